@@ -1,5 +1,5 @@
-"""Source archive and wheel, installed into an environment that has only what they require: the
-broker serves there.
+"""Tests of the source archive and the wheel, installed into an environment that has only what they
+require: the broker runs there.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def build(kind: str, source: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The source archive of a copy of the repository, and the wheel that is made from nothing but
-    that.
+    """Build the source archive from a copy of the repository, and the wheel from the source archive
+    alone.
     """
     folder = tmp_path_factory.mktemp("archives")
     (folder / "copy").mkdir()
@@ -59,7 +59,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def required(name: str, seen: set[str]) -> Iterator[metadata.Distribution]:
-    """What a distribution needs, without extras, and what that needs."""
+    """Yield what a distribution requires, without extras, and what those distributions require."""
     for line in metadata.requires(name) or ():
         needed = re.split(r"[^\w.-]", line)[0]
         if "extra ==" in line or needed.lower() in seen:
@@ -68,15 +68,15 @@ def required(name: str, seen: set[str]) -> Iterator[metadata.Distribution]:
         try:
             found = metadata.distribution(needed)
         except metadata.PackageNotFoundError:
-            continue  # for another system or Python
+            continue  # for another system or Python version
         yield found
         yield from required(needed, seen)
 
 
 @pytest.fixture(scope="module")
 def environment(archives: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new virtual environment with the wheel. What it requires is linked in from here: there may
-    be no network.
+    """Make a new virtual environment with the wheel. Its requirements are linked from this
+    environment, because there may be no network.
     """
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run(

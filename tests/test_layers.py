@@ -1,8 +1,8 @@
-"""Which room may import which, and that pure files are pure: read from the source, so no import has
-to run.
+"""Tests of the imports: which room may import which, and which files must be pure. They read the
+source, so nothing has to be imported.
 
-A room is a folder. `python tests/test_layers.py` writes the tables of rooms and arrows at the end
-of `HACKING.md`.
+A room is a folder. `python tests/test_layers.py` writes the tables of rooms and their allowed
+imports to the end of `HACKING.md`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parents[1]
 LAYERS: Final = ("actors", "apps", "storage", "transport")
 
-# What a layer may import of the others; a file name without its folder means: only that file.
+# The other layers that a layer may import. An entry that is a file name without its folder allows
+# only that file.
 MAY_IMPORT: Final = {
     "transport": (),
     "storage": (
@@ -32,9 +33,9 @@ MAY_IMPORT: Final = {
     "actors": ("transport", "storage"),
     "apps": ("transport", "storage", "actors"),
 }
-# Which other rooms of its own layer a room may import, also for types only. Rooms below another
-# come before it. Who must hear from a higher room declares a small Protocol, or takes a callback,
-# and is given an implementation.
+# The other rooms of its own layer that a room may import, also for types only. A room comes after
+# the rooms that it may import. A room that must call a higher room declares a small Protocol, or
+# takes a callback, and is given an implementation.
 ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "transport": (),
     "transport.block": ("transport",),
@@ -98,10 +99,11 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "apps.cli.files": ("apps", "apps.cli", "apps.dump", "apps.nsqd"),
     "apps.cli.run": ("apps.cli", "apps.cli.manage", "apps.doctor"),
 }  # fmt: skip
-# Layers that must not touch the world at all, or only in some way.
+# Modules that a layer must not import, because it must not access files, sockets or processes, or
+# only in some way.
 NOT_IN: Final = {
-    "transport": frozenset({"lmdb", "fcntl", "shutil", "tempfile"}),  # knows no file
-    # Knows no socket, no actor.
+    "transport": frozenset({"lmdb", "fcntl", "shutil", "tempfile"}),  # it accesses no files
+    # It uses no sockets and no actors.
     "storage": frozenset({"zmq", "socket", "asyncio", "multiprocessing", "uvloop"}),
 }
 IMPURE: Final = frozenset(
@@ -140,13 +142,15 @@ def named(path: Path) -> str:
 
 
 def module_of(name: str) -> str:
-    """transport/block/block.py -> transport.block; transport/__init__.py -> transport."""
+    """Return the dotted name of a module: transport/block/block.py -> transport.block;
+    transport/__init__.py -> transport.
+    """
     return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def imported(name: str, source: str, *, types_too: bool = True) -> set[str]:
-    """What a file imports: modules of this package by their dotted name within it, others by their
-    top name.
+    """Return what a file imports: modules of this package by their dotted name within it, others by
+    their top-level name.
     """
     package = (
         module_of(name).split(".")
@@ -218,8 +222,8 @@ def room_of(name: str) -> str:
 
 @cache
 def modules() -> dict[str, tuple[str, set[str]]]:
-    """Each module of the layers by its dotted name: its file, and which other modules of the layers
-    it imports.
+    """Return for each module of the layers, by its dotted name, its file and the other modules of
+    the layers that it imports.
     """
     every = {module_of(name): (name, source) for name, source in sources(*LAYERS).items()}
     return {
@@ -229,7 +233,9 @@ def modules() -> dict[str, tuple[str, set[str]]]:
 
 
 def wrong_arrows(room: str, others: set[str]) -> list[str]:
-    """`others`: rooms that it imports. Arrows between layers have rules of their own, above."""
+    """Return the imports that are not allowed. `others`: the rooms that the room imports. Imports
+    between layers have separate rules, see above.
+    """
     own = {other for other in others - {room} if other.split(".")[0] == room.split(".")[0]}
     may = ROOMS_MAY_IMPORT.get(room, ())
     return [
@@ -239,7 +245,7 @@ def wrong_arrows(room: str, others: set[str]) -> list[str]:
 
 
 def circle_of(arrows: Mapping[str, set[str]]) -> list[str]:
-    """One circle of these arrows, [] for none."""
+    """Return one circle of imports, or [] if there is none."""
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:
@@ -281,7 +287,9 @@ def hacking() -> str:
 
 
 def pure_files() -> list[str]:
-    """Those listed above, every session*.py, and all whose caption ends with "Pure."."""
+    """Return the files listed above, every session*.py, and all files whose caption ends with
+    "Pure.".
+    """
     every = sources("actors", "storage", "transport")
     says = [
         name
@@ -293,7 +301,9 @@ def pure_files() -> list[str]:
 
 
 def impurities(name: str) -> list[str]:
-    """Each impure module that a file imports, itself or through other files of this package."""
+    """Return each impure module that a file imports, directly or through other files of this
+    package.
+    """
     found: list[str] = []
     seen: set[str] = set()
     ways: list[tuple[str, ...]] = [(name,)]
@@ -348,7 +358,7 @@ def test_the_table_of_rooms_is_the_folders_and_has_no_circle() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Also for types only."""
+    """Imports for types only count too."""
     assert not circle_of({module: others for module, (_, others) in modules().items()})
 
 
@@ -386,8 +396,8 @@ def test_pure_files_are_pure(name: str) -> None:
 
 
 def names_of_files(text: str) -> set[str]:
-    """Files in backquotes: `block.py`, `storage/FORMAT.md`; not patterns such as `session*.py`, and
-    nothing that a user may name so.
+    """Return the file names in backquotes, such as `block.py` and `storage/FORMAT.md`. Patterns
+    such as `session*.py` do not count, nor do names that belong to a user's files.
     """
     return set(re.findall(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|md))`", text))
 

@@ -1,4 +1,6 @@
-"""The wheel: built without network, it holds every package, and works alone in an empty folder."""
+"""Tests of the wheel: it is built without network, contains every package, and works alone in an
+empty folder.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LAYERS: Final = ("actors", "aio", "apps", "storage", "transport")
-SITE: Final = ("docs", "mkdocs.yml", "scripts")  # what the documentation site is made of
+SITE: Final = ("docs", "mkdocs.yml", "scripts")  # the sources of the documentation site
 
 
 def project() -> dict[str, Any]:
@@ -35,7 +37,7 @@ def packages_on_disk() -> list[str]:
 
 
 def run(*arguments: str | Path, folder: Path, **environment: str) -> str:
-    """Output of a command that must succeed; none of this repository is on its path."""
+    """Return the output of a command that must succeed. Nothing of this repository is on its path."""
     clean = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "LANG": "C.UTF-8", **environment}
     ended = subprocess.run(
         [str(a) for a in arguments],
@@ -160,7 +162,7 @@ def test_the_wheel_holds_nothing_of_the_documentation_site(wheel: Path) -> None:
 
 
 def installed(wheel: Path, folder: Path) -> Path:
-    """Where the wheel was unpacked as pip does it."""
+    """Return the folder into which the wheel was unpacked, as pip does it."""
     target = folder / "site"
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install")
     run(*pip, "--quiet", "--no-deps", "--no-index", "--target", target, wheel, folder=folder)
@@ -181,8 +183,7 @@ def test_the_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
     program += (
         f"[importlib.import_module(name) for name in {modules!r}]\nprint(zsq.Producer.__name__)\n"
     )
-    # -I would leave PYTHONPATH out; the folder comes before the editable install of the
-    # environment.
+    # -I would ignore PYTHONPATH. The folder comes before the editable install of the environment.
     assert (
         run(sys.executable, "-c", program, folder=tmp_path, PYTHONPATH=str(target)) == "Producer\n"
     )
@@ -210,7 +211,9 @@ print(said)
 
 @pytest.mark.slow
 def test_spark_finds_the_wheels_source_by_itself(wheel: Path, tmp_path: Path) -> None:
-    """`pyspark_zsq`: no call is needed, and `register` does no harm, nor twice."""
+    """`pyspark_zsq` registers the source without a call. A call of `register` does no harm, even
+    twice.
+    """
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         assert "CI" not in os.environ, "continuous integration must have a Java"
         pytest.skip("there is no Java on this machine")
@@ -230,7 +233,9 @@ def test_spark_finds_the_wheels_source_by_itself(wheel: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_without_pyarrow_other_sources_are_not_lost(wheel: Path, tmp_path: Path) -> None:
-    """Spark imports `pyspark_zsq` when any Python data source is first used: that must not fail."""
+    """Spark imports `pyspark_zsq` when any Python data source is used for the first time. That
+    import must not fail.
+    """
     target = installed(wheel, tmp_path)
     program = (
         "import sys; sys.modules['pyarrow'] = None; import pyspark_zsq; "

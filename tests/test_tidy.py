@@ -1,4 +1,4 @@
-"""Tidiness as a test: sizes, captions, and banned words with what to use instead."""
+"""Tests of tidiness: sizes, captions, and banned words with their replacements."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ COLUMNS_MAX: Final = 100
 TABLE_COLUMNS_MAX: Final = 140
 FOLDER_FILES_MAX: Final = 15
 # Say on stderr that it is ready, and why it is not.
+# They print on stderr that they are ready, or why they are not.
 SPEAKS: Final = (
     "actors/supervisor/supervisor.py",
     "actors/supervisor/serve.py",
@@ -28,8 +29,8 @@ SPEAKS: Final = (
 
 
 class Ban(NamedTuple):
-    """`pattern` must not stand in the code (comments and strings do not count) of files below
-    `under`, `instead` says what to write.
+    """`pattern` must not occur in the code of files below `under` (comments and strings do not
+    count). `instead` says what to write.
     """
 
     name: str
@@ -63,7 +64,7 @@ def named(path: Path) -> str:
 
 
 def code_lines(source: str) -> Iterator[tuple[int, str]]:
-    """Each line of code, without comments and with empty strings in place of strings."""
+    """Yield each line of code, without comments and with empty strings in place of strings."""
     lines: dict[int, list[str]] = {}
     column: dict[int, int] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -85,7 +86,7 @@ def code_lines(source: str) -> Iterator[tuple[int, str]]:
 
 
 def banned(name: str, source: str) -> list[str]:
-    """Each ban that a file of this name breaks, as a sentence."""
+    """Return each ban that a file of this name breaks, as a sentence."""
     bans = [
         ban
         for ban in BANS
@@ -112,12 +113,15 @@ def long_functions(name: str, source: str) -> list[str]:
 
 
 def kept_as_written(tree: ast.AST) -> Iterator[tuple[int, int]]:
-    """First and last row of all that `# fmt: skip` on its last row may keep as it is written."""
+    """Yield the first and last row of each statement that `# fmt: skip` on its last row keeps as it
+    is written.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt):
             yield node.lineno, node.end_lineno or node.lineno
         body = getattr(node, "body", None)
-        if isinstance(node, ast.stmt) and isinstance(body, list) and body:  # its header
+        # the header of a compound statement
+        if isinstance(node, ast.stmt) and isinstance(body, list) and body:
             yield from ((node.lineno, row) for row in range(node.lineno, body[0].lineno))
         for decorator in getattr(node, "decorator_list", []):
             yield decorator.lineno, decorator.end_lineno or decorator.lineno
@@ -157,7 +161,9 @@ def table_rows(source: str) -> set[int]:
 
 
 def wide_lines(name: str, source: str) -> list[str]:
-    """Each line that is too wide. What a checker must be told behind a line does not count."""
+    """Return each line that is too wide. Comments for type checkers and linters at the end of a
+    line do not count.
+    """
     lines = [re.sub(r"  # (type: ignore|noqa|pyright:).*", "", line) for line in source.split("\n")]
     wide = {row: len(line) for row, line in enumerate(lines, 1) if len(line) > COLUMNS_MAX}
     tables = table_rows(source) if wide else set()
@@ -169,7 +175,7 @@ def wide_lines(name: str, source: str) -> list[str]:
 
 
 def titles(markdown: str) -> list[str]:
-    """The H1 lines, those in fenced code left out."""
+    """Return the H1 lines, except those in fenced code."""
     outside = re.sub(r"^(```|~~~).*?^\1", "", markdown, flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"^# .+", outside, flags=re.MULTILINE)
 
@@ -184,7 +190,7 @@ def test_files_are_short() -> None:
 
 
 def full_folders(paths: list[str]) -> dict[str, int]:
-    """Folders with more files than allowed, and how many they have."""
+    """Return the folders with more files than allowed, and how many they have."""
     counts = Counter(path.rpartition("/")[0] for path in paths)
     return {folder: count for folder, count in counts.items() if count > FOLDER_FILES_MAX}
 
@@ -219,8 +225,8 @@ BAD_OPENING: Final = re.compile(
 
 
 def bad_openings(name: str, source: str) -> list[str]:
-    """Each caption or docstring whose first sentence has no subject: it begins as if it were half
-    of a question.
+    """Return each caption or docstring whose first sentence has no subject, because it begins like
+    half of a question.
     """
     return [
         (

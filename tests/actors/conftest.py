@@ -1,4 +1,4 @@
-"""Harness for a channel's logic: it offers time, blocks and commits as methods."""
+"""Harness for the core of a channel: its methods pass time, publish blocks and make commits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TIMEOUT_NS = 60 * S
 
 
 class ChannelHarness:
-    """A channel with consumers, in the verbs of its trade."""
+    """The core of a channel with consumers. Its methods are the actions of a test."""
 
     def __init__(
         self, next_offset: int = 0, holes: Sequence[Hole] = (), random: Callable[[], float] = half, **settings: Any,
     ) -> None:  # fmt: skip
-        self.kept = {hole[0]: hole for hole in holes if hole[3]}  # deferred in the store
+        self.kept = {hole[0]: hole for hole in holes if hole[3]}  # the deferred rows of the store
         deferred = Deferred(
             len(self.kept),
             sum(hole[1] for hole in self.kept.values()),
@@ -61,19 +61,19 @@ class ChannelHarness:
         self.channel.subscribe(consumer)
 
     def come(self, *counts: int, size: int = 1) -> None:
-        """Blocks of so many messages come from the feed."""
+        """Offer a block for each of `counts`, with that many messages, as the feed does."""
         for count in counts:
             assert self.channel.supply.offer(self.block_at(self.end, count, size))
             self.end += count
 
     def take_in(self, block: Block, age_s: float = 0.0) -> None:
-        """A block comes that was stored so long ago."""
+        """Offer a block that was stored `age_s` seconds ago."""
         placed = with_place(block, self.end, self.wall_ns - int(age_s * S))
         assert self.channel.supply.offer(placed)
         self.end = placed.next_offset
 
     def send(self) -> list[OutgoingDelivery]:
-        """All that can be delivered now."""
+        """Return all deliveries that can be made now."""
         sent = []
         while (pending := self.channel.next_delivery(self.now_ns, self.wall_ns)) is not None:
             assert sum(stop - start for _, start, stop in pending.parts) == sum(
@@ -98,7 +98,7 @@ class ChannelHarness:
         return changes
 
     def scan(self, seconds: float = 0.0) -> bool:
-        """Then the store is asked what is due, if it may be."""
+        """Scan, and then ask the store for due rows if the channel may ask."""
         self.now_ns += int(seconds * S)
         self.wall_ns += int(seconds * S)
         found = self.channel.scan(self.now_ns, self.wall_ns)
@@ -106,7 +106,7 @@ class ChannelHarness:
         return found
 
     def ask(self, limit: int = 1_000) -> int:
-        """How many rows came."""
+        """Ask the store for due rows. Return how many it returned."""
         if not self.channel.may_ask():
             return 0
         rows = sorted(
@@ -118,7 +118,7 @@ class ChannelHarness:
         return len(rows)
 
     def stats(self) -> tuple[int, int, int]:
-        """(depth, in flight, deferred)."""
+        """Return (depth, in flight, deferred)."""
         found = self.channel.statistics(self.end)
         return found["depth"], found["in_flight_count"], found["deferred_count"]
 
@@ -130,7 +130,7 @@ class ChannelHarness:
 
 
 class DyingChannelHarness(ChannelHarness):
-    """A channel whose messages have so many attempts."""
+    """A channel whose messages have `max_attempts` attempts."""
 
     def __init__(self, max_attempts: int, next_offset: int = 0, holes: Sequence[Hole] = ()) -> None:
         super().__init__(next_offset, holes, max_attempts=max_attempts, backoff_s=2)
@@ -141,7 +141,7 @@ class DyingChannelHarness(ChannelHarness):
         return self.channel.supply.dying
 
     def post(self, absent: bool = False) -> list[tuple[tuple[int, int, int], str, str]]:
-        """The next batch, as it goes out."""
+        """Return the next batch of dead letters."""
         self.letters = self.channel.supply.next_dead()
         if absent:
             for offset in sorted(self.channel.supply.wanted):
@@ -152,7 +152,7 @@ class DyingChannelHarness(ChannelHarness):
         return [(death.run, death.reason, death.error) for death, _ in self.letters]
 
     def tried(self, times: int) -> None:
-        """Four messages, requeued so often."""
+        """Publish four messages and requeue them `times` times."""
         self.join((b"a",), 10)
         self.come(4)
         for _ in range(times):

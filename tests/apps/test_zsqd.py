@@ -1,6 +1,4 @@
-"""The launch script with a double in place of the broker: start, stop, status, starting again,
-giving up.
-"""
+"""Tests of the launch script with a fake broker: start, stop, status, restarts, and giving up."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ while True:
 
 
 class Daemon:
-    """zsqd on one directory."""
+    """Runs zsqd on one directory."""
 
     def __init__(self, folder: Path, modules: Path) -> None:
         self.folder = folder
@@ -111,7 +109,7 @@ def test_the_script_starts_once_reports_its_status_and_stops(daemon: Daemon) -> 
     assert again.returncode == 0
     assert "already running" in again.stdout
     assert (daemon.folder / "log/zsqd.log").read_text().count("ready:") == 1
-    assert daemon("").returncode == 1  # nor in front
+    assert daemon("").returncode == 1  # it does not start in the foreground either
     assert daemon("stop").stdout == "zsqd: stopped\n"
     assert daemon("stop").stdout.startswith("zsqd: not running")
 
@@ -171,8 +169,8 @@ def test_each_wrong_usage_exits_with_2(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("verb", ["start", ""])
 def test_the_real_broker_is_started_restarted_and_stopped(tmp_path: Path, verb: str) -> None:
-    """In an empty directory, killed and started again in the background; in front, ended by its
-    service manager.
+    """With a verb, the broker starts in an empty directory in the background, is killed, and is
+    started again. Without a verb, it runs in the foreground and is ended as by a service manager.
     """
     daemon = Daemon(tmp_path / "data", tmp_path)
     if verb:
@@ -199,7 +197,7 @@ def test_the_real_broker_is_started_restarted_and_stopped(tmp_path: Path, verb: 
 
 
 def test_a_note_names_no_process_that_is_not_of_zsq(daemon: Daemon) -> None:
-    """Whoever may write it would choose whom `zsqd stop` signals."""
+    """Otherwise anyone who can write the file could choose the process that `zsqd stop` signals."""
     state = daemon.folder / "zsqd.json"
     daemon.folder.mkdir(exist_ok=True)
     with subprocess.Popen(["sleep", "60"]) as other:

@@ -1,9 +1,9 @@
-"""Attacks on the HTTP door of a real broker: what each costs in memory of the gateway, and how long
-an honest client waits meanwhile.
+"""Tests of attacks on the HTTP gateway of a real broker: how much memory each of them costs the
+gateway, and how long an honest client waits in the meantime.
 
-Each test plays strangers without a token, unless it says otherwise, beside an honest client that
-publishes. `docs/security.md` has the figures in the section "What attacks cost"; `-s` prints those
-of this run.
+Unless a test says otherwise, its attackers have no token, and an honest client publishes beside
+them. The figures are in the section "What attacks cost" of `docs/security.md`. The option `-s`
+prints the figures of a run.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ admin = ["*"]
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 MEMORY_MAX = (
     120 * MIB
-    # Of the gateway, above where it began: 64 MiB of bodies, and what 1,024 connections and their
-    # buffers take.
+    # The growth of the gateway's memory: 64 MiB of bodies, and the memory for 1,024 connections and
+    # their buffers.
 )
-# Of an honest publish, where other tests may keep the machine busy; 6 to 12 s without the bounds.
+# The longest time of an honest publish while other tests may keep the machine busy. Without the
+# limits it is 6 to 12 s.
 DELAY_S_MAX = 5.0
 
 
@@ -83,13 +84,13 @@ def ask(
 
 
 def defects(broker: Broker) -> str:
-    """The first traceback in the broker's log."""
+    """Return the first traceback in the broker's log."""
     return b"".join(broker.log.read_bytes().partition(b"Traceback")[1:])[:4_000].decode()
 
 
 class Honest:
-    """A client that publishes again and again, each time on a new connection; and what the
-    gateway's memory does meanwhile.
+    """A client that publishes again and again, each time on a new connection. It also measures the
+    gateway's memory in the meantime.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -144,7 +145,7 @@ def attacked(broker: Broker, attack: str) -> Iterator[Honest]:
 
 
 def closed(sock: socket.socket, timeout_s: float) -> bool:
-    """The gateway hangs up within so many seconds."""
+    """Return True if the gateway closes the connection within `timeout_s` seconds."""
     sock.settimeout(timeout_s)
     try:
         while sock.recv(65_536):
@@ -167,17 +168,17 @@ def close(sockets: list[socket.socket]) -> None:
 
 
 def send(sock: socket.socket, data: bytes) -> bool:
-    """False: the gateway hung up."""
+    """Send the data. Return False if the gateway has closed the connection."""
     try:
         sock.sendall(data)
     except TimeoutError:
-        return True  # it reads no more for now
+        return True  # it does not read any more for now
     except OSError:
         return False
     return True
 
 
-# Requests that two readers may take apart differently
+# Requests that two readers may divide differently
 
 SMUGGLED = (
     b"POST /topic/create?topic=smuggled HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
@@ -261,12 +262,12 @@ def test_a_request_with_two_readings_is_refused_and_ends_its_connection(
     assert b'"smuggled"' not in ask(broker, "GET", "/topics")[1]
 
 
-# Slow, silent and many
+# Slow, silent and many connections
 
 
 def test_slow_heads_and_silent_connections_cost_time_only_themselves(broker: Broker) -> None:
-    """600 connections: a third says nothing, a third sends its head a byte at a time, a third stops
-    in the middle and shuts its side.
+    """There are 600 connections: one third sends nothing, one third sends its head one byte at a
+    time, and one third stops in the middle and shuts down its sending side.
     """
     with attacked(broker, "600 connections: silent, a byte a second, half-open") as honest:
         sockets = [dial(broker) for _ in range(600)]
@@ -287,8 +288,8 @@ def test_slow_heads_and_silent_connections_cost_time_only_themselves(broker: Bro
 
 
 def test_more_connections_than_there_are_places_lock_nobody_out(broker: Broker) -> None:
-    """1,500 strangers that say nothing: who came first goes, so that whoever has something to ask
-    finds a place.
+    """There are 1,500 unknown clients that send nothing. The oldest connection is closed for each
+    new one, so that a client with a request gets a connection.
     """
     sockets: list[socket.socket] = []
     try:
@@ -302,7 +303,7 @@ def test_more_connections_than_there_are_places_lock_nobody_out(broker: Broker) 
         close(sockets)
 
 
-# Large
+# Large requests
 
 
 def large_head(broker: Broker, sock: socket.socket, number: int) -> None:
@@ -315,7 +316,9 @@ def large_head(broker: Broker, sock: socket.socket, number: int) -> None:
 
 
 def large_body(broker: Broker, sock: socket.socket, number: int) -> None:
-    """5 MiB for a topic that one may not publish to, announced or in chunks."""
+    """Send 5 MiB for a topic to which the sender may not publish, either with a Content-Length or
+    in chunks.
+    """
     head = b"POST /pub?topic=honest HTTP/1.1\r\nHost: localhost\r\n"
     if number % 2:
         send(sock, head + b"Content-Length: %d\r\n\r\n" % (5 * MIB) + bytes(4 * MIB))
@@ -387,7 +390,7 @@ def test_publishes_go_on_during_many_large_requests(
         close(sockets)
 
 
-# With a token
+# Clients with a token
 
 
 def test_event_streams_that_never_read_hold_up_nobody(broker: Broker) -> None:

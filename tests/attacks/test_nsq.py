@@ -1,9 +1,9 @@
-"""Attacks on the NSQ door: under each of them the gateway's memory stays bounded, and an honest
-client is served.
+"""Tests of attacks on the NSQ gateway: under each of them the gateway's memory stays bounded, and
+an honest client is served.
 
-`python -m pytest tests/attacks/test_nsq.py -s` prints the table of docs/security.md. The bounds
-that are asserted are generous, because other work may run on the same machine; the figures in the
-document are of a quiet one.
+`python -m pytest tests/attacks/test_nsq.py -s` prints the table of docs/security.md. The limits
+that the tests assert are generous, because other work may run on the same machine. The figures in
+the document were measured on a quiet machine.
 """
 
 from __future__ import annotations
@@ -41,16 +41,19 @@ from zsq.transport.nsq.limits import (
 )
 
 MIB: Final = 1 << 20
-TOKEN: Final = secrets.token_hex(16)  # of a user who may publish to `honest` and to `own`
+# The token of a user who may publish to `honest` and to `own`.
+TOKEN: Final = secrets.token_hex(16)
 USERS: Final = f"""
 [users.worker]
 tokens = ["{token_hash(TOKEN)}"]
 publish = ["honest", "own"]
 subscribe = ["own"]
 """
-PUBLISHES: Final = 20  # that the honest client has answered while all attackers are connected
+# The number of publishes of the honest client that must be answered while all attackers are
+# connected.
+PUBLISHES: Final = 20
 ANSWER_S: Final = (
-    30.0  # for each of them: an attack that holds the door up for longer fails the test
+    30.0  # The limit for each of them. An attack that blocks the gateway for longer fails the test.
 )
 
 Row = tuple[str, float, float, float]
@@ -76,7 +79,7 @@ class Door:
     def start(self) -> Self:
         self.broker.start()
         (self.pid,) = self.broker.pids("nsq_gateway")
-        with authenticated(self.port) as client:  # the links to both topics are there from now on
+        with authenticated(self.port) as client:  # from now on the links to both topics exist
             assert client.ask("PUB honest", b"message") == client.ask("PUB own", b"message") == "OK"
         self.descriptors_before = self.descriptors
         return self
@@ -87,7 +90,7 @@ class Door:
 
     @property
     def memory(self) -> float:
-        """MiB that the gateway's process has in memory."""
+        """Return how many MiB of memory the gateway's process uses."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
@@ -101,14 +104,12 @@ class Door:
 
     @property
     def descriptors(self) -> int:
-        """Open files and sockets of the gateway's process."""
+        """Return the number of open files and sockets of the gateway's process."""
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
 
 class Honest(threading.Thread):
-    """A client that authenticates and publishes one message after the other, as long as it is not
-    told to stop.
-    """
+    """A client that authenticates and publishes one message after the other until it is stopped."""
 
     def __init__(self, door: Door) -> None:
         super().__init__(daemon=True)
@@ -130,7 +131,7 @@ class Honest(threading.Thread):
             self.failure = error
 
     def serve(self, more: int) -> None:
-        """Until so many more publishes were answered."""
+        """Wait until `more` further publishes are answered."""
         want = len(self.delays) + more
         wait_for(
             lambda: len(self.delays) >= want or self.failure,
@@ -147,8 +148,8 @@ class Honest(threading.Thread):
 
 
 class Attackers:
-    """Connections that say what they want and do not care for answers, or whether they are cut
-    off.
+    """Connections that send their data and ignore the answers. They go on even if the gateway
+    closes them.
     """
 
     def __init__(self, port: int) -> None:
@@ -163,7 +164,8 @@ class Attackers:
         return made
 
     def say(self, to: socket.socket, *words: bytes) -> None:
-        with contextlib.suppress(OSError):  # it was cut off, or the gateway reads no more from it
+        # The connection was closed, or the gateway does not read from it any more.
+        with contextlib.suppress(OSError):
             for data in words:
                 to.sendall(data)
 
@@ -180,7 +182,7 @@ def authenticated(port: int, timeout_s: float = 10.0) -> NsqSocket:
 
 
 def command(line: str, size: int, body: bytes = b"") -> bytes:
-    """A command with the size that it tells, and as much of the body as is given."""
+    """Return a command that announces `size` bytes, with as much of the body as is given."""
     return line.encode() + b"\n" + struct.pack(">i", size) + body
 
 
@@ -202,8 +204,8 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 
 
 def attacked(door: Door, name: str, attack: Callable[[Attackers], object], most_mib: int) -> None:
-    """Serve an honest client during the attack and while all attackers stay connected; the memory
-    may grow by so much.
+    """Serve an honest client during the attack and while all attackers stay connected. The
+    gateway's memory may grow by `most_mib` at most.
     """
     before = door.memory
     honest = Honest(door)
@@ -222,7 +224,7 @@ def attacked(door: Door, name: str, attack: Callable[[Attackers], object], most_
     assert honest.peak - before < most_mib, f"the gateway grew by {honest.peak - before:.0f} MiB"
 
 
-# Who has not authenticated
+# Clients that have not authenticated
 
 
 def nothing(_: Attackers) -> None:
@@ -234,8 +236,8 @@ def test_memory_stays_bounded_without_an_attack(door: Door) -> None:
 
 
 def test_unfinished_auth_bodies_do_not_fill_the_gateways_memory(door: Door) -> None:
-    """Their size is refused before the body is read. Those of the largest size that is taken are
-    bounded by their number.
+    """Bodies that are too large are refused before they are read. The number of bodies of the
+    largest accepted size is limited.
     """
 
     def attack(them: Attackers) -> None:
@@ -285,8 +287,8 @@ def test_publishes_without_auth_do_not_fill_the_gateways_memory(door: Door) -> N
 
 
 def test_packed_commands_before_auth_do_not_fill_the_gateways_memory(door: Door) -> None:
-    """Half a megabyte of deflate is 500 MB of NOPs: a stranger may say BYTES_BEFORE_AUTH_MAX of
-    them.
+    """Half a megabyte of deflate unpacks to 500 MB of NOP commands. A client that has not
+    authenticated may send at most BYTES_BEFORE_AUTH_MAX bytes of them.
     """
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     bomb = packer.compress(b"NOP\n" * (2 * MIB)) + packer.flush(zlib.Z_SYNC_FLUSH)
@@ -309,7 +311,9 @@ def snappy_chunk(kind: int, data: bytes) -> bytes:
 
 
 def test_snappy_bombs_do_not_fill_the_gateways_memory(door: Door) -> None:
-    """Commands packed well, chunks that promise gigabytes, and chunks that hold nothing."""
+    """The streams contain commands that compress well, chunks that announce gigabytes, and empty
+    chunks.
+    """
     stream = b"\xff\x06\x00\x00sNaPpY"
     bombs = [
         bytes(cramjam.snappy.compress(b"NOP x\n" * MIB)),
@@ -331,8 +335,8 @@ def test_snappy_bombs_do_not_fill_the_gateways_memory(door: Door) -> None:
 
 
 def test_unused_compression_does_not_fill_the_gateways_memory(door: Door) -> None:
-    """A deflate layer takes 100 KiB and more: those of strangers are counted as bytes that they
-    hold.
+    """A deflate layer takes 100 KiB or more. The layers of clients that have not authenticated
+    count as bytes that these clients hold.
     """
 
     def attack(them: Attackers) -> None:
@@ -383,8 +387,8 @@ def test_silent_connections_do_not_fill_the_gateways_memory(door: Door) -> None:
     reason="it takes 10,100 sockets here and in the gateway",
 )
 def test_a_client_that_authenticates_gets_in_when_strangers_use_all_connections(door: Door) -> None:
-    """Each new connection displaces the stranger that has been idle for longest, so a client that
-    authenticates gets in.
+    """Each new connection displaces the unauthenticated connection that has been idle for longest,
+    so a client that authenticates gets in.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 12_000), hard))
@@ -409,8 +413,8 @@ def test_endless_lines_do_not_fill_the_gateways_memory(door: Door) -> None:
 
 
 def test_clients_that_do_not_authenticate_are_disconnected_in_time(door: Door) -> None:
-    """Neither a heartbeat interval of -1 nor a byte now and then keeps them: they are told why and
-    closed.
+    """Neither a heartbeat interval of -1 nor a byte now and then keeps such clients connected. They
+    get the reason and are disconnected.
     """
     limit_s = NsqLimits().auth_deadline_ms / 1000
     with (
@@ -426,12 +430,12 @@ def test_clients_that_do_not_authenticate_are_disconnected_in_time(door: Door) -
                 one.frame()
 
 
-# What strangers are told
+# Answers to clients that have not authenticated
 
 
 def test_a_refusal_is_sent_although_the_body_was_not_read(door: Door) -> None:
-    """The whole body is sent before the answer is read: a socket closed with unread bytes would
-    lose the answer.
+    """The whole body is sent before the answer is read. If the gateway closed a socket with unread
+    bytes, the answer would be lost.
     """
     sent = [
         (
@@ -476,11 +480,13 @@ def test_texts_of_an_unauthenticated_client_are_cut(door: Door) -> None:
         assert {len(row[name].encode()) for name in fields} == {STRING_BYTES_MAX}
 
 
-# Who has authenticated, and misbehaves
+# Clients that have authenticated and misbehave
 
 
 def test_unfinished_bodies_of_a_user_do_not_fill_the_gateways_memory(door: Door) -> None:
-    """All connections together hold 128 MiB; the slowest are cut off beyond half of that."""
+    """All connections together may hold 128 MiB. If more than half of that is held, the slowest are
+    disconnected.
+    """
 
     unfinished = struct.pack(">i", 5) + (struct.pack(">i", MIB - 100) + bytes(MIB - 100)) * 5
     unfinished = unfinished[:-1]
@@ -496,7 +502,7 @@ def test_unfinished_bodies_of_a_user_do_not_fill_the_gateways_memory(door: Door)
 
 
 def test_packed_commands_of_a_user_do_not_fill_the_gateways_memory(door: Door) -> None:
-    """A user's bombs take turns with the others, piece by piece."""
+    """A user's bombs are unpacked piece by piece, in turns with the work of other clients."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     bomb = packer.compress(b"NOP x\n" * (2 * MIB)) + packer.flush(zlib.Z_SYNC_FLUSH)
 
@@ -520,7 +526,7 @@ def test_packed_commands_of_a_user_do_not_fill_the_gateways_memory(door: Door) -
 
 
 def test_attackers_that_left_hold_no_connection_and_no_memory(door: Door) -> None:
-    """All attackers have gone: so have their connections, and what they left to be done."""
+    """When all attackers have left, their connections and their unfinished work must be gone."""
     wait_for(
         lambda: door.descriptors <= door.descriptors_before, ANSWER_S, "the end of all connections"
     )
@@ -531,8 +537,8 @@ def test_attackers_that_left_hold_no_connection_and_no_memory(door: Door) -> Non
 
 
 class AuthServer:
-    """In a thread of its own. Knows one secret; `answer` is what everybody else gets, None leaves
-    them waiting.
+    """An auth server in a thread of its own. It knows one secret. `answer` is the answer to all
+    other clients, and None leaves them waiting.
     """
 
     def __init__(self) -> None:
@@ -619,8 +625,8 @@ ANSWERS: Final[dict[str, bytes | None]] = {
 def test_bad_answers_of_an_auth_server_admit_and_delay_no_client(
     auth: tuple[Door, AuthServer], name: str
 ) -> None:
-    """Clients that the server knows authenticate, and are asked for again when their two seconds
-    are over, all the while.
+    """In the meantime, clients that the server knows authenticate. The gateway asks for them again
+    when their two seconds are over.
     """
     door, server = auth
     server.answer = ANSWERS[name]
@@ -647,8 +653,8 @@ def test_bad_answers_of_an_auth_server_admit_and_delay_no_client(
 def test_a_bounded_number_of_unknown_clients_is_authorized_at_a_time(
     auth: tuple[Door, AuthServer],
 ) -> None:
-    """A server that does not answer strangers: at most half of the slots are theirs, and nobody
-    waits for ever.
+    """The server does not answer unknown clients. They may use at most half of the slots, and no
+    client waits for ever.
     """
     door, server = auth
     server.answer = None

@@ -1,7 +1,8 @@
-"""Attacks on the supervisor: control frames, the audit log, and strangers who cut its gateways off.
+"""Tests of attacks on the supervisor: control frames, the audit log, and unknown clients that try
+to cut off its gateways.
 
-The attacker of the first tests is the admin of one topic, over ZeroMQ. The bounds on memory are
-generous: docs/security.md has what was measured.
+In the first tests the attacker is the admin of one topic and uses ZeroMQ. The limits on memory are
+generous. docs/security.md has the figures that were measured.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def access(token: str) -> str:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One for all: the last test ends it."""
+    """Start one broker for all tests. The last test ends it."""
     folder = tmp_path_factory.mktemp("attacks")
     rules = folder / "access.toml"
     rules.write_text(access("secret"))
@@ -61,7 +62,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 class Attacker:
-    """A socket of ZeroMQ's without any of our client's care."""
+    """A ZeroMQ socket that sends anything, without the checks of ZSQ's clients."""
 
     def __init__(self, broker: Broker) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -86,12 +87,12 @@ class Attacker:
 
 
 def order(number: int, action: str, options: dict[str, Any], topic: str = "mine") -> bytes:
-    """As msgpack has it, however large."""
+    """Return an order, packed with msgpack, of any size."""
     return bytes(msgpack.packb((p.Manage.op, number, action, topic, "", options, {})))
 
 
 def nested(size: int) -> dict[str, Any]:
-    """Options of about so many bytes, mostly of small maps."""
+    """Return options of about `size` bytes, mostly in small maps."""
     return {"x" * 20: [{"k": {}}] * (size // 5)}
 
 
@@ -130,7 +131,9 @@ def test_orders_of_14_mb_are_refused_and_cost_no_memory_and_no_line(broker: Brok
 
 
 def test_the_largest_frame_of_all_does_not_cut_the_gateway_off(broker: Broker) -> None:
-    """The gateway adds who gave an order: it must not pass the limit of a frame by that."""
+    """The gateway adds the name of the sender to each order. With that, the order must not exceed
+    the size limit of a frame.
+    """
     empty = len(order(7, "configure", {"x": b""}))
     frame = order(7, "configure", {"x": b"x" * (p.FRAME_BYTES_MAX - empty - 10)})
     assert p.FRAME_BYTES_MAX - 20 < len(frame) <= p.FRAME_BYTES_MAX
@@ -192,8 +195,8 @@ def ping(broker: Broker) -> str:
 
 
 def test_strangers_at_the_nsq_door_do_not_switch_revocation_off(broker: Broker) -> None:
-    """Four say 4.9 MB of themselves, a /ping asks for all that is known of clients, and then a
-    token is revoked.
+    """Four unknown clients send 4.9 MB each in their IDENTIFY, and /ping requests the statistics of
+    all clients. Then a token is revoked. The revocation must still work.
     """
     strangers = [NsqSocket(broker.nsq) for _ in range(4)]
     try:
@@ -226,7 +229,7 @@ def test_strangers_at_the_nsq_door_do_not_switch_revocation_off(broker: Broker) 
 
 
 def refused(broker: Broker) -> bool:
-    """Whether the revoked token opens nothing any more."""
+    """Return True if the revoked token gives no access any more."""
     with NsqSocket(broker.nsq) as client:
         client.identify()
         client.ask("AUTH", b"secret")
@@ -237,7 +240,9 @@ def refused(broker: Broker) -> bool:
 
 
 def test_one_admin_cannot_rotate_the_log_away(broker: Broker) -> None:
-    """Beyond its allowance one user's orders are counted; the operator's have their lines."""
+    """One user's orders beyond an allowance are only counted. The orders of the operator still get
+    their lines.
+    """
     frame = order(7, "unpause", {str(number): "z" * 190 for number in range(10)})
     with Attacker(broker) as attacker, zsq.Admin(broker.ipc, timeout=20) as admin:
         for _ in range(30):

@@ -1,5 +1,5 @@
-"""Attacks by the ZeroMQ door, and by orders that all doors share: a client that was let in takes
-what it may not have, or uses it up.
+"""Tests of attacks through the ZeroMQ gateway, and with orders that all gateways accept: a client
+with some permissions tries to get data that it may not have, or to use up resources.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, keyring: Keyring) -> Iterat
 
 
 class As:
-    """What one user does, by ZeroMQ and by HTTP."""
+    """The actions of one user, over ZeroMQ and over HTTP."""
 
     def __init__(self, broker: Broker, keyring: Keyring, user: str) -> None:
         self.broker, self.user, self.keys = broker, user, keyring.of(user)
@@ -109,7 +109,7 @@ class As:
         )
 
     def post(self, path: str, **options: Any) -> tuple[int, str]:
-        """Status and body."""
+        """Send a POST request and return the status and the body."""
         head = {"authorization": f"Bearer {self.user}", "content-type": "application/json"}
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.broker.http}{path}", json.dumps(options).encode(), head
@@ -146,7 +146,7 @@ def mallory(broker: Broker, keyring: Keyring) -> As:
 
 
 def die(who: As, topic: str, channel: str, *bodies: bytes, dead: str = "") -> None:
-    """These messages become dead letters of the channel, durable in their topic."""
+    """Make these messages dead letters of the channel, stored durably in their topic."""
     with who.admin() as admin:
         admin.create_channel(topic, channel, dead_letter_topic=dead or None)
     with who.producer() as producer:
@@ -175,7 +175,7 @@ def stats(admin: zsq.Admin, topic: str, channel: str = "") -> dict[str, Any]:
 
 
 def end(who: As, topic: str) -> int:
-    """How many messages were ever in it; 0 where it does not exist."""
+    """Return how many messages were ever in the topic, or 0 if it does not exist."""
     try:
         with zsq.Reader(topic, url=who.broker.ipc) as reader:
             return reader.head()[1]
@@ -269,7 +269,7 @@ def test_a_redrive_needs_the_right_to_consume_and_to_publish(
     assert end(owner, "ward.other") == 0
 
 
-# Confused deputies
+# Headers that try to misdirect dead letters
 
 
 def forged(topic: str, uuid: str, channel: str) -> dict[str, Any]:
@@ -291,11 +291,11 @@ def test_forged_dead_letters_are_not_sent_where_their_headers_say(owner: As, mal
         for headers in (
             # A channel whose dead letters go elsewhere.
             forged("payments", uuids["payments"], "book"),
-            # The right uuid and channel, another topic.
+            # The right uuid and channel, but another topic.
             forged("payments", uuids["orders"], "audit"),
-            forged("payments", uuids["payments"], "none"),  # a channel that is not there
-            forged("orders", "0" * 32, "audit"),  # of an earlier topic of that name
-            {"zsq-dead-topic": "payments", "zsq-dead-channel": "book"},  # no uuid
+            forged("payments", uuids["payments"], "none"),  # a channel that does not exist
+            forged("orders", "0" * 32, "audit"),  # the uuid of an earlier topic of that name
+            {"zsq-dead-topic": "payments", "zsq-dead-channel": "book"},  # the uuid is missing
         ):
             producer.publish("orders.audit.dead", b"forged", headers=headers)
     done = owner.redrive("orders.audit.dead", "--all")
@@ -308,7 +308,9 @@ def test_forged_dead_letters_are_not_sent_where_their_headers_say(owner: As, mal
 
 
 def test_two_channels_with_one_default_name_do_not_share_their_dead_letters(owner: As) -> None:
-    """Channel `x` of topic `eu.orders`, and channel `orders.x` of topic `eu`."""
+    """Channel `x` of topic `eu.orders` and channel `orders.x` of topic `eu` have the same default
+    name for their dead-letter topic.
+    """
     die(owner, "eu.orders", "x", b"private")
     with owner.admin() as admin:
         with pytest.raises(
@@ -342,7 +344,8 @@ def test_two_channels_with_one_default_name_do_not_share_their_dead_letters(owne
                 "the letter where it was told to go",
             )
         admin.delete_topic("eu.orders", force=True)
-        admin.configure_channel("eu", "orders.x", dead_letter_topic=None)  # its owner is gone
+        # Its owner no longer exists.
+        admin.configure_channel("eu", "orders.x", dead_letter_topic=None)
 
 
 def test_the_owner_of_dead_letters_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -407,8 +410,8 @@ def test_the_transactions_of_an_app_belong_to_the_user_who_committed_first(
 def test_stages_of_another_user_are_neither_committed_nor_dropped(
     broker: Broker, keyring: Keyring
 ) -> None:
-    """Before the app is anybody's: the rival commits it first, and the victim hears of it in place
-    of losing the rows.
+    """The app does not belong to any user yet. The rival commits it first. The victim then gets an
+    error and does not lose its rows.
     """
     etl, rival = As(broker, keyring, "etl"), As(broker, keyring, "rival")
     part = staged(etl, "fresh", 1, b"a", b"b")
@@ -425,7 +428,7 @@ def test_stages_of_another_user_are_neither_committed_nor_dropped(
     assert commit(etl, "fresh", 1, [part])["messages"] == 2
     second = staged(etl, "squatted", 1, b"c")
     assert commit(rival, "squatted", (1 << 63) - 1, [])["repeated"] is False
-    # Never `repeated`, by which its rows would be lost.
+    # The answer must not be `repeated`, because then its rows would be lost.
     with pytest.raises(zsq.Refused, match="E_FORBIDDEN"):
         commit(etl, "squatted", 1, [second])
 
@@ -433,8 +436,8 @@ def test_stages_of_another_user_are_neither_committed_nor_dropped(
 def test_the_owner_of_a_transaction_is_known_after_a_crash(
     tmp_path: Path, keyring: Keyring
 ) -> None:
-    """From the mark in the log, where the state had not been committed yet; a stage from its
-    row.
+    """The owner of a transaction is read from the mark in the log if the state was not committed
+    yet. The owner of a stage is read from its row.
     """
     one = Broker(tmp_path / "data", *keyring.options())
     try:
@@ -463,8 +466,8 @@ def test_the_owner_of_a_transaction_is_known_after_a_crash(
 def test_staged_rows_count_for_the_bound_of_their_topic(
     owner: As, broker: Broker, keyring: Keyring
 ) -> None:
-    """Of 16 MiB that are pushed at most the topic's 8 are on disk, and the writer hears why; the
-    rows that fit can be committed.
+    """Of 16 MiB that are pushed, at most the topic's 8 MiB are on disk. The writer gets the reason,
+    and the rows that fit can be committed.
     """
     etl = As(broker, keyring, "etl")
     with owner.admin() as admin:
@@ -533,8 +536,8 @@ def test_first_use_makes_only_what_the_user_may_create(
 
 
 def test_processes_are_bounded_and_what_is_there_goes_on(tmp_path: Path) -> None:
-    """One client makes topics as fast as it can: it gets so far, and the publisher that was there
-    before notices nothing.
+    """One client creates topics as fast as it can, until the limit refuses them. A publisher that
+    was there before is not disturbed.
     """
     one = Broker(tmp_path / "data", "--no-listen", "--processes-max", "24")
     try:
@@ -553,14 +556,14 @@ def test_processes_are_bounded_and_what_is_there_goes_on(tmp_path: Path) -> None
             assert len(one.actors()) <= 24 + 3, "with the supervisor and the forkserver"
         assert one.stop() == 0
         one.extra = ("--no-nsq", "--no-http", "--no-listen", "--processes-max", "16")
-        one.start()  # what is there starts whatever the limit is
+        one.start()  # existing topics start whatever the limit is
         assert end_of(one, "honest") == 2
     finally:
         one.close()
 
 
 def until_refused(order: Callable[[int], object]) -> tuple[int, zsq.Refused]:
-    """How many were carried out, and the refusal."""
+    """Carry out orders until one is refused. Return how many were carried out, and the refusal."""
     for number in range(100):
         try:
             order(number)
@@ -575,8 +578,8 @@ def end_of(broker: Broker, topic: str) -> int:
 
 
 def test_delayed_messages_stop_at_the_bound_of_their_topic(owner: As) -> None:
-    """They lie in a store of their own until they are due, and count for `max_bytes` all the same.
-    Others publish as before.
+    """Delayed messages are in a separate store until they are due, but they count toward
+    `max_bytes`. Other clients publish as before.
     """
     with owner.admin() as admin, owner.producer() as producer:
         admin.create_topic("later", max_bytes=8 * MIB, when_full="reject")
@@ -601,15 +604,15 @@ def taken(producer: zsq.Producer, topic: str) -> bool:
 
 
 def disk_bytes(folder: Path) -> int:
-    """What its files take (a store's file has holes)."""
+    """Return the disk space that the files use. The store's file is sparse."""
     return sum(
         512 * one.stat().st_blocks for one in (folder / "topics").rglob("*") if one.is_file()
     )
 
 
 def test_a_storm_of_seeks_leaves_the_others_served(owner: As) -> None:
-    """Two clients move a channel some thousand times a second; on the same storage others publish,
-    and consume by another channel.
+    """Two clients move a channel some thousand times a second. Other clients publish to the same
+    topic and consume from another channel.
     """
     with owner.admin() as admin:
         for channel in ("moved", "honest"):
@@ -618,7 +621,7 @@ def test_a_storm_of_seeks_leaves_the_others_served(owner: As) -> None:
 
     def storm(number: int) -> None:
         with owner.admin() as admin:
-            while not over.is_set():  # the next ones are on their way before these are answered
+            while not over.is_set():  # the next orders are sent before these are answered
                 moves = [
                     next(seek("stormy", "moved", "earliest" if one % 2 else "latest", False, False))
                     for one in range(500)

@@ -1,4 +1,6 @@
-"""Folders in memory for the crash tests, whose disk that forgets is a model."""
+"""Fixture: folders in memory for the crash tests, because these tests simulate the loss of unsynced
+data themselves.
+"""
 
 from __future__ import annotations
 

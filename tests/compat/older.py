@@ -1,5 +1,5 @@
-"""What a version leaves behind, and what a later one must find: written against the public names
-only, so that both can run it.
+"""A program that creates data with one version of ZSQ, so that a later version can be checked
+against it. It uses only the public API, so that both versions can run it.
 
 `python older.py fill URL` publishes and consumes a little of everything, and prints as JSON what
 must be found afterwards. `python older.py talk URL TOPIC` uses every kind of client once, and fails
@@ -54,8 +54,8 @@ def fill(url: str) -> dict[str, Any]:
 
 
 def _consume(url: str) -> tuple[list[int], list[int], list[int]]:
-    """Every third message is finished, every hundredth is requeued for long, and twenty are
-    rejected and become dead letters.
+    """Finish every third message, requeue every hundredth with a long delay, and reject twenty,
+    which become dead letters.
     """
     finished, requeued, dead = [], [], []
     with zsq.Consumer("orders", "work", url=url, ready=2_500) as consumer:

@@ -1,4 +1,6 @@
-"""docs/coming-from-nsq.md: its table has every option, and what it says to try works."""
+"""Tests of docs/coming-from-nsq.md: its table has every option, and the commands that it suggests
+work.
+"""
 
 from __future__ import annotations
 

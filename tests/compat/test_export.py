@@ -1,5 +1,5 @@
-"""Giving back to nsqd: a round trip, what each queue gets, and what is refused rather than lost
-silently.
+"""Tests of the export to nsqd: a round trip, what each queue gets, and what is refused so that
+nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ UUID = "00112233445566778899aabbccddeeff"
 
 
 def queue(folder: Path, name: str) -> list[NsqMessage]:
-    """As nsqd would read it; the files are taken from."""
+    """Return the messages of a queue as nsqd would read them. Reading removes them from
+    the files.
+    """
     with DiskQueue(folder, name, min_msg_size=26) as found:
         assert found.report.clean
         depth = found.depth()
@@ -51,7 +53,7 @@ def queue(folder: Path, name: str) -> list[NsqMessage]:
 
 
 class Topic:
-    """One topic of ours with six blocks of ten, made without a broker."""
+    """One topic with six blocks of ten messages, created without a broker."""
 
     def __init__(self, data_dir: Path, node: int = 0, **columns: Any) -> None:
         self.data_dir = data_dir
@@ -128,7 +130,9 @@ def test_import_export_read_and_import_again(tmp_path: Path) -> None:
 
 
 def test_files_roll_as_nsqds_do(tmp_path: Path) -> None:
-    """What waits in one queue from its first message on is byte for byte what nsqd had written."""
+    """If a queue still has all messages from its first one on, its exported files are byte for byte
+    those that nsqd had written.
+    """
     import_nsqd(Files(), str(fixture("clean", tmp_path)), tmp_path / "data", options=OPTIONS)
     export_nsqd(
         Files(),
@@ -230,7 +234,7 @@ def test_unfinished_messages_that_cannot_be_read_are_refused_or_stepped_over(
 
 
 def test_a_missing_chunk_is_refused_and_one_that_was_removed_is_not(tmp_path: Path) -> None:
-    topic = Topic(tmp_path / "data", keys=[b"k" * 200] * 10)  # several chunks
+    topic = Topic(tmp_path / "data", keys=[b"k" * 200] * 10)  # the long keys make several chunks
     chunks = sorted(Path(topic.folder).glob("*.chunk"))
     base = int(chunks[1].stem)
     chunks[0].unlink()
@@ -242,7 +246,7 @@ def test_a_missing_chunk_is_refused_and_one_that_was_removed_is_not(tmp_path: Pa
     assert [one.body for one in queue(tmp_path / "out", "t")] == topic.bodies[base:]
 
 
-# What NSQ has no place for
+# Data that NSQ cannot store
 
 
 def test_keys_tags_and_headers_are_named(tmp_path: Path) -> None:
@@ -301,7 +305,7 @@ def test_delayed_messages_are_refused_published_or_skipped_as_asked(
 
 
 def make_delayed(topic: Topic) -> list[DelayedKey]:
-    """Two rows of two messages."""
+    """Store two rows of two delayed messages each."""
     Path(f"{topic.folder}/delayed").mkdir()
     store = DelayedStore(f"{topic.folder}/delayed", bytes.fromhex(UUID), create=True)
     try:
@@ -312,7 +316,7 @@ def make_delayed(topic: Topic) -> list[DelayedKey]:
 
 
 def test_messages_moved_to_the_log_before_a_crash_are_exported_once(tmp_path: Path) -> None:
-    """It lies in the log, and its row was not deleted any more."""
+    """The moved messages are in the log, but a crash prevented the deletion of their row."""
     topic = Topic(tmp_path / "data")
     topic.commit(StateBatch(channel_puts={"c": channel(60)}, applied_offset=60, synced_end=60))
     key = make_delayed(topic)[0]
@@ -337,7 +341,7 @@ def test_a_delayed_row_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert [one.body for one in queue(tmp_path / "out", "t")] == [*topic.bodies, b"c", b"d"]
 
 
-# Where to
+# The output directory
 
 
 def test_an_out_dir_that_is_not_empty_is_refused(tmp_path: Path) -> None:

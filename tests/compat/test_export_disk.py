@@ -1,5 +1,5 @@
-"""What was exported is on disk when it is told, has its name not before, and two do not work in one
-data directory.
+"""Tests that an export is on disk when the command reports success, that it gets its final name
+only then, and that two commands cannot use one data directory.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Taking over what a real nsqd 1.3.0 left: every body, where it was; and what an nsqd might leave
-besides.
+"""Tests of importing what a real nsqd 1.3.0 left: every message arrives in its topic and channel.
+Further tests import files that other nsqds might leave.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def take(source: Path, data_dir: Path, *, skip_too_big: bool = False) -> ImportR
     return import_nsqd(Files(), str(source), data_dir, options=OPTIONS, skip_too_big=skip_too_big)
 
 
-# What a real nsqd left
+# Files of a real nsqd
 
 
 def test_a_cleanly_stopped_nsqd_is_imported_body_for_body(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_times_and_ids_are_nsqds(tmp_path: Path) -> None:
 
 
 def test_every_body_of_a_killed_nsqd_is_imported(tmp_path: Path) -> None:
-    """nsqd itself would write over `never-synced`."""
+    """nsqd itself would overwrite the queue `never-synced`."""
     source = fixture("killed", tmp_path)
     report = take(source, tmp_path / "data")
     found = backlogs(tmp_path / "data")
@@ -85,7 +85,7 @@ def test_every_body_of_a_killed_nsqd_is_imported(tmp_path: Path) -> None:
     assert any("missing" in note for note in report.found.notes)
 
 
-# Once, and only once
+# An import runs only once
 
 
 def test_a_second_run_does_nothing(tmp_path: Path) -> None:
@@ -112,7 +112,9 @@ def test_a_name_that_exists_is_refused_before_anything_is_written(tmp_path: Path
 
 
 def test_lost_messages_can_be_imported_when_the_topics_were_deleted(tmp_path: Path) -> None:
-    """Not while one of them is there: what it has would come twice."""
+    """A second import is refused while one of the topics exists, because its messages would be
+    imported twice.
+    """
     listed = NsqdList((*ONE.topics, NsqdTopic("u")))
     source = write_nsqd(
         tmp_path / "a", listed, {"t:c": [[message(1), message(2)]], "u": [[message(3)]]}
@@ -184,8 +186,8 @@ def test_no_nsqd_can_start_meanwhile(tmp_path: Path) -> None:
 
 
 def test_an_import_that_cannot_be_read_back_is_not_committed(tmp_path: Path) -> None:
-    """A disk that writes something else than it was given; headers and checksums fit, as of a bug
-    before them.
+    """The disk returns other content than was written, although headers and checksums match. A bug
+    before the checksum could cause this.
     """
     source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1), message(2)]]})
 
@@ -208,7 +210,7 @@ def test_an_import_that_cannot_be_read_back_is_not_committed(tmp_path: Path) -> 
 def test_an_import_that_reads_back_differently_is_not_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mistake of our own, with checksums that agree."""
+    """The import itself writes the wrong content, and the checksums match."""
     monkeypatch.setattr(
         building, "pack", lambda bodies, **columns: pack([b"other", *bodies[1:]], **columns)
     )
@@ -275,8 +277,8 @@ def test_a_disk_without_room_is_known_before_anything_is_written(tmp_path: Path)
 
 
 def test_each_channel_has_its_own_backlog_and_the_common_one(tmp_path: Path) -> None:
-    """Also where the largest one has messages that were sent before: those come first, and with
-    their attempts.
+    """This also holds for the channel with the largest backlog. Those of its messages that were
+    sent before come first, with their attempts.
     """
     listed = NsqdList(
         (
@@ -344,7 +346,7 @@ def test_blocks_are_no_larger_than_readers_take_well(
 
 
 def test_a_block_ends_where_a_paused_topics_own_backlog_begins(tmp_path: Path) -> None:
-    """A channel is given only blocks that lie before the pause as a whole."""
+    """A channel only gets blocks that lie completely before the pause."""
     listed = NsqdList((NsqdTopic("t", True, (NsqdChannel("c"), NsqdChannel("d"))),))
     queues = {
         "t": [[message(1)]],
@@ -417,7 +419,9 @@ def test_a_body_over_the_limit_is_refused_or_skipped_as_asked(tmp_path: Path) ->
 
 
 def test_names_that_mean_a_folder_are_replaced(tmp_path: Path) -> None:
-    """nsqd permits `.` and `..`; their messages come along under names that nobody has."""
+    """nsqd permits the names `.` and `..`. Their messages are imported under new names that are not
+    in use.
+    """
     listed = NsqdList(
         (
             NsqdTopic("dot", False, ()),

@@ -1,4 +1,6 @@
-"""From nsqd's directory to a consumer's hands, by the command line and a real broker; and back."""
+"""Tests of the whole way from nsqd's directory to a consumer, with the command line and a real
+broker, and back.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def cli(*arguments: str | Path, code: int = 0) -> tuple[str, str]:
 
 
 def consumed(broker: Broker, topic: str, channel: str, count: int) -> list[tuple[str, int, str]]:
-    """(sha, attempts, id) of that many messages, and that no other comes."""
+    """Return (sha, attempts, id) of `count` messages, and check that no further message comes."""
     found: list[tuple[str, int, str]] = []
     with zsq.Consumer(topic, channel, url=broker.ipc) as consumer:
         while batch := consumer.receive_batch(timeout=10.0 if len(found) < count else 0.3):

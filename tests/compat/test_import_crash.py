@@ -1,5 +1,5 @@
-"""An import that dies at any change of the disk, or meets a full one: after the next run all is as
-if it had run once.
+"""Tests of an import that is interrupted at any change of the disk, or by a full disk. After the
+next run the result is the same as after a single run.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_a_crash_anywhere_and_a_second_run(tmp_path: Path, choose: Choose, step:
         before = contents(source)
         files = FaultyFiles(str(root))
         files.power_cut_at = change
-        # The last time it fails behind the end.
+        # In the last round the power fails only after the end.
         with pytest.raises(PowerCut) if change <= changes else nullcontext():
             import_nsqd(files, str(source), data_dir, options=OPTIONS)
         files.crash(choose)
@@ -106,6 +106,7 @@ def test_a_disk_that_refuses_leaves_nothing_half(tmp_path: Path, call: str) -> N
             registry = Registry(Files(), data_dir, 0)
             registry.open()
             # Both, if only the sync behind the commit failed.
+            # Both topics exist if only the sync after the commit failed.
             assert sorted(registry.topics) in (
                 [],
                 ["t", "u"],
@@ -116,8 +117,8 @@ def test_a_disk_that_refuses_leaves_nothing_half(tmp_path: Path, call: str) -> N
 
 
 def test_an_abandoned_import_takes_no_numbers_from_other_topics(tmp_path: Path) -> None:
-    """A broker that makes a topic between the crash and the second run gets a number, and a folder,
-    of its own.
+    """If a broker creates a topic between the crash and the second run, that topic gets a number
+    and a folder of its own.
     """
     source, data_dir = arrange(tmp_path / "a")
 

@@ -1,4 +1,6 @@
-"""Real NSQ clients at a real broker: what each of them can do with an nsqd it can do here."""
+"""Tests of real NSQ clients with a real broker: each of them can do here what it can do with an
+nsqd.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,8 @@ def broker(
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory, lookupd: LookupdThread) -> Iterator[Broker]:
-    """Its messages time out soon for who does not ask for more, and it registers with a
-    nsqlookupd.
+    """Start a broker whose messages time out soon if the client does not ask for more time. It is
+    registered with a nsqlookupd.
     """
     options = (
         "--nsq-msg-timeout",
@@ -102,7 +104,9 @@ def client(request: pytest.FixtureRequest) -> Client:
 
 
 def here(client: Client) -> Client:
-    """Or a skip; in continuous integration what is missing is a failure."""
+    """Return the client, or skip the test if it is not installed. In continuous integration a
+    missing client is a failure.
+    """
     missing = client.missing()
     if missing and "CI" in os.environ:
         pytest.fail(missing)
@@ -118,7 +122,9 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def start(broker: Broker, tmp_path: Path) -> Iterator[Start]:
-    """A client's program, by client and role; all of them end with the test."""
+    """Return a function that starts a client's program in a role. All programs end with
+    the test.
+    """
     programs: list[Program] = []
 
     def start(client: Client, role: str, **config: Any) -> Program:
@@ -137,7 +143,7 @@ def start(broker: Broker, tmp_path: Path) -> Iterator[Start]:
 
 
 def together(scenario: Callable[[Client], None]) -> None:
-    """For all clients at once, as it takes seconds of waiting."""
+    """Run the scenario for all clients at the same time, because it takes seconds of waiting."""
     clients = [client for client in CLIENTS if not client.missing() or "CI" in os.environ]
     with ThreadPoolExecutor(len(clients)) as pool:
         running = {client.name: pool.submit(scenario, client) for client in clients}
@@ -149,7 +155,9 @@ def together(scenario: Callable[[Client], None]) -> None:
 
 
 def row(admin: zsq.Admin, topic: str, channel: str = "ch") -> dict[str, Any]:
-    """What is not known yet, of a channel that is being started, is nothing."""
+    """Return the statistics of a channel. Values that are not known yet, while the channel starts,
+    are 0.
+    """
     return defaultdict(int, admin.stats(topic, channel)["topics"][0]["channels"][0])
 
 
@@ -185,7 +193,7 @@ def test_each_client_publishes_single_many_and_deferred_messages(
 def test_each_client_is_told_why_a_publish_is_refused(
     client: Client, topic: str, start: Start
 ) -> None:
-    """A body over the limit: nsqd's error, and the end of the connection."""
+    """The body is over the limit. The client gets nsqd's error, and the connection ends."""
     program = start(client, "produce")
     program.next("ready")
     program.publish("pub", topic, b"x" * (1024 * 1024 + 1))
@@ -278,11 +286,11 @@ def test_what_is_open_at_a_close_goes_to_others(
     first = start(client, "consume", topic=topic, in_flight=3)
     first.next("ready")
     producer.publish_many(topic, [b"1"])
-    first.answer("finish", first.message())  # clients begin with a RDY of one
+    first.answer("finish", first.message())  # clients begin with a RDY of 1
     producer.publish_many(topic, [b"2", b"3", b"4"])
     held = [first.message() for _ in range(3)]
     first.answer("finish", held[0])
-    # Nsqjs's close overtakes its FIN.
+    # Nsqjs may close before its FIN is sent.
     wait_for(lambda: row(admin, topic)["finish_count"] == 2, 10, "the second finish")
     first.close()
     wait_for(lambda: row(admin, topic)["client_count"] == 0, 10, "its end")
@@ -363,7 +371,7 @@ def test_each_client_works_over_tls_deflate_and_snappy(
 def test_what_is_touched_stays_and_what_is_not_comes_again(
     broker: Broker, hasty: Broker, start: Start
 ) -> None:
-    """And an answer that is too late is refused, which the connection survives."""
+    """An answer that comes too late is refused, and the connection continues."""
 
     def scenario(client: Client) -> None:
         at, asked = (broker, MSG_TIMEOUT_MS) if client.asks_timeout else (hasty, 0)
@@ -379,7 +387,7 @@ def test_what_is_touched_stays_and_what_is_not_comes_again(
         program.next("ready")
         with zsq.Producer(at.ipc) as producer, zsq.Admin(at.ipc) as admin:
             producer.publish(topic, b"first")
-            program.answer("finish", program.message())  # clients begin with a RDY of one
+            program.answer("finish", program.message())  # clients begin with a RDY of 1
             producer.publish_many(topic, [b"kept", b"lost"])
             kept, lost = program.message(), program.message()
             assert (kept["body"], lost["body"]) == ("kept", "lost")
@@ -423,7 +431,7 @@ def test_heartbeats_keep_who_is_idle_and_find_who_hangs(broker: Broker, start: S
     together(scenario)
 
 
-# Who is where
+# Discovery through nsqlookupd
 
 
 def test_finds_us_by_our_own_lookup_and_again_when_the_gateway_died(

@@ -1,8 +1,9 @@
-"""What an older version wrote opens in this one, and its clients talk to this broker.
+"""Tests that this version opens the data of an older version, and that clients of the older version
+work with this broker.
 
 `fixtures/zsq-2026-11-22/` holds a data directory that `older.py fill` made with the version of that
-day, what must be found in it, and that version's client library, which Python imports from the
-archive. Before the modules moved into rooms this was the newest version.
+day, a list of what must be found in it, and that version's client library. Python imports the
+library from the archive. It is the last version before the modules were moved to other packages.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def test_a_data_directory_of_an_older_version_opens_with_all_that_is_in_it(
         assert set(channels) == {"work", "strict", "idle"}
         assert not row["damaged_blocks"]
         assert not row["lost_messages"]
-        # A delayed message is in the log once it is due, so the two together are what was published
-        # with a delay.
+        # A delayed message is in the log once it is due. So the delayed messages and those that
+        # became due are together all that were published with a delay.
         came = reader.head()[1] - older.MESSAGES - 1
         assert admin.delayed_count("orders")["messages"] + came == expected["delayed"]
         quiet = _row(admin, "quiet")

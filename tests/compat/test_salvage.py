@@ -1,5 +1,5 @@
-"""Damaged files of an nsqd: one flipped byte costs one message, and what is lost is named; and runs
-of attempts.
+"""Tests of reading damaged files of an nsqd: one flipped bit costs only one message, and each loss
+is reported. Further tests check runs of attempts.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def test_a_whole_file_is_read_without_loss(tmp_path: Path) -> None:
 
 
 def test_any_flipped_bit_of_a_head_costs_its_message_only(tmp_path: Path) -> None:
-    """Lengths, times, ids. Where a length became shorter, the message cannot be told from a whole
-    one: that is said.
+    """The head contains lengths, times and ids. If a length became shorter, the message looks like
+    a complete one, and the report says so.
     """
     for bit in range(30 * 8):
         broken = bytearray(WHOLE)
         broken[STARTS[7] + bit // 8] ^= 1 << bit % 8
         bodies, lost = read(tmp_path, bytes(broken))
         others = [one.body for one in MESSAGES[:7] + MESSAGES[8:]]
-        if bit // 8 in (12, 13):  # attempts: nothing shows
+        if bit // 8 in (12, 13):  # nothing shows that the attempts are wrong
             assert (len(bodies), lost) == (20, [])
             continue
         kept = [body for body in bodies if body in others]
@@ -69,7 +69,7 @@ def test_any_flipped_bit_of_a_head_costs_its_message_only(tmp_path: Path) -> Non
 
 def test_a_length_that_swallows_others_is_noticed(tmp_path: Path) -> None:
     broken = bytearray(WHOLE)
-    broken[STARTS[7] + 2] += 1  # 256 bytes longer
+    broken[STARTS[7] + 2] += 1  # the length is now 256 bytes longer
     bodies, lost = read(tmp_path, bytes(broken))
     assert bodies == [one.body for one in MESSAGES[:7] + MESSAGES[8:]]
     assert [(loss.position, loss.bytes) for loss in lost] == [(STARTS[7], len(RECORDS[7]))]
@@ -95,8 +95,8 @@ def test_a_damaged_tail_costs_no_message_before_it(tmp_path: Path, tail: bytes, 
     "time_ns", [-1, 0, 1, 946_684_800 * 10**9, 5_000_000_000 * 10**9, 2**63 - 1]
 )
 def test_a_message_of_any_time_is_taken(tmp_path: Path, time_ns: int) -> None:
-    """A clock that was wrong, or data of long ago. Behind a damaged place too, where the search
-    must find the way again without it.
+    """The times may come from a wrong clock or from very old data. Behind a damaged place, the
+    search must find the next message without relying on times.
     """
     odd = [one._replace(timestamp_ns=time_ns) for one in MESSAGES]
     records = [encode_record(encode_message(one)) for one in odd]
@@ -112,8 +112,8 @@ def test_a_message_of_any_time_is_taken(tmp_path: Path, time_ns: int) -> None:
 
 
 def test_the_reason_given_for_a_loss_is_right(tmp_path: Path) -> None:
-    """Only where a message lies before it may that be cut short; and a head of which the id is
-    broken has a length.
+    """The report may say that the message before a damaged place can be incomplete only if there is
+    such a message. If only the id in a head is broken, its length still counts.
     """
     assert read(tmp_path, b"\xff" * 50 + WHOLE)[1][0].why == "no message can be read"
     assert read(tmp_path, RECORDS[0] + b"\xff" * 50 + WHOLE)[1][0].why.endswith(
@@ -167,7 +167,9 @@ def test_memory_is_bounded_by_the_window(tmp_path: Path) -> None:
 
 
 def test_reads_are_as_large_as_the_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a call for each record; and not all that is damaged at once, which may be gigabytes."""
+    """There must not be one read for each record. A large damaged part, which may be gigabytes,
+    must not be read at once either.
+    """
     monkeypatch.setattr("zsq.apps.nsqd.salvage.READ_BYTES", 1_000)
     sizes: list[int] = []
     real = Files.pread
@@ -184,7 +186,9 @@ def test_reads_are_as_large_as_the_window(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_reading_begins_at_the_metadata_if_they_agree_with_the_files(tmp_path: Path) -> None:
-    """Metadata that points into a message, and files that were read already."""
+    """The metadata may point into the middle of a message, or beyond files that nsqd has already
+    read.
+    """
     listed = NsqdList((NsqdTopic("t", False, (NsqdChannel("c"),)),))
     source = write_nsqd(
         tmp_path / "a", listed, {"t:c": [[MESSAGES[1]], MESSAGES[2:6], [MESSAGES[6]]]}
@@ -259,7 +263,7 @@ def test_runs_are_dense_few_and_never_too_low(attempts: list[int], runs_max: int
 
 
 def test_runs_are_joined_where_they_touch_and_bounded_while_they_are_gathered() -> None:
-    """A queue of a hundred million messages, each sent another time, must not be as many rows in
+    """A queue of a hundred million messages with varying attempts must not become as many rows in
     memory.
     """
     runs = Runs(2)

@@ -1,5 +1,5 @@
-"""For the console's tests: a browser and a broker for each module, and a window that must have no
-complaint at the end.
+"""Fixtures for the console's tests: a browser and a broker for each module, and windows that must
+have recorded no errors at the end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def window_of(browser: Any) -> Iterator[Callable[..., Window]]:
-    """Opens windows; each must have nothing to complain of when the test is over."""
+    """Return a function that opens windows. Each window must have recorded no errors when the test
+    is over.
+    """
     opened: list[Window] = []
 
     def make(broker: Broker, **context: Any) -> Window:

@@ -1,5 +1,4 @@
-"""Takes the pictures of the console for docs/pictures: a broker with work to do, and a browser that
-looks at it.
+"""Take the pictures of the console for docs/pictures, with a busy broker and a browser.
 
 python tests/console/pictures.py [--seconds 240] [--into docs/pictures]
 """
@@ -27,7 +26,7 @@ from support.browser import Window, chromium  # noqa: E402
 
 import zsq  # noqa: E402
 
-BYTES_MAX: Final = 250_000  # of a picture
+BYTES_MAX: Final = 250_000  # the largest size of a picture
 SIZE: Final = {"width": 1280, "height": 800}
 RATES: Final = {
     "clicks": 500,
@@ -38,7 +37,7 @@ RATES: Final = {
     "thumbnails": 8,
     "search.index": 15,
 }
-CONSUMERS: Final = {  # of topics, by channel: seconds a message takes
+CONSUMERS: Final = {  # for each topic and channel: seconds per message
     "clicks": {"archive": 0.0, "fraud-check": 0.0012, "warehouse": 0.0},
     "orders": {"billing": 0.002, "mailer": 0.0},
     "payments": {"ledger": 0.001, "risk": 0.03},
@@ -58,7 +57,7 @@ PICTURES: Final = {
 
 
 class Work:
-    """Producers and consumers, each in a thread, until `over`."""
+    """Producers and consumers, each in a thread, until `over` is set."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -155,7 +154,7 @@ def working(folder: Path) -> Iterator[Broker]:
 
 
 def take(into: Path, seconds: float) -> list[Path]:
-    """All pictures, after so long a time of work."""
+    """Take all pictures after `seconds` seconds of work."""
     into.mkdir(parents=True, exist_ok=True)
     taken = []
     with ExitStack() as stack:
@@ -169,7 +168,8 @@ def take(into: Path, seconds: float) -> list[Path]:
             )
             page = window.open(place)
             page.locator("#page .panel").first.wait_for()
-            page.wait_for_timeout(2500)  # charts, and what is asked every few seconds
+            # Wait for the charts, and for data that is requested every few seconds.
+            page.wait_for_timeout(2500)
             assert not window.complaints, window.complaints
             taken.append(into / f"{name}.png")
             page.screenshot(path=taken[-1])

@@ -1,5 +1,5 @@
-"""Every action of the console, done as a person does it: the dialog says what it costs, and the
-broker has done it afterwards.
+"""Tests of every action of the console, done as a user does it: the dialog says what the action
+will lose, and afterwards the broker has done it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def admin(broker: Broker) -> Iterator[zsq.Admin]:
 
 
 def filled(broker: Broker, admin: zsq.Admin, topic: str, *channels: str, count: int = 3) -> None:
-    """A topic of its own for each test: they do not disturb each other."""
+    """Create a topic with messages. Each test uses its own topic, so that tests do not disturb each
+    other.
+    """
     admin.create_topic(topic)
     for channel in channels:
         admin.create_channel(topic, channel)

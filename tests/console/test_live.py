@@ -1,4 +1,6 @@
-"""What changes shows by itself; a lost connection is said and mended; a token is asked for."""
+"""Tests that changes appear without a reload, that a lost connection is reported and restored, and
+that the console asks for a token.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ VIEWER: Final = "a-token-of-a-viewer"
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker that asks who one is."""
+    """Start a broker with an access file, which asks clients for a token."""
     folder = tmp_path_factory.mktemp("guarded")
     hashes = [hashlib.sha256(token.encode()).hexdigest() for token in (ADMIN, VIEWER)]
     access = folder / "access.toml"

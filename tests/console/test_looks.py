@@ -1,5 +1,5 @@
-"""How the console behaves in the hand: keyboard, narrow screens, dark, screen readers; and that
-hostile content stays text.
+"""Tests of how the console can be used: keyboard, narrow screens, dark theme, screen readers.
+Hostile content must stay text.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ PLACES: Final = (
 
 @pytest.fixture(scope="module", autouse=True)
 def hostile(broker: Broker) -> Iterator[None]:
-    """Bodies, keys, tags, headers, errors and names of consumers that are markup; topics called as
-    JavaScript's own.
+    """Create bodies, keys, tags, headers, errors and names of consumers that contain markup, and
+    topics named like properties of JavaScript objects.
     """
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         for name in ("__proto__", "constructor", "toString", "tail#ephemeral", "a" * 64):
@@ -68,7 +68,7 @@ def hostile(broker: Broker) -> Iterator[None]:
 
 
 def settled(window: Window) -> None:
-    """Until the page has its data: nothing is said to be on its way any more."""
+    """Wait until the page has its data and shows no placeholder any more."""
     window.until(
         lambda: window.page.locator(".link-state").get_attribute("data-state") == "live",
         "the stream",
@@ -78,8 +78,8 @@ def settled(window: Window) -> None:
 
 
 def test_hostile_content_stays_text_everywhere(window: Window) -> None:
-    """An alert, a script or an image that was tried is a complaint of the window; and none of it
-    became an element.
+    """An alert, a script or an image that the content tried to load would be recorded as an error
+    of the window. No part of the content may become an element.
     """
     page = window.open("#/")
     for place in PLACES:
@@ -212,7 +212,9 @@ def test_the_theme_follows_the_system_until_one_is_chosen(
 
 
 def test_all_text_has_enough_contrast(window: Window) -> None:
-    """Each ink on each ground, light and dark: 4.5 to 1, as WCAG asks of text."""
+    """Each text colour must have a contrast of 4.5 to 1 on each background, in the light and the
+    dark theme. WCAG demands this for text.
+    """
     page = window.open("#/")
     for theme in ("light", "dark"):
         found = page.evaluate(CONTRAST, theme)
@@ -250,8 +252,8 @@ new PerformanceObserver((list) => list.getEntries().forEach((one) => { jumps += 
 
 
 def test_a_screen_reader_finds_landmarks_headings_and_names(window: Window) -> None:
-    """What a screen reader finds: landmarks, one h1 a page, a name for everything that can be
-    pressed, headers of columns.
+    """The page has landmarks, one h1, a name for everything that can be pressed, and headers of
+    columns.
     """
     page = window.open("#/")
     for place in PLACES:
@@ -273,7 +275,9 @@ def test_a_screen_reader_finds_landmarks_headings_and_names(window: Window) -> N
 
 
 def test_nothing_jumps_when_data_comes(window: Window) -> None:
-    """The browser's own measure of it, over loading the first page and a topic's."""
+    """The browser itself measures the layout shift while the first page and a topic's page are
+    loaded.
+    """
     window.page.add_init_script(JUMPS)
     for place in ("#/", "#/topics/hostile"):
         page = window.open(place)

@@ -1,4 +1,6 @@
-"""The console's pages in a real browser over a real broker: each shows what the broker has."""
+"""Tests of the console's pages in a real browser with a real broker: each page shows the broker's
+data.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ BINARY = bytes(range(200, 232))
 
 @pytest.fixture(scope="module", autouse=True)
 def filled(broker: Broker) -> Iterator[None]:
-    """A topic with two channels, one of which falls behind; delayed messages; an empty topic; and a
-    consumer that holds something.
+    """Create a topic with two channels, of which one falls behind, delayed messages, an empty
+    topic, and a consumer that holds a message.
     """
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_topic("empty")

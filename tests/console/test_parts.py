@@ -1,5 +1,5 @@
-"""The console's parts in a browser without a broker: pure modules by tables, and a thousand
-channels that must stay smooth.
+"""Tests of the console's parts in a browser without a broker: functions of its modules, and a
+thousand channels that must not make the page slow.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ KINDS: Final = {
     ".svg": "image/svg+xml",
 }
 TOPICS: Final = 100
-CHANNELS: Final = 10  # of each
-# The stream in the page's own hands: `push(name, data)` is an event of the broker.
+CHANNELS: Final = 10  # per topic
+# Replaces the page's stream: `push(name, data)` sends the page an event of the broker.
 STREAM: Final = """
 const encoder = new TextEncoder();
 const waiting = [];
@@ -52,7 +52,7 @@ FORMAT: Final = """async ([name, values]) => {
 
 @pytest.fixture
 def window(browser: Any) -> Iterator[Window]:
-    """The console's files from disk; the API answers nothing but what a test says."""
+    """Serve the console's files from disk. The API returns only what a test defines."""
     made = Window(browser, HOST)
 
     def serve(route: Any) -> None:
@@ -70,7 +70,7 @@ def window(browser: Any) -> Iterator[Window]:
             }
             route.fulfill(body=json.dumps(empty), content_type="application/json")
             return
-        if path == f"/console/{SETTINGS}":  # the gateway makes this one
+        if path == f"/console/{SETTINGS}":  # the gateway generates this file
             route.fulfill(body=settings_module(), content_type=KINDS[".js"])
             return
         file = ROOT / ("index.html" if path == "/" else path.removeprefix("/console/"))
@@ -153,7 +153,7 @@ def test_addresses_come_back_from_their_links(window: Window) -> None:
 
 
 def test_events_are_read_however_the_stream_is_cut(window: Window) -> None:
-    """However the bytes of the stream fall into pieces, the same events come out."""
+    """The same events must come out however the bytes of the stream are divided."""
     page = window.open("#/")
     stream = (
         'event: snapshot\ndata: {"a":1}\n\n: keep\n\nevent: changes\r\ndata: {"b":\r\ndata: '
@@ -187,8 +187,8 @@ def test_events_are_read_however_the_stream_is_cut(window: Window) -> None:
 
 
 def test_trails_hold_mean_rates_and_largest_depths(window: Window) -> None:
-    """Rates are means and depths maxima of a bucket; a page that slept loads anew; nothing seen is
-    as before.
+    """A point of a chart holds the mean of the rates and the largest depth of its time. A page that
+    was hidden for long must load its data again. A time without new values repeats the last one.
     """
     page = window.open("#/")
     said = page.evaluate(
@@ -261,8 +261,8 @@ def all_change(number: int) -> dict[str, Any]:
 
 
 def cpu_ms_of(window: Window, script: str) -> float:
-    """What the page's main thread works for it, until it is painted; not what else goes on on this
-    machine.
+    """Return the processor time of the page's main thread until the result is painted. Other work
+    on this machine does not count.
     """
     session = window.page.context.new_cdp_session(window.page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
@@ -285,14 +285,14 @@ def cpu_ms_of(window: Window, script: str) -> float:
     ("place", "rows", "words"), [("#/", 100, "100 topics"), ("#/channels", 150, "1,000 channels")]
 )
 def test_a_thousand_channels_stay_smooth(window: Window, place: str, rows: int, words: str) -> None:
-    """One of a thousand changes: what is touched is its cells and the clock's, not the table. All
-    rows come as far as a person scrolls.
+    """If one of a thousand channels changes, only its cells and the clock's change, and not the
+    table. All rows appear as far as the user scrolls.
     """
     page = window.open(place)
     page.evaluate("(data) => push('snapshot', data)", snapshot())
     window.until(lambda: page.locator("tbody tr").count() == rows, "the rows")
     window.sees(words)
-    page.locator("tbody tr").first.hover()  # rows hold still
+    page.locator("tbody tr").first.hover()  # the pointer keeps the rows in place
     touched = page.evaluate(
         """async () => {
           let count = 0;
@@ -333,7 +333,9 @@ def names(window: Window) -> list[str]:
 
 
 def test_rows_hold_still_under_the_pointer(window: Window) -> None:
-    """The order follows the figures, a few seconds late, but never while somebody points at it."""
+    """The order of the rows follows the figures a few seconds late, but it does not change while
+    the pointer is over a row.
+    """
     page = window.page
     page.clock.install()
     window.open("#/")
@@ -381,8 +383,8 @@ def test_a_hidden_page_closes_its_stream_after_a_while(window: Window) -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_silent_stream_is_given_up(window: Window, begun: bool) -> None:
-    """It says something every 15 s at least: after 40 s without a word the way to the broker is
-    dead, whatever the socket thinks.
+    """A working stream sends something every 15 s at least. After 40 s without data the connection
+    is lost, even if the socket has not noticed it.
     """
     page = window.page
     page.clock.install()
@@ -391,7 +393,7 @@ def test_a_silent_stream_is_given_up(window: Window, begun: bool) -> None:
         page.evaluate("(data) => push('snapshot', data)", snapshot())
         page.locator("tbody tr").first.wait_for()
     window.until(lambda: page.evaluate("window.streams") == 1, "the stream")
-    # A request that is on its way would run out of its time with the clock.
+    # A pending request would time out when the clock is moved.
     page.wait_for_load_state("networkidle")
     page.clock.run_for(30_000)
     assert page.evaluate("streams") == 1

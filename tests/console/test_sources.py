@@ -1,5 +1,5 @@
-"""The console's sources: small modules with captions, nothing foreign, nothing inline, no way from
-data to markup.
+"""Tests of the console's sources: small modules with captions, no foreign code, no inline code, and
+no way in which data can become markup.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_each_source_is_short_captioned_and_free_of_foreign_code(path: Path) -> 
 
 
 def test_the_page_names_every_sheet() -> None:
-    """Scripts and sheets are joined as they are read
+    """The scripts and sheets are joined when they are read
     (tests/actors/gateways/http/console/test_console_joining.py).
     """
     page = (ROOT / "index.html").read_text()
@@ -84,7 +84,9 @@ def test_the_ban_can_fail(line: str) -> None:
 
 
 def test_each_picture_is_shown_in_the_documentation() -> None:
-    """tests/console/pictures.py takes them; each is shown in docs/console.md or the README."""
+    """tests/console/pictures.py takes the pictures. Each is shown in docs/console.md or in the
+    README.
+    """
     folder = ROOT.parents[1] / "docs/pictures"
     shown = (ROOT.parents[1] / "docs/console.md").read_text() + (
         ROOT.parents[1] / "README.md"

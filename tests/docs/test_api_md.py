@@ -1,7 +1,7 @@
-"""docs/api.md says what the code says: it is drawn from signatures and docstrings, and nothing
-public lacks one.
+"""Tests that docs/api.md agrees with the code: it is generated from signatures and docstrings, and
+every public name has a docstring.
 
-Run this file to write it anew: python tests/docs/test_api_md.py
+Run this file to write it again: python tests/docs/test_api_md.py
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SECTIONS: Final = {
         "ZsqError", "UsageError", "BrokerUnreachable", "Refused", "NotFound", "LeaseLost", "CorruptBlock", "DataLoss",
     ),
 }  # fmt: skip
-GIVEN: Final = {"Receipt", "Batch", "Message"}  # nobody calls these by name
+GIVEN: Final = {"Receipt", "Batch", "Message"}  # users do not create these themselves
 RECORDS: Final = (
     NewChannelOptions,
     RetentionSettings,
@@ -49,7 +49,8 @@ ANSWERS: Final = (
     answers.DelayedCount, answers.OverviewAnswer, answers.BrokerSummary, answers.OverviewAlarms, answers.AuditEntry, answers.Chunks,
     answers.ChunkRow, answers.ChunkSum, answers.Committed, answers.Aborted,
 )  # fmt: skip
-FIELDS: Final = ("member_descriptor", "_tuplegetter")  # slots; what they hold is told by the class
+# Descriptors of fields. The docstring of the class describes the fields.
+FIELDS: Final = ("member_descriptor", "_tuplegetter")
 HEAD: Final = """# API reference
 
 This page is generated from the docstrings of `zsq` {version}, and a test keeps it current. Everything
@@ -99,7 +100,9 @@ def _class(name: str, kind: type) -> str:
 
 
 def _record(kind: Any) -> str:
-    """A NamedTuple or TypedDict: its fields, with what its bases say of theirs."""
+    """Return the text of a NamedTuple or TypedDict: its fields, with the texts of its
+    base classes.
+    """
     bases = [
         base
         for base in getattr(kind, "__orig_bases__", ())
@@ -148,9 +151,7 @@ def _asyncio() -> str:
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any, str]]:
-    """Public ones, inherited ones too, in the order in which they are written; base classes
-    last.
-    """
+    """Yield the public members in the order of the source, with inherited members last."""
     seen = set()
     for home in kind.__mro__:
         if home in (object, Exception, BaseException):
@@ -175,7 +176,9 @@ def _members(kind: type) -> Iterator[tuple[str, Any, str]]:
 
 
 def _signature(value: Any) -> str:
-    """Without `self` and quotes around annotations; on one line, however long."""
+    """Return the signature without `self` and without quotes around annotations, on one line
+    however long it is.
+    """
     target = inspect.unwrap(value) if not inspect.isclass(value) else value
     found = inspect.signature(target)
     parameters = [one for name, one in found.parameters.items() if name != "self"]
@@ -204,7 +207,7 @@ def _text(kind: Any) -> str:
 
 
 def _flat(text: str) -> str:
-    """One paragraph."""
+    """Return the text as one paragraph."""
     return " ".join(text.split())
 
 

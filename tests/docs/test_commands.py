@@ -1,4 +1,4 @@
-"""Every `zsq` command that the documentation shows exists, with the options that it shows."""
+"""Tests that every `zsq` command in the documentation exists, with the options that it shows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GIVEN_BY_PEOPLE = re.compile(r"^-{1,2}[a-z]")
 
 
 def shown(text: str) -> Iterator[str]:
-    """Commands in code blocks, on lines by themselves, and in the middle of a sentence."""
+    """Yield the commands in code blocks, on separate lines, and in the middle of a sentence."""
     code = (
         "\n".join(re.findall(r"^```(?:sh|console)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
         + "\n"
@@ -32,7 +32,9 @@ def shown(text: str) -> Iterator[str]:
 
 
 def words_of(line: str) -> list[str]:
-    """Without the comment, what is put in brackets as optional, and the rest of a pipe."""
+    """Return the words of a command, without a comment, brackets for optional parts, and the rest
+    of a pipe.
+    """
     line = (
         re.split(r"\s#|[|;&>]| \.\.\.|…|→", re.sub(r"\|(?=[a-zA-Z])", "/", line))[0]
         .replace("[", " ")
@@ -40,12 +42,12 @@ def words_of(line: str) -> list[str]:
     )
     try:
         return shlex.split(line)[1:]
-    except ValueError:  # an apostrophe of a sentence
+    except ValueError:  # the apostrophe belongs to a sentence
         return line.split()[1:]
 
 
 def missing(words: list[str]) -> str:
-    """What of it is not there; "" for nothing."""
+    """Return the words of the command that do not exist, or "" if all exist."""
     command: click.Command = app
     context = click.Context(app)
     options = set(_options(app, context))

@@ -1,4 +1,6 @@
-"""docs/errors.md has every error code of the code, with its class, and no other one."""
+"""Tests that docs/errors.md has every error code that the code uses, with its class, and no other
+code.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from .walking import ROOT
 TEXT: Final = (ROOT / "docs" / "errors.md").read_text()
 ROW: Final = re.compile(r"^\| `(E_\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 # Of the command line, and of a process that cannot start.
+# Codes of the command line, and of a process that cannot start.
 ELSEWHERE: Final = {
     "E_INTERRUPTED",
     "E_START",
@@ -26,7 +29,7 @@ def codes_of(module: object) -> set[str]:
 
 
 def rows(title: str) -> dict[str, str]:
-    """Code to second column, of the section with this title."""
+    """Return the second column for each code, in the section with this title."""
     section = re.split(r"^## ", TEXT, flags=re.MULTILINE)
     [found] = [one for one in section if one.startswith(title)]
     codes = [row[0] for row in ROW.findall(found)]

@@ -1,8 +1,9 @@
-"""Every block of every page of the documentation is run, or stands here with the reason why not.
+"""Tests that every block of every page of the documentation is run, or is listed here with the
+reason why not.
 
-Fenced blocks of README, the tutorial, spark.md and nsqd.md are run by their own tests (`walking`),
-indented ones of all pages here, line by line (`visiting`). What is neither stands in ELSEWHERE with
-the test that compares it, or in NOT_RUN. api.md is generated.
+Fenced blocks of the README, the tutorial, spark.md and nsqd.md are run by tests of their own
+(`walking`). Indented blocks of all pages are run here, line by line (`visiting`). All other blocks
+are in ELSEWHERE with the test that compares them, or in NOT_RUN. api.md is generated.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
 
 
 def every_block() -> Iterator[tuple[str, str, str]]:
-    """Page, first line, and "fenced" or "indented"."""
+    """Yield the page, the first line, and "fenced" or "indented" for each block."""
     for page in (
         "../README.md",
         *sorted(one.name for one in DOCS.glob("*.md") if one.name != "api.md"),
@@ -250,7 +251,7 @@ def sample(page: str, begins: str) -> str:
 
 
 def shape(value: Any) -> Any:
-    """Names and kinds, without what is different each time."""
+    """Return the names and nesting of a JSON value, without the values that differ each time."""
     if isinstance(value, dict):
         return {name: shape(one) for name, one in value.items()}
     return [shape(value[0])] if isinstance(value, list) else None
@@ -258,7 +259,7 @@ def shape(value: Any) -> Any:
 
 @pytest.mark.parametrize("visited", [PAGES["channels.md"]], indirect=True)
 def test_an_alarm_has_the_form_that_channels_md_shows(visited: Visitor) -> None:
-    """And all else of channels.md."""
+    """All other blocks of channels.md are run, too."""
     go_through(visited, "channels.md")
     told = json.JSONDecoder().raw_decode((visited.folder / "alarm.json").read_text())[0]
     shown = json.loads(
@@ -269,7 +270,7 @@ def test_an_alarm_has_the_form_that_channels_md_shows(visited: Visitor) -> None:
 
 @pytest.mark.parametrize("visited", [PAGES["operations.md"]], indirect=True)
 def test_the_log_has_the_form_that_operations_md_shows(visited: Visitor) -> None:
-    """And all else of operations.md."""
+    """All other blocks of operations.md are run, too."""
     go_through(visited, "operations.md")
     visited.stop()
     pattern = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ [A-Z]+ \[[a-z]+( \w+)?\] .+")
@@ -288,7 +289,7 @@ def test_the_log_has_the_form_that_operations_md_shows(visited: Visitor) -> None
 
 @pytest.mark.parametrize("visited", [PAGES["security.md"]], indirect=True)
 def test_each_block_of_security_md_runs(visited: Visitor) -> None:
-    """With the access file of the page."""
+    """The blocks run with the access file of the page."""
     (access,) = (block.text for block in blocks(DOCS / "security.md") if block.kind == "toml")
     (visited.folder / "access.toml").write_text(access)
     made = certificates.make(visited.folder / "made")

@@ -1,4 +1,4 @@
-"""docs/examples: what stands there is what this version understands."""
+"""Tests that this version understands the files in docs/examples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ EXAMPLES = ROOT / "docs" / "examples"
 
 
 def understood(words: list[str]) -> click.Context:
-    """A command line of `zsq` as click reads it; nothing is run. What is not known there raises."""
+    """Parse a command line of `zsq` with click, without running it. An unknown command or option
+    raises an error.
+    """
     command = app.get_command(click.Context(app), words[0])
     assert command is not None, words[0]
     return command.make_context(words[0], words[1:])
@@ -65,7 +67,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Word and text of each, lines that go on joined."""
+    """Return the keyword and text of each instruction, with continued lines joined."""
     text = re.sub(
         r"\\\n\s*",
         "",

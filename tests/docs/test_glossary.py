@@ -1,4 +1,4 @@
-"""The glossary names places that exist, and each term once."""
+"""Tests that the glossary has each term once, and that the places that it names exist."""
 
 from __future__ import annotations
 

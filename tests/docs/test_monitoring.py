@@ -1,5 +1,5 @@
-"""Prometheus rules, alerts and the Grafana dashboard of docs/examples: every query parses, and asks
-for metrics and labels that exist.
+"""Tests of the Prometheus rules, the alerts and the Grafana dashboard in docs/examples: every query
+parses, and uses metrics and labels that exist.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from .walking import ROOT
 
 EXAMPLES: Final = ROOT / "docs" / "examples"
 FAMILIES: Final = {row.metric: row for row in METRICS}
-BY_PROMETHEUS: Final = {"instance", "job", "le"}  # labels that a scrape or a histogram adds
+# Labels that Prometheus adds to a scrape or to a histogram.
+BY_PROMETHEUS: Final = {"instance", "job", "le"}
 DASHBOARD: Final[dict[str, Any]] = json.loads((EXAMPLES / "grafana-dashboard.json").read_text())
 _NAME: Final = re.compile(r"\bzsq_\w+")
 _MATCHER: Final = re.compile(r"(\w+)\s*(?:=~|!=|!~|=)\s*\"")
@@ -29,7 +30,7 @@ _BY: Final = re.compile(r"\bby \(([^)]*)\)")
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Where it stands, and the query with Grafana's variable for an interval filled in."""
+    """Yield the place of each query, and the query with a value for Grafana's interval variable."""
     for file in ("prometheus-rules.yml", "prometheus-alerts.yml"):
         for group in yaml.safe_load((EXAMPLES / file).read_text())["groups"]:
             for rule in group["rules"]:
@@ -40,12 +41,12 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def family(name: str) -> str:
-    """A histogram's series have names of their own."""
+    """Return the metric of a series. The series of a histogram have names of their own."""
     return re.sub(r"_(bucket|sum|count)$", "", name) if name not in FAMILIES else name
 
 
 def wrong(query: str) -> list[str]:
-    """What the query asks for that is not there."""
+    """Return the metrics and labels of the query that do not exist."""
     names = {family(name) for name in _NAME.findall(query)}
     unknown = sorted(names - FAMILIES.keys())
     known = [FAMILIES[name] for name in names & FAMILIES.keys()]

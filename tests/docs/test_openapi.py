@@ -1,4 +1,4 @@
-"""docs/openapi.yaml is valid OpenAPI, and has the paths, methods and answers of the HTTP
+"""Tests that docs/openapi.yaml is valid OpenAPI, and has the paths, methods and answers of the HTTP
 gateway.
 """
 
@@ -29,7 +29,7 @@ METHODS: Final = ("get", "post", "put", "delete", "patch", "head", "options")
 
 
 def served() -> set[tuple[str, str]]:
-    """Path and method of each route of the gateway, with the console's."""
+    """Return the path and method of each route of the gateway, including the console's."""
     console: Any = Console(
         FakeBroker(),  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The blocks of other pages work as they stand."""
+"""Tests that the blocks of further pages work as they are written."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The page of the figures: a place for all that is measured, its pictures, and that each benchmark
-the documentation names is there.
+"""Tests of docs/performance.md: it has a place for each measurement, its pictures exist, and so
+does each benchmark that the documentation names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def shown(text: str) -> Iterator[list[str]]:
 
 
 def missing(words: list[str]) -> str:
-    """What of it is not there; "" for nothing."""
+    """Return the words of the command that do not exist, or "" if all exist."""
     name, *rest = words
     if name.startswith("--"):
         return "" if name == "--help" else f"no option {name}"

@@ -1,4 +1,6 @@
-"""README starts as it says: a broker by one command, and each block after it."""
+"""Tests that the README works as it is written: one command starts a broker, and each following
+block works.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The compose file, the workflow and the issue templates follow the schemas of the programs that
-read them.
+"""Tests that the compose file, the workflow and the issue templates follow the schemas of the
+programs that read them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SCHEMAS: Final = {
 
 
 def said_of(file: Path, schema: str) -> str:
-    """What check-jsonschema finds, "" for nothing. The schemas are part of its package: nothing is
-    fetched.
+    """Return the errors that check-jsonschema finds, or "". The schemas are part of its package, so
+    nothing is downloaded.
     """
     line = [
         sys.executable,

@@ -1,5 +1,5 @@
-"""docs/security.md: its access file is one, its refusal and its audit line are real, and its limits
-are those of the code.
+"""Tests of docs/security.md: its access file is valid, its refusal and its audit line are real, and
+its limits are those of the code.
 """
 
 from __future__ import annotations

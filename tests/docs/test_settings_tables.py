@@ -1,6 +1,6 @@
-"""The tables of settings in docs/channels.md and docs/operations.md are those of the code.
+"""Tests that the tables of settings in docs/channels.md and docs/operations.md agree with the code.
 
-Run this file to write them anew: python tests/docs/test_settings_tables.py
+Run this file to write them again: python tests/docs/test_settings_tables.py
 """
 
 from __future__ import annotations

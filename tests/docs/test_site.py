@@ -1,5 +1,5 @@
-"""The generated pages of the documentation site, and that its navigation names what exists.
-./scripts/docs builds the site.
+"""Tests of the generated pages of the documentation site, and that its navigation names existing
+pages. ./scripts/docs builds the site.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tutorial works as it is written, from the first block to the last."""
+"""Test that the tutorial works as it is written, from the first block to the last."""
 
 from __future__ import annotations
 

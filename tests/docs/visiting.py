@@ -1,10 +1,11 @@
-"""The indented blocks of a page, line by line: what a reader types, what he writes into a file of
-his own, and what he is shown.
+"""Runs the indented blocks of a page, line by line: it types the commands, saves files, and
+compares the output.
 
-A line that begins with `zsq`, `curl` or `scripts/` is a command; after `$ ` it is one too, and what
-follows is what it says (`...` stands for any text). What is not a command is Python, or a sample.
-`[this]` is typed as well. What a page leaves to its reader (names, a folder, a function) is in a
-`Page`, here in the tests, so that the pages stay as short as they are.
+A line that begins with `zsq`, `curl` or `scripts/` is a command. A line that begins with `$ ` is a
+command too, and the lines after it are its output (`...` stands for any text). What is not a
+command is Python, or a sample. `[this]` is typed without the brackets. What a page leaves to its
+reader (names, a folder, a function) is defined in a `Page` here in the tests, so that the pages
+stay short.
 """
 
 from __future__ import annotations
@@ -35,23 +36,24 @@ url = os.environ["ZSQ_URL"]
 
 @dataclass(frozen=True)
 class Page:
-    """What a reader brings along. Keys are how a line begins."""
+    """What the reader of a page needs in addition to the page. The keys are beginnings of lines."""
 
-    before: str = ""  # typed first of all
-    # How the broker is started, where no line of the page is this one.
+    before: str = ""  # this is typed first
+    # How the broker is started if no line of the page does that.
     serve: str = "zsq serve --data-dir data"
-    serves_itself: bool = False  # a line of the page does
-    # In lines that begin so: this text, and what is typed in its place.
+    serves_itself: bool = False  # a line of the page starts the broker
+    # In lines with this beginning: a text, and what is typed in its place.
     put: tuple[tuple[str, str, str], ...] = ()
-    first: Mapping[str, str] = field(default_factory=dict)  # typed before that line
-    until: Mapping[str, str] = field(default_factory=dict)  # stopped when it said that
-    # What stands before and behind it.
+    first: Mapping[str, str] = field(default_factory=dict)  # this is typed before that line
+    # The command is stopped when it has printed this.
+    until: Mapping[str, str] = field(default_factory=dict)
+    # Code that is put before and after these lines.
     python: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command with what it is to say, or Python."""
+    """A command with its expected output, or Python."""
 
     text: str
     line: int
@@ -60,7 +62,9 @@ class Step:
 
 
 def indented(page: Path) -> Iterator[Block]:
-    """As Markdown has it: behind an empty line, and not part of a list."""
+    """Yield the indented blocks of a page by Markdown's rules: after an empty line, and not part of
+    a list.
+    """
     lines, fenced, before = page.read_text().splitlines(), False, ""
     number = 0
     while number < len(lines):
@@ -106,7 +110,7 @@ def steps(block: Block) -> list[Step]:
 
 
 def key_of(text: str) -> str:
-    """How a block is called in a list: its first line, without the remark."""
+    """Return the name of a block in a list: its first line, without the comment."""
     return re.split(r"\s+#", text.split("\n", 1)[0])[0].strip()
 
 
@@ -143,7 +147,7 @@ class Visitor(Reader):
         if self.page.serves_itself and step.text.startswith("zsq serve"):
             self._start(text)
             return
-        if not step.text.startswith("$ "):  # what a refusal says needs no broker
+        if not step.text.startswith("$ "):  # a command that shows a refusal needs no broker
             self.begin()
         for begins, more in self.page.first.items():
             if step.text.startswith(begins):
@@ -173,7 +177,7 @@ class Visitor(Reader):
             assert re.fullmatch(pattern, self.said.strip(), re.DOTALL), (
                 f"it wrote {self.said!r}, the page says {wanted!r}"
             )
-        elif text.startswith("zsq serve"):  # another one, beside the page's
+        elif text.startswith("zsq serve"):  # another broker, beside that of the page
             listens = " ".join(
                 f"ZSQ_SERVE_{name}=127.0.0.1:{free_port()}"
                 for name in ("LISTEN", "NSQ_LISTEN", "HTTP_LISTEN")
@@ -183,19 +187,19 @@ class Visitor(Reader):
             self.type(text, until)
 
     def stop(self) -> None:
-        """The broker, as `kill` does it."""
+        """Stop the broker as `kill` does."""
         for broker in self._brokers:
             if broker.poll() is None:
                 broker.send_signal(signal.SIGTERM)
                 assert broker.wait(30) == 0
 
     def say_in_json(self) -> None:
-        """The broker again, with a log for programs; until it has ended."""
+        """Start the broker again with a JSON log, and stop it."""
         self._start("zsq serve --data-dir data --log-format json")
         self.stop()
 
     def configured(self, file: str) -> str:
-        """What `zsq config` makes of it."""
+        """Return the output of `zsq config` for this file."""
         (self.folder / "zsq.toml").write_text(file)
         (self.folder / "tls").mkdir(exist_ok=True)
         for name in ("broker.pem", "broker.key"):
@@ -228,7 +232,9 @@ class Visitor(Reader):
 
 
 def zsqd() -> str:
-    """scripts/zsqd with ports of its own, by the Python of the tests."""
+    """Return a command that runs scripts/zsqd with its own ports, and with the Python
+    of the tests.
+    """
     listen = f"ZSQ_SERVE_LISTEN=127.0.0.1:{free_port()} ZSQ_SERVE_NO_NSQ=1 ZSQ_SERVE_NO_HTTP=1"
     return (
         f"env -u ZSQ_SERVE_NSQ_LISTEN -u ZSQ_SERVE_HTTP_LISTEN {listen} "

@@ -1,14 +1,16 @@
-"""What a reader does with a page of the documentation: goes through its blocks in order, in one
-folder, and looks whether that comes out.
+"""Does what a reader does with a page of the documentation: runs its blocks in order, in one
+folder, and compares the output.
 
-    ```sh          run as it stands; `zsq serve ...` alone is left running in the background, and
-    awaited ```python      run; with `# NAME.py` as its first line saved under that name instead
-    ```text        what the block before it writes to standard output; a line `...` stands for any
-    number of lines
+    ```sh          The block is run as it stands. A broker (`zsq serve ...` alone) keeps running in
+                   the background, and the test waits until it is ready.
+    ```python      The block is run. If its first line is `# NAME.py`, it is saved under that name
+                   instead.
+    ```text        The block is the standard output of the block before it. A line `...` stands for
+                   any number of lines.
 
-A comment in front of a block says what else the test needs to know: `<!-- test: not run, REASON
--->`, `<!-- test: wants Java -->`, `<!-- test: until "TEXT" -->` (stopped by SIGTERM once it has
-written that). The documentation's ports (4150, 4151, 4153) are replaced by free ones.
+A comment before a block gives the test further information: `<!-- test: not run, REASON -->`,
+`<!-- test: wants Java -->`, or `<!-- test: until "TEXT" -->` (the block is stopped by SIGTERM once
+it has written that text). The documentation's ports (4150, 4151, 4153) are replaced by free ones.
 """
 
 from __future__ import annotations
@@ -67,14 +69,14 @@ def blocks(page: Path) -> list[Block]:
 
 
 class Reader:
-    """Somebody with a shell, an empty folder, and the page."""
+    """A reader with a shell, an empty folder, and the page."""
 
-    patience_s = RUN_S  # for one block
+    patience_s = RUN_S  # the time limit for one block
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port, self.nsq, self.http = free_port(), free_port(), free_port()
-        self.said = ""  # by the last block, to standard output
+        self.said = ""  # the standard output of the last block
         self._brokers: list[subprocess.Popen[bytes]] = []
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.env = os.environ | {
@@ -85,7 +87,7 @@ class Reader:
         }
 
     def walk(self, page: Path) -> int:
-        """How many blocks were run, or checked against what was written."""
+        """Return how many blocks were run, or compared with the output."""
         count = 0
         for block in blocks(page):
             if block.said.startswith("not run"):
@@ -191,7 +193,7 @@ class Reader:
         assert re.fullmatch(pattern, self.said), f"it wrote {self.said!r}, the page says {wanted!r}"
 
     def close(self) -> None:
-        """However far it went: no broker lives on."""
+        """End every broker, however far the page went."""
         for broker in self._brokers:
             if broker.poll() is None:
                 broker.terminate()
@@ -203,7 +205,9 @@ class Reader:
 
 
 def _read(stream: IO[Any], until: bytes | None, patience_s: float) -> tuple[bytes, bool]:
-    """What is written until that text comes (or for so long), and whether it was the end."""
+    """Return what is written until `until` comes or the time is over, and whether the stream has
+    ended.
+    """
     out, deadline = b"", time.monotonic() + patience_s
     while until is None or until not in out:
         left = deadline - time.monotonic()

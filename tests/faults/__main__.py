@@ -1,4 +1,6 @@
-"""`scripts/prove KIND`: each kind is a module here with a `main(arguments) -> exit code`."""
+"""`scripts/prove KIND`: each kind is a module in this folder that has `main(arguments) -> exit
+code`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What has happened to a topic before the start whose power is cut: damage of each kind that a
-start, or a repair, does something about.
+"""Histories of a topic before the start during which the power is cut. Each leaves damage of one
+kind that a start, or a repair, must handle.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, chunk_name, index_nam
 
 from .life import Life
 
-HEAD_MAGIC: Final = 16  # in each of the first two pages of LMDB's file
+HEAD_MAGIC: Final = 16  # its position in each of the first two pages of LMDB's file
 HEAD_COMMIT: Final = 16 + 128
 
 
@@ -25,13 +25,13 @@ def some_history(life: Life) -> None:
 
 
 def without_its_state(life: Life) -> None:
-    """The state store is of no use: it is made again from its snapshot and the log."""
+    """The state store is unusable: the start rebuilds it from its snapshot and the log."""
     some_history(life)
     life.damage_while_closed("state/data.mdb", lambda data: b"\xff" * len(data))
 
 
 def without_a_footer(life: Life) -> None:
-    """And with an identity, an index and a snapshot that are none."""
+    """The footer of the first chunk, its index, the identity and the snapshot are invalid."""
     some_history(life)
     life.damage_while_closed(chunk_name(0), lambda data: data[:-20] + bytes(20))
     life.damage_while_closed(index_name(0), lambda data: data[:30])
@@ -52,7 +52,7 @@ def with_a_bad_delayed_row(life: Life) -> None:
 
 
 def with_its_end_cut_off(life: Life) -> None:
-    """What was synced last is not there: the log goes on behind it, with a hole."""
+    """The last synced bytes are missing: the log continues after them, with a hole."""
     some_history(life)
     base = life.log.chunks[-1]
     life.lost.add(len(life.sent) - 1)
@@ -60,7 +60,7 @@ def with_its_end_cut_off(life: Life) -> None:
 
 
 def without_its_last_header(life: Life) -> None:
-    """The last chunk cannot be read: it is set aside with what was in it."""
+    """The header of the last chunk is lost: the chunk is set aside with all of its messages."""
     some_history(life)
     base = life.log.chunks[-1]
     life.lost.update(sequence for sequence, offset in life.offsets.items() if offset >= base)
@@ -81,7 +81,9 @@ def without_a_chunk(life: Life) -> None:
 
 
 def without_delayed_messages(life: Life) -> None:
-    """Their folder is gone, which is told once; and others are published then."""
+    """The folder of the delayed messages is missing. The start reports that once, and new delayed
+    messages can be published.
+    """
     life.publish_delayed(10, 20)
     life.abandon_cleanly()
     shutil.rmtree(f"{life.directory}/delayed")
@@ -90,8 +92,8 @@ def without_delayed_messages(life: Life) -> None:
 
 
 def with_a_damaged_head(life: Life) -> None:
-    """The newer of the two heads of LMDB's file is hit: the two pages beside it are what it is
-    mended from.
+    """The newer of the two heads of LMDB's file is damaged. The start mends it, and keeps a copy of
+    the two head pages meanwhile.
     """
     life.publish_delayed(10, 20, 30)
     life.publish_delayed(40)
@@ -109,8 +111,8 @@ def with_a_damaged_head(life: Life) -> None:
 
 
 def with_an_older_commit(life: Life) -> None:
-    """The file is one commit older than it was: no head has the newest one, so that its mending
-    comes to nothing and is taken back.
+    """LMDB's file is replaced by an older one that lacks the newest commit. No head page has that
+    commit, so the mending fails and is undone.
     """
     life.publish_delayed(10, 20, 30)
     life.move(10)

@@ -1,4 +1,4 @@
-"""Lives of staged blocks and of groups, for `calls.py`."""
+"""Lives of a topic's stages and groups, for `calls.py`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from zsq.storage.state.state import StateBatch
 
 
 class GroupLife(StoreLife):
-    """Stages are written, sealed and committed: appended, adopted, both, merged; publishers go on
-    in between.
+    """Stages are written, sealed and committed: appended, adopted, both, or merged. Other blocks
+    are published in between.
     """
 
     options = GROUPS
@@ -63,7 +63,9 @@ class GroupLife(StoreLife):
             self.harness.drop(key)
 
     def commit_dropped(self, batch: StateBatch) -> None:
-        """In order, and again after a full disk; then their files go."""
+        """Commit in order, and again after a full disk. Then remove the files of the committed
+        stages.
+        """
         if batch.applied_offset is not None:
             batch.producers = self.producers(batch.applied_offset)
         self.commit(batch)
@@ -74,7 +76,7 @@ class GroupLife(StoreLife):
             self.harness.staging.purge(batch)
 
     def while_failing(self) -> None:
-        """Staging that failed takes nothing more."""
+        """Staging that has failed must accept nothing more."""
         super().while_failing()
         if self.staging_failed:
             try:
@@ -84,7 +86,7 @@ class GroupLife(StoreLife):
             raise Violation("staging that failed goes on")
 
     def go_on(self) -> None:
-        """What was refused is possible now: seals, and the commits."""
+        """What was refused is possible now: the seals and the commits."""
         self.commit_waiting()
         self.drop_superseded()
         self.harness.seal(*(key for key in self.harness.staged if key not in self.harness.sealed))
@@ -97,17 +99,18 @@ class GroupLife(StoreLife):
                 )
                 self.harness.commit(version, *parts)
         super().go_on()
-        if not self.harness.damage:  # what could not be read then is not read again in this life
+        # blocks that could not be read are not read again by this process
+        if not self.harness.damage:
             self.harness.check()
 
     def is_harmless(self, alarm: str) -> bool:
-        """There was no space for the footer of the chunk before the adopted ones; readers do
-        without it.
+        """Return True if the footer of the chunk before the adopted ones is missing because the
+        disk was full. Readers can do without it.
         """
         return self.files.code in FULL_CODES and "its footer is missing" in alarm
 
     def drop_superseded(self) -> None:
-        """Their version is behind that of the last commit: recovery drops them as well."""
+        """Drop the stages whose version is not newer than the last commit. Recovery drops them too."""
         known = self.harness.staging.stages()
         for key in list(self.harness.staged):
             if key not in known or known[key].transaction.version <= max(
@@ -129,7 +132,7 @@ class GroupLife(StoreLife):
 
 
 class MergeLife(GroupLife):
-    """So many small parts that they are merged before."""
+    """A commit of so many small parts that they are merged first."""
 
     merge = True
 

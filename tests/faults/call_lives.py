@@ -1,5 +1,5 @@
-"""Lives of a topic's store for `calls.py`: what is done step by step, what was promised by it, and
-how that is checked.
+"""Lives of a topic's store for `calls.py`: what is done step by step, what was promised by each
+step, and how the promises are checked.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from zsq.storage.state.state import ProducerRow, StateBatch, producer_after
 
 Step = Callable[[], object]
 ENDINGS: Final = ("died", "kept", "lost")
-"""Only the process ends; the power goes too, and all that was pending reached the disk; or nothing
-of it did.
+"""died: only the process ends. kept: the power is cut too, but all pending changes reached the
+disk. lost: the power is cut, and no pending change reached the disk.
 """
 FULL_CODES: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 REFUSABLE: Final = frozenset({"writev", "open_new", "make_folder", "note", "lmdb_write"})
-"""Calls that find no space: what needed them is refused, and nothing else comes of it."""
+"""Calls that may find no space. The request that needed them is refused, and nothing else happens.
+"""
 
 
 class Violation(AssertionError):
-    """A promise that was not kept."""
+    """A promise was broken."""
 
 
 def require(kept: bool, text: str) -> None:
@@ -38,28 +39,28 @@ def require(kept: bool, text: str) -> None:
 
 
 class Life:
-    """What `calls.run` leads: `live` under a plan of failures, `go_on` once they are over, `end`,
-    `check`, `afterlife`.
+    """One life, which `calls.run` leads: `live` with planned failures, `go_on` without them, then
+    `end`, `check` and `afterlife`.
     """
 
     def __init__(self, root: Path, files: FailingFiles) -> None:
         self.root = root
         self.files = files
         self.refusals: list[str] = []
-        """The errors that came out of its steps."""
+        """The errors that its steps raised."""
         self.failed = False
-        """One of them said that the store must not be used any more."""
+        """True if an error said that the store must not be used any more."""
         self.prepare()
 
     def prepare(self) -> None:
-        """What is there before the first call that may fail."""
+        """Make the state that exists before the first call that may fail."""
 
     def steps(self) -> list[Step]:
         raise NotImplementedError
 
     def live(self) -> None:
-        """All steps, or those up to a `StoreFailed`. Of one that was refused nothing happened, and
-        the others go on.
+        """Run all steps, or those up to a `StoreFailed`. A step that was refused has changed
+        nothing, and the next steps are run.
         """
         for step in self.steps():
             try:
@@ -72,12 +73,12 @@ class Life:
                 self.refused()
 
     def judge(self, error: StorageError) -> None:
-        """Whether this error fits what has failed."""
+        """Check that this error fits the failure that was planned."""
         code = self.files.code
         if isinstance(error, StoreFailed):
             self.failed = True
-            # LMDB takes a page of which only a part was written for a disk that failed, and says no
-            # more.
+            # If only a part of a page is written, LMDB reports a failed disk, and does not say that
+            # the disk was full.
             was_full = (
                 code in FULL_CODES
                 and self.files.met in REFUSABLE
@@ -94,31 +95,31 @@ class Life:
             )
 
     def refused(self) -> None:
-        """The last step did nothing; what it began to note is taken back."""
+        """Correct the record after a step was refused: the step changed nothing."""
 
     def while_failing(self) -> None:
-        """Before it is lifted."""
+        """Check what must hold while calls still fail."""
 
     def go_on(self) -> None:
-        """Once the trouble is over, in the same process."""
+        """Continue in the same process after the failures are over."""
 
     def end(self, ending: str) -> None:
-        """The process ends, and another one opens what it left."""
+        """End the process, and open what it left in another one."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """All promises, in what was just opened without trouble."""
+        """Check all promises on a store that was opened without failures."""
         raise NotImplementedError
 
     def afterlife(self) -> None:
-        """What is left is like any other."""
+        """Check that the store can be used like any other."""
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Close all files."""
 
 
 class StoreLife(Life):
-    """A part of storage with a real store."""
+    """A life of a part of the storage, with a real store."""
 
     options: StoreOptions = SMALL
     names_are_known = True
@@ -127,7 +128,9 @@ class StoreLife(Life):
         self.harness = StorageHarness(root, self.options, files)
         self.harness.open()
         self.waiting: list[StateBatch] = []
-        """Commits that found no space: tried again, in order, before anything else is committed."""
+        """Commits that found no space. They are tried again, in order, before anything else is
+        committed.
+        """
         super().__init__(root, files)
 
     def refused(self) -> None:
@@ -140,7 +143,7 @@ class StoreLife(Life):
         return lambda: self.harness.publish(blocks, count)
 
     def sync(self) -> None:
-        """A ticket that failed never counts."""
+        """Sync the log. A sync that failed never counts."""
         log, known = self.harness.log, len(self.harness.sent)
         ticket = log.begin_sync()
         try:
@@ -156,7 +159,7 @@ class StoreLife(Life):
         self.harness.acknowledged = known
 
     def commit(self, batch: StateBatch) -> None:
-        """The storage actor's way: in order, and the same again after a full disk."""
+        """Commit as the storage does: in order, and the same batch again after a full disk."""
         self.waiting.append(batch)
         self.commit_waiting()
 
@@ -170,7 +173,7 @@ class StoreLife(Life):
         self.harness.store.state.commit(batch)
 
     def checkpoint(self) -> None:
-        """As far as the log is synced, with the producer's row."""
+        """Commit how far the log is synced, with the producer's row."""
         end = self.harness.log.synced_end
         self.commit(StateBatch(synced_end=end, applied_offset=end, producers=self.producers(end)))
 
@@ -182,12 +185,12 @@ class StoreLife(Life):
         return {PRODUCER: row} if row else {}
 
     def keep(self) -> None:
-        """A snapshot."""
+        """Write a snapshot."""
         assert self.harness.store is not None
         self.harness.store.keeper.write()
 
     def read(self) -> None:
-        """What reads give is right, whatever else fails."""
+        """Check that reads return correct blocks, whatever else fails."""
         harness = self.harness
         found = [block for block in harness.read_all() if block.header.producer_id]
         for block in found:
@@ -204,10 +207,12 @@ class StoreLife(Life):
             }
             require(kept <= set(order), "acknowledged blocks are not read")
 
-    # After the trouble
+    # After the failure
 
     def while_failing(self) -> None:
-        """A failed log takes nothing more, and what it has is read all the same."""
+        """Check that a log that has failed accepts nothing more, and that its blocks can still be
+        read.
+        """
         if self.harness.store is None:
             return
         if self.failed and self.log_failed():
@@ -233,7 +238,7 @@ class StoreLife(Life):
         return False
 
     def go_on(self) -> None:
-        """Nothing was refused for ever."""
+        """Check that requests which were refused are accepted now."""
         self.commit_waiting()
         self.harness.publish()
         self.harness.sync()
@@ -258,7 +263,7 @@ class StoreLife(Life):
         require(not self.harness.damage, f"damage: {self.harness.damage}")
 
     def is_harmless(self, alarm: str) -> bool:
-        """What may be told after this failure, and costs nothing."""
+        """Return True if this alarm may follow the planned failure and means no loss."""
         return False
 
     def check_log(self) -> None:
@@ -266,8 +271,8 @@ class StoreLife(Life):
         self.check_producer(found)
 
     def check_producer(self, found: list[int]) -> None:
-        """It is asked for what follows its last block that is stored, no earlier one and no later
-        one.
+        """Check that the producer is asked for the block that follows its last stored block,
+        neither an earlier nor a later one.
         """
         assert self.harness.store is not None
         row = self.harness.store.state.load().producers.get(PRODUCER)
@@ -277,8 +282,8 @@ class StoreLife(Life):
         )
 
     def forget_lost(self) -> None:
-        """Blocks that were never acknowledged and are not there: the producer sends others in their
-        place.
+        """Forget the blocks that were never acknowledged and are not stored. The producer sends
+        others in their place.
         """
         harness = self.harness
         found = {
@@ -293,7 +298,7 @@ class StoreLife(Life):
         } | found
 
     def afterlife(self) -> None:
-        """It is a store like any other: it takes blocks, and a loss of power costs nothing."""
+        """Check that the store accepts blocks, and that a power cut then loses nothing."""
         harness = self.harness
         self.forget_lost()
         harness.publish()
@@ -307,7 +312,7 @@ class StoreLife(Life):
 
 
 class LogLife(StoreLife):
-    """Appends, syncs, rolls, checkpoints, snapshots, reads."""
+    """Appends, syncs, new chunks, checkpoints, snapshots and reads."""
 
     def steps(self) -> list[Step]:
         found: list[Step] = []
@@ -328,7 +333,7 @@ class LogLife(StoreLife):
 
 
 class ClosingLife(LogLife):
-    """An orderly end with something to sync, to note and to save."""
+    """An orderly end, while something still has to be synced, noted and saved."""
 
     def prepare(self) -> None:
         for _ in range(3):
@@ -340,7 +345,7 @@ class ClosingLife(LogLife):
         return [self.leave]
 
     def leave(self) -> None:
-        """Errors come out, but everything is closed."""
+        """Close the store. It may raise errors, but it must close everything."""
         store, self.harness.store = self.harness.store, None
         assert store is not None
         acknowledged = len(self.harness.sent)

@@ -1,5 +1,5 @@
-"""Lives of what is no topic's store, for `calls.py`: a disk queue in NSQ's files, and the registry
-of a data directory.
+"""Lives of other parts than a topic's store, for `calls.py`: a disk queue in NSQ's format, and the
+registry of a data directory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STORED = re.compile(r"(\d+) of \d+ messages were stored")
 
 
 class QueueLife(Life):
-    """Messages are numbered as they are put; each verb commits."""
+    """A life of a disk queue. Messages are numbered as they are put, and each operation commits."""
 
     def prepare(self) -> None:
         self.put_begun = self.put_done = self.got_begun = self.got_done = 0
@@ -64,7 +64,7 @@ class QueueLife(Life):
         self.put_done = first + count
 
     def get(self) -> None:
-        """In order, each once."""
+        """Get one message: all come in order, each once."""
         if self.got_begun >= self.put_done:
             return
         self.got_begun += 1
@@ -94,8 +94,8 @@ class QueueLife(Life):
         self.got_done = self.put_done
 
     def set_aside(self) -> bool:
-        """As NSQ does it, where the disk fails to read it twice: what was in the file is on disk
-        still, and does not come.
+        """Return True if the queue has set a file aside, as NSQ does if the disk fails to read it
+        twice. Its messages are still on disk, but they are not delivered.
         """
         return self.files.code == errno.EIO and any(
             path.suffix == ".bad" for path in Path(self.files.root).iterdir()
@@ -168,13 +168,14 @@ class QueueLife(Life):
 
 
 class QueueStartLife(QueueLife):
-    """It is opened after a loss of power that tore what was put last."""
+    """A queue is opened after a power cut that left its last record incomplete."""
 
     def prepare(self) -> None:
         super().prepare()
         self.put_many(6)
         queue = self._queue()
-        queue._commit = lambda meta: None  # type: ignore[method-assign]  # the power goes before it
+        # the power is cut before the commit
+        queue._commit = lambda meta: None  # type: ignore[method-assign]
         before = self.put_done
         self.put()
         self.put_done = before
@@ -198,13 +199,13 @@ class QueueStartLife(QueueLife):
             self.queue = None
 
     def go_on(self) -> None:
-        """It is looked at once it is opened again; what could not be read may be set aside
-        meanwhile.
+        """Do nothing: the queue is checked after it is opened again. Until then a file that could
+        not be read may be set aside.
         """
 
     def check(self) -> None:
-        """What a start took for unread comes again: a disk that fails to read is no reason to lose
-        it.
+        """If a read failed, the start may treat messages as unread that were read before, so they
+        come again. They must not be lost.
         """
         if self.files.code == errno.EIO:
             self.got_done = 0
@@ -212,7 +213,7 @@ class QueueStartLife(QueueLife):
 
 
 class RegistryLife(Life):
-    """Topics are made, configured, closed, deleted and made again."""
+    """A life of the registry: topics are made, configured, closed, deleted and made again."""
 
     def prepare(self) -> None:
         logging.getLogger("zsq").setLevel(logging.CRITICAL)
@@ -258,13 +259,13 @@ class RegistryLife(Life):
                     "a change that was refused was made all the same",
                 )
             except KeyError:
-                continue  # a topic whose making was refused
+                continue  # the topic was never made, because that was refused
             else:
                 self.certain, self.unsure = self.content(), False
         self.remove("kept")
 
     def remove(self, name: str) -> None:
-        """What the disk refuses is finished at the next start."""
+        """Remove a topic. If the disk refuses, the next start finishes it."""
         if self.registry.topics[name].state == "deleting":
             self.registry.remove(name)
             del self.certain[0][name]
@@ -273,7 +274,9 @@ class RegistryLife(Life):
         require(not self.files._nodes, "files stay open")
 
     def go_on(self) -> None:
-        """As the supervisor does it now and then; or the process ends before."""
+        """In half of the cases, settle the registry as the supervisor does now and then. In the
+        other half the process ends before that.
+        """
         if self.files.goes_on:
             self.registry.settle()
             self.registry.add("after", "always")
@@ -287,7 +290,7 @@ class RegistryLife(Life):
 
     def check(self) -> None:
         known, ended = self.content()
-        # The last change that was refused may be there, and that was said.
+        # The last change that was refused may have been made, and the error said so.
         if self.unsure and not self.files.goes_on:
             changed = [
                 name

@@ -1,8 +1,9 @@
-"""Lives that consist of a start, for `calls.py`: of what a power cut has left, of a damaged state
-store, of a topic that is made, of fsck.
+"""Lives that consist of a start, for `calls.py`: after a power cut, with a damaged state store, of
+a new topic, and of fsck.
 
-A start that fails may only say what is tried again (`StoreFailed`, `DiskFull`): after the others
-the broker waits for a person. And it leaves nothing open.
+A start that fails may only raise an error after which it is tried again (`StoreFailed`,
+`DiskFull`). After any other error the broker waits for a person. A failed start must leave no file
+open.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ PUBLISHER: Final = 99
 
 
 def torn(number: int, change: Change) -> int:
-    """The first 100 bytes of what was written, and every name."""
+    """Keep the first 100 bytes of each write, and every name."""
     return min(100, len(change.data)) if change.kind == "write" else 1
 
 
 def open_paths(root: str) -> list[str]:
-    """What this process has open there."""
+    """Return the paths below `root` that this process has open."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -45,7 +46,7 @@ def open_paths(root: str) -> list[str]:
 
 
 class StartLife(StoreLife):
-    """The log's tail is torn; something was never synced."""
+    """The end of the log is incomplete, and a part of it was never synced."""
 
     def prepare(self) -> None:
         for turn in range(6):
@@ -78,7 +79,9 @@ class StartLife(StoreLife):
             super().while_failing()
 
     def go_on(self) -> None:
-        """What could not be read is a hole in this life; the next one reads it again."""
+        """A block that could not be read is a hole for this process. The next process reads it
+        again.
+        """
         log = self.harness.log
         if not log.holes:
             self.forget_lost()
@@ -88,13 +91,14 @@ class StartLife(StoreLife):
 
 
 class MixedStartLife(StartLife, GroupLife):
-    """A commit that was not finished, sealed and unsealed stages, a delayed block that has moved
-    and is still there, channels.
+    """There are a commit that was not finished, sealed and unsealed stages, a delayed block that
+    was moved to the log and is still stored as delayed, and channels.
     """
 
     def prepare(self) -> None:
         harness = self.harness
-        harness._check_names = lambda: None  # type: ignore[method-assign]  # it knows nothing of delayed messages
+        # that check does not know delayed messages
+        harness._check_names = lambda: None  # type: ignore[method-assign]
         assert harness.store is not None
         harness.publish()
         harness.sync()
@@ -128,8 +132,8 @@ class MixedStartLife(StartLife, GroupLife):
         self.files.crash(keep_all)
 
     def go_on(self) -> None:
-        """A stage that is still written to, and that a disk fails to read at a start, is dropped,
-        and that is told.
+        """Accept that a stage was dropped if it was still being written and the disk failed to read
+        it at the start. An alarm must report it.
         """
         assert self.harness.store is not None
         if self.files.code == errno.EIO and any(
@@ -175,7 +179,7 @@ class MixedStartLife(StartLife, GroupLife):
 
 
 class RebuildLife(StartLife):
-    """The state store is damaged: it is made again from its snapshot and the log."""
+    """The state store is damaged. The start rebuilds it from its snapshot and the log."""
 
     def prepare(self) -> None:
         harness = self.harness
@@ -214,7 +218,7 @@ class RebuildLife(StartLife):
 
 
 class CreationLife(Life):
-    """A topic is made; whole or not at all."""
+    """A topic is made, completely or not at all."""
 
     def prepare(self) -> None:
         self.directory = f"{self.files.root}/topics"
@@ -257,8 +261,8 @@ class CreationLife(Life):
 
 
 class CheckLife(StartLife):
-    """fsck looks at a topic with damage of several kinds, and then repairs it. It may say
-    `OSError`, where it cannot look at all.
+    """fsck checks a topic with damage of several kinds. It may raise `OSError` if it cannot check
+    at all.
     """
 
     repair = False
@@ -299,7 +303,7 @@ class CheckLife(StartLife):
         require(not open_paths(self.files.root), f"these stay open: {open_paths(self.files.root)}")
 
     def go_on(self) -> None:
-        """Nothing stays open, so there is nothing to go on with."""
+        """Do nothing: no store is open."""
 
     def check(self) -> None:
         self.harness.check(lost_max=1)
@@ -317,6 +321,6 @@ class CheckLife(StartLife):
 
 
 class RepairLife(CheckLife):
-    """The same, and repairs it."""
+    """fsck checks the same topic and repairs it."""
 
     repair = True

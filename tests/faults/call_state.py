@@ -1,5 +1,5 @@
-"""Lives of what lies beside the log, for `calls.py`: channels and their snapshot, delayed messages,
-chunks that go.
+"""Lives of the stores beside the log, for `calls.py`: channels and their snapshot, delayed
+messages, and chunks that are removed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ LATER_NS: Final = 1 << 60
 
 
 def facts(table: Table) -> tuple[object, ...]:
-    """What channels were told, and nothing that recovery replays."""
+    """Return the part of the state that commits promise, without what recovery derives from the
+    log.
+    """
     return (
         table.channels,
         table.holes,
@@ -41,8 +43,8 @@ def facts(table: Table) -> tuple[object, ...]:
 
 
 class ChannelLife(StoreLife):
-    """Channels, holes, deferred ones, a pause, a drop; with a map that has to grow. Other stores
-    get each commit that succeeds.
+    """Commits of channels, holes, deferred messages, a pause and a drop, with a map that has to
+    grow. Two other stores (shadows) get each commit that succeeds.
     """
 
     options = replace(SMALL, map_bytes=1 << 16)
@@ -52,7 +54,7 @@ class ChannelLife(StoreLife):
         self.harness.sync()
         self.unsure_late = False
         self.shadows = []
-        """If a commit that failed counts, and if it does not."""
+        """The first one also gets a commit that failed, the second one does not."""
         for name in ("with", "without"):
             path = self.root.parent / name
             path.mkdir()
@@ -94,8 +96,8 @@ class ChannelLife(StoreLife):
             shadow.commit(batch)
 
     def while_failing(self) -> None:
-        """A commit that succeeds after one that failed counts; nobody makes one, but whoever did
-        would be told no lie.
+        """Try a commit after one that failed. If it succeeds, it must count. The broker makes no
+        such commit, but the answer must be true.
         """
         super().while_failing()
         if self.failed and not self.log_failed():
@@ -133,22 +135,22 @@ class ChannelLife(StoreLife):
 
 
 class DelayedLife(StoreLife):
-    """Delayed blocks come, become due, move to the log, are cancelled; as the storage actor does
-    it, in its order.
+    """Delayed blocks are published, become due, are moved to the log, and are cancelled, in the
+    order in which the storage does it.
     """
 
     def prepare(self) -> None:
         self.certain: set[bytes] = set()
         self.unsure: set[bytes] = set()
-        """Their publish, or their cancelling, failed."""
+        """Messages whose publish or cancellation failed."""
         self.gone: set[bytes] = set()
-        """Cancelled, and that was answered."""
+        """Messages whose cancellation was answered."""
         self.keys: dict[bytes, DelayedKey] = {}
         self.sequence = 0
         self.moving: list[DelayedKey] = []
-        """In the log, synced, and still in the environment.
+        """Messages that are synced in the log and still stored as delayed.
 
-        Until they are removed nothing is cancelled, and no checkpoint passes them.
+        Until they are removed there, nothing is cancelled, and no checkpoint counts them.
         """
 
     def steps(self) -> list[Step]:
@@ -222,8 +224,8 @@ class DelayedLife(StoreLife):
         self.check_messages()
 
     def check_messages(self) -> None:
-        """Each that was answered is there once, in the log or here; of the others none twice; and
-        nothing else is there.
+        """Check that each acknowledged message is present once, in the log or as delayed.
+        Unanswered ones may be present at most once. There must be no other messages.
         """
         assert self.harness.store is not None
         store = self.harness.store.delayed
@@ -252,7 +254,9 @@ class DelayedLife(StoreLife):
 
 
 class RetentionLife(StoreLife):
-    """Chunks go behind the committed start, are measured and counted before; new ones come."""
+    """Chunks before the committed start are removed, after they were measured and counted, and new
+    ones are made.
+    """
 
     def prepare(self) -> None:
         for _ in range(10):
@@ -262,7 +266,7 @@ class RetentionLife(StoreLife):
         assert self.harness.store is not None
         self.keep()
         self.starts = {self.harness.log.start}
-        """One of these it begins at."""
+        """The log begins at one of these offsets."""
         self.left_below = 0
         uuid = self.harness.store._uuid
         self.keeper = LogKeeper(self.files, self.harness.directory, uuid, self.harness.log)
@@ -273,7 +277,7 @@ class RetentionLife(StoreLife):
                 partial(self.remove, 2), self.read]  # fmt: skip
 
     def look(self, kept: int) -> None:
-        """What the storage actor asks each second."""
+        """Ask for the retention plan, as the storage does each second."""
         retention = Retention(keep_chunks=kept, keep_s=1, keep_bytes=100)
         end = self.harness.log.end
         view = self.keeper.view(retention, end, end, self.harness.now_ns)
@@ -296,7 +300,7 @@ class RetentionLife(StoreLife):
         self.remove_left()
 
     def remove_left(self) -> None:
-        """What cannot be removed now is tried again; nothing depends on it."""
+        """Remove files. If that fails now, it is tried again later, and nothing depends on it."""
         try:
             remove_below(self.files, self.harness.directory, self.left_below)
         except OSError:

@@ -1,17 +1,20 @@
-"""`scripts/prove calls`: each call of a workload fails in turn, once and for good, with each error
-that such a call can have.
+"""`scripts/prove calls`: each call of a workload fails in turn, once or permanently, with each
+error that such a call can have.
 
     scripts/prove calls --count 10000 --seed 1 --jobs 2
     scripts/prove calls --case "log 17 EIO once lost"         # one of them again
 
-A case is a workload, the number of one of its calls, an error, a mode (see `failing.py`) and an
-ending: only the process dies, or the power goes and takes nothing or all of what was not synced.
-What holds in each: only errors of the storage layer come out; a call that succeeded is kept; a
-failed sync ends the store for good; else it goes on once the trouble is over; and the next process
-finds all that was promised.
+A case consists of a workload, the number of one of its calls, an error, a mode (see `failing.py`)
+and an ending. With one ending only the process dies. With the others the power is cut too, and
+either nothing or all of what was not synced is lost. In each case:
 
-Cases come in rounds: each round has one for each call of each workload, and no case comes twice.
-Without a count, all of them.
+- The calls raise only errors of the storage layer.
+- The effect of a call that succeeded is kept.
+- A failed sync ends the store for good. After other failures it can be used again.
+- The next process finds everything that was promised.
+
+Cases come in rounds. Each round has one case for each call of each workload, and no case comes
+twice. Without a count, all cases are tried.
 """
 
 from __future__ import annotations
@@ -75,7 +78,7 @@ LIVES: Final[dict[str, type[Life]]] = {
     "registry": RegistryLife,
 }
 MEMORY: Final = Path("/dev/shm")
-PORTION: Final = 50  # cases that a process gets at once
+PORTION: Final = 50  # cases that a process gets at a time
 TOLD_EVERY_S: Final = 10.0
 
 
@@ -97,8 +100,8 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`kind`: of the call that failed; `said`: the errors that came out of the store's calls;
-    `trouble`: what was wrong, or empty.
+    """`kind`: the kind of the call that failed. `said`: the errors that the store's calls raised.
+    `trouble`: the broken promise, or empty.
     """
 
     kind: str
@@ -108,7 +111,9 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class Tried:
-    """`said`: by kind of call and errno, what the store's calls said first, and how often."""
+    """`said`: for each kind of call and errno, the first error that the store's calls raised, and
+    how often.
+    """
 
     cases: int = 0
     refused: int = 0
@@ -134,7 +139,7 @@ def modes(kind: str, code: int) -> list[str]:
 
 
 def trace_of(life: str) -> list[str]:
-    """The kinds of all calls of a workload that nothing fails in."""
+    """Return the kinds of all calls of a workload in which nothing fails."""
     with a_disk() as (disk, files), LmdbCalls(files.lmdb) as calls:
         one = LIVES[life](disk, files)
         files.arm(None)
@@ -149,8 +154,8 @@ def trace_of(life: str) -> list[str]:
 
 
 def cases(life: str, seed: int) -> Iterator[Case]:
-    """Every call with every error in every mode with every ending, in rounds: each has one case of
-    each call that has one left.
+    """Yield every call with every error in every mode with every ending, in rounds: each round has
+    one case for each call that has cases left.
     """
     chance = random.Random(f"{seed} {life}")
     by_call = []
@@ -213,7 +218,7 @@ def try_all(chosen: Sequence[Case]) -> Tried:
 
 @contextlib.contextmanager
 def a_disk() -> Iterator[tuple[Path, FailingFiles]]:
-    """In memory where there is such a folder."""
+    """Make a disk in a memory file system, if there is one."""
     with tempfile.TemporaryDirectory(
         prefix="zsq-calls-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None
     ) as root:
@@ -222,8 +227,8 @@ def a_disk() -> Iterator[tuple[Path, FailingFiles]]:
         files = FailingFiles(str(disk))
 
         def examined(path: str, *_: float) -> Verdict:
-            """In this process, as there is no damage here that could kill it; but it is another
-            one's work.
+            """Examine an environment in this process: nothing is damaged here that could kill it.
+            The calls do not count, because the broker uses another process for this.
             """
             with files.paused():
                 return Verdict(findings(path), finished=True)
@@ -238,7 +243,9 @@ def a_disk() -> Iterator[tuple[Path, FailingFiles]]:
 
 
 def choose(count: int, seed: int) -> list[Case]:
-    """The first rounds: at least `count` cases, if there are so many; 0: all."""
+    """Return the first rounds that have at least `count` cases, or all cases if there are fewer or
+    `count` is 0.
+    """
     by_life = {life: list(cases(life, seed)) for life in LIVES}
     total = sum(map(len, by_life.values()))
     share = min(1.0, count / total) if count else 1.0
@@ -278,7 +285,8 @@ def main(arguments: list[str]) -> int:
 def in_processes(chosen: Sequence[Case], jobs: int) -> Tried:
     tried, told = Tried(), time.monotonic()
     portions = [chosen[at : at + PORTION] for at in range(0, len(chosen), PORTION)]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else its children would outlive it
+    # without this, its children would outlive it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("forkserver")) as pool:
         try:
             for done in as_completed([pool.submit(try_all, portion) for portion in portions]):

@@ -1,12 +1,14 @@
-"""`scripts/prove crash-states`: what a power cut may leave after each step of each workload; a
-start on it, and all that was promised.
+"""`scripts/prove crash-states`: make the disks that a power cut may leave after each step of each
+workload, start on each of them, and check all promises.
 
-    scripts/prove crash-states --count 100000 --seed 1 --jobs 2      as many distinct disks;
-    systematic ones first, then random ones scripts/prove crash-states --replay groups/167/15
-    one of them, with what was on its way to the disk
+    scripts/prove crash-states --count 100000 --seed 1 --jobs 2
+    scripts/prove crash-states --replay groups/167/15
 
-A disk is counted once, however many ways lead to it; it is checked once for each set of promises
-under which it may be found.
+The first command tries 100,000 distinct disks, systematic ones first, then random ones. The second
+one tries one of them again and shows the changes that were pending.
+
+A disk is counted once, even if several ways lead to it. It is checked once for each set of promises
+with which it may be found.
 """
 
 from __future__ import annotations
@@ -55,9 +57,9 @@ from .workloads import WORKLOADS, workload
 PR_SET_PDEATHSIG: Final = 1
 NOW: Final = "now-"
 ALL: Final = 1 << 62
-AGAIN_EACH: Final = 2  # of so many disks one loses its power again when it goes on
+AGAIN_EACH: Final = 2  # of this many disks, one loses its power again after its recovery
 RANDOM_A_ROUND: Final = (
-    40  # random fates of what is pending, after each step, in each round behind the first
+    40  # random fates of the pending changes, after each step, in each round after the first
 )
 ROUNDS_MAX: Final = 1_000
 SAY_EVERY_S: Final = 10.0
@@ -66,11 +68,11 @@ VIOLATIONS_MAX: Final = 20
 
 @dataclass(slots=True)
 class Result:
-    """`disks`: digests of the distinct ones; `violations`: (where, what), of the first."""
+    """`disks`: digests of the distinct disks. `violations`: (where, what) of the first violations."""
 
     disks: set[bytes] = field(default_factory=set)
     nested: set[bytes] = field(default_factory=set)
-    """Those left by a crash in the recovery after a crash."""
+    """Disks left by a crash during the recovery from a crash."""
     checks: int = 0
     violations: list[tuple[str, str]] = field(default_factory=list)
 
@@ -89,7 +91,7 @@ class Result:
 
 
 class Prover:
-    """Checks disks of one recorded workload. `folder`: where they are laid down."""
+    """Checks disks of one recorded workload. `folder`: where the disks are written."""
 
     def __init__(self, recorded: Recorded, folder: Path, seed: int = 1) -> None:
         self.recorded = recorded
@@ -97,7 +99,7 @@ class Prover:
         self.folder = folder
         self.seed = seed
         self.salt = recorded.name.partition("/")[0].encode()
-        """Disks of two workloads are two, if they should look the same."""
+        """Equal disks of two workloads count as two."""
         self._checked: set[bytes] = set()
         self._laid = 0
 
@@ -105,10 +107,10 @@ class Prover:
         return list(prefixes(self.trace))
 
     def prove(self, disk: Disk, number: int, result: Result, stop: int = ALL) -> None:
-        """All that may be found after these steps, or some of all kinds where no more than `stop`
-        are to be counted.
+        """Check all disks that may be found after these steps. If no more than `stop` are to be
+        counted, choose some of every kind.
 
-        Round 0 is the systematic one, the others are random.
+        Round 0 is the systematic one, the other rounds are random.
         """
         counted = self.counted(result)
         promised = (
@@ -135,8 +137,8 @@ class Prover:
                 result.violations.append((where, traceback.format_exc()))
 
     def _note(self, where: str) -> None:
-        """For whoever finds this process dead: LMDB may die of a page that is not there
-        (SIGBUS).
+        """Record which disk is tried now, for the case that this process dies. LMDB may crash when
+        a page is missing (SIGBUS).
         """
         (self.folder / f"{NOW}{os.getpid()}").write_text(where)
 
@@ -162,9 +164,9 @@ class Prover:
                 subject.abandon()
 
     def nested(self, disk: Disk, fate: Fate, where: str) -> Prover:
-        """The recovery on this disk, to be broken off as well. With all that is pending there, it
-        is only the process that has died: what it has written and not synced is seen by the next
-        one, and may still be lost.
+        """Record the recovery on this disk, so that it can be interrupted too. If all pending
+        changes reached the disk, only the process has died: the next process sees what it wrote
+        without a sync, but that may still be lost.
         """
         with self.laid(tree_of(disk, fate)) as root, looking_in_this_process():
             subject = self.recorded.revive(
@@ -196,8 +198,8 @@ class Prover:
 def mixed(
     numbered: Iterable[tuple[int, Fate]], chance: random.Random
 ) -> Iterator[tuple[int, Fate]]:
-    """Two that lost or kept changes as a whole for each one with a part of a change: those are many
-    more.
+    """Mix the fates: two in which each change is lost or kept as a whole, then one with a part of a
+    change. There are many more of the latter.
     """
     whole: list[tuple[int, Fate]] = []
     torn: list[tuple[int, Fate]] = []
@@ -231,15 +233,15 @@ def record(name: str, folder: Path) -> Recorded:
 
 
 def prove_some(name: str, folder: Path, count: int, nested: int, seed: int) -> Result:
-    """So many distinct disks of a workload, picked from all over it; and so many of crashes in
-    recovery.
+    """Try `count` distinct disks of a workload, chosen from its whole length, and `nested` disks
+    after crashes in recovery.
     """
     prover = Prover(record(name, folder), folder, seed)
     result = Result()
     disks = prover.disks()
     random.Random(f"{name} {seed}").shuffle(disks)
     share = 1 + count // len(disks)
-    for at in range(2 * len(disks)):  # first a share of each, then all of each
+    for at in range(2 * len(disks)):  # first a share of the disks after each step, then all of them
         disk = disks[at % len(disks)]
         prover.prove(
             disk, 0, result, min(count, len(result.disks) + share) if at < len(disks) else count
@@ -254,8 +256,8 @@ def prove_some(name: str, folder: Path, count: int, nested: int, seed: int) -> R
 def _prove_nested(
     prover: Prover, disks: Sequence[Disk], turn: int, result: Result, stop: int = ALL
 ) -> None:
-    """The recovery on one of these disks. Each second time it is a process that died, not the
-    machine.
+    """Interrupt the recovery on one of these disks. Every second time only the process had died,
+    and not the machine.
     """
     chance = random.Random(f"{prover.recorded.name} {prover.seed} nested {turn}")
     disk = chance.choice(disks)
@@ -306,14 +308,14 @@ Futures = list[Future[Result]]
 
 
 class Progress:
-    """Adds up what the processes found, and says it now and then."""
+    """Adds up the results of the processes, and prints the sum now and then."""
 
     def __init__(self) -> None:
         self.total = Result()
         self.began = self._said = time.monotonic()
 
     def take(self, parts: Sequence[Future[Result]], enough: Callable[[Result], bool]) -> bool:
-        """True: there are enough, and what is left of these parts is not wanted any more."""
+        """Add results. Return True if there are enough, so that the remaining parts are not needed."""
         for part in as_completed(parts):
             if part.cancelled():
                 continue
@@ -330,8 +332,8 @@ class Progress:
 
 
 def prove_all(count: int, nested: int, seed: int, jobs: int, names: Sequence[str]) -> Result:
-    """Every systematic disk of these workloads, crashes in recovery, and random disks until there
-    are as many as wanted.
+    """Try every systematic disk of these workloads, crashes in recovery, and random disks until
+    there are as many as wanted.
     """
     progress = Progress()
     with work_folder() as folder:
@@ -428,7 +430,7 @@ def replay(where: str, seed: int) -> int:
 
 
 def _found(prover: Prover, numbers: Sequence[str]) -> tuple[Disk, Fate]:
-    """By steps, number, and perhaps the round."""
+    """Find a disk by its steps, its number, and optionally its round."""
     disk = prover.disks()[int(numbers[0])]
     return disk, next(
         islice(
@@ -480,7 +482,7 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.replay:
         return replay(chosen.replay, chosen.seed)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that folders are removed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the folders are removed
     began = time.monotonic()
     nested = chosen.count // 10 if chosen.nested is None else chosen.nested
     names = chosen.workload or [

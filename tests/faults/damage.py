@@ -1,8 +1,11 @@
-"""`scripts/prove damage`: flip bits, cut, swap, resurrect, remove: all is detected or harmless, and
-told.
+"""`scripts/prove damage`: flip bits, cut, swap, restore and remove parts of files. All damage must
+be harmless, or detected and reported.
 
-scripts/prove damage --count 100000          so many flipped bits in files of the log; and the other
-kinds scripts/prove damage --replay '1|flip|00000000000000000000.chunk|1234' --keep
+    scripts/prove damage --count 100000
+    scripts/prove damage --replay '1|flip|00000000000000000000.chunk|1234' --keep
+
+The first command flips 100,000 bits in files of the log, and tries the other kinds of damage too.
+The second one tries one case again.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ FLIPS_A_SPECIMEN: Final = 20_000
 TELL_S: Final = 10.0
 EVERY: Final = 16
 # Of so many tries; again: two more lives of the topic.
+# Number of a try modulo EVERY -> what else is tried; again: two more lives of the topic.
 ALSO: Final = {
     0: "repair",
     4: "fsck",
@@ -45,7 +49,7 @@ MEMORY: Final = "/dev/shm"
 
 
 class Workshop:
-    """Where specimens are made and damaged; one a process."""
+    """The place where specimens are made and damaged. Each process has one."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -59,9 +63,10 @@ class Workshop:
         return self._specimens[number]
 
     def run(self, case: Case, also: str = "") -> str:
-        """What came of it, as a word. `also`: what else is tried, a word of ALSO.
+        """Try one case, and return the outcome as a word. `also`: what else is tried, a word of
+        ALSO.
 
-        `ViolationError` and whatever else the product raises come out.
+        Raise `ViolationError`, or whatever error the product raises.
         """
         specimen = self.specimen(case.specimen)
         tree = damaged(specimen, case)
@@ -89,8 +94,8 @@ class Workshop:
         came = lives(specimen, self.bench.directory, want)
         if (
             came in {"rebuilt", "killed"}
-            # Fsck writes to a copy of the environment: asked each time, it would be most of the
-            # work.
+            # Fsck writes to a copy of the environment. If it were asked each time, that would be
+            # most of the work.
         ):
             self.bench.lay(tree)
             need(
@@ -101,7 +106,7 @@ class Workshop:
 
 
 def spread(total: int, count: int) -> Iterator[int]:
-    """`count` numbers below `total`, all of them if there are no more."""
+    """Yield `count` numbers below `total`, evenly spaced, or all of them if there are no more."""
     if count >= total:
         yield from range(total)
         return
@@ -109,8 +114,8 @@ def spread(total: int, count: int) -> Iterator[int]:
 
 
 def flips(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
-    """Every bit of the tiny one's chunks, if there are so many; then evenly of all files of all, of
-    random ones too when there are many.
+    """Yield every bit of the chunks of the tiny specimen, if `count` allows it. Then yield bits
+    evenly from all files of all specimens, and of random ones too when `count` is large.
     """
     tiny = shop.specimen(TINY)
     first = [(path, len(tiny.tree[path]) * 8) for path in tiny.chunks()]
@@ -134,7 +139,7 @@ def flips(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
 
 
 def _spread(number: int, files: Sequence[tuple[str, int]], count: int) -> list[Case]:
-    """Bits of these files, as if they were one."""
+    """Return bits chosen evenly from these files, as if they were one file."""
     found = []
     for at in spread(sum(bits for _, bits in files), count):
         for path, bits in files:
@@ -146,8 +151,8 @@ def _spread(number: int, files: Sequence[tuple[str, int]], count: int) -> list[C
 
 
 def lmdb_flips(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
-    """Two of three in a state store, the others in the delayed messages; every page of each. Of a
-    different bit with each seed.
+    """Yield two thirds of the bits in a state store, the others in the delayed messages. All pages
+    get some. Another seed chooses other bits.
     """
     numbers = (RICH, KILLED, SCARRED)
     for turn, number in enumerate(numbers):
@@ -160,7 +165,7 @@ def lmdb_flips(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
 
 
 def others(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
-    """All the rest, evenly."""
+    """Yield cases of all other kinds of damage, evenly."""
     numbers = [*BASICS, *([FIRST_RANDOM + seed * 1000] if count > FLIPS_A_SPECIMEN else [])]
     for turn, number in enumerate(numbers):
         cases = list(structured(shop.specimen(number)))
@@ -184,7 +189,7 @@ def plan(shop: Workshop, count: int, more: int, lmdb: int, seed: int) -> Iterato
 
 
 def work(arguments: argparse.Namespace) -> int:
-    """A child: every n-th case; lines of JSON."""
+    """Run as a child process: try every n-th case, and print lines of JSON."""
     number, jobs = arguments.worker
     found: collections.Counter[str] = collections.Counter()
     with (
@@ -206,7 +211,7 @@ def work(arguments: argparse.Namespace) -> int:
             kind = f"{case.kind} in LMDB" if in_lmdb(case.path) else case.kind
             try:
                 found[f"{kind} {shop.run(case, ALSO.get(turn % EVERY, ''))}"] += 1
-            except Exception as error:  # whatever the product raises: it must not
+            except Exception as error:  # any error of the product is a violation
                 found[f"{kind} VIOLATION"] += 1
                 print(
                     json.dumps(
@@ -222,7 +227,7 @@ def work(arguments: argparse.Namespace) -> int:
 
 
 class Summary:
-    """What all children have found by now."""
+    """The results that all child processes have reported so far."""
 
     def __init__(self) -> None:
         self.found: dict[int, dict[str, int]] = {}
@@ -236,7 +241,7 @@ class Summary:
             self.found[child] = said["found"]
 
     def total(self, kind: str = "") -> collections.Counter[str]:
-        """By what came of it."""
+        """Count the cases by their outcome."""
         found: collections.Counter[str] = collections.Counter()
         for counts in self.found.values():
             for name, count in counts.items():
@@ -251,7 +256,7 @@ class Summary:
 
 
 def run(count: int, more: int, lmdb: int, seed: int, jobs: int, out: IO[str]) -> Summary:
-    """In `jobs` children."""
+    """Try the cases in `jobs` child processes."""
     summary = Summary()
     command = [
         sys.executable,
@@ -335,7 +340,7 @@ def report(summary: Summary, seconds: float, seed: int, jobs: int, out: IO[str])
 
 
 def replay(text: str, keep: str) -> int:
-    """One case, with all that it says."""
+    """Try one case, and print everything that is known about it."""
     folder = keep or tempfile.mkdtemp(prefix="zsq-damage-")
     try:
         with forking():

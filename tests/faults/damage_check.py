@@ -1,10 +1,11 @@
-"""What must hold of a damaged directory: only what was touched is lost, that is told, nothing is
-wrong, and the topic lives on.
+"""Checks of a damaged directory: only what was touched is lost, every loss is reported, nothing
+wrong is delivered, and the topic can still be used.
 
-The yardstick is one for all kinds of damage. A block may be lost only if bytes of it differ from
-what was written, or its file is gone, or both copies of its chunk's header and the footer that
-repeats it. Where the process died, what lies behind the first touched block that nobody vouches for
-may be cut off too (`recovery.py` says why); everything else must be read as it was.
+The same rule applies to all kinds of damage. A block may be lost only in three cases: some of its
+bytes differ from what was written, its file is missing, or both copies of its chunk's header and
+the footer that repeats it are damaged. If the process had died, more may be lost: everything after
+the first touched block that neither the state nor a later block attests may be cut off too
+(`recovery.py` says why). Everything else must be read unchanged.
 """
 
 from __future__ import annotations
@@ -41,40 +42,41 @@ from .damage_specimens import (
     abandon,
 )
 
-SEEKS: Final = 3  # reads from the middle, after each damage
+SEEKS: Final = 3  # reads that begin in the middle of a block, after each damage
 
 
 class ViolationError(AssertionError):
-    """A promise was broken; the text says which."""
+    """A promise was broken. The text says which one."""
 
 
 @dataclass(slots=True)
 class Expected:
-    """`lost`: blocks (first offsets) that may be; `cut_from`: what may be cut off as a write that
-    did not finish, -1: nothing.
+    """`lost`: blocks (first offsets) that may be lost. `cut_from`: the offset from which the log
+    may be cut off as an unfinished write, or -1.
     """
 
     lost: set[int]
     cut_from: int = -1
     silent: bool = False
-    """Nothing is left of that: the file just ends before it."""
+    """Nothing of the lost end is left: the file just ends before it, so the loss cannot be noticed.
+    """
     may_refuse: bool = False
     state: bool = False
-    """The damage is in the state store or its snapshot: channels may go back."""
+    """The damage is in the state store or its snapshot. Channels may be at an earlier position."""
     delayed: bool = False
     stages: set[bytes] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class Seen:
-    """What came of it."""
+    """The outcome of one start."""
 
     refused: str = ""
     lost: set[int] = field(default_factory=set)
     told: bool = False
-    """By a read, an alarm, or a hole that is known."""
+    """The damage was reported by a read, an alarm, or a hole that is known."""
     read_damage: bool = False
-    """A read raised it: it was not known."""
+    """A read reported damage that was not known before."""
     alarms: list[str] = field(default_factory=list)
     holes: tuple[Hole, ...] = ()
 
@@ -85,7 +87,7 @@ def need(holds: object, text: str) -> None:
 
 
 def expected(specimen: Specimen, tree: Tree) -> Expected:
-    """By comparing bytes, whatever made the difference."""
+    """Derive what may be lost by comparing the bytes, whatever kind of damage was done."""
     lost: set[int] = set()
     for path in specimen.chunks():
         new, old = tree.get(path), specimen.tree[path]
@@ -126,12 +128,12 @@ def expected(specimen: Specimen, tree: Tree) -> Expected:
 
 
 def _has_header(old: bytes, new: bytes) -> bool:
-    """One of its copies, or the footer that says it again."""
+    """Return True if a copy of the chunk's header is left, or the footer that repeats it."""
     copies = [new[at : at + CHUNK_COPY_BYTES] for at in (0, CHUNK_COPY_BYTES)]
     if old[:CHUNK_COPY_BYTES] in copies:
         return True
     if new[:4] == b"ZSQC" and new[:CHUNK_COPY_BYTES] == new[CHUNK_COPY_BYTES:CHUNK_HEADER_BYTES]:
-        return False  # that of another chunk: whose bytes they are then, nobody can tell
+        return False  # it is the header of another chunk, so it is unknown whose bytes follow
     return (
         old[-FOOTER_BYTES:][:4] == b"ZSQF"
         and len(new) == len(old)
@@ -140,8 +142,8 @@ def _has_header(old: bytes, new: bytes) -> bool:
 
 
 def _cut_from(specimen: Specimen, tree: Tree) -> int:
-    """The first offset in the last chunk that is touched and vouched for by nobody: neither the
-    state, nor a block behind it.
+    """Return the first offset in the last chunk that is touched and attested neither by the state
+    nor by a later block.
     """
     path = specimen.chunks()[-1]
     base = parse_chunk_name(path)
@@ -180,8 +182,8 @@ def open_copy(specimen: Specimen, directory: str) -> Store:
 
 
 def examine(specimen: Specimen, directory: str, want: Expected, *, again: bool = False) -> Seen:
-    """Open what lies there, hold it against what was promised, and leave it closed. `again`: a
-    second life, and a third.
+    """Open the damaged directory, compare it with what was promised, and close it. `again`: start
+    it a second and a third time.
     """
     seen = Seen()
     try:
@@ -204,7 +206,7 @@ def examine(specimen: Specimen, directory: str, want: Expected, *, again: bool =
 
 
 def check(specimen: Specimen, store: Store, want: Expected, seen: Seen) -> None:
-    """What an open store gives, against what was promised."""
+    """Compare what an open store returns with what was promised."""
     source = random.Random(specimen.number)
     log, report = store.log, store.report
     seen.alarms = list(report.alarms)
@@ -258,8 +260,8 @@ def _check_bodies(specimen: Specimen, found: dict[int, Block]) -> None:
 
 
 def _check_seeks(specimen: Specimen, log: Log, want: Expected, source: random.Random) -> bool:
-    """Reads that begin anywhere give the block that holds the offset, or say that it is lost;
-    whether any did say so.
+    """Check that a read from any offset returns the block of that offset, or says that it is lost.
+    Return True if a read said so.
     """
     told = False
     offsets = sorted(specimen.blocks)
@@ -306,7 +308,7 @@ def _check_times(
 
 
 def _check_state(specimen: Specimen, store: Store, want: Expected, applied: bool) -> None:
-    """`applied`: nothing is lost of which the state is still to learn who published it."""
+    """Check the state. `applied`: no block is lost whose producer the state does not know yet."""
     table = store.state.load()
     sequences = {producer: row.next_sequence for producer, row in table.producers.items()}
     if want.cut_from < 0 and applied:
@@ -334,8 +336,8 @@ def _check_state(specimen: Specimen, store: Store, want: Expected, applied: bool
 
 
 def _check_again(specimen: Specimen, directory: str, want: Expected, before: Seen) -> None:
-    """It is the same at the next start, and the topic lives: what is staged is committed or
-    refused, a new message gets a new offset.
+    """Check that the next start finds the same, and that the topic can be used: staged blocks are
+    committed or refused, and a new message gets a new offset.
     """
     for _ in range(2):
         store = open_copy(specimen, directory)

@@ -1,5 +1,5 @@
-"""`zsq fsck` and damage: it finds all that a start and reads find, changes nothing by looking, and
-a repair loses nothing more.
+"""Checks of `zsq fsck`: it finds all damage that a start and reads find, a check changes nothing,
+and a repair loses nothing more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .damage_specimens import EPOCH_NS, Bench, SeededFiles, Specimen, Tree, capt
 
 @dataclass(slots=True)
 class Opinion:
-    """What fsck said: sentences of what is damaged, and of what is only noted."""
+    """The result of fsck: sentences about damage, and sentences that are only notes."""
 
     damage: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -27,9 +27,7 @@ class Opinion:
 
 @contextmanager
 def sound_environments(sound: bool) -> Iterator[None]:
-    """LMDB's files were not touched: they need not be looked through again, which takes three
-    processes each.
-    """
+    """Skip the check of LMDB's files if they were not touched. It takes three processes each time."""
     if not sound:
         yield
         return
@@ -47,7 +45,7 @@ def look(specimen: Specimen, directory: str, *, repair: bool = False) -> TopicRe
 
 
 def opinion(specimen: Specimen, tree: Tree, directory: str, *, sound: bool) -> Opinion:
-    """Of what lies there, which stays as it is."""
+    """Return what fsck says about the directory, which must stay unchanged."""
     with sound_environments(sound):
         report = look(specimen, directory)
     need(capture(directory) == tree, "looking has changed something")
@@ -60,7 +58,7 @@ def opinion(specimen: Specimen, tree: Tree, directory: str, *, sound: bool) -> O
 
 
 def compare(said: Opinion, seen: Seen, want: Expected) -> None:
-    """What was met must have been found."""
+    """Check that fsck has found what a start or a read has reported."""
     found = said.damage or said.notes
     need(
         not seen.refused or said.damage,
@@ -77,7 +75,9 @@ def compare(said: Opinion, seen: Seen, want: Expected) -> None:
 def repair(
     specimen: Specimen, tree: Tree, bench: Bench, want: Expected, before: Seen, *, sound: bool
 ) -> None:
-    """Repaired, it gives no less than it did, and what is repaired is not damaged the next time."""
+    """Check that a repaired topic returns no less than before, and that what was repaired is not
+    reported again.
+    """
     bench.lay(tree)
     with sound_environments(sound):
         try:
@@ -88,7 +88,7 @@ def repair(
         left = {finding.text for finding in look(specimen, bench.directory).damaged}
     known = {finding.text for finding in report.damaged}
     need(left <= known or not left, f"after the repair there is damage: {left - known}")
-    # What was cut off the repair has told.
+    # The repair has reported what it cut off.
     after = examine(specimen, bench.directory, replace(want, silent=True))
     need(after.lost <= before.lost, f"the repair lost blocks {sorted(after.lost - before.lost)}")
     need(

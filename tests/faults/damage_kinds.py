@@ -1,7 +1,7 @@
-"""Kinds of damage: each makes a tree from a tree, by a name, a path and a few numbers, so that any
-of them can be done again.
+"""Kinds of damage: each makes a damaged tree from a tree. Each case has a name, a path and a few
+numbers, so that it can be repeated.
 
-SPECIMEN/KIND/PATH/NUMBERS...     as text, for a replay
+    SPECIMEN|KIND|PATH|NUMBERS...     as text, for a replay
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEPARATOR: Final = "|"
 
 
 class Case(NamedTuple):
-    """One damage. What the numbers mean is the kind's own."""
+    """One damage. Each kind defines what its numbers mean."""
 
     specimen: int
     kind: str
@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
 
 def in_lmdb(path: str) -> bool:
-    """Its reader may die of it."""
+    """Return True if the file belongs to LMDB. Reading it may crash the process."""
     return path in LMDB_FILES or path.endswith("/")
 
 
@@ -69,7 +69,7 @@ def zero(specimen: Specimen, path: str, start: int, end: int) -> Tree:
 
 
 def garbage(specimen: Specimen, path: str, start: int, size: int) -> Tree:
-    """Over what is there, and beyond its end."""
+    """Overwrite some bytes, and append if they reach beyond the end."""
     data = specimen.tree[path]
     return changed(
         specimen.tree,
@@ -79,12 +79,12 @@ def garbage(specimen: Specimen, path: str, start: int, size: int) -> Tree:
 
 
 def longer(specimen: Specimen, path: str, size: int) -> Tree:
-    """Zeros behind the end."""
+    """Append zeros."""
     return changed(specimen.tree, path, specimen.tree[path] + bytes(size))
 
 
 def places(specimen: Specimen, path: str) -> list[tuple[int, int]]:
-    """(position, end) of every block of a chunk, marks too."""
+    """Return (position, end) of every block of a chunk, including marks."""
     data, at, found = specimen.tree[path], CHUNK_HEADER_BYTES, []
     while data[at : at + 4] == b"ZSQD":
         end = at + int.from_bytes(data[at + 8 : at + 12], "little")
@@ -94,7 +94,7 @@ def places(specimen: Specimen, path: str) -> list[tuple[int, int]]:
 
 
 def swap(specimen: Specimen, path: str, number: int) -> Tree:
-    """A block and the one behind it change places."""
+    """Exchange a block and the next one."""
     data = specimen.tree[path]
     (start, middle), (_, end) = places(specimen, path)[number : number + 2]
     return changed(
@@ -103,7 +103,7 @@ def swap(specimen: Specimen, path: str, number: int) -> Tree:
 
 
 def copy(specimen: Specimen, path: str, source: int, target: int) -> Tree:
-    """A block is written where another one stands, too: a write that went astray."""
+    """Write a block over another one too, as a misplaced write would."""
     data = specimen.tree[path]
     blocks = places(specimen, path)
     start, end = blocks[source]
@@ -112,19 +112,19 @@ def copy(specimen: Specimen, path: str, source: int, target: int) -> Tree:
 
 
 def again(specimen: Specimen, path: str, number: int) -> Tree:
-    """A block stands a second time, behind the last one (and the footer, if there is one)."""
+    """Append a copy of a block after the last one (and after the footer, if there is one)."""
     start, end = places(specimen, path)[number]
     return changed(specimen.tree, path, specimen.tree[path] + specimen.tree[path][start:end])
 
 
 def without(specimen: Specimen, path: str, number: int) -> Tree:
-    """A block is cut out, and what follows it moves up."""
+    """Cut out a block, and move up what follows."""
     start, end = places(specimen, path)[number]
     return changed(specimen.tree, path, specimen.tree[path][:start] + specimen.tree[path][end:])
 
 
 def stale(specimen: Specimen, path: str, number: int) -> Tree:
-    """A file as it was before."""
+    """Replace a file by an earlier state of it."""
     return changed(specimen.tree, path, specimen.past[number][path])
 
 
@@ -137,28 +137,28 @@ def gone(specimen: Specimen, path: str) -> Tree:
 
 
 def double(specimen: Specimen, path: str, base: int) -> Tree:
-    """The same file under another name that a file of its kind may have."""
+    """Copy a file to another name that a file of its kind may have."""
     name = chunk_name(base) if parse_chunk_name(path) is not None else index_name(base)
     return changed(specimen.tree, name, specimen.tree[path])
 
 
 def foreign(specimen: Specimen, path: str, size: int) -> Tree:
-    """The same of another topic, whose uuid ends in another way: 16 bytes are others, wherever the
-    file says them, and checksums agree.
+    """Replace a file by the same file of another topic. That topic has another uuid, so 16 bytes
+    differ wherever the file contains the uuid. The checksums are correct.
     """
     del size
     return changed(specimen.tree, path, _other(specimen).tree[path])
 
 
 def footer(specimen: Specimen, path: str, number: int) -> Tree:
-    """That of another chunk in place of its own."""
+    """Replace the footer by that of another chunk."""
     chunks = specimen.chunks()
     other = specimen.tree[chunks[number]]
     return changed(specimen.tree, path, specimen.tree[path][:-FOOTER_BYTES] + other[-FOOTER_BYTES:])
 
 
 def header(specimen: Specimen, path: str, number: int) -> Tree:
-    """That of another chunk, both copies."""
+    """Replace both copies of the header by that of another chunk."""
     other = specimen.tree[specimen.chunks()[number]]
     return changed(
         specimen.tree, path, other[:CHUNK_HEADER_BYTES] + specimen.tree[path][CHUNK_HEADER_BYTES:]
@@ -166,7 +166,9 @@ def header(specimen: Specimen, path: str, number: int) -> Tree:
 
 
 FOREIGN: dict[int, Specimen] = {}
-"""The same lives under another uuid, by number: whoever wants `foreign` makes them."""
+"""The same specimens with another uuid, by number. A caller that uses `foreign` must fill this
+first.
+"""
 
 
 def _other(specimen: Specimen) -> Specimen:
@@ -200,8 +202,8 @@ def damaged(specimen: Specimen, case: Case) -> Tree:
 
 
 def may_refuse(specimen: Specimen, case: Case) -> bool:
-    """Where a person must look before the topic starts: it is another topic's, or not there at
-    all.
+    """Return True if the start may be refused until a person has looked: a file belongs to another
+    topic, or is missing.
     """
     last = specimen.chunks()[-1]
     if case.kind == "foreign":
@@ -218,8 +220,8 @@ def may_refuse(specimen: Specimen, case: Case) -> bool:
 
 
 def structured(specimen: Specimen) -> Iterator[Case]:
-    """All damage that is no flipped bit, of one specimen: many thousands; who wants fewer takes
-    some.
+    """Yield all cases of one specimen that are not flipped bits: many thousands. A caller that
+    needs fewer selects some.
     """
     chunks = specimen.chunks()
     bases = [base for path in chunks if (base := parse_chunk_name(path)) is not None]
@@ -314,8 +316,8 @@ def structured(specimen: Specimen) -> Iterator[Case]:
 
 
 def _names(bases: list[int], own: int) -> list[int]:
-    """Offsets that a chunk may be named by: another one's, one in the middle of one, one behind the
-    last.
+    """Return offsets by which a chunk may be named: that of another chunk, one in the middle of a
+    chunk, and one after the last.
     """
     return [
         base

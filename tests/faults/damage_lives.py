@@ -1,5 +1,5 @@
-"""Which lives the specimens have led, and what is promised about each: read from an undamaged copy,
-once.
+"""The lives that the specimens have led, and what is promised about each. The promises are read
+once from an undamaged copy.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from .damage_specimens import (
 )
 
 TINY: Final = 0
-"""Few and small blocks in two chunks: each bit of it is tried."""
+"""Few and small blocks in two chunks: each of their bits is tried."""
 RICH: Final = 1
 KILLED: Final = 2
-"""The process died: the state is behind the log."""
+"""The process died, so the state is older than the log."""
 SCARRED: Final = 3
-"""A block is known to be damaged."""
+"""One block is known to be damaged."""
 LISTED_MAX: Final = 10_000
 READS_MAX: Final = 1_000
 
 
 def make(number: int, directory: str, *, foreign: bool = False) -> Specimen:
-    """The same each time. `foreign`: the same life under another uuid."""
+    """Make a specimen. The same number gives the same specimen. `foreign`: the same life with
+    another uuid.
+    """
     with still_clock():
         maker = Maker(
             directory, number, TINY_OPTIONS if number == TINY else OPTIONS, foreign=foreign
@@ -57,7 +59,7 @@ def make(number: int, directory: str, *, foreign: bool = False) -> Specimen:
 
 
 def _live(maker: Maker, steps: int) -> None:
-    """At least one of each kind, and then what comes."""
+    """Do each kind of action at least once, and then random ones."""
     maker.publish(3)
     maker.group()
     maker.delay(4)
@@ -84,7 +86,7 @@ def _live(maker: Maker, steps: int) -> None:
             maker.remember()
     maker.checkpoint()
     maker.consume()
-    maker.version += 1  # no group that is in the log has taken its place
+    maker.version += 1  # so that no group in the log has replaced it
     maker.stage("left", 3, 20)
 
 
@@ -130,8 +132,8 @@ def reopen(specimen: Specimen, directory: str) -> Store:
 
 
 def read_all(log: Log) -> tuple[dict[int, Block], list[tuple[int, int]]]:
-    """Every block by its offset, in the order of reads; and (offset, count) of what a read said is
-    lost.
+    """Return every block by its offset, in the order of reads, and (offset, count) of what reads
+    reported as lost.
     """
     found: dict[int, Block] = {}
     damage: list[tuple[int, int]] = []
@@ -158,7 +160,7 @@ def read_all(log: Log) -> tuple[dict[int, Block], list[tuple[int, int]]]:
 
 
 def unfinished(store: Store, table: Table, name: str, end: int) -> frozenset[int]:
-    """All that a channel is still to get."""
+    """Return all offsets that a channel still has to deliver."""
     rows = [
         *table.holes.get(name, ()),
         *(store.state.deferred_rows(name) if name in table.deferred else ()),
@@ -176,8 +178,8 @@ def delayed_bodies(store: Store) -> dict[str, bytes]:
 
 
 def log_files(specimen: Specimen) -> list[str]:
-    """All files but LMDB's: chunks, indexes, what was set aside, snapshot, identity, notes, staged
-    parts.
+    """Return all files except LMDB's: chunks, indexes, what was set aside, snapshot, identity,
+    notes and staged parts.
     """
     return [
         path for path in specimen.tree if not path.endswith("/") and Path(path).name != "data.mdb"

@@ -1,9 +1,9 @@
-"""Damage in LMDB's own files. It may die of that (SIGBUS, SIGSEGV), so each start is a forked
-process, and another one follows a death.
+"""Damage in LMDB's own files. LMDB may crash (SIGBUS, SIGSEGV), so each start is a forked process.
+After a crash there is another start.
 
-Five starts at most, as the supervisor would make them. What the product has done in a process of
-its own (the examination of an environment, the steps of a rescue) is done in a forked one here as
-well: an interpreter that starts anew takes fifty times as long.
+There are at most five starts, as the supervisor would make them. The product examines an
+environment, and does the steps of a rescue, in a separate process. These tests use forked processes
+for that too, because a new interpreter would take fifty times as long.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ GONE: Final = "is missing, with all delayed messages"
 
 
 def forked(call: Callable[[], Any]) -> tuple[int, Any]:
-    """(exit code, or minus the signal; what it returned, by way of JSON)."""
+    """Call a function in a forked process. Return its exit code, or the negative number of a
+    signal, and the result, passed as JSON.
+    """
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -65,7 +67,7 @@ def forked(call: Callable[[], Any]) -> tuple[int, Any]:
 
 
 def _examine(path: str, timeout_s: float) -> state_check.Verdict:
-    """As `state_check._examine`."""
+    """Replacement for `state_check._examine`, by fork."""
     del timeout_s
     code, found = forked(lambda: state_check.findings(path))
     if code < 0:
@@ -79,7 +81,7 @@ def _examine(path: str, timeout_s: float) -> state_check.Verdict:
 
 
 def _run(step: str, *arguments: str) -> dict[str, Any] | None:
-    """As `delayed_rescue._run`."""
+    """Replacement for `delayed_rescue._run`, by fork."""
 
     def call() -> dict[str, Any]:
         if step == "check":
@@ -100,7 +102,7 @@ def _run(step: str, *arguments: str) -> dict[str, Any] | None:
 
 @contextmanager
 def forking() -> Iterator[None]:
-    """In this process and those that it forks."""
+    """Install both replacements in this process and in those that it forks."""
     with (
         mock.patch.object(state_check, "_examine", _examine),
         mock.patch.object(delayed_rescue, "_run", _run),
@@ -109,8 +111,8 @@ def forking() -> Iterator[None]:
 
 
 def start(specimen: Specimen, directory: str, want: Expected) -> tuple[int, str]:
-    """One life of the topic's process: open, look, commit some, look again, and end in order or
-    not. The exit code, and a word.
+    """Live one life of the topic's process: open, check, commit a few times, check again, and end
+    in an orderly way or not. Return the exit code and a word.
     """
     try:
         store = open_copy(specimen, directory)
@@ -123,7 +125,7 @@ def start(specimen: Specimen, directory: str, want: Expected) -> tuple[int, str]
         _check_delayed(specimen, store)
     except StorageError as error:
         sys.stderr.write(f"{error!r}\n")
-        store.keeper.distrust()  # as `commits.py` does
+        store.keeper.distrust()  # `commits.py` does the same
         abandon(store)
         return AGAIN, ""
     store.close()
@@ -131,7 +133,7 @@ def start(specimen: Specimen, directory: str, want: Expected) -> tuple[int, str]
 
 
 def _churn(store: Store) -> None:
-    """Commits, so that pages which LMDB takes for free are used."""
+    """Make commits, so that LMDB uses the pages that it believes to be free."""
     table = store.state.load()
     for turn in range(COMMITS):
         batch = StateBatch()
@@ -144,7 +146,9 @@ def _churn(store: Store) -> None:
 
 
 def _check_delayed(specimen: Specimen, store: Store) -> None:
-    """What was put is there, or counted as lost; nothing else is, and nothing is there twice."""
+    """Check that each delayed message is present or counted as lost, that none is present twice,
+    and that there are no others.
+    """
     if store.delayed is None:
         need(
             not specimen.delayed or any(GONE in alarm for alarm in store.report.alarms),
@@ -166,20 +170,19 @@ def _check_delayed(specimen: Specimen, store: Store) -> None:
     left, lost = store.delayed.summary.messages, store.delayed.summary.lost
     need(not left, f"{left} delayed messages are counted as waiting, and there is none")
     told = any(UNKNOWN in alarm for alarm in store.report.alarms)
-    need(
-        told or len(missing) <= lost, f"{len(missing)} delayed messages are gone, {lost} are told"
-    )  # of a damaged row it is found out last
+    # Damage in a row may be noticed only when the row is read.
+    need(told or len(missing) <= lost, f"{len(missing)} delayed messages are gone, {lost} are told")
 
 
 def _emptied(directory: str) -> str:
-    """There once a life has taken the delayed messages out, so that one which dies later leaves
-    none to the next.
+    """Return the path of a file that exists after a life has removed the delayed messages. If that
+    life crashes later, the next one expects no delayed messages.
     """
     return f"{directory}.emptied"
 
 
 def lives(specimen: Specimen, directory: str, want: Expected) -> str:
-    """Starts until one holds; what came of it, as a word. `ViolationError`."""
+    """Start until one start succeeds, and return the outcome as a word. Raise `ViolationError`."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_emptied(directory))
     codes: list[int] = []

@@ -1,8 +1,8 @@
-"""Directories of topics that are to be damaged, made from a number: every kind of block, chunk and
-row, and what is promised about them.
+"""Directories of topics that will be damaged. Each is made from a number. They have every kind of
+block, chunk and row, and a record of what is promised about them.
 
-A specimen is a tree (relative path -> bytes) in memory, so that each try lays down a fresh copy and
-damage is a function of trees.
+A specimen is a tree (relative path -> bytes) in memory. So each try writes a fresh copy, and damage
+is a function from tree to tree.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from zsq.transport.block.block_format import ADDRESSED
 from zsq.transport.wire.codec import pack_value
 
 Tree = dict[str, bytes]
-"""Relative path -> content; a path that ends with a slash is a folder."""
+"""Relative path -> content. A path that ends with a slash is a folder."""
 
 EPOCH_NS: Final = 1_700_000_000_000_000_000
 APP: Final = "query"
 CHANNELS: Final = ("archive", "billing", "search")
 PRODUCERS: Final = (77, 78, 2**63 + 5)
-LATE_PRODUCER: Final = 99  # of what is published with a delay
+LATE_PRODUCER: Final = 99  # producer of the delayed messages
 OPTIONS: Final = StoreOptions(
     chunk_bytes=1400,
     index_every_bytes=256,
@@ -51,7 +51,7 @@ TINY_OPTIONS: Final = replace(OPTIONS, chunk_bytes=460, index_every_bytes=1)
 
 
 class Stored(NamedTuple):
-    """A block that was acknowledged: where it lies, and all that a reader sees of it."""
+    """A block that was acknowledged: its position, and all that a reader sees of it."""
 
     path: str
     position: int
@@ -65,8 +65,8 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True)
 class Specimen:
-    """`past`: the tree at earlier moments. `closed`: in order, so that the state knows all of the
-    log.
+    """`past`: the tree at earlier moments. `closed`: the topic was closed in order, so the state
+    covers the whole log.
     """
 
     number: int
@@ -76,29 +76,30 @@ class Specimen:
     tree: Tree = field(default_factory=dict)
     past: list[Tree] = field(default_factory=list)
     blocks: dict[int, Stored] = field(default_factory=dict)
-    """By first offset: those that readers of the undamaged directory get."""
+    """The blocks that readers of the undamaged directory get, by first offset."""
     rotten: dict[int, bytes] = field(default_factory=dict)
-    """Columns of blocks that were damaged before; an older file may have them again."""
+    """Columns of blocks that were damaged before. An older file may contain them again."""
     start: int = 0
     end: int = 0
     synced_end: int = 0
-    """What the state knows to be on disk, before a start has replayed anything."""
+    """The end of the log that the state knows to be on disk, before a start has replayed anything.
+    """
     applied: int = 0
-    """Of what lies below it the state knows the producers."""
+    """The offset up to which the state knows the producers."""
     sequences: dict[int, int] = field(default_factory=dict)
     unfinished: dict[str, frozenset[int]] = field(default_factory=dict)
     transactions: dict[str, TransactionRow] = field(default_factory=dict)
     staged: dict[bytes, list[bytes]] = field(default_factory=dict)
-    """Columns of the blocks of each stage that is sealed for good and not committed."""
+    """Columns of the blocks of each stage that has its final seal and is not committed."""
     delayed: dict[str, bytes] = field(default_factory=dict)
-    """Bodies of what is not due yet, by key."""
+    """Bodies of the delayed messages that are not due yet, by key."""
 
     def chunks(self) -> list[str]:
         return sorted(path for path in self.tree if parse_chunk_name(path) is not None)
 
 
 class SeededFiles(Files):
-    """Random numbers that come again; one sync after the other."""
+    """Files with reproducible random numbers and without real syncs."""
 
     def __init__(self, source: random.Random) -> None:
         self._source = source
@@ -126,8 +127,8 @@ def capture(directory: str) -> Tree:
 
 
 class Bench:
-    """A directory in which one tree after the other is laid down; files that nobody has changed
-    since stay.
+    """A directory into which one tree after the other is written. Files that are unchanged since
+    the last time stay.
     """
 
     def __init__(self, directory: str) -> None:
@@ -142,7 +143,7 @@ class Bench:
             if name not in tree:
                 if name.endswith("/"):
                     shutil.rmtree(entry.path)
-                elif os.path.exists(entry.path):  # else it went with its folder
+                elif os.path.exists(entry.path):  # otherwise it was removed with its folder
                     os.unlink(entry.path)
             elif not name.endswith("/"):
                 there[name] = _stamp(entry.stat())
@@ -156,8 +157,8 @@ class Bench:
                 os.utime(
                     fd,
                     (0, 0),
-                    # The clock of a file system ticks in milliseconds: what is written within one
-                    # shall be seen.
+                    # The clock of a file system ticks in milliseconds. Setting the time to 0 shows
+                    # a later write even within the same tick.
                 )
                 os.close(fd)
                 self._laid[name] = data, _stamp(os.stat(path))
@@ -168,7 +169,7 @@ def _stamp(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def _entries(directory: str, prefix: str) -> list[tuple[str, os.DirEntry[str]]]:
-    """Folders before what is in them, with a slash."""
+    """Return all entries, each folder before its contents and with a slash at the end."""
     found = []
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -182,13 +183,15 @@ def _entries(directory: str, prefix: str) -> list[tuple[str, os.DirEntry[str]]]:
 
 @contextmanager
 def still_clock() -> Iterator[None]:
-    """Snapshots carry the time; a specimen made twice shall be the same."""
+    """Fix the clock: snapshots contain the time, and a specimen that is made twice must be the
+    same.
+    """
     with mock.patch("time.time_ns", return_value=EPOCH_NS):
         yield
 
 
 class Maker:
-    """One topic's life, told by seeded random numbers."""
+    """Makes one topic's life, chosen by seeded random numbers."""
 
     def __init__(
         self, directory: str, number: int, options: StoreOptions, *, foreign: bool = False
@@ -225,7 +228,7 @@ class Maker:
     # Blocks
 
     def block(self, producer: int, sequence: int, count: int = 0, size: int = 40) -> Block:
-        """With some of the columns that there can be."""
+        """Make a block with some of the optional columns."""
         source = self.random
         count = count or source.randrange(1, 5)
 
@@ -249,7 +252,7 @@ class Maker:
         return made
 
     def publish(self, blocks: int = 1, count: int = 0, size: int = 40) -> None:
-        """One append, not synced."""
+        """Append blocks with one call, without a sync."""
         made = []
         for _ in range(blocks):
             producer = self.random.choice(PRODUCERS)
@@ -276,7 +279,7 @@ class Maker:
         )
 
     def consume(self) -> None:
-        """Channels move on, and leave holes: some live, some deferred."""
+        """Move the channels forward. They leave holes, some of them deferred."""
         log, batch = self.store.log, StateBatch()
         table = self.store.state.load()
         for name in CHANNELS:
@@ -297,7 +300,7 @@ class Maker:
     # Groups, delays, removal
 
     def stage(self, name: str, blocks: int, size: int) -> bytes:
-        """Sealed for good."""
+        """Make a stage with its final seal."""
         key = name.encode().ljust(16, b"_")
         staging = self.store.staging
         staging.open(key, Transaction(APP, self.version, "app"), 0, self.now_ns)
@@ -311,7 +314,7 @@ class Maker:
         return key
 
     def group(self) -> None:
-        """Appended, adopted, or both."""
+        """Commit a group that is appended, adopted, or both."""
         self.version += 1
         shapes = [
             self.random.choice(((1, 10), (2, 20), (5, 60)))
@@ -339,7 +342,7 @@ class Maker:
             del self.staged[key]
 
     def delay(self, blocks: int = 2) -> None:
-        """Published with a delay: due soon, or in a week."""
+        """Publish with a delay. The messages are due soon, or in a week."""
         delayed = self.store.make_delayed(self.now_ns)
         for _ in range(blocks):
             known = delayed.producers.get(LATE_PRODUCER)
@@ -348,7 +351,7 @@ class Maker:
             delayed.put([(block, due_ns + self.random.randrange(1000))], self.now_ns)
 
     def move(self) -> None:
-        """What is due goes into the log."""
+        """Move the messages that are due to the log."""
         delayed = self.store.make_delayed(self.now_ns)
         rows = delayed.due(self.tick() + 10_000, 1 << 20, 99)
         if rows:
@@ -357,7 +360,7 @@ class Maker:
             delayed.remove([row.key for row in rows], known=True)
 
     def retain(self) -> None:
-        """The oldest chunk goes."""
+        """Remove the oldest chunk."""
         log = self.store.log
         if len(log.chunks) < 4:
             return
@@ -375,7 +378,7 @@ class Maker:
         remove_below(self.files, self.directory, start)
 
     def scar(self) -> None:
-        """One block rots, is met, and its bytes are set aside."""
+        """Damage one block and read it, so that its bytes are set aside."""
         for block in self.store.log.read(self.store.log.start, 1, self.store.log.end):
             self.rotten[block.first_offset] = bytes(block.columns)
         self.store.close()
@@ -401,7 +404,7 @@ class Maker:
 
 
 def abandon(store: Store) -> None:
-    """The process dies: nothing is written, all is closed."""
+    """Simulate the death of the process: close all files, and write nothing."""
     store.state.close()
     if store.delayed is not None:
         store.delayed.close()
@@ -411,8 +414,8 @@ def abandon(store: Store) -> None:
 
 
 def stored_blocks(tree: Tree, seen: dict[int, Block]) -> dict[int, Stored]:
-    """Where each block that a reader gets lies: the files are whole, so lengths lead from one to
-    the next.
+    """Find the position of each block that a reader gets. The files are undamaged, so each block's
+    length leads to the next block.
     """
     found: dict[int, Stored] = {}
     for path in tree:

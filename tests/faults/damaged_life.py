@@ -1,4 +1,4 @@
-"""Two misfortunes at once: after the power cut the state store is of no use, and is made again from
+"""Two failures at once: after the power cut the state store is unusable too, and is rebuilt from
 its snapshot and the log.
 """
 
@@ -11,8 +11,9 @@ from .life import Facts, Life
 
 
 class DamagedLife(Life):
-    """What must hold then: redeliveries, and no losses. No channel comes or goes, no pause, no
-    chunk that was given up.
+    """A life with weaker checks after the rebuild: messages may be delivered again, but none is
+    lost. The set of channels and the pauses must be unchanged, and removed chunks must not come
+    back.
     """
 
     destroyed = False

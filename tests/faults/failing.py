@@ -1,18 +1,18 @@
-"""A disk whose n-th call fails, whatever kind of call that is: of the seam, or one that LMDB makes
-past it.
+"""A disk whose n-th call fails, whether the call goes through `storage/files.py` or is made by
+LMDB.
 
-All calls are numbered together, in the order in which they come. A plan names one of them, what it
-says (an errno) and how:
+All calls have numbers in the order in which they are made. A plan names the number of one call, an
+errno, and a mode:
 
     once     that call does nothing and fails
-    sticky   it does, and from then on each call that such an error can come from, until `lift`
-    late     it does its work, and fails all the same (a rename whose journal could not be written)
-    half     a write: half of its bytes arrive, and it fails
-    short    a write: half of its bytes arrive, and it says so
+    sticky   that call and each later call that can have this error fail, until `lift`
+    late     that call does its work and fails nevertheless (a rename whose journal was not written)
+    half     a write: half of the bytes are written, and the call fails
+    short    a write: half of the bytes are written, and the call returns that number
 
-What a failed sync has covered never reaches the disk, whatever is synced later: of the log, as
-`FaultyFiles` does it, and of LMDB's file as well, for which a model of what is certain is kept here
-by inode (its folder is renamed while it is open).
+The bytes that a failed sync covered never reach the disk, whatever is synced later. `FaultyFiles`
+does that for the log. For LMDB's files, this module keeps a model of what is certainly on disk. It
+finds a file by its inode, because the folder is renamed while the file is open.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ HITS: Final[dict[int, frozenset[str]]] = {
     errno.EMFILE: OPENS,
     errno.EINTR: WRITES | SYNCS | {"truncate", "open_new", "open_append", "open_read"},
 }
-"""Which calls may say what. (Python begins an interrupted call again, so EINTR comes from LMDB's
-only, or from a handler that raises.)
+"""The calls that can have each error. (Python repeats an interrupted call, so EINTR comes only from
+LMDB's calls, or from a signal handler that raises.)
 """
 
 
@@ -70,13 +70,13 @@ STICKY: Final = HITS | {
     errno.EDQUOT: FULL,
     errno.EINTR: frozenset(SEAM) & HITS[errno.EINTR],
 }
-"""Which go on saying it: a disk that is full lets files be cut, removed and synced; what was
-interrupted LMDB begins again, for ever.
+"""The calls that continue to fail in the mode "sticky". On a full disk, files can still be cut,
+removed and synced. LMDB repeats an interrupted call for ever.
 """
 
 
 class Fault(NamedTuple):
-    """`at`: the number of the call, from 1."""
+    """`at`: the number of the call, counted from 1."""
 
     at: int
     code: int
@@ -88,7 +88,7 @@ class Fault(NamedTuple):
 
 @dataclass(slots=True)
 class Image:
-    """A file of LMDB's: what is certainly on disk, and what was written since."""
+    """A file of LMDB: the content that is certainly on disk, and what was written since."""
 
     certain: bytearray
     pending: list[tuple[int, bytes]] = field(default_factory=list)
@@ -99,8 +99,8 @@ class Image:
 
 
 class FailingFiles(FaultyFiles):
-    """`trace`: the kinds of all calls since `arm`. `met`: the kind of the call that failed first;
-    empty: none did. `hits`: how many did.
+    """`trace`: the kinds of all calls since `arm`. `met`: the kind of the call that failed first,
+    or empty. `hits`: how many calls failed.
     """
 
     def __init__(self, root: str) -> None:
@@ -109,7 +109,7 @@ class FailingFiles(FaultyFiles):
         self.met = ""
         self.hits = 0
         self.lose_lmdb = False
-        """What LMDB did not sync is lost at a crash."""
+        """If true, what LMDB did not sync is lost at a crash."""
         self._fault: Fault | None = None
         self._armed = False
         self._images: dict[int, Image] = {}
@@ -120,12 +120,12 @@ class FailingFiles(FaultyFiles):
         self.trace, self.met, self.hits = [], "", 0
 
     def lift(self) -> None:
-        """The trouble is over."""
+        """End the failures."""
         self._armed = False
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Calls in here are not counted, and do not fail."""
+        """Do not count calls in this context, and let them succeed."""
         armed, self._armed = self._armed, False
         try:
             yield
@@ -134,7 +134,7 @@ class FailingFiles(FaultyFiles):
 
     @property
     def code(self) -> int:
-        """What is said by plan."""
+        """Return the planned errno."""
         return 0 if self._fault is None else self._fault.code
 
     @property
@@ -143,12 +143,14 @@ class FailingFiles(FaultyFiles):
 
     @property
     def goes_on(self) -> bool:
-        """For a choice that shall be the same each time, and fall both ways."""
+        """Return True for half of the plans, and always the same for one plan. A test uses it to
+        choose.
+        """
         return self._fault is None or self._fault.at % 2 == 0
 
     @property
     def reads_work(self) -> bool:
-        """While it still fails."""
+        """Return True if reads succeed while the failure lasts."""
         fault = self._fault
         return (
             fault is None
@@ -157,7 +159,7 @@ class FailingFiles(FaultyFiles):
         )
 
     def meet(self, kind: str) -> Fault | None:
-        """The fault that this call is to have."""
+        """Return the fault that this call must have, or None."""
         if not self._armed:
             return None
         self.trace.append(kind)
@@ -180,7 +182,7 @@ class FailingFiles(FaultyFiles):
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
     ) -> Any:
-        """One call of the seam."""
+        """Carry out one call of `storage/files.py`, with its fault."""
         fault = self.meet(kind)
         if fault is None:
             return call(*arguments, **keywords)
@@ -206,7 +208,9 @@ class FailingFiles(FaultyFiles):
     # LMDB
 
     def lmdb(self, call: LmdbCall) -> int:
-        """For `LmdbCalls`: 0, an errno, or below 0 how many bytes a write takes."""
+        """Hook for `LmdbCalls`: return 0, an errno, or below 0 the number of bytes that a write
+        takes.
+        """
         if not call.path.startswith(self.root + "/"):
             return 0
         image = self._image(call.path)

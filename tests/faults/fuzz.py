@@ -1,9 +1,9 @@
-"""`scripts/prove fuzz`: nearly right inputs to all that reads what others wrote. Allowed: a value,
-or the documented error.
+"""`scripts/prove fuzz`: nearly correct inputs for all code that reads what others wrote. It must
+return a value, or raise the documented error.
 
-Fault model: a peer that says anything, a file whose bytes are anything. For an input of up to 1 MiB
-there is never another exception, never more than `MEMORY_MAX` of memory, never more than a second
-of computing. Inputs come in batches; seed, target and batch name them all.
+Fault model: a peer may send anything, and a file may contain any bytes. An input of up to 1 MiB
+never causes another exception, never takes more than `MEMORY_MAX` of memory, and never more than a
+second of CPU time. Inputs come in batches. Seed, target and batch identify them all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TELL_S: Final = 10.0
 
 
 def run_batches(name: str, seed: int, first: int, count: int) -> tuple[str, Tried]:
-    """In a child process; its first violation ends it."""
+    """Run batches in a child process. The first violation ends it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     found = Tried()
     for batch in range(first, first + count):

@@ -1,9 +1,9 @@
-"""Fuzz targets that are actors: a topic and a channel with strangers as peers, who say anything,
-beside those who do as they should.
+"""Fuzz targets that are actors: a topic and a channel whose peers may send anything, beside peers
+that behave correctly.
 
-An actor ends with whatever it raises, and all its clients with it: so of what strangers say nothing
-may be raised but what the loop answers, a `ZsqError`. The storage that they talk to is a small one
-that is always right.
+Any exception ends an actor, and with it the connections of all its clients. So a message of a peer
+may cause no other exception than `ZsqError`, which the loop answers. The storage behind these
+actors is a small fake that always behaves correctly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NOW: Final = 10**18
 def rig(
     actor: Actor[Any], mutator: Mutator, deaf: Sequence[str] = ("front",)
 ) -> dict[str, FakePort]:
-    """The actor with fake ports, by endpoint, which are made as it opens them."""
+    """Give the actor fake ports. Each is made when the actor opens it. Return them by endpoint."""
     ports: dict[str, FakePort] = {}
     raw: list[Any] = []
 
@@ -54,12 +54,12 @@ def rig(
         "listen_raw": lambda source, handle: raw.append(source), "ignore_raw": raw.remove, "close_port": lambda port: None,
     }  # fmt: skip
     vars(actor).update(parts)
-    actor._timers.append([1 << 62, 1_000_000_000, lambda: None])  # the pulse's place
+    actor._timers.append([1 << 62, 1_000_000_000, lambda: None])  # replaces the timer of the pulse
     return ports
 
 
 def drain(actor: Actor[Any], port: Any) -> None:
-    """What has come in there, as the loop does it."""
+    """Process what has arrived at the port, as the loop does."""
     actor._drain(port)
 
 
@@ -81,7 +81,7 @@ class TopicRig:
     def draw(self) -> Said:
         mutator = self.mutator
         peer = mutator.one(PEERS)
-        if mutator.chance(3):  # somebody who means it
+        if mutator.chance(3):  # a correct producer
             producer = mutator.one((77, 88, 99))
             row = self.actor.ordering._producers.get(producer)
             sequence = row.expected if row is not None else 0
@@ -130,7 +130,7 @@ class TopicRig:
         return len(front.sent) == answered or not isinstance(front.sent[-1][1], p.Failed)
 
     def close(self) -> None:
-        """Nothing real is open."""
+        """Do nothing: nothing real is open."""
 
     def _storage_answers(self) -> None:
         appends, self.storage.appends = self.storage.appends, []
@@ -153,7 +153,7 @@ class TopicRig:
 
 
 class ChannelRig:
-    """A channel of a log of a hundred messages or so, whose storage and topic do as they should."""
+    """A channel of a log with about a hundred messages. Its storage and its topic behave correctly."""
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
@@ -193,8 +193,11 @@ class ChannelRig:
         mutator = self.mutator
         peer, token = mutator.one(self.leases) if mutator.chance(2) else (mutator.one(PEERS), 5)
         if not mutator.chance(3):
-            # Of all of them, now and then: what two have in common is refused in the second.
-            start = mutator.whole()
+            start = (
+                mutator.whole()
+                # sometimes all ranges have the same start: messages in two ranges must be refused
+                # in the second one
+            )
             ranges = tuple(
                 (start if mutator.chance(2) else mutator.whole(), mutator.whole())
                 for _ in range(1 + mutator.below(4))
@@ -244,7 +247,7 @@ class ChannelRig:
         return taken
 
     def close(self) -> None:
-        self.actor.on_end()  # a link for dead letters is a real one
+        self.actor.on_end()  # its connection to the dead-letter topic is a real one
 
     def _others_answer(self) -> None:
         while self.storage.sent:

@@ -1,4 +1,6 @@
-"""Fuzz targets that are the rest of a broker: the gateway, and the supervisor with its registry."""
+"""Fuzz targets that are the other parts of a broker: the gateway, and the supervisor with its
+registry.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from zsq.transport.wire.codec import encode
 
 
 class GatewayRig:
-    """A gateway between clients who say anything and actors who answer something."""
+    """A gateway between clients that may send anything and actors that may answer anything."""
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
@@ -119,9 +121,7 @@ class GatewayRig:
 
 
 class FakeTable:
-    """Processes that are only rows: each is born when it is asked for, and dies when it is
-    killed.
-    """
+    """A fake table of processes. A process starts when that is ordered, and ends when it is killed."""
 
     def __init__(self) -> None:
         self.children: dict[int, Child] = {}
@@ -147,7 +147,7 @@ class FakeTable:
 
 
 class SupervisorRig:
-    """A supervisor whose processes do as they are told, and clients who ask for anything."""
+    """A supervisor whose processes behave correctly, and whose clients may send anything."""
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
@@ -204,7 +204,7 @@ class SupervisorRig:
         return not failed
 
     def _turn(self) -> None:
-        """As the loop does it, without waiting."""
+        """Run one turn as the loop does it, without waiting."""
         supervisor = self.supervisor
         supervisor._on_processes()
         supervisor.requests.tick(time.monotonic_ns())
@@ -215,7 +215,7 @@ class SupervisorRig:
             supervisor.state.guarded(group, group.tick)
 
     def _children(self) -> None:
-        """Some are born, some answer, some die."""
+        """Let some children start, some answer, and some end."""
         for child in list(self.table.children.values()):
             envelope: tuple[bytes, ...] = (b"child-%d" % child.spec.key,)
             if child.state == "starting" and not self.mutator.chance(3):

@@ -1,8 +1,8 @@
-"""Fuzz targets that are clients: the sessions of a producer, a consumer and a stage's writer, to
-whom a broker says anything.
+"""Fuzz targets that are clients: the sessions of a producer, a consumer and a stage's writer. The
+broker may send them anything.
 
-A link takes `UsageError` and `CorruptBlock` as its end and opens anew; all else ends the thread
-that a person's program waits for.
+After `UsageError` and `CorruptBlock` a link ends and is opened again. Any other exception would end
+the thread for which the user's program waits.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Said = tuple[bytes, tuple[bytes, ...]]
 
 
 class ClientRig:
-    """What all of them have in common: words come in, the link begins anew where one has no
-    place.
+    """Base of the clients: messages arrive, and the link begins again after one that is not
+    allowed.
     """
 
     words: tuple[type[p.Wire], ...]
@@ -44,14 +44,14 @@ class ClientRig:
         raise NotImplementedError
 
     def right(self) -> tuple[p.Wire, Sequence[Block]]:
-        """What a broker would say."""
+        """Return a message that a correct broker could send."""
         raise NotImplementedError
 
     def take(self, message: p.Wire, blocks: list[Block]) -> None:
         raise NotImplementedError
 
     def go_on(self) -> None:
-        """What a link and a person do meanwhile."""
+        """Do what the link and the user's program do between two messages."""
         raise NotImplementedError
 
     def draw(self) -> Said:
@@ -79,7 +79,7 @@ class ClientRig:
         return True
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class ProducerRig(ClientRig):

@@ -1,9 +1,10 @@
-"""Fuzz targets for what lies on disk: the formats of the log, of the state store's rows, of small
-files, of the registry, and NSQ's.
+"""Fuzz targets for the formats on disk: of the log, of the state store's rows, of small files, of
+the registry, and of NSQ.
 
-Many are checked by a checksum first. A changed file then shows little but that; so half of the
-inputs get a checksum that agrees: not what a disk does, but a file of another make or an older
-version may, and what is documented of it must hold.
+Many formats are protected by a checksum. A changed file is then rejected by the checksum alone, and
+the test shows little. So half of the inputs get a correct checksum. A disk does not do that, but
+another program or an older version may write such a file, and the documented behaviour must hold
+for it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ UUID: Final = bytes(range(16))
 HEAD: Final = log_format.ChunkHeader(1000, 10**18, SEED, UUID)
 
 
-# Pieces of the log
+# Parts of the log
 
 
 def _disk_header(mutator: Mutator) -> bytes:
@@ -92,7 +93,7 @@ _PIECES: Final = [
 
 
 def _sealed(mutator: Mutator, data: bytes) -> bytes:
-    """With a checksum that agrees, as far as this is one of the pieces still."""
+    """Return the data with a correct checksum, as far as it is still one of these parts."""
     if len(data) < 64 or mutator.chance(3):
         return data
     if data[:4] == log_format.INDEX_MAGIC:
@@ -156,7 +157,7 @@ def _try_mark(data: bytes) -> bool:
 
 
 class OneFile:
-    """A disk with nothing on it but these bytes, whatever is asked for."""
+    """A disk with these bytes only, whichever file is asked for."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -199,7 +200,7 @@ _SNAPSHOT: Final = snapshot.encode_snapshot(
 
 
 def _checked_line(mutator: Mutator, good: bytes, tail: Callable[[bytes], bytes]) -> bytes:
-    """A first line of JSON with its values changed, and a checksum that agrees."""
+    """Return a first line of JSON with changed values and a correct checksum."""
     try:
         found = json.loads(good.partition(b"\n")[0])
         line = json.dumps(mutator.like(found), default=repr).encode()
@@ -237,7 +238,7 @@ def _snapshot(mutator: Mutator) -> bytes:
 def _wrapped_well(
     mutator: Mutator, rows: Sequence[tuple[bytes, bytes]]
 ) -> list[tuple[bytes, bytes]]:
-    """Rows whose values may be anything, but for the checkpoint, which is read when a snapshot is
+    """Return rows with any values, except for the checkpoint, which is read when a snapshot is
     made.
     """
     return [
@@ -354,7 +355,9 @@ _DELAYED: Final = [
 
 
 def _row(mutator: Mutator) -> tuple[bytes, bytes]:
-    """Of either store, its key or its value changed; mostly under a checksum that agrees."""
+    """Return a row of one of the two stores, with its key or its value changed, in most cases with
+    a correct checksum.
+    """
     if mutator.chance(3):
         key, value = mutator.one(_DELAYED)
         data = delayed_format.unwrap(key, value).tobytes()
@@ -385,7 +388,7 @@ def _try_row(row: tuple[bytes, bytes]) -> bool:
     return taken
 
 
-# NSQ's
+# NSQ's formats
 
 _NSQ_MESSAGE: Final = disk_queue_format.encode_message(
     disk_queue_format.NsqMessage(1_700_000_000 * 10**9, 3, b"0123456789abcdef", b"body")

@@ -1,7 +1,7 @@
 """Fuzz targets that read whole files from a folder, or whole messages from a socket.
 
-NSQ's queue is opened on what somebody left, `zsq dump` reads any file, and a real port takes what
-comes on a real pair of sockets.
+NSQ's disk queue is opened on changed files, `zsq dump` reads changed files, and a real port
+receives changed messages on a real pair of sockets.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _METAS += [
 
 
 class QueueRig:
-    """A disk queue is opened on what was left, read to its end, written to, closed, and opened
+    """A disk queue is opened on changed files, read to its end, written to, closed, and opened
     again.
     """
 
@@ -112,8 +112,8 @@ def _chunk() -> bytes:
 
 
 class DumpRig:
-    """Files that are taken for each kind there is; an environment is LMDB's own affair, and tried
-    by its flips.
+    """`zsq dump` reads changed files of each kind. LMDB environments are left out: flipped bits in
+    them are tried by `scripts/prove damage`.
     """
 
     def __init__(self, mutator: Mutator) -> None:
@@ -148,7 +148,7 @@ class DumpRig:
 
 
 class PortRig:
-    """A port takes what a peer sends, a whole message at a time, whatever its parts are."""
+    """A port receives what a peer sends, one whole message at a time, whatever its parts are."""
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
@@ -164,7 +164,7 @@ class PortRig:
     def hear(self, parts: tuple[bytes, ...]) -> bool:
         if parts:
             self.peer.send_multipart(parts, zmq.NOBLOCK)
-        # A Beat: nothing of the message before may be left in its way.
+        # A Beat: no part of the message before may disturb it.
         self.peer.send_multipart([b"", b"\x91\x01"], zmq.NOBLOCK)
         mails = list(self.port.receive(3))
         assert isinstance(mails[-1], Mail)

@@ -1,8 +1,8 @@
-"""Fuzz targets of NSQ's protocol: a client's connection, from its magic to its end, with what lies
-between it and the session.
+"""Fuzz targets of NSQ's protocol: a client's connection from its magic to its end, including TLS
+and compression.
 
-One input is one read of the socket: right commands, commands with a few bytes changed, or bytes
-packed by the layer that was agreed on. The backend answers now, later, with no, or not at all.
+One input is one read of the socket: correct commands, commands with a few changed bytes, or bytes
+compressed as agreed. The backend answers now, later, with an error, or never.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Grant:
 
 
 class ConnectionRig:
-    """A client and its session; a new one where the last has ended."""
+    """A client and its session. A new session begins when the last one has ended."""
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
@@ -89,7 +89,7 @@ class ConnectionRig:
 
     def _begin(self) -> None:
         self.layers = Layers()
-        self.packers: list[Layer] = []  # the client's own side of the layers
+        self.packers: list[Layer] = []  # the client's side of the compression layers
         self.waiting: list[Callable[[str], None]] = []
         self.closed = False
         self.now_ns = 0
@@ -164,7 +164,7 @@ class ConnectionRig:
         else:
             self.waiting.append(answer)
 
-    # The session's backend
+    # The backend of the session
 
     def publish(
         self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]
@@ -232,7 +232,7 @@ class ConnectionRig:
 
 
 class AnswersRig:
-    """What others say to the gateway: an auth server, an nsqlookupd."""
+    """Answers of other servers to the gateway: of an auth server and of nsqlookupd."""
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator

@@ -1,5 +1,5 @@
-"""Ports for fuzzed actors: what comes in is put there as frames, and decoded as a real port does;
-what goes out is really encoded.
+"""Fake ports for fuzzed actors. Incoming frames are decoded as a real port does it, and outgoing
+messages are really encoded.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SENT_MAX: Final = 64
 
 
 class FakePort(Routed):
-    """In a `Port`'s place; it is its own socket."""
+    """Replaces a `Port`. It is its own socket too."""
 
     def __init__(self, mutator: Mutator, name: str = "", *, deaf: bool = False) -> None:
         super().__init__()
         self.name = name
         self.mutator = mutator
-        self.deaf = deaf  # now and then its peer takes no more
+        self.deaf = deaf  # if True, its peer sometimes accepts no more messages
         self.socket = self
         self.closed = False
         self.waiting: deque[tuple[Envelope, bytes, list[Any]]] = deque()
@@ -48,11 +48,11 @@ class FakePort(Routed):
         )
 
     def say(self, envelope: Envelope, message: Wire, blocks: Sequence[Block] = ()) -> None:
-        """A word of somebody who says the right thing."""
+        """Put a correct message of a correct peer."""
         frames = [bytes(part) for block in blocks for part in (block.wire_header(), block.columns)]
         self.put(envelope, encode(message), frames)
 
-    # What an actor does with a port
+    # The methods that an actor calls
 
     def receive(self, limit: int) -> Iterator[Mail | tuple[Envelope, UsageError]]:
         for _ in range(min(limit, len(self.waiting))):
@@ -78,7 +78,7 @@ class FakePort(Routed):
     def close(self) -> None:
         self.closed = True
 
-    # What is done with its socket
+    # The methods of the socket
 
     def poll(self, timeout_ms: int = 0) -> bool:
         return bool(self.waiting)
@@ -100,8 +100,9 @@ def stranger_says(
     allowed: Sequence[type[Wire]],
     known: Mapping[str, Sequence[Any]] | None = None,
 ) -> tuple[bytes, tuple[bytes, ...]]:
-    """A control frame and its block frames: mostly a word that may be said there, with anything in
-    its fields, or what is `known` of them: a stranger who has looked on.
+    """Return a control frame and its block frames. Mostly it is a message that is allowed there,
+    with anything in its fields, or with values from `known`, as a peer that has watched the
+    connection could send it.
     """
     dice = mutator.below(10)
     if dice < 7:
@@ -123,8 +124,8 @@ def stranger_says(
 
 
 def said(message: Wire) -> bytes:
-    """The control frame of a word, also of one that no client of ours would send because it is too
-    large.
+    """Return the control frame of a message, even if it is so large that no client of ZSQ would
+    send it.
     """
     return bytes(
         msgpack.packb((message.op, *(getattr(message, field.name) for field in fields(message))))
@@ -136,5 +137,5 @@ def own_frames(block: Block) -> tuple[bytes, bytes]:
 
 
 def by_name(words: Iterable[type[Wire]]) -> tuple[type[Wire], ...]:
-    """In an order that is the same in every process."""
+    """Return the classes in an order that is the same in every process."""
     return tuple(sorted(words, key=lambda message: message.__name__))

@@ -1,5 +1,5 @@
-"""The fuzz target that is a storage: its actor with a real store and its threads, strangers beside
-a topic, channels and writers.
+"""Fuzz target of the storage: a real store and its threads. Some peers may send anything, and a
+topic, channels and writers behave correctly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STAGES: Final = tuple(bytes([n]) * 16 for n in range(3))
 
 
 class Host(Actor[Any]):
-    """The process of a topic, without the topic: its storage, and what that is called by."""
+    """The process of a topic without the topic: its storage, and the actor that calls it."""
 
     storage: StorageActor
 
@@ -49,7 +49,7 @@ class Host(Actor[Any]):
 
 
 class StorageRig:
-    """A storage actor on a store of its own, in a process without its topic."""
+    """A storage with a temporary store, in a process without its topic."""
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
@@ -89,7 +89,9 @@ class StorageRig:
         self.actor = self.host.storage = StorageActor(self.host, self.told, self.topic)
 
     def _restart(self) -> None:
-        """In order; and what strangers have said must not keep it from coming up again."""
+        """Stop in an orderly way and start again. Nothing that a peer has sent may prevent the
+        start.
+        """
         self.host.stopping = True
         end = time.monotonic() + 10
         while not self.actor.stop():
@@ -121,8 +123,8 @@ class StorageRig:
         return name, (peer, *stranger_says(mutator, words, known))
 
     def _right(self, name: str) -> Said:
-        """What topic, channels and writers say. A topic has checked the columns of its blocks, not
-        all of their headers.
+        """Return what a correct topic, channel or writer sends. A topic has checked the columns of
+        its blocks, but not all of their headers.
         """
         mutator, peer = self.mutator, PEERS[0]
         self.requests += 1
@@ -180,7 +182,9 @@ class StorageRig:
         return peer, encode(mutator.one(words)), ()
 
     def _topic_hands(self, frames: Sequence[bytes]) -> bool:
-        """A call of the topic: whatever is in the block, it is stored or refused."""
+        """Call the storage as its topic does. Whatever is in the block, it must be stored or
+        refused.
+        """
         self.requests += 1
         do = self.mutator.below(8)
         try:
@@ -227,7 +231,7 @@ class StorageRig:
         self.actor.turn()
 
     def _wait(self) -> None:
-        """Until the threads have nothing to do."""
+        """Wait until the threads have nothing to do."""
         end = time.monotonic() + 10
         while (
             self.actor._state.thread.pending

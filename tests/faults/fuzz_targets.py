@@ -1,4 +1,4 @@
-"""All fuzz targets by name."""
+"""Table of all fuzz targets by name."""
 
 from __future__ import annotations
 

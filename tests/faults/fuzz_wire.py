@@ -1,5 +1,5 @@
-"""Fuzz targets for what comes by the wire: control frames, messages of frames, blocks, packed
-headers, names and URLs.
+"""Fuzz targets for the bytes on the wire: control frames, messages of several frames, blocks,
+packed headers, names and URLs.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from zsq.transport.wire.protocol import WORDS, Wire, check_transaction
 Buffers = tuple[bytes, ...]
 
 
-# Words
+# Protocol messages
 
-_NAMED: Final[dict[str, Any]] = {  # what fields of these names hold in life
+_NAMED: Final[dict[str, Any]] = {  # values that fields of these names have in practice
     "ranges": ((5, 3), (9, 1)), "refused": ((5, 3),), "runs": ((5, 3, 1), (9, 1, 2)), "blocks": ((3, 100), (4, -1)),
     "parts": ((bytes(range(16)), 2, 10, 4_000, 77), (bytes(16), 1, 1, 128, 5)), "stages": (bytes(range(16)),), "keys": ((5, 6), (7, 8)),
     "delays_ms": (1, 1_000), "holes_put": ((5, 2, 1, 0), (9, 1, 1, 10**18)), "holes_gone": (5, 9), "endpoints": ("ipc:///run/zsq/5",),
@@ -68,7 +68,7 @@ _DEFAULTS: Final[dict[type, Any]] = {
 
 
 def usual_fields(message: type[Wire]) -> list[Any]:
-    """What the fields of such a word hold in life."""
+    """Return fields with values that such a message has in practice."""
     kinds = codec.field_kinds(message).items()
     return [
         _NAMED[name] if type(_NAMED.get(name)) is kind else _DEFAULTS[kind] for name, kind in kinds
@@ -80,7 +80,7 @@ FRAMES: Final = [codec.encode(WORDS[op](*fields)) for op, fields in USUAL.items(
 
 
 def typed_word(mutator: Mutator, op: int) -> Wire:
-    """A word whose fields have their types, and hold anything."""
+    """Return a message whose fields have the right types and any values."""
     fields: list[Any] = []
     for value in USUAL[op]:
         made = mutator.like(value)
@@ -91,7 +91,7 @@ def typed_word(mutator: Mutator, op: int) -> Wire:
 
 
 def word_frame(mutator: Mutator, ops: Sequence[int] = tuple(USUAL)) -> bytes:
-    """A control frame of one of these words, nearly: its bytes changed, or its fields."""
+    """Return the control frame of a nearly correct message: its bytes or its fields are changed."""
     op = mutator.one(ops)
     if mutator.chance(2):
         return mutator.bytes_like([codec.encode(WORDS[op](*USUAL[op])), mutator.one(FRAMES)])
@@ -111,7 +111,7 @@ def _try_word(frame: bytes) -> bool:
         return _refused(error)
     for field in dataclasses.fields(message):
         value = getattr(message, field.name)
-        # Such are passed on as they are, and shown; rows are looked at by who takes them.
+        # They are passed on unchanged and shown; rows are checked by the code that uses them.
         if type(value) is dict:
             assert codec.pack_value(
                 codec.unpack_value(codec.pack_value(value))
@@ -130,7 +130,7 @@ def _words(mutator: Mutator) -> Trial:
 
 
 class Part:
-    """What ZeroMQ hands out."""
+    """A message part as ZeroMQ returns it."""
 
     def __init__(self, data: bytes) -> None:
         self.bytes = data
@@ -151,7 +151,7 @@ def _try_message(parts: Buffers) -> bool:
 
 
 def message_frames(mutator: Mutator) -> Buffers:
-    """A whole message, nearly: envelope, empty frame, control frame, blocks."""
+    """Return a whole, nearly correct message: envelope, empty frame, control frame, blocks."""
     parts = [b"client"] * mutator.below(3) + [
         b"",
         mutator.one(FRAMES) if mutator.chance(2) else word_frame(mutator),
@@ -197,8 +197,8 @@ BLOCK_FRAMES: Final = [(block.wire_header(), bytes(block.columns)) for block in 
 
 
 def block_frames(mutator: Mutator) -> tuple[bytes, bytes]:
-    """Header and columns, nearly; mostly with checksums that agree, so that what lies behind them
-    is tried too.
+    """Return a nearly correct header and columns. In most cases the checksums are correct, so that
+    the code after the check is tried too.
     """
     head, columns = mutator.one(BLOCK_FRAMES)
     if mutator.chance(3):
@@ -241,7 +241,7 @@ def _head(header: Header) -> bytes:
 
 
 def read_all(block: Block) -> list[tuple[Any, ...]]:
-    """Every value of a block whose check has passed, by both ways that there are; they must
+    """Read every value of a block that has passed its check, by both available ways. They must
     agree.
     """
     columns = [block.body, block.key, block.tag, block.headers]
@@ -262,7 +262,7 @@ def _try_block(random: Random, frames: tuple[bytes, bytes]) -> bool:
     except ZsqError:
         return False
     if not block.count:
-        return False  # a mark; a topic refuses its flag
+        return False  # a mark; a topic refuses blocks with its flag
     rows = read_all(block)
     start = int(random.random() * block.count)
     stop = start + 1 + int(random.random() * (block.count - start))
@@ -283,7 +283,7 @@ def _blocks(mutator: Mutator) -> Trial:
     return Trial(lambda: block_frames(mutator), lambda frames: _try_block(mutator.random, frames))
 
 
-# Headers, names, places
+# Headers, names, endpoints
 
 HEADERS: Final = [
     codec.pack_headers({"a": 1, "b": b"x", "c": "ä", "d": None, "e": 1.5}),

@@ -1,5 +1,5 @@
-"""How a fuzz target is tried: a batch of inputs from a seed, each watched for what it raises, the
-time and the memory that it takes.
+"""Runner of fuzz targets: it makes a batch of inputs from a seed, and checks the exceptions, the
+time and the memory of each input.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def _nothing() -> None:
 
 
 class Trial(NamedTuple):
-    """One batch of a target: `make` draws an input, `run` tries it and says whether it was taken
-    (or refused by the documented error); all that it raises is a violation. `close` at the end.
+    """One batch of a target. `make` returns an input. `run` tries it and returns whether it was
+    accepted (or refused by the documented error). Any exception is a violation. `close` is called
+    at the end.
     """
 
     make: Make
@@ -38,8 +39,8 @@ class Trial(NamedTuple):
 
 
 class Target(NamedTuple):
-    """`begin` is called for each batch. `share`: how many inputs are for this one, among those of
-    all.
+    """`begin` is called for each batch. `share`: the weight of this target when inputs are
+    distributed over all targets.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Violation(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Of one or more batches."""
+    """The result of one or more batches."""
 
     inputs: int = 0
     taken: int = 0
@@ -71,7 +72,7 @@ class Tried(NamedTuple):
 
 
 class TooSlowError(Exception):
-    """One input computed for longer than `TIME_MAX_S`."""
+    """One input used the CPU for longer than `TIME_MAX_S`."""
 
 
 class TooLargeError(Exception):
@@ -79,8 +80,8 @@ class TooLargeError(Exception):
 
 
 class Guard:
-    """Notices an input that computes too long (CPU time, so that a busy machine is no reason),
-    without work for each input.
+    """Notices an input that computes too long, without work for each input. It measures CPU time,
+    so that a busy machine does not matter.
     """
 
     def __init__(self) -> None:
@@ -103,8 +104,8 @@ class Guard:
 
 
 class Lines(logging.Handler):
-    """Takes the log's lines, and minds their size: what a stranger says must not fill a disk by
-    being told.
+    """Takes the lines of the log, and checks their size: a peer must not be able to fill a disk
+    with logged messages.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -126,7 +127,7 @@ class Lines(logging.Handler):
 
 
 def peak_bytes() -> int:
-    """The most memory this process had since the last `forget_peak`."""
+    """Return the largest memory of this process since the last `forget_peak`."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
@@ -137,8 +138,8 @@ def forget_peak() -> None:
 
 
 def run_batch(target: Target, seed: int, batch: int, inputs: int = BATCH) -> Tried:
-    """One batch, up to its first violation. Where memory grew in it, once more, looking after each
-    input.
+    """Run one batch, up to its first violation. If the memory grew, run it again and measure after
+    each input.
     """
     forget_peak()
     before = peak_bytes()
@@ -200,13 +201,15 @@ def _short(given: Any) -> str:
 
 
 def plan(targets: Sequence[Target], count: int) -> dict[str, int]:
-    """How many batches of each target make `count` inputs in all; at least one."""
+    """Return how many batches of each target make `count` inputs in all. Each target has at least
+    one.
+    """
     shares = sum(target.share for target in targets)
     return {target.name: max(1, -(-count * target.share // shares // BATCH)) for target in targets}
 
 
 class Rig(Protocol):
-    """What a target with a state is made of."""
+    """The parts of a target that has a state."""
 
     def draw(self) -> Any: ...
 
@@ -216,7 +219,7 @@ class Rig(Protocol):
 
 
 def with_rig(rig_of: Callable[[Mutator], Rig]) -> Callable[[Mutator], Trial]:
-    """A `begin` that makes a rig for each batch."""
+    """Return a `begin` that makes a rig for each batch."""
 
     def begin(mutator: Mutator) -> Trial:
         made = rig_of(mutator)

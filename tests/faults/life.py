@@ -1,5 +1,5 @@
-"""A topic's store with more that is promised: channels, producers, delayed messages, retention.
-Recorded and checked.
+"""A topic's store with more promises: channels, producers, delayed messages and retention. Its
+calls are recorded, and its promises checked after a crash.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from zsq.transport.block.block import Block, pack
 
 from .recording import RecordingFiles
 
-PUBLISHER: Final = 99  # of delayed messages
-# Or not copied.
+PUBLISHER: Final = 99  # producer of the delayed messages
+# Attributes that are not part of a promise, or not copied.
 _NOT_PROMISED: Final = frozenset(
     {"files", "store", "root", "directory", "options", "facts", "lagging", "damage", "rig"}
 )
@@ -35,22 +35,24 @@ Facts = dict[str, Any]
 
 
 class Life(StorageHarness):
-    """`facts`: what the state held after each commit, the first one before any; shared by all
-    promises of one recording.
+    """`facts`: the content of the state after each commit, beginning with the one before any
+    commit. All promises of one recording share the list.
     """
 
     def __init__(self, root: Path, options: StoreOptions = SMALL) -> None:
         self.facts: list[Facts] = []
         self.commits = 0
-        """So many of them were confirmed."""
+        """How many of the commits were confirmed."""
         self.put: dict[bytes, int] = {}
-        """Body -> due time, of delayed messages whose publish or cancel was answered."""
+        """Body -> due time, of delayed messages whose publish was answered."""
         self.perhaps: list[tuple[bytes, ...]] = []
-        """Bodies that are all there or not at all: of unanswered publishes and cancels."""
+        """Bodies of unanswered publishes and cancellations. Either all bodies of a tuple are
+        present or none.
+        """
         self.gone: set[bytes] = set()
-        """Their cancel was answered."""
+        """Bodies whose cancellation was answered."""
         self.moved_ns = 0
-        """Nothing that is due later than this was moved."""
+        """No message that is due later than this was moved to the log."""
         self.damaged = False
         self.lost: set[int] = set()
         self.given_up: set[bytes] = set()
@@ -62,7 +64,7 @@ class Life(StorageHarness):
             self.facts.append(self.facts_now())
         return store
 
-    # Being recorded, and being found again
+    # Recording, and reviving after a crash
 
     def promise(self) -> dict[str, Any]:
         found = {
@@ -74,7 +76,7 @@ class Life(StorageHarness):
 
     @classmethod
     def revived(cls, files: FaultyFiles, promise: dict[str, Any], options: StoreOptions) -> Self:
-        """On a disk that is there already, with what was promised."""
+        """Make a life on a disk that exists already, with these promises."""
         made = cls.__new__(cls)
         made.__dict__.update(
             {
@@ -96,7 +98,7 @@ class Life(StorageHarness):
         self.open()
 
     def live(self) -> None:
-        """What recovery found is what holds from now on; and the topic goes on."""
+        """Take what recovery found as the new promise, and continue to use the topic."""
         end = self.log.end
         self.settle()
         if self.tried or self.staged:
@@ -113,7 +115,7 @@ class Life(StorageHarness):
     # The state
 
     def facts_now(self) -> Facts:
-        """What no recovery may change."""
+        """Return the part of the state that no recovery may change."""
         assert self.store is not None
         return facts_of(self.store.state.load(), self.store)
 
@@ -131,7 +133,7 @@ class Life(StorageHarness):
         *,
         paused: bool = False,
     ) -> None:
-        """`holes`: (start, count, attempts, due time)."""
+        """Save a channel. `holes`: (start, count, attempts, due time)."""
         self.commit_state(
             StateBatch(
                 channel_puts={name: ChannelRow(following, paused)},
@@ -140,20 +142,21 @@ class Life(StorageHarness):
         )
 
     def checkpoint(self) -> None:
-        """With the producers, and without what was moved and is not forgotten yet."""
+        """Commit the state with the producers."""
         self.commit_state(self.counted(StateBatch()))
 
     def commit_dropped(self, batch: StateBatch) -> None:
         super().commit_dropped(self.counted(batch))
 
     def counted(self, batch: StateBatch) -> StateBatch:
-        """With the offset that it counts up to, and with the producers as of there: what recovery
-        replays begins at that offset.
+        """Add to the batch the offset up to which it counts, and the producers as of that offset. A
+        recovery replays from there.
 
-        So all that is below must be in the rows, also what nobody has asked to be synced: the
-        storage actor answers it, and notes it for the rows, at the begin of each turn, and commits
-        at its end. (A commit which left that out would make any recovery ask for blocks that are
-        there. That the actor does not is shown by tests/actors/storage/test_storage_commits.py.)
+        So the rows must include everything below that offset, also blocks that became durable
+        without a request to sync. The storage answers such blocks, and adds them to the rows, at
+        the begin of each turn, and commits at its end. (If a commit left them out, recovery would
+        ask producers for blocks that are stored. tests/actors/storage/test_storage_commits.py shows
+        that the storage does not leave them out.)
         """
         assert self.store is not None
         self.answer_durable()
@@ -169,14 +172,16 @@ class Life(StorageHarness):
         self.answer_durable()
 
     def answer_durable(self) -> None:
-        """Also what a roll or a group has synced on its way. From now on it must be there."""
+        """Count as acknowledged also the blocks that became durable by a new chunk or by a group.
+        From now on they must not be lost.
+        """
         while self.offsets.get(self.acknowledged, self.log.synced_end) < self.log.synced_end:
             self.acknowledged += 1
 
     # Retention
 
     def retain(self, start: int) -> None:
-        """Give up what lies below, in the order of retention."""
+        """Remove everything below `start`, in the order in which retention does it."""
         assert self.store is not None
         self.given_up.update(
             body
@@ -211,7 +216,7 @@ class Life(StorageHarness):
         )
 
     def publish_delayed(self, *due: int, count: int = 2) -> list[DelayedKey]:
-        """A block for each due time, by one commit."""
+        """Publish one block for each due time, in one commit."""
         made: list[tuple[Block, int]] = []
         bodies: dict[bytes, int] = {}
         first = (
@@ -243,7 +248,7 @@ class Life(StorageHarness):
         self.forget_moved(self.move_into_log(until_ns, rows_max))
 
     def move_into_log(self, until_ns: int, rows_max: int = 99) -> list[DelayedRow]:
-        """No checkpoint may pass them before `forget_moved`."""
+        """Move messages to the log. No checkpoint may count them before `forget_moved`."""
         self.moved_ns = max(self.moved_ns, until_ns)
         rows = self.delayed.due(until_ns, 1 << 20, rows_max)
         self.now_ns = max(self.now_ns, until_ns)
@@ -254,10 +259,10 @@ class Life(StorageHarness):
     def forget_moved(self, rows: list[DelayedRow]) -> None:
         self.delayed.remove([row.key for row in rows], known=True)
 
-    # Faults of another kind, before or in between
+    # Other failures, before or between the steps
 
     def refused(self, taken: int) -> None:
-        """A publish for which there is space for some bytes only."""
+        """Try a publish for which there is space for `taken` bytes only."""
         first = len(self.sent)
         self.files.short = {self.files._calls.get("writev", 0) + 1: taken}
         with pytest.raises(DiskFull):
@@ -266,7 +271,7 @@ class Life(StorageHarness):
         self.answer_durable()
 
     def damage_while_closed(self, name: str, change: Callable[[bytes], bytes]) -> None:
-        """From then on alarms are no wonder."""
+        """Change a file while the store is closed. From then on alarms are allowed."""
         if self.store is not None:
             self.abandon_cleanly()
         path = Path(self.directory) / name
@@ -274,7 +279,7 @@ class Life(StorageHarness):
         self.damaged = True
 
     def lose(self, sequence: int) -> None:
-        """A block that was acknowledged is hit by a flipped bit."""
+        """Flip a bit in a block that was acknowledged."""
         body = self.sent[sequence][0]
         self.damage_while_closed(
             chunk_name(0), lambda data: data.replace(body, bytes([body[0] ^ 1]) + body[1:])
@@ -282,7 +287,9 @@ class Life(StorageHarness):
         self.lost.add(sequence)
 
     def lose_delayed(self, *bodies: bytes) -> None:
-        """Those of a row of the environment that is damaged, which the last process died of."""
+        """Damage the row of these bodies in LMDB's file, and leave the note that the last process
+        crashed when it read due messages.
+        """
         data = bytes([bodies[0][0] ^ 1]) + bodies[0][1:]
         self.damage_while_closed("delayed/data.mdb", lambda whole: whole.replace(bodies[0], data))
         (Path(self.directory) / "delayed.attempt").write_bytes(b"due")
@@ -311,8 +318,8 @@ class Life(StorageHarness):
         return found
 
     def check_facts(self, now: Facts, allowed: list[Facts]) -> None:
-        """`allowed`: after the last commit that was confirmed, and after the one that was under
-        way, if there was one.
+        """Check the state. `allowed`: the state after the last confirmed commit, and after the
+        commit that was not confirmed yet, if there is one.
         """
         assert now in allowed, (
             f"the state is neither {' nor '.join(map(repr, allowed))} but {now!r}"
@@ -329,7 +336,7 @@ class Life(StorageHarness):
         waiting = self.waiting()
         found = logged + waiting
         assert len(set(found)) == len(found), f"delayed messages are there twice: {sorted(found)}"
-        # What had moved to the log may be retention's by now.
+        # Retention may have removed those that had moved to the log.
         missing = self.put.keys() - set(found) - self.given_up
         assert not missing, f"delayed messages {sorted(missing)} are lost"
         assert not self.gone & set(found), "cancelled messages are there again"
@@ -348,7 +355,7 @@ class Life(StorageHarness):
         )
 
     def settle(self) -> None:
-        """What is there after a crash is what holds from now on."""
+        """Take what is present after a crash as the new promise."""
         found = self.check()
         following = self._following()
         last = max({*found, *self.lost}, default=following - 1)

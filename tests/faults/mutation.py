@@ -1,8 +1,8 @@
-"""Inputs that are nearly right: bytes of real packers with a few changes, and values of the words'
-own types at their borders.
+"""Nearly correct inputs: bytes of the real encoders with a few changes, and values of the right
+types at the limits of their range.
 
-All of it follows from one `random.Random`, so a seed and a number name an input for good. What is
-all noise is refused at the first byte and proves little; so an input begins as a good one, and most
+All of it is derived from one `random.Random`, so a seed and a number identify an input. Pure noise
+is refused at the first byte and proves little. So an input begins as a correct one, and most
 changes are small.
 """
 
@@ -42,7 +42,7 @@ _BYTES: Final = (b"", b"\0", b"a", b"\xff" * 16, bytes(16), bytes(range(16)), b"
 
 
 class Mutator:
-    """Draws from one source of chance."""
+    """Makes inputs from one random generator."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -52,8 +52,8 @@ class Mutator:
         )  # fmt: skip
 
     def below(self, limit: int) -> int:
-        """0 to `limit` - 1; `limit` above 0. Twice as fast as `randrange`, and near enough to
-        even.
+        """Return a number from 0 to `limit` - 1; `limit` must be above 0. It is twice as fast as
+        `randrange`, and even enough.
         """
         return int(self.random.random() * limit)
 
@@ -66,7 +66,7 @@ class Mutator:
     # Bytes
 
     def changed(self, data: bytes) -> bytes:
-        """With one to four changes, mostly one."""
+        """Return the data with one to four changes, mostly one."""
         found = bytearray(data)
         while True:
             self.one(self._changes)(found)
@@ -74,17 +74,17 @@ class Mutator:
                 return bytes(found)
 
     def spliced(self, one: bytes, other: bytes) -> bytes:
-        """The beginning of one, the end of the other."""
+        """Return the beginning of one input and the end of another."""
         return one[: self.below(len(one) + 1)] + other[self.below(len(other) + 1) :]
 
     def grown(self, data: bytes) -> bytes:
-        """A piece of it very often, up to a MiB."""
+        """Return a copy in which a piece is repeated very often, up to 1 MiB."""
         start = self.below(len(data) + 1)
         piece = data[start : start + 1 + self.below(8)] or b"\x91"
         return data[:start] + piece * self.below(INPUT_BYTES_MAX // len(piece)) + data[start:]
 
     def bytes_like(self, corpus: Sequence[bytes]) -> bytes:
-        """One of the corpus, nearly."""
+        """Return an input from the corpus, with small changes."""
         dice = self.random.random()
         data: bytes = self.one(corpus)
         if dice < 0.02:
@@ -104,7 +104,7 @@ class Mutator:
             data[self.below(len(data))] = self.one((0, 1, 0x7F, 0x80, 0xFF, self.below(256)))
 
     def _number(self, data: bytearray) -> None:
-        """A whole number where one may stand."""
+        """Replace the bytes at a place where a whole number may be."""
         width: int = self.one((1, 2, 4, 4, 8, 8))
         if len(data) < width:
             return
@@ -129,7 +129,7 @@ class Mutator:
         data[start:start] = piece * (1 << self.below(12) if self.chance(8) else 1 + self.below(4))
 
     def _swap(self, data: bytearray) -> None:
-        """Two pieces change places."""
+        """Exchange two pieces."""
         one, other = sorted((self.below(len(data) + 1), self.below(len(data) + 1)))
         size = self.below(min(other - one, 32) + 1)
         data[one : one + size], data[other : other + size] = (
@@ -140,8 +140,8 @@ class Mutator:
     # Values
 
     def whole(self) -> int:
-        """A number that msgpack can carry; often one that was used just now, for many conditions
-        are about two that are the same.
+        """Return a number that msgpack can encode. Often it is one that was used just before,
+        because many checks compare two numbers.
         """
         if self.chance(4):
             return self._again
@@ -169,7 +169,7 @@ class Mutator:
         return self.one((None, True, False, 0.5, -0.0, float("inf"), float("nan"), 1e300))
 
     def value(self, depth: int = 0) -> Any:
-        """Of any of msgpack's types; lists are tuples, as the codec makes them."""
+        """Return a value of any of msgpack's types. Lists are tuples, as the codec makes them."""
         dice = self.below(8)
         if dice < 5 or depth > 3:
             return self.leaf()
@@ -183,14 +183,14 @@ class Mutator:
         return tuple(self.value(depth + 1) for _ in range(self.below(4)))
 
     def deep(self) -> Any:
-        """Nested far, in tuples and maps."""
+        """Return deeply nested tuples and maps."""
         found: Any = self.leaf()
         for _ in range(self.one((10, 30, 40, 100, 200))):
             found = (found,) if self.chance(2) else {"a": found}
         return found
 
     def like(self, value: Any, depth: int = 0) -> Any:
-        """A value of the same shape; now and then one part of it is of any kind."""
+        """Return a value of the same shape. Sometimes one part of it has another type."""
         if self.chance(12):
             return self.value(depth)
         kind = type(value)
@@ -204,7 +204,7 @@ class Mutator:
             return value if self.chance(2) else self.one(_BYTES)
         if kind is tuple:
             if self.chance(4):
-                # The same thing again.
+                # The same element again.
                 value = (self.like(value[0], depth + 1),) * self.below(4) if value else value
             parts = [self.like(part, depth + 1) for part in value if not self.chance(12)]
             return tuple(
@@ -222,6 +222,6 @@ class Mutator:
 
 
 def deep_frame(op: int, fields: int, levels: int, at: int = 0) -> bytes:
-    """The frame of a word with so many fields, one of which is nested so far."""
+    """Return the frame of a message with so many fields, one of which is deeply nested."""
     deep = b"\x91" * levels + b"\x80"
     return bytes([0x91 + fields, op]) + b"\x05" * at + deep + b"\x05" * (fields - at - 1)

@@ -1,5 +1,5 @@
-"""A disk queue that is recorded, and found again after a crash: what was put is there, what was got
-does not come again.
+"""A disk queue whose calls are recorded and which is opened again after a crash: what was put must
+be present, and what was got must not come again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _PROMISED: Final = ("sync_every", "put_begun", "put_safe", "got_begun", "got_saf
 
 
 class QueueLife:
-    """Messages are numbered from 0 as they are put. `begun`: called for; `safe`: promised to
-    outlive a power cut.
+    """Messages are numbered from 0 as they are put. `begun`: up to there the operation was called.
+    `safe`: up to there it must survive a power cut.
     """
 
     def __init__(self, files: FaultyFiles, sync_every: int = 1) -> None:
@@ -82,7 +82,7 @@ class QueueLife:
         self._settled()
 
     def live(self) -> None:
-        """Read to the end, and used again."""
+        """Read to the end, and use the queue again."""
         self.verify()
         self.put_begun = self.got_begun = max(self.put_begun, self.got_begun) + 1
         self.put_safe = self.got_safe = self.put_begun
@@ -91,8 +91,8 @@ class QueueLife:
         self.sync()
 
     def verify(self) -> None:
-        """A record has no checksum: what was not synced may come with zeros in it, and then hides
-        what lies behind it.
+        """Check all promises. A record has no checksum. So a record that was not synced may contain
+        zeros after a power cut, and then the records after it cannot be found.
         """
         queue = self.open_queue
         depth = queue.depth()

@@ -1,13 +1,13 @@
-"""What a workload does to the disk, in one order: the calls of the seam and LMDB's own, and what
-had been promised before each of them.
+"""Recorder of everything that a workload does to the disk, in one order: the calls of
+`storage/files.py` and LMDB's own, with the promises that were made before each of them.
 
     files = RecordingFiles(root)
-    subject = Life(files)                       # opened as ever
+    subject = Life(files)                       # opened as usual
     with files.recording(subject.promise) as trace:
         work(subject)                           # trace.steps: every write, cut, name and sync
 
-A step says nothing about success: it is what reached the page cache. `session.py` makes disks of it
-as a power cut may leave them.
+A step says what reached the page cache, and not whether the call succeeded. `states.py` makes from
+the steps the disks that a power cut may leave.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from support.lmdb_calls import LmdbCall, LmdbCalls
 
 class Step(NamedTuple):
     """`kind`: write, cut (a truncate), names, sync, sync_folder. `node`: the file or folder.
-    `durable`: a write that syncs itself.
+    `durable`: a write that is synced when it returns.
 
-    `entries` of names: (folder, name, node now of that name or -1). `promised`: what held before
-    it, a number in the trace.
+    `entries` of names: (folder, name, new node of that name or -1). `promised`: the promise that
+    held before this step, as its number in the trace.
     """
 
     kind: str
@@ -41,25 +41,25 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """`files` and `folders`: what was certainly on disk at the beginning, by node. `promises`:
-    distinct ones, in order.
+    """`files` and `folders`: what was certainly on disk at the beginning, by node. `promises`: the
+    distinct promises, in order.
     """
 
     root: int
     files: dict[int, bytes]
     folders: dict[int, dict[str, int]]
-    """Also of folders made later, empty."""
+    """Folders that were made later are included as empty ones."""
     steps: list[Step] = field(default_factory=list)
     promises: list[Any] = field(default_factory=list)
     paths: dict[str, int] = field(default_factory=dict)
-    """Where each node lay at the beginning, below the root."""
+    """The path of each node at the beginning, below the root."""
     pending: list[Step] = field(default_factory=list)
-    """What was not certain at the beginning, in order."""
+    """The changes that were not certain at the beginning, in order."""
     recovered: int = 0
-    """So many steps came before it was open."""
+    """The number of steps before the subject was open."""
 
     def promised(self, prefix: int) -> Any:
-        """What had been promised when so many steps were done."""
+        """Return what had been promised after so many steps."""
         return (
             self.promises[self.steps[prefix].promised]
             if prefix < len(self.steps)
@@ -67,7 +67,7 @@ class Trace:
         )
 
     def say(self, step: Step) -> str:
-        """For people."""
+        """Return a text for people."""
         if step.kind == "names":
             return "names " + ", ".join(
                 f"{folder}/{name}={'none' if node < 0 else node}"
@@ -84,9 +84,7 @@ class Trace:
 
 
 class RecordingFiles(FaultyFiles):
-    """The seam as `FaultyFiles` has it, and LMDB beside it. Only inside `recording` anything is
-    noted.
-    """
+    """Records the calls of `FaultyFiles` and those of LMDB. It records only inside `recording`."""
 
     def __init__(self, root: str) -> None:
         super().__init__(os.path.realpath(root))
@@ -96,8 +94,8 @@ class RecordingFiles(FaultyFiles):
 
     @contextmanager
     def recording(self, promise: Callable[[], Any]) -> Iterator[Trace]:
-        """What was changed before is taken as certain. `promise` is asked for before each step;
-        what it gives is not changed any more.
+        """Record from here on. Earlier changes count as certain. `promise` is called before each
+        step, and its result must not change later.
         """
         assert not self._nodes, "files are open, of which it is not known what they are"
         self.reset()
@@ -178,7 +176,7 @@ class RecordingFiles(FaultyFiles):
                 self.trace.folders.setdefault(self._number(node), {})
         self._add(Step("names", found[-1][0], entries=found))
 
-    # What the class above leaves to the real system
+    # Calls that the base class passes to the real system
 
     def remove_tree(self, path: str) -> None:
         for name in self.list(path):
@@ -199,7 +197,7 @@ class RecordingFiles(FaultyFiles):
         self._add(Step("write", self._number(node), 0, data))
 
     def lock(self, path: str, *, write: bool = True) -> int:
-        """Its content is for people, and not recorded."""
+        """Take the lock. The content of the lock file is for people, and is not recorded."""
         if write:
             self._step("lock")
         fd = super().lock(path, write=write)
@@ -208,7 +206,7 @@ class RecordingFiles(FaultyFiles):
         return fd
 
     def _known(self, path: str) -> FaultyNode:
-        """The file's node; a new one where it is being made."""
+        """Return the node of a file. If the file is new, make its node."""
         try:
             return self._find(path)
         except KeyError:
@@ -222,7 +220,7 @@ class RecordingFiles(FaultyFiles):
         try:
             self._find(call.path.rpartition("/")[0])
         except KeyError:
-            return 0  # a copy that is looked at, by what would be a process of its own
+            return 0  # a copy that is only examined; the broker would do that in another process
         self._promised()
         number = self._number(self._known(call.path))
         if call.kind == "write":

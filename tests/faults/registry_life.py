@@ -1,5 +1,5 @@
-"""The registry and the topics' directories that it names: made, set, deleted and made again,
-recorded and found again after a crash.
+"""The registry, and the directories of the topics in it: topics are made, configured, deleted and
+made again, and all of it is recorded and checked after a crash.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Facts = dict[str, Any]
 
 
 class RegistryLife:
-    """`facts`: what the registry said after each change, shared by all promises; `changes`: so many
-    were confirmed.
+    """`facts`: the content of the registry after each change; all promises share the list.
+    `changes`: how many changes were confirmed.
     """
 
     def __init__(self, files: FaultyFiles) -> None:
@@ -34,7 +34,7 @@ class RegistryLife:
         self.facts: list[Facts] = []
         self.changes = 0
         self.ends: dict[str, int] = {}
-        """Where the log of a topic ends at least, by uuid."""
+        """The lowest offset at which the log of a topic may end, by uuid."""
         self.data_dir = Path(files.root)
         self.registry: Registry | None = None
 
@@ -67,10 +67,10 @@ class RegistryLife:
         self.facts.append(self.facts_now())
         self.changes += 1
 
-    # What the supervisor and the topics' processes do
+    # The actions of the supervisor and of the topics' processes
 
     def recover(self) -> None:
-        """As `zsqd` starts."""
+        """Open the registry as `zsq serve` does."""
         self.registry = Registry(self.files, self.data_dir, NODE)
         self.registry.open()
         now = self.facts_now()
@@ -79,7 +79,7 @@ class RegistryLife:
         assert fresh or now in allowed, (
             f"the registry says neither {' nor '.join(map(repr, allowed))} but {now}"
         )
-        if not self.facts:  # the first start of all
+        if not self.facts:  # the very first start
             self.changed()
             return
         self.facts, self.changes = [now], 1
@@ -90,7 +90,7 @@ class RegistryLife:
         self.facts, self.changes = [self.facts_now()], 1
 
     def topic(self, name: str, blocks: int = 2) -> TopicRow:
-        """A new one, with something in it."""
+        """Make a topic with some messages in it."""
         row = self.open_registry.add(name, "always", {"keep_s": 60})
         self.changed()
         self.use(name, row, blocks)
@@ -180,7 +180,7 @@ class RegistryWork:
 
 
 def registry(life: RegistryLife) -> None:
-    """Two topics; one is deleted and made again."""
+    """Make two topics. One is deleted and made again."""
     life.topic("clicks")
     life.topic("views", 1)
     life.configure("views", keep_s=5)

@@ -1,5 +1,6 @@
-"""What recovery has done by another process for fear of flipped bits, done in this one: here are
-none, and that takes 100 times as long.
+"""Replacements that do parts of recovery in this process. The product uses another process because
+flipped bits may crash LMDB. Here no bits are flipped, and another process would take 100 times as
+long.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def looking_in_this_process() -> Iterator[None]:
 
 
 def _examine(path: str, timeout_s: float) -> state_check.Verdict:
-    """Without the commit to a copy."""
+    """Examine an environment, without the commit to a copy."""
     return state_check.Verdict(state_check._read(path), finished=True)
 
 

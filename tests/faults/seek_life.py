@@ -1,15 +1,15 @@
-"""A topic whose channel an operator moves while its consumers finish: real channel and storage, on
-a disk that forgets.
+"""A topic whose channel is moved by an operator while its consumers finish messages: a real channel
+and storage, on a simulated disk that loses unsynced data.
 
-Requests reach the channel in one order, and the state store commits in that order. So this is
-promised of a seek and a finish:
+Requests reach the channel in one order, and the state store commits them in that order. So this is
+promised about seeks and finishes:
 
-1. A finish that was confirmed stays, unless a seek that was asked for goes back behind it:
-answered, or perhaps in effect.
-2. A seek that was answered is in effect. One that was asked for and not answered is in effect as a
-whole, or not at all.
-3. What no consumer has seen of a seek may be undone by a cut, and nothing else: once a message of
-the new place was delivered, it stays.
+1. A finish that was confirmed is kept, unless a seek to an earlier offset was requested later. That
+   seek may be answered, or perhaps in effect.
+2. A seek that was answered is in effect. A seek that was requested and not answered is in effect
+   completely, or not at all.
+3. A power cut may undo a seek only as long as no consumer has seen an effect of it. Once a message
+   from the new position was delivered, the seek is kept.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FAR_NS: Final = 1 << 60
 
 
 class Line(Routed):
-    """A port's place: what the channel says is kept until the rig takes it."""
+    """A fake port: it keeps what the channel sends until the rig takes it."""
 
     def __init__(self, before_poll: Callable[[], None] = lambda: None) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Line(Routed):
 
 
 class Jobs:
-    """The state's thread; its jobs wait for `run`."""
+    """A fake for the thread of the state store: jobs wait for `run`."""
 
     def __init__(self) -> None:
         self._jobs: list[tuple[Any, Callable[[], Any]]] = []
@@ -91,8 +91,8 @@ class Jobs:
 
 
 class Rig:
-    """The channel and the parts of its storage. Commits are as slow as possible: everything else
-    happens before them.
+    """The channel and the parts of its storage. Commits are as slow as possible: everything else is
+    done before them.
     """
 
     def __init__(self, life: SeekLife) -> None:
@@ -102,7 +102,7 @@ class Rig:
         table = life.store.state.load()
         self.state = StateCommits(self.jobs, life.store.state, table, "topic clicks")
         self.harness = Channels(life.log, self.state, table, "always")
-        self.back = Line()  # what storage answers
+        self.back = Line()  # the answers of the storage
         self.harness.route(cast("Port", self.back))
         self.lines = {name: Line() for name in ("front", "topic", "scan", "supervisor")}
         self.lines["storage"] = Line(self._serve_and_commit)
@@ -130,7 +130,7 @@ class Rig:
         )
 
     def turn(self) -> None:
-        """All that can happen without a commit."""
+        """Do everything that is possible without a commit."""
         for _ in range(ROUNDS_MAX):
             self.channel.on_turn()
             if not self._serve():
@@ -138,7 +138,7 @@ class Rig:
         raise AssertionError("the channel does not come to rest")
 
     def pump(self) -> None:
-        """All that can happen."""
+        """Do everything that is possible."""
         for _ in range(ROUNDS_MAX):
             self.turn()
             if not self._commit():
@@ -146,7 +146,7 @@ class Rig:
         raise AssertionError("the channel has more and more to commit")
 
     def _serve(self) -> bool:
-        """Take what the channel said, and answer it. True: there was something."""
+        """Take what the channel sent, and answer it. Return True if there was something."""
         found = False
         for message, _ in self.lines["topic"].take():
             if isinstance(message, p.Attach) and message.next_offset < self.life.log.synced_end:
@@ -170,7 +170,7 @@ class Rig:
         return found
 
     def _heard(self) -> None:
-        """What consumers and the operator hear."""
+        """Pass messages on to the consumers and the operator."""
         for message, _ in self.lines["front"].take():
             if isinstance(message, p.Deliver):
                 self.life.was_delivered(message.token, message.runs)
@@ -187,7 +187,7 @@ class Rig:
         return bool(answers)
 
     def _commit(self) -> bool:
-        """True: something was committed, or read."""
+        """Commit, or read. Return True if there was something to do."""
         life = self.life
         if self.state.may_commit() and not self.state.waits_for_log(life.log.synced_end):
             counted = life.counted(StateBatch())
@@ -205,7 +205,7 @@ class Rig:
         return True
 
     def _serve_and_commit(self) -> None:
-        """While the channel starts, and waits for its row."""
+        """Serve the channel while it starts and waits for its row."""
         for message, _ in self.lines["storage"].take():
             assert isinstance(message, p.OpenChannel)
             self.back.hear(message)
@@ -222,30 +222,34 @@ class Rig:
 
 
 class SeekLife(Life):
-    """What consumers and the operator of the channel were told, and what they have seen."""
+    """A record of what the consumers and the operator of the channel were told, and of what they
+    have received.
+    """
 
     def __init__(self, *arguments: Any) -> None:
         self.leases: dict[int, int] = {}
-        """Offset -> token, of the last delivery."""
+        """Offset -> token of the last delivery."""
         self.attempts: dict[int, int] = {}
-        """Offset -> the highest attempt number seen since an answered seek went back behind it."""
+        """Offset -> the highest attempt number since the last answered seek to this offset or an
+        earlier one.
+        """
         self.told: set[int] = set()
-        """Their finish was asked for: they may come again or not."""
+        """Offsets whose finish was requested. They may be delivered again or not."""
         self.confirmed: set[int] = set()
-        """Their finish was confirmed: they may not."""
+        """Offsets whose finish was confirmed. They must not be delivered again."""
         self.requests = 100
         self.asked: dict[int, tuple[int, ...]] = {}
-        """Request -> offsets, of finishes that are not answered."""
+        """Request -> offsets, for finishes that are not answered."""
         self.seeks: list[int] = []
-        """Places, of seeks that were asked for and not answered, in order."""
+        """Targets of the seeks that were requested and not answered, in order."""
         self.seen = False
-        """A consumer got a message that only the first of these seeks explains."""
+        """True if a consumer received a message that only the first of these seeks explains."""
         self.floor = 0
-        """What is below waits for nobody, unless it was delivered since."""
+        """Messages below this offset need not be delivered, unless one was delivered since."""
         self.rig: Rig | None = None
         super().__init__(*arguments)
 
-    # Verbs
+    # Actions
 
     def start(self) -> Rig:
         self.rig = Rig(self)
@@ -253,7 +257,7 @@ class SeekLife(Life):
         return self.rig
 
     def finish(self, *offsets: int) -> None:
-        """A finish for each lease that these lie under, to be confirmed."""
+        """Request a finish, with confirmation, for each lease that contains one of these offsets."""
         assert self.rig is not None
         for token in sorted({self.leases[offset] for offset in offsets}):
             mine = tuple(offset for offset in offsets if self.leases[offset] == token)
@@ -276,14 +280,14 @@ class SeekLife(Life):
         self.rig = None
         super().abandon()
 
-    # What is heard
+    # What the clients receive
 
     def was_delivered(self, token: int, runs: Sequence[tuple[int, int, int]]) -> None:
         for start, count, attempts in runs:
             for offset in range(start, start + count):
                 self.leases[offset] = token
                 if self.seeks:
-                    self.seen = True  # the channel had taken the seek before it sent this
+                    self.seen = True  # the channel had accepted the seek before it sent this
                 else:
                     self.attempts[offset] = max(attempts, self.attempts.get(offset, 0))
 
@@ -295,8 +299,8 @@ class SeekLife(Life):
         self.told -= set(offsets) - taken
 
     def was_moved(self, place: int) -> None:
-        """The oldest of the seeks was answered. What was told before may have been before it or
-        behind it.
+        """Record that the oldest seek was answered. A finish without an answer may have come before
+        the seek or after it.
         """
         assert self.seeks.pop(0) == place
         self._moved(place)
@@ -312,7 +316,7 @@ class SeekLife(Life):
     # What must hold
 
     def given(self) -> dict[int, int]:
-        """What the channel would give out from here on: offset -> attempt number. Nothing is
+        """Return what the channel would deliver from now on: offset -> attempt number. Nothing is
         written.
         """
         assert self.store is not None
@@ -348,8 +352,8 @@ class SeekLife(Life):
         return found
 
     def moves_in_effect(self) -> int:
-        """How many of the seeks that were not answered are in effect; an assertion where no number
-        explains what the channel gives out.
+        """Return how many of the unanswered seeks are in effect. Fail if no number explains what
+        the channel delivers.
         """
         assert self.store is not None
         if NAME not in self.store.state.load().channels:
@@ -386,11 +390,11 @@ class SeekLife(Life):
 
 
 def moved(life: Life) -> None:
-    """Finishes and seeks that overlap in each way: before it, behind it, in one commit with it,
-    while a commit is on its way.
+    """Overlap finishes and seeks in each way: a finish before a seek, after it, in one commit with
+    it, and while a commit is running.
     """
     assert isinstance(life, SeekLife)
-    # Commits begin when they are asked for, not by the clock.
+    # Commits begin when they are requested, not by the clock.
     with mock.patch.object(options, "SAVE_INTERVAL_MS", 1 << 40):
         life.publish(blocks=4)
         life.sync()
@@ -403,7 +407,7 @@ def moved(life: Life) -> None:
         life.seek(2)  # in one commit with the finish before it
         rig.pump()
         life.finish(2, 3)
-        rig.turn()  # their commit is on its way
+        rig.turn()  # their commit is running
         life.seek(1)
         rig.pump()
         old = dict(life.leases)
@@ -418,7 +422,7 @@ def moved(life: Life) -> None:
         life.seek(life.log.synced_end)
         rig.pump()
         life.seek(8)
-        life.seek(3)  # two in one commit
+        life.seek(3)  # two seeks in one commit
         rig.pump()
         life.finish(3, 4, 5, 6)
         rig.pump()

@@ -1,12 +1,12 @@
-"""Every disk that a power cut may leave, of a recorded workload: after each step, with any part of
+"""All disks that a power cut may leave of a recorded workload: after each step, with any part of
 what was not synced.
 
-The model (what `storage/log/recovery.py` promises to survive): writes and cuts of a file are
-certain once that file is synced, names once their folder is; a rename is one change, but of a file
-that goes to another folder the old name may be there too until that folder is synced. Of what is
-not certain anything may be on disk: each change whole, or not at all, or a write torn at the border
-of a sector (512), of a page (4096) or anywhere, at either end, and the file as long as if it were
-whole or not.
+The model is the one that `storage/log/recovery.py` promises to survive. Writes and cuts of a file
+are certain after that file is synced. Names are certain after their folder is synced. A rename is
+one change. But if it moves a file to another folder, the old name may still exist until that folder
+is synced. Of the uncertain changes, each may be on disk completely, not at all, or (a write) in
+part. A write may be torn at a sector border (512), at a page border (4096) or anywhere, at its
+beginning or at its end. The file may be as long as after the whole write, or shorter.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Final, NamedTuple
 from .recording import Step, Trace
 
 BORDERS: Final = (512, 4096)
-TEARS_MAX: Final = 6  # of one write, at each size of a border
+TEARS_MAX: Final = 6  # tears of one write, for each border size
 _END: Final = 1 << 62
 
 
 class Kept(NamedTuple):
-    """What is on disk of a change: bytes [start, stop) of a write; `grown`: the file is as long as
-    with all of it, zeros in the gap.
+    """The part of a change that is on disk: bytes [start, stop) of a write. `grown`: the file is as
+    long as after the whole write, with zeros in the gap.
 
-    `twice`: of a rename between folders, the new name and the old one.
+    `twice`: after a rename between folders, both the new name and the old one exist.
     """
 
     start: int = 0
@@ -42,12 +42,12 @@ WHOLE: Final = Kept()
 TWICE: Final = Kept(twice=True)
 LENGTH_ONLY: Final = Kept(0, 0, grown=True)
 Fate = tuple[Kept | None, ...]
-"""Of each pending change, in order; None: nothing of it is on disk."""
+"""For each pending change, in order, the part that is on disk, or None if it is lost."""
 
 
 @dataclass(slots=True)
 class Disk:
-    """What is certain, and what is pending, after some steps."""
+    """The certain content and the pending changes after some steps."""
 
     root: int
     files: dict[int, bytes]
@@ -120,7 +120,7 @@ def change(
 
 
 def prefixes(trace: Trace) -> Iterator[Disk]:
-    """The disk before the first step, and after each."""
+    """Yield the disk before the first step, and after each step."""
     disk = Disk(
         trace.root,
         dict(trace.files),
@@ -134,7 +134,7 @@ def prefixes(trace: Trace) -> Iterator[Disk]:
 
 
 def paths(disk: Disk) -> dict[str, int]:
-    """What a process sees that lives on: each path below the root, with its node."""
+    """Return what a process sees that continues to run: each path below the root, with its node."""
     folders = {number: dict(names) for number, names in disk.folders.items()}
     for step in disk.pending:
         if step.kind == "names":
@@ -152,8 +152,8 @@ def paths(disk: Disk) -> dict[str, int]:
 
 
 def continued(disk: Disk, trace: Trace) -> Trace:
-    """`trace` was recorded on all of this disk, by the next process: together, with what is not
-    certain since before.
+    """Join two recordings. The next process recorded `trace` on this disk with all pending changes.
+    The changes that were pending before are still uncertain.
     """
     known = paths(disk)
     numbers = {node: known[path] for path, node in trace.paths.items()}
@@ -188,8 +188,8 @@ def continued(disk: Disk, trace: Trace) -> Trace:
 
 
 def fates(disk: Disk, chance: random.Random) -> Iterator[Fate]:
-    """What may have become of what is pending: each way of losing or keeping one thing, whole or in
-    part, and of losing what came first.
+    """Yield possible fates of the pending changes: each way of losing or keeping one of them,
+    completely or in part, and of losing the first or the last ones.
     """
     pending = disk.pending
     count = len(pending)
@@ -207,18 +207,19 @@ def fates(disk: Disk, chance: random.Random) -> Iterator[Fate]:
                 yield (*rest[:i], kept, *rest[i + 1 :])
             for kept in parts(pending[i], chance, disk):
                 yield (*rest[:i], kept, *rest[i + 1 :])
-        yield (*nothing[:i], *everything[i:])  # a later one is on disk, an earlier one is not
+        # a later change is on disk, and an earlier one is not
+        yield (*nothing[:i], *everything[i:])
         yield (*everything[:i], *nothing[i:])
 
 
 def random_fates(disk: Disk, chance: random.Random, count: int) -> Iterator[Fate]:
-    """Any part of each."""
+    """Yield fates in which a random part of each change is on disk."""
     for _ in range(count if len(disk.pending) > 1 else 0):
         yield tuple(_any_part(step, chance, disk) for step in disk.pending)
 
 
 def parts(step: Step, chance: random.Random, disk: Disk) -> list[Kept]:
-    """In which ways a change may be there in part."""
+    """Return the parts of a change that may be on disk."""
     if step.kind == "names":
         moved = len({folder for folder, _, _ in step.entries}) > 1 and not any(
             node in disk.folders for _, _, node in step.entries
@@ -255,11 +256,11 @@ def _any_part(step: Step, chance: random.Random, disk: Disk) -> Kept | None:
 
 
 Tree = dict[str, bytes | None]
-"""Path below the root -> content, None for a folder."""
+"""Path below the root -> content, or None for a folder."""
 
 
 def tree_of(disk: Disk, fate: Fate) -> Tree:
-    """The disk as it is found when the power is back."""
+    """Return the disk as it is found after the power is back."""
     if disk.pending:
         files, folders = (
             dict(disk.files),

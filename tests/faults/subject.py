@@ -1,4 +1,4 @@
-"""What every recorded workload gives: its steps, and a way to open what a crash has left of it."""
+"""Interface of every recorded workload: its steps, and a way to open what a crash has left."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .recording import RecordingFiles, Trace
 
 
 class Subject(Protocol):
-    """A topic's store, a queue, a registry. `live`: what recovery found is checked, holds from now
-    on, and more is done with it.
+    """A topic's store, a queue, or a registry. `live` checks what recovery found, takes it as the
+    new promise, and continues to use the subject.
     """
 
     files: FaultyFiles
@@ -28,7 +28,7 @@ class Subject(Protocol):
 
 @dataclass(slots=True)
 class Recorded:
-    """`revive`: the subject of a disk that is there already, and of a promise."""
+    """A recorded workload. `revive` makes the subject from an existing disk and a promise."""
 
     name: str
     trace: Trace

@@ -1,5 +1,5 @@
-"""Calls of the operating system that fail, at the n-th call of a workload for every n: the first
-round of `scripts/prove calls`.
+"""Tests with calls of the operating system that fail: for every n, the n-th call of a workload
+fails. They run the first round of `scripts/prove calls`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_a_case_comes_once_and_can_be_named() -> None:
 
 
 def test_a_promise_that_is_not_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log's cut-back left out: what was refused is found by a reader."""
+    """The log does not cut back what was refused, so a reader finds it. The check must report that."""
     monkeypatch.setattr(FailingFiles, "truncate", lambda *_: None)
     short = [
         case
@@ -59,7 +59,7 @@ def test_a_promise_that_is_not_kept_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_sync_that_failed_covers_nothing_that_is_synced_later() -> None:
-    """What the disk is made of here: of the log and of LMDB's pages alike."""
+    """The fake disk follows this rule for the log, and for LMDB's pages too."""
     with calls.a_disk() as (disk, files), LmdbCalls(files.lmdb):
         fd = files.open_new(str(disk / "a"))
         files.writev(fd, [b"lost"], 0)
@@ -76,7 +76,7 @@ def test_a_sync_that_failed_covers_nothing_that_is_synced_later() -> None:
 
 @pytest.fixture
 def interrupted() -> Iterator[list[int]]:
-    """Signals come all the time; their number."""
+    """Send signals to the process all the time, and return the list of those that arrived."""
     came: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:

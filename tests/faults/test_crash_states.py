@@ -1,4 +1,4 @@
-"""5,000 distinct disks that a power cut may leave, in every continuous integration run;
+"""Tests of 5,000 distinct disks that a power cut may leave, in every run of continuous integration.
 `scripts/prove crash-states` tries more.
 """
 
@@ -20,7 +20,7 @@ from .crash_states import prove_some, work_folder
 from .life import Life
 from .workloads import WORKLOADS, TopicWork, groups, publishes
 
-SHARE: Final = (200, 20)  # disks after a power cut, and after a crash in recovery
+SHARE: Final = (200, 20)  # number of disks after a power cut, and after a crash in recovery
 SHARES: Final = {
     name: {"queue": (160, 10), "queue-4": (140, 20)}.get(name, SHARE) for name in WORKLOADS
 }
@@ -32,8 +32,8 @@ def test_the_shares_are_all_that_is_said() -> None:
 
 
 class Forgetful(Life):
-    """Its commits count blocks of which their rows of producers do not know, as if what a roll or a
-    group has synced were not noted.
+    """A faulty life: its commits count blocks that its rows of producers do not include, as if
+    blocks that became durable by a new chunk or a group were forgotten.
     """
 
     def counted(self, batch: StateBatch) -> StateBatch:
@@ -55,14 +55,14 @@ def test_a_producer_that_would_be_asked_for_what_is_there_is_found(
 
 
 def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The channel delivers from the new place of a seek before that seek is committed."""
+    """Defect: the channel delivers from the new position of a seek before that seek is committed."""
     monkeypatch.setattr(
         Supply, "moving", property(lambda supply: False, lambda supply, value: None), raising=False
     )
 
 
 def _answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A seek is answered before it is committed."""
+    """Defect: a seek is answered before it is committed."""
     plain = ChannelActor.seek
 
     def seek(channel: ChannelActor, message: p.Seek) -> None:
@@ -75,7 +75,7 @@ def _answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _confirmed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finish is confirmed before it is committed."""
+    """Defect: a finish is confirmed before it is committed."""
 
     def _answer(channel: ChannelActor, mail: Mail, request: int, token: int, refused: Any) -> None:
         channel.front.send(mail.envelope, p.Answer(request, token, tuple(refused)))
@@ -84,7 +84,9 @@ def _confirmed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _with_its_old_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A seek moves the cursor and leaves the rows of what the channel held before."""
+    """Defect: a seek moves the cursor, but keeps the rows of the messages that the channel held
+    before.
+    """
     plain = SavedRows.changes
 
     def changes(rows: SavedRows, *arguments: Any) -> Any:

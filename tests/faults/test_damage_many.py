@@ -1,5 +1,5 @@
-"""Thousands of flipped bits and much else that a disk, or a person with a shell, can do to a
-topic's files.
+"""Tests with thousands of flipped bits, and other damage that a disk or a person with a shell can
+do to a topic's files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEED = 1
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_thousands_of_flipped_bits_break_no_promise() -> None:
-    """In a process of its own, as LMDB may kill it. A violation says how it is done again."""
+    """It runs in a separate process, because LMDB may crash it. A violation says how to repeat it."""
     summary = damage.run(FLIPS, OTHERS, LMDB_FLIPS, SEED, 1, sys.stdout)
     damage.report(summary, 0, SEED, 1, sys.stdout)
     assert not summary.violations, summary.violations[0]
@@ -57,26 +57,27 @@ def test_a_specimen_has_all_kinds_and_is_the_same_each_time(
 @pytest.mark.parametrize(
     "case",
     [
-        # An adopted chunk that ends within its own header: the start was refused.
+        # An adopted chunk that ends within its own header. The start was refused.
         "1|cut|00000000000000000049.chunk|74",
-        # A block twice: read twice, and the log's end set back.
+        # A block that is stored twice. It was read twice, and the end of the log was moved back.
         "0|again|00000000000000000000.chunk|0",
-        "0|copy|00000000000000000000.chunk|0|1",  # a write that went astray
-        # A chunk under a name in the middle of another: its messages were taken for lost.
+        "0|copy|00000000000000000000.chunk|0|1",  # a misplaced write
+        # A chunk under the name of an offset in the middle of another chunk. The messages of that
+        # one counted as lost.
         "0|double|00000000000000000000.chunk|3",
-        "3|copy|00000000000000000000.chunk|0|1",  # fsck took it for the damage that it knew
-        # A bad block before a bad end of an adopted chunk.
+        "3|copy|00000000000000000000.chunk|0|1",  # fsck took it for the damage that it knew already
+        # A bad block before the bad end of an adopted chunk.
         "1|garbage|00000000000000000049.chunk|792|512",
-        "1|gone|delayed/",  # nobody missed it
-        "1|stale|state/data.mdb|2",  # a start made it again, and fsck found nothing
-        # In the name of a deferred row: it and those behind it were left out where they are read by
-        # offset.
+        "1|gone|delayed/",  # the loss was not noticed
+        "1|stale|state/data.mdb|2",  # a start rebuilt the state, but fsck found nothing
+        # In the name of a deferred row. This row and the rows after it were left out when they were
+        # read by offset.
         "1|flip|state/data.mdb|123273",
-        # In a page's own number: a start died of it, and fsck found nothing.
+        # In a page's own number. A start crashed, and fsck found nothing.
         "2|flip|state/data.mdb|98306",
-        # In the size of a row: to delete it failed, in each life again.
+        # In the size of a row. Every life failed again when it deleted the row.
         "2|flip|delayed/data.mdb|191496",
-        # In the head of a page: an error of the binding that says nothing of damage came out.
+        # In the head of a page. LMDB's Python binding raised an error that does not mention damage.
         "3|flip|delayed/data.mdb|98424",
     ],
 )

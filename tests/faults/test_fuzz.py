@@ -1,5 +1,5 @@
-"""The fuzz targets, a bounded number of inputs each, and what they found once; more by
-`scripts/prove fuzz`.
+"""Tests of the fuzz targets with a limited number of inputs each, and of inputs that once caused
+errors. `scripts/prove fuzz` tries more.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SEED = 6
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[ProcessPoolExecutor]:
-    """What a strange word leaves behind in a process must not meet the tests that come after
-    these.
+    """Run the targets in a child process, so that what their inputs leave in memory does not affect
+    the tests after them.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         yield pool
@@ -100,7 +100,7 @@ def test_each_input_that_failed_once_is_handled_now(name: str, given: Any) -> No
     assert taken == (name == "headers"), "all but headers of bytes are refused"
 
 
-# The fuzz can fail
+# Checks that the fuzzer can fail
 
 
 def _broken(fault: Any) -> Target:

@@ -1,4 +1,4 @@
-"""LMDB's own calls are seen, in order, and fail where a test says so."""
+"""Tests of the hook for LMDB's calls: they are seen in order, and fail where a test says so."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The ledger of the soak complains of what has no explanation, and only of that; and so does the
-look for growth.
+"""Tests of the soak's ledger and of its growth check: they complain of what has no explanation, and
+of nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ S = 1_000_000_000
 
 
 class Book:
-    """A topic with one channel of two consumers, and a clock that stands still."""
+    """A ledger with one topic, one channel with two consumers, and a clock that stands still."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000 * S
@@ -24,7 +24,7 @@ class Book:
         self.channel: Channel = self.ledger.add_channel(self.topic, "c", (0, 0), 2)
 
     def publish(self, count: int = 4, offset: int = 0, due_s: float = 0.0) -> list[int]:
-        """Acknowledged, and read in the log unless it is delayed."""
+        """Publish messages that are acknowledged. Read them in the log, unless they are delayed."""
         numbers = list(
             self.ledger.sent(self.topic, count, self.now_ns + int(due_s * S) if due_s else 0)
         )
@@ -46,7 +46,7 @@ class Book:
         self.ledger.confirmed(self.channel, consumer, [offset])
 
     def complaint(self) -> str:
-        """The only one."""
+        """Return the only complaint."""
         (found,) = self.ledger.complaints
         self.ledger.complaints.clear()
         return found
@@ -72,7 +72,7 @@ def test_events_that_may_happen_have_an_explanation(book: Book) -> None:
     book.ledger.cancelling(later[:1])
     book.ledger.cancelled(later[:1], [True])
     assert book.ledger.waiting(book.topic) == later[1:]
-    book.ledger.sent(book.topic, 1)  # never answered, nowhere
+    book.ledger.sent(book.topic, 1)  # never answered, and not stored
     book.ledger.removed(book.topic, 3)
     found = book.ledger.unexplained()
     assert book.ledger.complaints == []
@@ -100,7 +100,7 @@ def test_a_gap_in_the_log_is_found(book: Book) -> None:
 
 
 def test_a_topic_may_begin_at_a_large_offset(book: Book) -> None:
-    """One that is made again after its end could not be asked for goes on 2^32 offsets later."""
+    """A topic continues 2^32 offsets later if it is made again and its old end is not known."""
     first = (1 << 32) + 540
     topic = book.ledger.add_topic("t again", first)
     channel = book.ledger.add_channel(topic, "c", (first, first))
@@ -313,7 +313,7 @@ def test_a_deletion_explains_missing_messages(book: Book) -> None:
 
 
 def looks(after: dict[str, float], title: str = "zsq: storage t") -> list[Sample]:
-    """Ten looks a third; what is said of the last third differs."""
+    """Make ten samples in each third of the run. The arguments change those of the last third."""
     plain = {"descriptors": 20.0, "threads": 5.0, "memory": 9.0 * MIB}
     whole = {**plain, "files": 60.0, "bytes": 5.0 * MIB}
     last = {"all": whole, title: plain}

@@ -1,5 +1,5 @@
-"""The disks that a power cut may leave are those of the model, and a promise that is not kept is
-found among them.
+"""Tests of the model of power cuts: the disks are those that the model describes, and a broken
+promise is found among them.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_unsynced_bytes_of_a_dead_process_may_still_be_lost(tmp_path: Path) -> N
 
 
 class Note:
-    """Promises that a line is in a file. `careful`: after its folder is synced."""
+    """Promises that a line is in a file. `careful`: only after the folder of the file is synced."""
 
     def __init__(self, files: FaultyFiles, promised: bool = False) -> None:
         self.files = files

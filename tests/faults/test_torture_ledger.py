@@ -1,4 +1,4 @@
-"""The ledger of the torture complains where a promise is broken, and only there."""
+"""Tests of the torture's ledger: it complains where a promise is broken, and nowhere else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 @pytest.fixture
 def bodies(ledger: Ledger) -> list[bytes]:
-    """Of slot 1, published to t; messages 512 to 521."""
+    """Publish messages 512 to 521 (slot 1) to topic t, and return their bodies."""
     return ledger.open_slot(1, l.BLOCK, 0, 10)
 
 
@@ -52,7 +52,7 @@ def test_expected_events_are_no_complaint(ledger: Ledger, bodies: list[bytes]) -
     numbers, gone = get(ledger, bodies)
     assert (numbers, gone) == (list(range(SLOT, SLOT + 10)), [])
     ledger.told(C, numbers)
-    get(ledger, bodies, consumer=1, attempts=2)  # that finish did not take effect
+    get(ledger, bodies, consumer=1, attempts=2)  # the finish did not take effect
     assert set(ledger.finished[C][SLOT : SLOT + 10]) == {l.NOT_FINISHED}
     ledger.told(C, numbers)
     ledger.confirmed(C, 1, numbers)

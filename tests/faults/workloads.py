@@ -1,5 +1,5 @@
-"""Small workloads whose every crash is looked at: what they do, and how a disk that they left is
-checked.
+"""Small workloads that are recorded so that every possible crash can be checked: their steps, and
+the check of a disk that they left.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class TopicWork:
 
 
 def publishes(life: Life) -> None:
-    """Appends, syncs, checkpoints, rolls; a checkpoint that counts what only a roll has synced."""
+    """Appends, syncs, checkpoints and new chunks. One checkpoint counts blocks that only the switch
+    to a new chunk has synced.
+    """
     for turn in range(7):
         life.publish(blocks=1 + turn % 3)
         if turn % 2:
@@ -83,7 +85,7 @@ def publishes(life: Life) -> None:
 
 
 def channels(life: Life) -> None:
-    """Made, read, with holes and attempts, deferred, put back, dropped."""
+    """Channels that are made, read (with holes and attempts), deferred, put back and dropped."""
     life.publish(blocks=3)
     life.sync()
     life.save_channel("one", 0)
@@ -100,8 +102,8 @@ def channels(life: Life) -> None:
 
 
 def groups(life: Life) -> None:
-    """Staged in parts, committed by being appended, adopted, both; behind a publish that nothing
-    else has synced.
+    """Transactions that are staged in parts, and committed by appending, by adopting, or both. A
+    publish before them is synced by nothing else.
     """
     life.publish(blocks=2)
     life.sync()
@@ -153,8 +155,8 @@ def retention(life: Life) -> None:
 
 
 def staging(life: Life) -> None:
-    """Stages that go on after a seal, are dropped, are left; a commit whose state lags; small parts
-    merged before the commit.
+    """Stages that continue after a seal, are dropped, or are left. One commit is not followed by
+    its state. Small parts are merged before a commit.
     """
     a = life.stage("a", 1, blocks=2)
     life.seal(a, final=False)
@@ -172,7 +174,7 @@ def staging(life: Life) -> None:
 
 
 def lagging(life: Life) -> None:
-    """The process dies between a commit and its state, and goes on by itself."""
+    """The process dies between a commit and its state, and recovery completes it."""
     life.publish(blocks=2)
     life.sync()
     life.checkpoint()
@@ -192,7 +194,7 @@ def lagging(life: Life) -> None:
 
 
 def deferred(life: Life) -> None:
-    """Holes that are deferred, come back, are cleared; a channel that is dropped and made again."""
+    """Holes that are deferred, come back, and are cleared. A channel is dropped and made again."""
     life.publish(blocks=4)
     life.sync()
     life.checkpoint()
@@ -210,7 +212,7 @@ def deferred(life: Life) -> None:
 
 
 def interleaved(life: Life) -> None:
-    """A move of delayed messages, and other publishes at each moment of it."""
+    """A move of delayed messages to the log, with other publishes at each moment of it."""
     life.publish_delayed(10, 20)
     life.publish_delayed(12)
     life.publish(blocks=2)
@@ -231,7 +233,7 @@ def interleaved(life: Life) -> None:
 
 
 def shrunk(life: Life) -> None:
-    """The environment of delayed messages is replaced by a copy of itself."""
+    """The environment of delayed messages is replaced by a compact copy."""
     keys = life.publish_delayed(10, 20, 30)
     life.move(10)
     with mock.patch.object(delayed_store, "SHRINK_ABOVE_BYTES", 0):
@@ -242,7 +244,7 @@ def shrunk(life: Life) -> None:
 
 
 def full(life: Life) -> None:
-    """The disk is full now and then: what was refused is cut back."""
+    """The disk is full now and then. The part of a refused write that was written is cut off."""
     life.publish(blocks=2)
     life.sync()
     for taken in (10, 100, 200):
@@ -261,7 +263,7 @@ def rescued(life: Life) -> None:
 
 
 def repaired(life: Life) -> None:
-    """What `zsq fsck --repair` does, and then a life."""
+    """`zsq fsck --repair`, followed by normal use."""
     life.abandon_cleanly()
     report = check_topic(life.files, life.directory, IDENTITY, 5_000, repair=True)
     assert not report.damaged
@@ -277,7 +279,7 @@ def goes_on(life: Life) -> None:
 
 
 def wild(seed: str) -> Callable[[Life], None]:
-    """Anything, in any order that the broker's own parts keep."""
+    """Random actions in an order that the parts of the broker could produce."""
 
     def work(life: Life) -> None:
         chance = random.Random(seed)
@@ -296,7 +298,7 @@ def _publish(life: Life, chance: random.Random) -> None:
 
 
 def _channel(life: Life, chance: random.Random) -> None:
-    """Never ahead of what is synced, and with holes behind its cursor only."""
+    """Save a channel that is never ahead of the synced end, and has holes before its cursor only."""
     end = life.log.synced_end
     following = chance.randint(life.log.start, end) if end > life.log.start else end
     holes = [
@@ -381,5 +383,5 @@ WORKLOADS: Final[dict[str, Workload]] = {
 
 
 def workload(name: str) -> Workload:
-    """Of the table; or wild-N, of which there is no end."""
+    """Return a workload of the table, or of the endless series wild-N."""
     return WORKLOADS[name] if name in WORKLOADS else TopicWork(wild(name.removeprefix("wild-")))

@@ -1,12 +1,13 @@
-"""`scripts/mutate`: removes each promise-keeping line in turn and asks the tests.
+"""`scripts/mutate`: remove each line that keeps a promise, one at a time, and find out whether a
+test fails.
 
-The sites are found in the source by the detectors (tests/mutate/detectors.py): every sync, folder
-sync, truncation, rename, lock, kill, comparison of checksums, identities, leases and sequences, and
-every bound of storage/, actors/, transport/ and apps/ (but for what measures, shows or advises).
-First each test runs once with all switches on: which sites it passes is kept in the folder. Then
-each site is switched off, and the tests that pass it run, the nearest and fastest first, until one
-fails; that test must pass again when nothing is removed. Answers are kept as they come, so --resume
-goes on.
+Detectors (tests/mutate/detectors.py) find the sites in the source: every sync, folder sync,
+truncation, rename, lock and kill, every comparison of checksums, identities, leases and sequences,
+and every limit. They search storage/, actors/, transport/ and apps/, except the code that measures,
+shows or advises. First each test runs once with nothing removed, and the sites that it passes are
+recorded in the folder. Then each site is switched off, and the tests that pass it run, the nearest
+and fastest first, until one fails. That test must pass again when nothing is removed. Answers are
+stored at once, so --resume can continue a run.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from mutate.equivalents import EQUIVALENT
 from mutate.sites import Site, sources, switched
 from mutate.tree import ROOT, SITES_NAME, Tree
 
-_NEAR_S: Final = 0.5  # a test of the same name in less than this comes before all others
-_SLOW_S: Final = 2.0  # above it tests run file by file, so that those that share a broker share it
+_NEAR_S: Final = 0.5  # a faster test with a similar name is run before all others
+# slower tests are run file by file, so that those that share a broker can share it
+_SLOW_S: Final = 2.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -142,8 +144,8 @@ def _wanted(site: Site, only: list[str]) -> bool:
 
 
 def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Each test's seconds, whether it passed, and the keys of the sites it passes; recorded for
-    files that are new or have changed.
+    """Return for each test its seconds, whether it passed, and the keys of the sites that it
+    passes. Only files that are new or have changed are recorded again.
     """
     store = given.folder / "record.jsonl"
     known = {row["test"]: row for line in _lines(store) for row in [json.loads(line)]}
@@ -199,8 +201,8 @@ def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def _gathered(
     tree: Tree, folder: Path, *, whole: bool = True, quick: bool = False
 ) -> list[dict[str, Any]]:
-    """What was recorded, with keys in place of numbers; of a recording that was broken off, what
-    was not its last file.
+    """Return what was recorded, with keys in place of numbers. If the recording was interrupted,
+    leave out its last file.
     """
     rows = []
     for path in folder.glob("recording.*"):
@@ -222,7 +224,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def _answers(folder: Path) -> dict[str, dict[str, Any]]:
-    """The last answer about each site; one that caught stays."""
+    """Return the last answer about each site. If a test has once noticed the removal, that answer
+    is kept.
+    """
     found: dict[str, dict[str, Any]] = {}
     for line in _lines(folder / "answers.jsonl"):
         row = json.loads(line)
@@ -303,8 +307,8 @@ _TOLD: Final[set[str]] = set()
 def _ordered(
     site: Site, rows: list[dict[str, Any]], budget_s: float
 ) -> tuple[list[tuple[str, float]], int]:
-    """(the tests to ask, how many are left out). First those whose name is near in less than a
-    moment, then by what they take, the slow ones file by file.
+    """Return (the tests to run, how many are left out). Fast tests with a similar name come first.
+    The others are sorted by their duration, the slow ones file by file.
     """
     near = re.split(r"[_.]", Path(site.path).stem)
     file_s = Counter[str]()

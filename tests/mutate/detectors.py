@@ -1,16 +1,16 @@
-"""What `scripts/mutate` removes: each class of promise-keeping code is found by a small function
-over the syntax tree.
+"""Detectors of the code that `scripts/mutate` removes. Each class of code that keeps a promise is
+found by a small function over the syntax tree.
 
-A detector takes one node and its parents and says how the node would be taken away, or None. It
-knows no file and no line, so a new sync, a new limit or a new comparison of checksums is found
-without anybody listing it. The ways to take something away:
+A detector takes a node and its parents. It returns how the node is removed, or None. It knows no
+file and no line, so it finds a new sync, a new limit or a new comparison of checksums without a
+list. The ways to remove something:
 
-* `drop`: the call is not made (it stands alone as a statement, so nothing uses its value);
-* `false`, `true`: the comparison is made, and its answer is this one: the side on which the check
-  never fires;
-* `unbounded`: `min(value, LIMIT)` and its like become the value;
-* `unsynced`: an environment of LMDB is opened so that its commits are not synced;
-* `elsewhere`: a lock is taken, on a file of its own, so that it keeps nobody out.
+* `drop`: the call is not made (it is a statement, so its value is not used).
+* `false`, `true`: the comparison is evaluated, and its result is replaced by this value, so that
+the check never refuses.
+* `unbounded`: `min(value, LIMIT)` and similar calls become the value.
+* `unsynced`: an LMDB environment is opened so that its commits are not synced.
+* `elsewhere`: a lock is taken on another file, so that it excludes nobody.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CHECKSUMS: Final = frozenset({"crc", "crc32c", "checksum", "checksums"})
 
 
 def name_of(node: ast.AST) -> str:
-    """Of a name, an attribute or a call: the last word. Empty for all else."""
+    """Return the last name of a name, an attribute or a call, or "" for any other node."""
     if isinstance(node, ast.Call):
         return name_of(node.func)
     if isinstance(node, ast.Attribute):
@@ -59,7 +59,7 @@ def name_of(node: ast.AST) -> str:
 
 
 def outer_names(node: ast.AST) -> Iterator[str]:
-    """The names an operand is made of; not those that are only handed to a call."""
+    """Yield the names of which an operand is made, without the arguments of a call."""
     if isinstance(node, ast.Name):
         yield node.id
     elif isinstance(node, ast.Attribute):
@@ -78,7 +78,9 @@ def outer_names(node: ast.AST) -> Iterator[str]:
 
 
 def words(node: ast.AST) -> set[str]:
-    """All names below, and their words: `columns_crc` gives `columns_crc`, `columns` and `crc`."""
+    """Return all names below the node, and their parts: `columns_crc` gives `columns_crc`,
+    `columns` and `crc`.
+    """
     found = {
         one.id if isinstance(one, ast.Name) else one.attr
         for one in ast.walk(node)
@@ -96,7 +98,9 @@ def operands(node: ast.Compare) -> list[ast.expr]:
 
 
 def refuses(node: ast.AST, parents: Parents) -> bool:
-    """Whether it stands in the condition of an `if` that raises: then False is what never fires."""
+    """Return True if the node is in the condition of an `if` that raises. Then the result False
+    never refuses.
+    """
     inner, turned = node, False
     while isinstance(outer := parents.get(inner), ast.BoolOp | ast.UnaryOp):
         turned ^= isinstance(outer, ast.UnaryOp)
@@ -110,17 +114,17 @@ def refuses(node: ast.AST, parents: Parents) -> bool:
 
 
 def silenced(node: ast.Compare, parents: Parents) -> str:
-    """The answer with which a comparison of equality, of order or of membership never refuses."""
+    """Return the result with which a comparison of equality, order or membership never refuses."""
     if refuses(node, parents):
         return "false"
     equal = all(isinstance(op, ast.Eq | ast.Is | ast.In) for op in node.ops)
-    chain = len(node.ops) > 1  # `low <= value <= high`: it is within
+    chain = len(node.ops) > 1  # `low <= value <= high` is true if the value is allowed
     return "true" if equal or chain else "false"
 
 
 def sync(node: ast.AST, parents: Parents) -> str | None:
-    """A call that makes bytes durable, and the opening of an LMDB environment whose commits shall
-    be durable.
+    """A call that makes bytes durable, or the opening of an LMDB environment whose commits must be
+    durable.
     """
     if (
         isinstance(node, ast.Call)
@@ -144,7 +148,7 @@ def sync(node: ast.AST, parents: Parents) -> str | None:
 
 
 def folder(node: ast.AST, parents: Parents) -> str | None:
-    """A call that makes names durable."""
+    """A call that makes names in a folder durable."""
     return (
         "drop"
         if isinstance(node, ast.Call)
@@ -155,7 +159,7 @@ def folder(node: ast.AST, parents: Parents) -> str | None:
 
 
 def truncation(node: ast.AST, parents: Parents) -> str | None:
-    """A call that cuts off what must not be read again."""
+    """A call that cuts off bytes that must not be read again."""
     if (
         isinstance(node, ast.Call)
         and re.fullmatch(r"_?(f?truncate|cut|cut_(back|off))", name_of(node))
@@ -166,7 +170,7 @@ def truncation(node: ast.AST, parents: Parents) -> str | None:
 
 
 def rename(node: ast.AST, parents: Parents) -> str | None:
-    """A rename, by which something takes effect as a whole."""
+    """A rename, by which a change takes effect as a whole."""
     return (
         "drop"
         if isinstance(node, ast.Call) and name_of(node) == "rename" and is_statement(node, parents)
@@ -175,7 +179,7 @@ def rename(node: ast.AST, parents: Parents) -> str | None:
 
 
 def lock(node: ast.AST, parents: Parents) -> str | None:
-    """What keeps a second owner out."""
+    """A call that excludes a second owner."""
     if not isinstance(node, ast.Call):
         return None
     if name_of(node) in {"flock", "lockf"}:
@@ -186,9 +190,7 @@ def lock(node: ast.AST, parents: Parents) -> str | None:
 
 
 def fate(node: ast.AST, parents: Parents) -> str | None:
-    """What ends a process that shares the fate of another, or must be gone before the next one
-    starts.
-    """
+    """A call that ends a process together with another one, or before the next one starts."""
     if (
         isinstance(node, ast.Call)
         and name_of(node) in {"kill", "pidfd_send_signal", "prctl", "_exit"}
@@ -206,7 +208,7 @@ def checksum(node: ast.AST, parents: Parents) -> str | None:
 
 
 def identity(node: ast.AST, parents: Parents) -> str | None:
-    """A comparison that tells whose bytes these are, and of which form."""
+    """A comparison that finds out to whom bytes belong, and which format they have."""
     if isinstance(node, ast.Compare) and not _only_none(node):
         found = {
             word
@@ -220,8 +222,8 @@ def identity(node: ast.AST, parents: Parents) -> str | None:
 
 
 def lease(node: ast.AST, parents: Parents) -> str | None:
-    """A comparison that refuses who does not hold it (any more): tokens, incarnations, epochs,
-    requests.
+    """A comparison that refuses a client that does not hold something (any more): tokens,
+    incarnations, epochs, requests.
     """
     if isinstance(node, ast.Compare) and not _only_none(node):
         found = {
@@ -262,18 +264,18 @@ def bound(node: ast.AST, parents: Parents) -> str | None:
     limit = limits[1] or limits[0]
     if _MEASURE.fullmatch(
         limit
-        # The size of a structure: what refuses is strict (`len(data) < HEADER_BYTES`), what accepts
-        # is not.
+        # The size of a structure: a strict comparison refuses (`len(data) < HEADER_BYTES`), another
+        # one accepts.
     ):
         return "true" if isinstance(node.ops[0], ast.LtE | ast.GtE) else "false"
-    # `value < LIMIT_MAX` is within, `value > LIMIT_MAX` beyond; a limit on the left or a least one
-    # turns it round.
+    # `value < LIMIT_MAX` accepts, `value > LIMIT_MAX` refuses. It is reversed if the limit is on
+    # the left, or if it is a lower limit.
     turned = (not limits[1]) ^ bool(_LEAST.fullmatch(limit))
     return "true" if less ^ turned else "false"
 
 
 def clamp(node: ast.AST, parents: Parents) -> str | None:
-    """`min(value, LIMIT)` and `max(value, LEAST)`."""
+    """A call `min(value, LIMIT)` or `max(value, LEAST)`."""
     if (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -284,14 +286,14 @@ def clamp(node: ast.AST, parents: Parents) -> str | None:
             return None
         limits = [limit_of(one) for one in node.args]
         value = node.args[1] if limits[0] else node.args[0]
-        # `max(1, X_MAX // 20)` bounds nothing that comes in.
+        # `max(1, X_MAX // 20)` limits no input.
         if sum(map(bool, limits)) == 1 and not isinstance(value, ast.Constant):
             return "unbounded"
     return None
 
 
 def limit_of(node: ast.AST) -> str:
-    """The limit that an operand names; empty if it names none."""
+    """Return the limit that an operand names, or "" if it names none."""
     return next((name for name in outer_names(node) if _LIMIT.fullmatch(name)), "")
 
 
@@ -300,8 +302,8 @@ def _only_none(node: ast.Compare) -> bool:
 
 
 def _at_import(node: ast.AST, parents: Parents) -> bool:
-    """Outside of every function, where constants are related to each other; and asserts, which are
-    for our own mistakes.
+    """Return True outside of every function, where constants are compared with each other, and in
+    asserts, which check for errors of the programmer.
     """
     one: ast.AST | None = node
     while one is not None:

@@ -1,5 +1,5 @@
-"""Sites whose removal nothing can observe, each with its reason. As few as possible: a line that
-does nothing is better taken out.
+"""Sites whose removal has no effect that a test could observe, each with its reason. There should
+be as few as possible: it is better to delete a line that does nothing.
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
-"""The plugin of pytest behind `scripts/mutate`: notes which test passes which switch, or tries
-removals, each in a fork of this process.
+"""Pytest plugin of `scripts/mutate`: it records which test passes which switch, or tries removals,
+each in a fork of this process.
 
-    pytest -p mutate.plugin --mutate-record FILE       a line of JSON for each test: its name,
-    seconds, whether it passed, the switches pytest -p mutate.plugin --mutate-try FOLDER
-    takes one order after the other from FOLDER and answers there
+    pytest -p mutate.plugin --mutate-record FILE
+    pytest -p mutate.plugin --mutate-try FOLDER
 
-An order is a removal and the tests to ask. The tests were collected once; a fork has all modules
-imported, sets the switch, and runs the tests until one fails. What it leaves running, a broker of a
-test that was cut off for instance, is found by its descent and killed.
+The first form writes a line of JSON for each test: its name, its seconds, whether it passed, and
+its switches. The second form takes one order after the other from FOLDER and writes its answer
+there.
+
+An order is a removal and the tests to run. The tests are collected only once. A fork has all
+modules imported, sets the switch, and runs the tests until one fails. Processes that it leaves
+running, for example the broker of an interrupted test, become children of this process and are
+killed.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ import pytest
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _MEMORY_BYTES_MAX: Final = 3 << 30
-_LIMIT_S: Final = 30.0  # and ten times what the test took when nothing was removed
+_LIMIT_S: Final = 30.0  # plus ten times what the test took when nothing was removed
 _WHY_CHARS: Final = 300
 
 
@@ -42,7 +46,7 @@ def switch() -> Any:
     assert Path(zsq.__file__).parent == Path(__file__).resolve().parents[2], (
         f"{zsq.__file__} is not the copy"
     )
-    import zsq.storage.files  # loads the switches
+    import zsq.storage.files  # this loads the switches
 
     return sys.modules["_switch"]
 
@@ -117,7 +121,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def _next_order(folder: Path) -> dict[str, Any] | None:
-    """The next one that no other process has taken."""
+    """Return the next order that no other process has taken."""
     with open(folder / "next", "r+") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         number = int(turn.read() or 0)
@@ -133,7 +137,7 @@ def _next_order(folder: Path) -> dict[str, Any] | None:
 def _tried(
     session: pytest.Session, items: dict[str, pytest.Item], order: dict[str, Any]
 ) -> dict[str, Any]:
-    """Runs the order's tests, until one fails that passes again when nothing is removed."""
+    """Run the tests of an order, until one fails that passes again when nothing is removed."""
     begin_s = time.monotonic()
     waiting = [(name, took_s) for name, took_s in order["tests"] if name in items]
     shaky: list[str] = []
@@ -182,8 +186,8 @@ def _run(
     tests: list[tuple[str, float]],
     number: int,
 ) -> tuple[str, str, str, int]:
-    """(the test that failed or hung, at what, how it failed, how many passed before) with switch
-    `number` off, in a fork.
+    """Run tests in a fork with switch `number` off. Return (the test that failed or hung, in which
+    phase, how it failed, how many passed before).
     """
     reading, writing = os.pipe()
     folder = tempfile.mkdtemp(prefix="mutate-")
@@ -228,7 +232,7 @@ def _run(
 
 
 def _child(session: pytest.Session, items: list[pytest.Item], number: int, writing: int) -> None:
-    """Runs the tests until one fails. Never returns."""
+    """Run the tests until one fails. This never returns."""
 
     def say(*words: str) -> None:
         os.write(writing, json.dumps(words).encode() + b"\n")
@@ -257,7 +261,9 @@ def _child(session: pytest.Session, items: list[pytest.Item], number: int, writi
 
 
 def _end(pid: int) -> int:
-    """Its exit code; it is killed if it has not ended by itself a moment later."""
+    """Return the exit code of the process. Kill it if it does not end by itself within a few
+    seconds.
+    """
     pidfd = os.pidfd_open(pid)
     if not select.select([pidfd], [], [], 5)[0]:
         os.kill(pid, signal.SIGKILL)
@@ -266,7 +272,7 @@ def _end(pid: int) -> int:
 
 
 def _end_all() -> None:
-    """Whatever the fork left running became a child of this process."""
+    """Kill all processes that the fork left running: they became children of this process."""
     for _ in range(100):
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -1,11 +1,11 @@
-"""The sites of a source: what the detectors find in it, and the source again with a switch at each
-of them.
+"""The sites of a source file: what the detectors find in it, and the same source with a switch at
+each site.
 
-All removals go into one tree: a removed call is `(None if switch.off(17) else CALL)`, a silenced
-comparison `switch.false(17, COMPARISON)`. Which one is off is told by a variable of the
-environment, so that every process of a broker under test knows it; and the same switches tell which
-test runs over which site, without a tracer. So a removal costs no copy and no new import, only a
-fork of a process that has collected the tests.
+All removals are put into one tree. A removed call is `(None if switch.off(17) else CALL)`, a
+silenced comparison is `switch.false(17, COMPARISON)`. An environment variable says which one is
+off, so that every process of a broker under test knows it. The same switches tell which test passes
+which site, without a tracer. So a removal needs no copy and no new import, only a fork of a process
+that has collected the tests.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Final, NamedTuple
 from mutate.detectors import DETECTORS, Parents, limit_of
 
 LAYERS: Final = ("storage", "actors", "transport", "apps")
-# What measures and advises promises nothing that could be lost.
+# Code that measures and advises makes no promise that could be broken.
 SPARED: Final = ("apps/doctor",)
 
 
 class Site(NamedTuple):
-    """`key` names it in any version of the source: file, function, class, code, and which of
-    several alike.
+    """`key` identifies the site in any version of the source: file, function, class of code, the
+    code itself, and a number if several are equal.
     """
 
     key: str
@@ -59,11 +59,11 @@ OTHER: Final = {"true": "false", "false": "true"}
 
 
 def find(source: str, *, other: bool = False) -> list[_Found]:
-    """In the order of the text. Where detectors agree on a node, the first one in their table has
-    it.
+    """Return the sites in the order of the text. If several detectors find a node, the first one in
+    their table counts.
 
-    `other`: only the comparisons, each with the answer on whose side it always fires. A detector
-    may be wrong about which side that is.
+    `other`: only the comparisons, each with the opposite result. A detector may be wrong about the
+    result that never refuses.
     """
     tree = ast.parse(source)
     parents: Parents = {}
@@ -72,8 +72,12 @@ def find(source: str, *, other: bool = False) -> list[_Found]:
     waiting: list[ast.AST] = [tree]
     while waiting:  # parents before children
         node = waiting.pop()
-        # Positions in f-strings are known from 3.12 on; asserts are for our own mistakes.
-        if isinstance(node, ast.JoinedStr | ast.Assert):
+        if isinstance(
+            node,
+            ast.JoinedStr | ast.Assert,
+            # f-strings: their positions are known only from Python 3.12 on; asserts check for
+            # errors of the programmer
+        ):
             continue
         name = names[node]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -113,7 +117,7 @@ def _end(node: ast.expr) -> tuple[int, int]:
 
 
 def _span(node: ast.expr, starts: list[int]) -> tuple[int, int]:
-    """Where it begins and ends, in bytes of the source."""
+    """Return where a node begins and ends, in bytes of the source."""
     line, column = _end(node)
     return starts[node.lineno - 1] + node.col_offset, starts[line - 1] + column
 
@@ -121,15 +125,18 @@ def _span(node: ast.expr, starts: list[int]) -> tuple[int, int]:
 def switched(
     source: str, path: str, first: int, head: str, *, other: bool = False
 ) -> tuple[str, list[Site]]:
-    """(the source with switches numbered from `first` on, its sites). `head` makes the name
-    `_switch`; it goes to the imports.
+    """Return (the source with switches numbered from `first` on, its sites). `head` is a statement
+    that defines `_switch`. It is added to the imports.
     """
     data = source.encode()
     starts = [0]
     for line in data.split(b"\n"):
         starts.append(starts[-1] + len(line) + 1)
-    # Position; closing before opening; inner before outer, or outer before inner; text.
-    edits: list[tuple[int, int, int, str]] = []
+    edits: list[
+        tuple[int, int, int, str]
+        # sorted by position; closing text before opening text; closing: inner before outer;
+        # opening: outer before inner
+    ] = []
     sites: list[Site] = []
     seen = Counter[str]()
     for one in find(source, other=other):
@@ -155,7 +162,7 @@ def switched(
 
 
 def _around(one: _Found, data: bytes, starts: list[int], number: int) -> tuple[str, str]:
-    """What stands before and behind the code of a site."""
+    """Return the text to put before and after the code of a site."""
     if one.how == "drop":
         return f"(None if _switch.off({number}) else ", ")"
     if one.how == "unbounded":
@@ -169,14 +176,12 @@ def _around(one: _Found, data: bytes, starts: list[int], number: int) -> tuple[s
 
 
 def kept(node: ast.Call) -> ast.expr:
-    """Of `min(value, LIMIT)` the value."""
+    """Return the value of `min(value, LIMIT)`."""
     return node.args[1] if limit_of(node.args[0]) else node.args[0]
 
 
 def _with_head(source: str, head: str) -> str:
-    """`head` stands where imports may stand, on a line that is there already: the lines keep their
-    numbers.
-    """
+    """Add `head` to an existing line after the first imports, so that the lines keep their numbers."""
     lines = source.split("\n")
     tree = ast.parse(source)
     future = [

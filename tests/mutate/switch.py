@@ -1,9 +1,9 @@
-"""The switches in the product's code under test: one of them may be off, and each says once that it
-was passed.
+"""The switches in the product's code under test. One of them may be off, and each reports once that
+it was passed.
 
-It is loaded by itself, in every process of a broker, before anything of the product; so it needs
-nothing but the standard library. `ZSQ_SWITCH_OFF`: the number that is off. `ZSQ_SWITCH_SEEN`: a
-file that takes the numbers passed, four bytes each.
+Every process of a broker loads this module alone, before any module of the product. So it uses only
+the standard library. `ZSQ_SWITCH_OFF` is the number of the switch that is off. `ZSQ_SWITCH_SEEN` is
+a file to which the passed numbers are written, four bytes each.
 """
 
 import os
@@ -11,7 +11,7 @@ import tempfile
 
 active = int(os.environ.get("ZSQ_SWITCH_OFF", "-1"))
 seen: set[int] = set()
-in_pytest = False  # then `seen` is read by the plugin
+in_pytest = False  # if True, the plugin reads `seen`
 
 
 def _forked() -> None:
@@ -50,7 +50,7 @@ def true(number: int, found: object) -> object:
 
 
 def elsewhere(number: int, path: str) -> str:
-    """A path where nobody else locks anything."""
+    """Return a path where no other process takes a lock."""
     if not off(number):
         return path
     return os.path.join(tempfile.mkdtemp(prefix="zsq-unlocked-"), "lock")

@@ -1,5 +1,5 @@
-"""Each detector finds what it is for, leaves the rest, and knows the side on which a check never
-fires.
+"""Tests of the detectors: each finds its class of code and nothing else, and knows the result with
+which a check never refuses.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_constants_are_related_at_import() -> None:
 
 
 def call(source: str, number: int, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> Any:
-    """What `f` of a switched source returns while switch `number` is off."""
+    """Return what `f` of a switched source returns while switch `number` is off."""
     monkeypatch.setattr(switch, "active", number)
     monkeypatch.setattr(switch, "in_pytest", True)
     monkeypatch.setitem(sys.modules, "_switch", switch)
@@ -167,8 +167,8 @@ def test_a_lock_is_taken_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_product_is_switched_everywhere_and_keeps_its_lines() -> None:
-    """Each class is there, keys are unique, and what was switched is a program with as many
-    lines.
+    """Every class of code is found, the keys are unique, and the switched source is a valid program
+    with as many lines.
     """
     keys: set[str] = set()
     kinds: set[str] = set()

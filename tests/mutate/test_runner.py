@@ -1,5 +1,5 @@
-"""The program around the switches: which tests are asked, what is kept of their answers, and one
-removal from end to end.
+"""Tests of the program around the switches: which tests it runs, which answers it keeps, and one
+removal from start to end.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def test_each_equivalent_names_a_site_that_is_there_and_says_why() -> None:
 def test_a_removal_is_caught_and_one_that_no_test_asked_sees_survives(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`test_files.py` looks at the seam: it catches the removal of its syncs, and runs over none of
-    its folders' `remove_tree`.
+    """`storage/test_files.py` notices the removal of a sync in `storage/files.py`. It runs no code
+    of `storage/space.py`, so a removal there survives.
     """
     common = ["--folder", str(tmp_path), "--tests", "storage/test_files.py", "--jobs", "1"]
     assert main([*common, "--only", "os.fdatasync(fd)"]) == 0

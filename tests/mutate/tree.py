@@ -1,4 +1,4 @@
-"""A private copy of a commit in which every site of the product has its switch, and what runs
+"""A private copy of a commit in which every site of the product has its switch, and the runs of
 Python in it.
 """
 
@@ -24,8 +24,8 @@ SITES_NAME: Final = "sites.json"
 
 
 class Tree:
-    """`base`/zsq is the copy, `base`/switch what it loads its switches from; the working directory
-    of all that runs is `base`.
+    """`base`/zsq is the copy, and `base`/switch has the switches that it loads. All programs run
+    with `base` as their working directory.
     """
 
     def __init__(self, base: Path, *, other: bool = False) -> None:
@@ -35,15 +35,15 @@ class Tree:
         self.sites: list[Site] = []
 
     def make(self, commit: str) -> str:
-        """The full name of the commit."""
+        """Make the copy, and return the full name of the commit."""
         self.product.mkdir(parents=True)
         archive = subprocess.run(
             ["git", "-C", str(ROOT), "archive", commit], check=True, capture_output=True
         ).stdout
         with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
-            # Links of typings/ included: it is our own commit.
+            # Links of typings/ are followed, which is safe because the commit is our own.
             packed.extractall(self.product, filter="fully_trusted")
-        # This program, as it is.
+        # This program in its present state.
         shutil.copytree(Path(__file__).parent, self.product / "tests/mutate", dirs_exist_ok=True)
         folder = self.base / "switch"
         folder.mkdir()
@@ -77,13 +77,13 @@ class Tree:
 
     @functools.cache  # noqa: B019  # a tree lives as long as the program
     def hash_of(self, path: str) -> str:
-        """Of a file's content; empty if it is not there."""
+        """Return the hash of a file's content, or "" if there is no file."""
         found = self.product / path
         return hashlib.sha256(found.read_bytes()).hexdigest()[:16] if found.exists() else ""
 
     def pytest(self, *arguments: str, log: Path, full: bool = False) -> subprocess.Popen[bytes]:
-        """A run of pytest on the copy. The editable install must not win: its `zsq` comes behind
-        every path, and PYTHONPATH is one.
+        """Start pytest on the copy. The editable install must not be used: its `zsq` comes after
+        every entry of the path, and PYTHONPATH is such an entry.
         """
         environment = {
             name: value
@@ -113,14 +113,15 @@ class Tree:
             )
 
     def test_files(self, wanted: Sequence[str] = ()) -> list[str]:
-        """All test files that may catch something, by their paths below tests/."""
+        """Return all test files that may notice a removal, by their paths below tests/."""
         tests = self.product / "tests"
         found = [path.relative_to(tests).as_posix() for path in sorted(tests.rglob("test_*.py"))]
         found = [name for name in found if not name.startswith(NOT_ASKED)]
         return [name for name in found if not wanted or any(part in name for part in wanted)]
 
 
-# These look at the source, not at what it does; or need a cluster; or test this program.
+# Not run: tests that check the source and not its behaviour, tests that need a cluster, and the
+# tests of this program.
 NOT_ASKED: Final = (
     "test_tidy",
     "test_layers",

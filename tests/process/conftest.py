@@ -1,4 +1,4 @@
-"""Fixtures: a broker in real processes, gone when the test is over."""
+"""Fixtures: a broker in real processes, which ends with the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One for all tests of a file."""
+    """Start one broker for all tests of a file."""
     one = Broker(tmp_path_factory.mktemp("shared") / "data")
     try:
         yield one.start()

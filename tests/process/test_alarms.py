@@ -1,5 +1,5 @@
-"""Backlog alarms on a real broker: raised, told by webhook and command, shown, cleared; nobody
-waits for a receiver that hangs.
+"""Tests of backlog alarms on a real broker: they are raised, sent by webhook and command, shown and
+cleared. A receiver that hangs does not delay the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Starts = Callable[..., Broker]
 
 @pytest.fixture
 def starts(tmp_path: Path) -> Iterator[Starts]:
-    """A broker with these options."""
+    """Return a function that starts a broker with these options."""
     made: list[Broker] = []
 
     def start(*options: str) -> Broker:

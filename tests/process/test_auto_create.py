@@ -1,4 +1,4 @@
-"""Who makes topics and channels by using them: `zsq serve --auto-create`."""
+"""Tests of `zsq serve --auto-create`: which clients create topics and channels by using them."""
 
 from __future__ import annotations
 

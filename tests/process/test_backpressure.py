@@ -1,5 +1,5 @@
-"""Consumers stop, producers go on: it costs disk, never memory; and a topic with a bound makes
-producers wait or fail, as they chose.
+"""Tests of producers that continue while consumers stop. The backlog needs disk space, but no
+memory. A topic with a bound lets producers wait or fail, as they have chosen.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def private(broker: Broker) -> dict[str, int]:
 
 
 def test_a_consumer_that_stops_costs_no_memory(broker: Broker) -> None:
-    """It subscribed, took what its credit allows, and answers nothing more; a second channel has no
-    consumer at all.
+    """The consumer has subscribed, receives as many messages as its credit allows, and answers
+    nothing more. A second channel has no consumer at all.
     """
     bodies = [b"%0*d" % (BODY, number) for number in range(BLOCK)]
     with (
@@ -33,7 +33,7 @@ def test_a_consumer_that_stops_costs_no_memory(broker: Broker) -> None:
         zsq.Consumer("t", "stuck", url=broker.ipc, ready=100) as stuck,
     ):
         admin.create_channel("t", "idle")
-        for _ in range(20):  # what every process needs once
+        for _ in range(20):  # after this, every process has the memory that it needs once
             producer.publish_many("t", bodies)
         assert stuck.receive_batch(20) is not None
         wait_for(
@@ -62,7 +62,7 @@ def test_a_consumer_that_stops_costs_no_memory(broker: Broker) -> None:
 
 
 def full(broker: Broker, admin: zsq.Admin) -> int:
-    """A topic that has reached its bound; how many messages it took."""
+    """Fill a topic up to its bound. Return how many messages it accepted."""
     admin.create_topic("t", max_bytes=BOUND, when_full="reject")
     admin.create_channel("t", "c")
     taken = 0
@@ -128,7 +128,7 @@ def test_waiting_ends_with_the_time_out_and_says_why(broker: Broker) -> None:
     with zsq.Producer(broker.ipc, when_full="wait", timeout=1.5) as patient:
         with pytest.raises(zsq.BrokerUnreachable, match=E_TOPIC_FULL):
             patient.publish("t", bytes(BODY))
-        patient._closed = True  # nothing is flushed: it would wait as long again
+        patient._closed = True  # nothing is flushed, because the flush would wait as long again
 
 
 def test_a_wrong_choice_is_told_at_once() -> None:

@@ -1,5 +1,5 @@
-"""zsq backup of a broker at work, and what a broker restored from it has: compared message by
-message.
+"""Tests of `zsq backup` on a busy broker, and of a broker restored from the backup. They compare
+every message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zsq.transport.client.core.administration import manage
 from zsq.transport.errors import ZsqError
 
 MIB = 1 << 20
-PLAIN = 40  # messages a block
+PLAIN = 40  # messages per block
 
 
 def command(*arguments: object) -> list[str]:
@@ -34,7 +34,9 @@ def command(*arguments: object) -> list[str]:
 
 
 def run(*arguments: object, code: int = 0) -> str:
-    """In this process, as an interpreter takes a second to start; what it says."""
+    """Run a command in this process, because a new interpreter takes a second to start. Return its
+    output.
+    """
     said, wrong = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(wrong):
         ended = app.run([str(argument) for argument in arguments])
@@ -43,11 +45,11 @@ def run(*arguments: object, code: int = 0) -> str:
 
 
 class Load:
-    """Publishers and consumers that go on until they are told to end, and what was promised to
-    them.
+    """Publishers and consumers that run until they are stopped, and a record of what was
+    acknowledged.
 
-    `jobs`: a consumer publishes `done N` to `results` for each message N, and finishes it then.
-    `later`: delayed by a second or so.
+    `jobs`: for each message N, a consumer publishes `done N` to `results` and then finishes the
+    message. `later`: the messages are delayed by a second or so.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -56,7 +58,9 @@ class Load:
         self.acknowledged: set[bytes] = set()
         self.delayed: set[bytes] = set()
         self.tried: set[bytes] = set()
-        """What a consumer may have finished: `finish` was called, or is about to be."""
+        """The messages that a consumer may have finished: `finish` was called, or is
+        about to be.
+        """
         self.errors: list[Exception] = []
         self.threads = [
             threading.Thread(target=self.guarded, args=(work,))
@@ -113,7 +117,9 @@ class Load:
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """Small chunks that go as soon as they are finished: so a backup meets rolls and removals."""
+    """Start a broker with small chunks that are removed as soon as they are finished, so that rolls
+    and removals happen during a backup.
+    """
     one = Broker(
         tmp_path_factory.mktemp("busy") / "data", "--chunk-bytes", str(MIB), "--keep-bytes", "0"
     )
@@ -128,8 +134,8 @@ def left_behind(broker: Broker) -> list[Path]:
 
 
 def drained(broker: Broker, topic: str, channel: str) -> set[bytes]:
-    """All that a channel has not finished, delayed messages too: until the topic's own numbers say
-    that it is empty.
+    """Receive all that a channel has not finished, including delayed messages, until the topic's
+    statistics show that it is empty.
     """
     found: set[bytes] = set()
     with (
@@ -151,7 +157,8 @@ def drained(broker: Broker, topic: str, channel: str) -> set[bytes]:
 
 def test_a_backup_under_load_has_all_that_was_acknowledged(busy: Broker, tmp_path: Path) -> None:
     with zsq.Admin(busy.ipc) as admin:
-        # The first: were topics taken one after the other, its log came before jobs' state.
+        # This topic is the first one. If a backup copied one topic after the other, the log of
+        # `results` would be copied before the state of `jobs`.
         admin.create_topic("results", keep_bytes=-1)
         admin.create_channel("jobs", "c")
         admin.create_channel("later", "c")
@@ -244,8 +251,8 @@ def test_a_backup_fails_whole_where_a_storage_is_started_again(
 def test_a_backup_leaves_out_deleted_ephemeral_and_excluded_topics(
     busy: Broker, tmp_path: Path
 ) -> None:
-    """One that is deleted is left out, one in memory is none of it, one that is named is left
-    out.
+    """A topic that was deleted, a topic in memory, and a topic that is excluded by name are not in
+    the backup.
     """
     with zsq.Admin(busy.ipc) as admin, zsq.Producer(busy.ipc) as producer:
         for topic in ("short", "memory#ephemeral", "kept", "unwanted"):

@@ -1,5 +1,5 @@
-"""A disk that fails: full, then with space again; syncs that return an error. Nothing acknowledged
-is lost, and it goes on by itself.
+"""Tests of a disk that fails: it is full and then has space again, or a sync returns an error. No
+acknowledged message is lost, and the broker recovers without help.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SABOTAGE = Path(__file__).parents[1] / "support" / "sabotage"
 
 
 class SmallDiskBroker(Broker):
-    """On a file system of 64 MiB that only it can see."""
+    """A broker on a file system of 64 MiB that no other process can see."""
 
     def start(self, timeout_s: float = 30.0) -> Broker:
         self.data_dir.mkdir(exist_ok=True)
@@ -48,7 +48,7 @@ class SmallDiskBroker(Broker):
 
     @property
     def ipc(self) -> str:
-        return self.tcp  # its sockets lie where only it can see them
+        return self.tcp  # its sockets are where no other process can see them
 
     @property
     def inside(self) -> Path:
@@ -105,7 +105,7 @@ def test_a_full_disk_refuses_publishes_and_serves_consumers(small: SmallDiskBrok
         assert more > 0
         stored += more
         assert depth(small, "t") == stored
-        consume(small, 1500)  # finishes are committed all the same
+        consume(small, 1500)  # finishes are committed although the disk is full
         assert depth(small, "t") == stored - 1500
         with pytest.raises(Refused, match=E_DISK_FULL):
             producer.publish_many("t", [BODY] * 1000)
@@ -125,7 +125,7 @@ def test_delayed_messages_wait_for_space_and_say_so(small: SmallDiskBroker) -> N
         for _ in range(3):
             producer.publish_many("t", [BODY] * 1000, delay=3)
         fill(ballast, 3 * MIB)
-        # Free space is asked for ten times a second.
+        # The free space is checked ten times a second.
         stored = 3000 + publish_until_refused(producer, count=100, delay=3)
         wait_for(
             lambda: "wait for space" in str(admin.stats("t")["topics"][0]["health"]),
@@ -143,7 +143,7 @@ def test_delayed_messages_wait_for_space_and_say_so(small: SmallDiskBroker) -> N
 
 
 def fill(ballast: Path, left_bytes: int = 6 * MIB) -> None:
-    """All but some MiB of the file system; 3.2 of it are the reserve."""
+    """Fill the file system except for some MiB, of which 3.2 are the reserve."""
     space = os.statvfs(ballast.parent)
     with ballast.open("wb") as file:
         left = space.f_bavail * space.f_frsize - left_bytes
@@ -152,7 +152,9 @@ def fill(ballast: Path, left_bytes: int = 6 * MIB) -> None:
 
 
 def publish_until_refused(producer: zsq.Producer, count: int = 1000, delay: float = 0) -> int:
-    """How many messages went in before the broker said that its disk is full."""
+    """Return how many messages were accepted before the broker refused one because of a
+    full disk.
+    """
     stored = 0
     refused = None
     while refused is None and stored < 100_000:
@@ -175,7 +177,7 @@ def accepted(producer: zsq.Producer) -> bool:
 
 
 def consume(broker: Broker, count: int) -> None:
-    """Exactly so many, confirmed."""
+    """Receive and finish exactly `count` messages, with confirmation."""
     with zsq.Consumer("t", "c", url=broker.tcp, ready=100) as consumer:
         while count:
             message = consumer.receive(10)
@@ -235,8 +237,8 @@ def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_bad_until_an_app
 
 
 def test_a_failed_storage_ends_at_once_each_time(sabotaged: tuple[Broker, Path]) -> None:
-    """Not by an abort inside ZeroMQ, and it does not hang: its threads still wait on their sockets
-    then.
+    """The process must not be aborted by ZeroMQ, and it must not hang, although its threads still
+    wait on their sockets.
     """
     broker, flag = sabotaged
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc, timeout=30) as producer:

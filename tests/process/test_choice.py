@@ -1,5 +1,5 @@
-"""Tags, age, samples and addresses on real processes: who gets what, what is counted, and that it
-survives restarts.
+"""Tests of tags, ages, samples and addresses on real processes: which consumer gets which messages,
+what is counted, and that this survives restarts.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def test_a_sample_rate_that_is_none_is_refused(
         zsq.Consumer("t", "c", url=broker.ipc, sample_rate=rate)
     consumer = zsq.Consumer("t", "c", url=broker.ipc)
     drive = consumer._drive()
-    monkeypatch.setattr(drive.engine.session, "sample_rate", rate)  # of a client that does not look
+    # As a client that does not check its options would send it.
+    monkeypatch.setattr(drive.engine.session, "sample_rate", rate)
     with pytest.raises(zsq.ZsqError, match="sample rate must be 1 to 99 percent") as error:
         consumer.subscribe(10)
     assert error.value.code == E_BAD_ARGUMENT
@@ -189,6 +190,6 @@ def test_the_topic_takes_that_flag_and_no_other(broker: Broker, flags: int, stor
             assert message is not None
             message.finish()
         else:
-            pending.raised = True  # told here
+            pending.raised = True  # the error was reported here
             assert pending.error is not None
             assert pending.error.code == E_BAD_BLOCK

@@ -1,4 +1,4 @@
-"""`zsq sub` and `zsq tail` go on when their broker was stopped and started again."""
+"""Tests that `zsq sub` and `zsq tail` continue when their broker was stopped and started again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 class Running:
-    """A command of zsq, and what it has said so far."""
+    """A running command of `zsq`, and its output so far."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -51,7 +51,7 @@ class Running:
         return self.said[self.process.stderr]  # type: ignore[index]
 
     def until(self, out: bytes = b"", err: bytes = b"") -> None:
-        """Until it has said both; fails where it ends, or after the time-out."""
+        """Wait until the command has printed both texts. Fail if it ends, or after the time-out."""
         deadline = time.monotonic() + WAIT_S
         while out not in self.out or err not in self.err:
             assert time.monotonic() < deadline, self.said
@@ -89,7 +89,7 @@ def test_sub_and_tail_continue_after_a_restart_however_long_it_took(
     with running(url, *arguments) as one:
         one.until(out=b"before\n")
         broker.stop()
-        one.until(err=b"for 10 s")  # longer than --timeout is, unless it is given
+        one.until(err=b"for 10 s")  # longer than --timeout is by default
         broker.start()
         publish(broker, b"after")
         one.until(out=b"after\n")

@@ -1,5 +1,5 @@
-"""Topics closed and opened on a real broker: publishers, stages and consumers see it, restarts keep
-it, nothing acknowledged is lost.
+"""Tests of closing and opening topics on a real broker: publishers, stages and consumers notice it,
+it survives restarts, and no acknowledged message is lost.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def test_closed_to_publishers_is_drained_and_opened_again(broker: Broker) -> Non
 def test_a_lingering_producer_hears_of_all_that_waited_and_nothing_is_half_stored(
     broker: Broker,
 ) -> None:
-    """Closed under load: what was answered is there, what was refused is not, and each receipt
-    knows which it is.
+    """The topic is closed under load. All messages that were acknowledged are stored, none that was
+    refused is stored, and each receipt knows its result.
     """
     with (
         zsq.Admin(broker.ipc) as admin,
@@ -167,8 +167,8 @@ def test_closed_to_consumers_ends_those_that_are_there(broker: Broker) -> None:
 
 
 def test_a_consumer_that_had_found_the_channel_is_refused_by_it(broker: Broker) -> None:
-    """Found before the closing, subscribed after it: the supervisor was asked in time, the channel
-    knows better.
+    """The consumer found the channel before the topic was closed and subscribes after that. The
+    supervisor's answer is out of date, but the channel knows that the topic is closed.
     """
     with zsq.Admin(broker.ipc) as admin, zmq.Context() as context:
         admin.create_channel("t", "c")
@@ -278,7 +278,7 @@ def test_wrong_options_of_close_are_refused(broker: Broker) -> None:
 
 
 def test_a_disk_without_room_leaves_it_open(tmp_path: Path) -> None:
-    """The registry cannot be written: nothing is closed, and that is said."""
+    """The registry cannot be written. Then nothing is closed, and the client gets an error."""
     broker = Broker(tmp_path / "data")
     try:
         broker.start()

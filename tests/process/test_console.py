@@ -1,5 +1,5 @@
-"""The console's back end on a real broker: what it shows is so, it is live, and what it does is
-done.
+"""Tests of the console's back end on a real broker: it shows the true state, shows changes at once,
+and carries out its actions.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def test_changes_reach_an_open_page_and_are_kept(node: Broker, web: httpx.Client
 
 
 def seen(heard: list[tuple[str, Any]], field: str) -> Any:
-    """The channel's newest value."""
+    """Return the newest value of the channel."""
     values = [
         data["topics"].get("live", {}).get("channels", {}).get("c", {}).get(field)
         for _, data in heard
@@ -327,8 +327,8 @@ def test_the_console_serves_processes_chunks_alarms_and_its_page(
 
 
 def test_an_open_page_does_not_delay_the_end_of_the_broker(node: Broker, web: httpx.Client) -> None:
-    """A stream is no request that must end in time, and the broker's end does not wait for it. The
-    last test: it ends the broker.
+    """A stream is not a request that must end within a time limit, and the broker's end does not
+    wait for it. This test must be the last one, because it ends the broker.
     """
     with httpx.stream(
         "GET", f"http://127.0.0.1:{node.http}/api/live", timeout=HttpLimits().request_s

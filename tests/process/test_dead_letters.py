@@ -1,5 +1,5 @@
-"""Dead letters on a real broker: by attempts, by rejection, while their topic takes none, and over
-kills.
+"""Tests of dead letters on a real broker: after too many attempts, by rejection, while their topic
+accepts no messages, and with kills.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def dead(broker: Broker, count: int) -> None:
 
 
 def read(broker: Broker, topic: str = "t.c.dead") -> list[tuple[bytes, dict[str, Any]]]:
-    """All that lies in the dead-letter topic."""
+    """Return all messages of the dead-letter topic."""
     with zsq.Reader(topic, url=broker.ipc) as reader:
         start, head = reader.head()
         found = [reader.message(offset) for offset in range(start, head)]
@@ -90,14 +90,14 @@ def test_messages_that_a_handler_gives_up_become_dead_letters(broker: Broker) ->
 
 
 def test_attempts_count_over_kills_and_a_restart(tmp_path: Path) -> None:
-    """Each kill of the channel is a lost delivery. What had its last one dies when the channel is
-    there again, with nobody to take it.
+    """Each kill of the channel is a lost delivery. A message that has used its last attempt becomes
+    a dead letter when the channel runs again, even without a consumer.
     """
     broker = Broker(tmp_path / "data").start()
     try:
         publish(broker, 3)
         with zsq.Consumer("t", "c", url=broker.ipc, max_attempts=2) as consumer:
-            take(consumer, 3)[0].finish(sync=True)  # so the others are rows
+            take(consumer, 3)[0].finish(sync=True)  # with this commit the others get rows
             kill(channel_pid(broker))
             again = take(consumer, 2)
             assert sorted((message.body, message.attempts) for message in again) == [
@@ -135,7 +135,7 @@ def channel_pid(broker: Broker, name: str = "channel t/c") -> int:
 
 
 def fill(broker: Broker, topic: str) -> None:
-    """Until it is full, to the last message."""
+    """Publish until not even a small message fits."""
     with zsq.Producer(broker.ipc) as producer:
         for size in (1 << 20, 1_000):
             with contextlib.suppress(zsq.Refused) if size > 1_000 else contextlib.nullcontext():
@@ -154,7 +154,7 @@ def test_a_full_dead_letter_topic_is_waited_for_and_said(broker: Broker) -> None
             *rejected, last = take(consumer, 51)
             for message in rejected:
                 message.reject()
-            last.finish(sync=True)  # so it is committed that they are rejected
+            last.finish(sync=True)  # with this commit the rejections are durable
         wait_for(lambda: "E_TOPIC_FULL" in row(broker)["health"], 20, "health")
         assert row(broker)["health"].startswith(
             "50 messages wait for the dead-letter topic: E_TOPIC_FULL"
@@ -176,7 +176,9 @@ def test_a_full_dead_letter_topic_is_waited_for_and_said(broker: Broker) -> None
 
 
 def test_another_dead_letter_topic_is_taken_at_once(broker: Broker) -> None:
-    """A name that cannot be (its default is too long) waits for a setting."""
+    """The default name would be too long. The dead letters wait until a setting names another
+    topic.
+    """
     name = "t" * 60
     with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
         producer.publish(name, b"a")
@@ -207,7 +209,7 @@ def test_kills_during_the_move_of_dead_letters_lose_none(broker: Broker, kind: s
 
 
 def reject(broker: Broker, consumer: zsq.Consumer) -> dict[str, Any]:
-    """What is there, and what comes again; then how it stands."""
+    """Reject what is there and what comes again. Then return the channel's statistics."""
     for _ in range(10):
         batch = consumer.receive_batch(0.01)
         if batch is None:
@@ -224,7 +226,7 @@ def reject(broker: Broker, consumer: zsq.Consumer) -> dict[str, Any]:
 
 
 def test_ten_thousand_rejected_messages_all_become_dead_letters(broker: Broker) -> None:
-    """In blocks; memory of the channel stays small."""
+    """The messages are sent in blocks, and the channel needs little memory."""
     publish(broker, 10_000)
     with zsq.Consumer("t", "c", url=broker.ipc, ready=10_000) as consumer:
         left = 10_000
@@ -281,7 +283,9 @@ def test_in_an_ordered_channel_what_follows_waits_for_the_letter(broker: Broker)
 
 
 def test_an_impossible_dead_letter_name_is_refused_when_it_is_set(broker: Broker) -> None:
-    """A consumer of a channel that is there needs not know how its settings were made to fit."""
+    """A consumer of an existing channel does not have to know how the channel's settings were made
+    valid.
+    """
     name = "t" * 60
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic("t")
@@ -304,7 +308,7 @@ def test_an_impossible_dead_letter_name_is_refused_when_it_is_set(broker: Broker
 
 
 def test_a_topic_in_memory_is_refused_for_a_durable_channel(broker: Broker) -> None:
-    """When it is made by either way, and when it is set."""
+    """The setting is refused when a channel is created in either way, and when it is configured."""
     publish(broker, 1)
     lost: dict[str, Any] = {"dead_letter_topic": "d#ephemeral"}
     with zsq.Admin(broker.ipc) as admin:

@@ -1,5 +1,5 @@
-"""Requeues with a delay lie on disk: they survive kills with their attempts, cost the channel no
-memory, and are cleared with it.
+"""Tests of messages that were requeued with a delay: they are on disk, survive kills with their
+attempts, need no memory of the channel, and are removed when the channel is emptied.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def row(broker: Broker, topic: str) -> dict[str, Any]:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory that no file stands behind: LMDB's pages are mapped, and go when the system wants them
-    back.
+    """Return the memory that is not backed by a file. LMDB's pages are backed by its file, and the
+    system can take them back.
     """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) * 1024
 
 
 def defer(broker: Broker, topic: str, count: int, delay: float) -> None:
-    """Publish so many more, and requeue each one singly."""
+    """Publish `count` more messages, and requeue each one separately."""
     before = row(broker, topic)["deferred_count"] if topic in topics(broker) else 0
     with (
         zsq.Producer(broker.ipc) as producer,
@@ -57,7 +57,7 @@ def defer(broker: Broker, topic: str, count: int, delay: float) -> None:
         producer.publish(topic, b"last")
         last = consumer.receive(10)
         assert last is not None
-        last.finish(sync=True)  # confirmed: so all before it is committed
+        last.finish(sync=True)  # it is confirmed, so everything before it is committed
 
 
 def topics(broker: Broker) -> set[str]:

@@ -1,5 +1,5 @@
-"""Delayed publish in a real broker: durable at once, due once, never early, listed and cancelled,
-also over kills.
+"""Tests of delayed publishing on a real broker: the messages are durable at once, arrive once and
+never early, and can be listed and cancelled. This also holds with kills.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def admin(broker: Broker) -> Iterator[zsq.Admin]:
 
 
 def take(broker: Broker, count: int, channel: str = "c") -> list[tuple[int, bytes, int, int]]:
-    """(time received, body, timestamp, offset) of the next messages."""
+    """Return (time received, body, timestamp, offset) of the next messages."""
     found = []
     with zsq.Consumer("t", channel, url=broker.ipc) as consumer:
         for message in consumer:
@@ -54,7 +54,7 @@ def moved_more_than(admin: zsq.Admin, count: int) -> bool:
 
 
 def stored_times(broker: Broker) -> list[int]:
-    """When each message came into the log."""
+    """Return the times at which the messages were written to the log."""
     with zsq.Reader("t", url=broker.ipc) as reader:
         return [block.header.time_ns for block in reader.read(0).blocks for _ in range(block.count)]
 
@@ -141,7 +141,9 @@ def test_delayed_messages_work_with_asyncio_over_tcp(broker: Broker) -> None:
 def test_mixed_with_others_each_comes_once(
     broker: Broker, producer: zsq.Producer, admin: zsq.Admin, sync: str
 ) -> None:
-    """Without waiting for answers, so that the two kinds stand behind each other."""
+    """The test does not wait for answers, so that plain and delayed blocks are queued behind each
+    other.
+    """
     admin.create_topic("t", sync=sync)
     admin.create_channel("t", "c")
     receipts = []
@@ -166,8 +168,8 @@ def test_mixed_with_others_each_comes_once(
 def test_delayed_messages_come_once_although_processes_are_killed(
     broker: Broker, producer: zsq.Producer, admin: zsq.Admin, kind: str
 ) -> None:
-    """The topic dies again and again while blocks move. What was answered comes, and comes into the
-    log once.
+    """The topic is killed again and again while blocks are moved. Every acknowledged message
+    arrives and is in the log once.
     """
     admin.create_channel("t", "c")
     waiting = []
@@ -210,7 +212,7 @@ def test_delayed_messages_come_once_although_processes_are_killed(
 def test_a_full_topic_refuses_delayed_publishes_and_accepts_due_messages(
     broker: Broker, producer: zsq.Producer, admin: zsq.Admin
 ) -> None:
-    """What was accepted before is not asked again."""
+    """A delayed message that was accepted before moves into the log although the topic is full."""
     admin.create_topic("t", max_bytes=8 << 20, when_full="reject")
     admin.create_channel("t", "c")
     bodies = [bytes(1_000)] * 1_000

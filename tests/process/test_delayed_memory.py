@@ -1,5 +1,5 @@
-"""What waits to be due costs disk, not memory: private memory of every process with a few delayed
-messages and with a million.
+"""Test that delayed messages need disk space and no memory. It compares the private memory of every
+process with a few delayed messages and with a million.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ GROWTH_BYTES_MAX = 12 * 1024 * 1024
 
 
 def anonymous(broker: Broker) -> dict[str, int]:
-    """What no file stands behind. Pages of LMDB's file that were looked at count as private too,
-    and the system takes them back.
+    """Return the memory of each actor that is not backed by a file. Pages of LMDB's file that were
+    read count as private too, but the system can take them back.
     """
     found = {}
     for actor in broker.actors():
@@ -43,14 +43,14 @@ def test_a_million_that_wait_cost_no_memory(broker: Broker) -> None:
         before = anonymous(broker)
         for _ in range(IN_BLOCKS // BLOCK):
             producer.publish_many("big", bodies, delay=7_200, wait=False)
-        for number in range(SINGLES):  # a row each
+        for number in range(SINGLES):  # one row for each
             producer.publish_many(
                 "big", [b"%019d" % number], delay=7_000 + number % 100, wait=False
             )
             if (
                 number % AT_ONCE == 0
-                # What many small blocks on their way cost a topic, delayed or not, is not asked
-                # here.
+                # This test does not measure what many small blocks on their way cost a topic,
+                # delayed or not.
             ):
                 producer.flush(120)
         producer.flush(120)

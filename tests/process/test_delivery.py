@@ -1,5 +1,5 @@
-"""What a user sees of topics and channels, on real processes: leases, requeues, pauses, restarts,
-lost consumers.
+"""Tests of topics and channels as a user sees them, on real processes: leases, requeues, pauses,
+restarts, and lost consumers.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_timeout_gives_the_message_to_another_and_the_old_lease_changes_nothing(
         assert mine is not None
         assert theirs is not None
         theirs.finish(sync=True)
-        again = other.receive(10)  # after a second: the scan ends the slow one's lease
+        again = other.receive(10)  # after a second the scan ends the lease of the slow consumer
         assert again is not None
         assert (again.body, again.attempts) == (mine.body, 2)
         with pytest.raises(zsq.LeaseLost):
@@ -254,7 +254,8 @@ def test_a_killed_consumers_messages_go_to_others(shared: Broker, url: str, topi
         victim.stdout.close()
         victim.stdin.close()
         with zsq.Consumer(topic, "c", url=url) as consumer:
-            message = consumer.receive(15)  # two missed heartbeats, not the message timeout of 60 s
+            # After two missed heartbeats, and not only after the message timeout of 60 s.
+            message = consumer.receive(15)
             assert message is not None
             assert (message.body, message.attempts) == (b"precious", 2)
             message.finish(sync=True)
@@ -283,7 +284,8 @@ def test_a_clean_restart_keeps_all(tmp_path: Path, sync: str) -> None:
                 else:
                     message.finish()
         counts = itemgetter("depth", "deferred_count", "finish_count")
-        # The channel hears of the consumer's end a moment later, and has what it held again then.
+        # The channel learns a moment later that the consumer has ended. Then the messages that the
+        # consumer held are waiting again.
         wait_for(
             lambda: counts(channel_row(broker.ipc, "t", "c")) == (90, 1, 9),
             20,

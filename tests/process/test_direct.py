@@ -1,4 +1,6 @@
-"""Clients on the broker's own machine: they go past the gateway if they can, and only then."""
+"""Tests of clients on the broker's own machine: they bypass the gateway if they can,
+and only then.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ def test_with_access_control_clients_stay_at_the_gateway(tmp_path: Path) -> None
 
 
 def test_a_path_of_another_broker_is_not_used(shared: Broker, tmp_path: Path) -> None:
-    """A container sees the path that the gateway names, but its own broker is there."""
+    """A container may have the path that the gateway names, but another broker runs there."""
     told = {
         "run": str(shared.data_dir / "run"),
         "run_id": read_run_id(str(shared.data_dir / "run")),
@@ -148,13 +150,13 @@ def test_only_a_gateway_without_keys_is_left(tmp_path: Path) -> None:
 def test_a_run_directory_whose_socket_does_not_answer_is_left_for_the_gateway(
     shared: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a container sees the file, but may not connect to the sockets beside it."""
+    """A container may see the file but be unable to connect to the sockets beside it."""
     run_id = read_run_id(str(shared.data_dir / "run"))
     (tmp_path / RUN_ID_FILE).write_text(run_id)
     tried = Address(f"ipc://{tmp_path}", True, run_id=run_id)
     monkeypatch.setattr(link, "direct_address", lambda _: tried)
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "supervisor"))  # nobody listens: refused
+        dead.bind(str(tmp_path / "supervisor"))  # no process listens, so the connection is refused
         with zsq.Producer(shared.tcp, timeout=20) as producer:
             for topic in ("t", "u"):
                 producer.publish(topic, b"one")
@@ -179,7 +181,7 @@ def test_a_client_follows_its_broker_through_a_kill(broker: Broker) -> None:
 def test_a_client_of_a_killed_broker_finds_the_next_one_on_its_port(
     broker: Broker, tmp_path: Path
 ) -> None:
-    """The killed one leaves its run directory behind."""
+    """The killed broker leaves its run directory behind."""
     with zsq.Producer(broker.tcp, timeout=40) as producer:
         producer.publish("t", b"before")
         kill(broker)
@@ -199,7 +201,7 @@ def test_a_topic_that_is_killed_is_found_again_without_the_gateway(broker: Broke
         producer.publish("t", b"before")
         gateway = broker.pids("gateway")
         assert len(gateway) == 1
-        os.kill(gateway[0], signal.SIGSTOP)  # whoever needs the gateway now waits
+        os.kill(gateway[0], signal.SIGSTOP)  # a client that needs the gateway would wait now
         try:
             (topic,) = broker.pids("topic")
             os.kill(topic, signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""A broker that knows its callers: tokens over HTTP with TLS and over NSQ, new rules while it runs,
-and who did what in the audit log.
+"""Tests of a broker with an access file: tokens over HTTP with TLS and over NSQ, new rules while it
+runs, and the audit log of all actions with their users.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def test_topics_created_by_first_use_are_in_the_audit_log_too(
 
 
 def test_a_stored_channel_is_no_first_use(guarded: Guarded) -> None:
-    """Whichever way its consumer comes: before its topic is up again, too."""
+    """This holds however the channel's consumer connects, even before the topic is up again."""
     before = len([row for row in guarded.audited() if row["action"] == "first use"])
     assert guarded.stop() == 0
     guarded.launch()
@@ -218,7 +218,7 @@ def test_new_rules_and_certificates_hold_at_once(guarded: Guarded) -> None:
             "the new rules over HTTP, on a connection that was there",
         )
         assert etl.get("/stats").json()["message"] == "AUTH_FAILED"
-        # Who may not consume any more does not go on.
+        # A client that may not consume any more is disconnected.
         with pytest.raises((EOFError, ConnectionError)):
             reader.frame()
         assert writer.ask("PUB clicks", b"x").startswith("E_UNAUTHORIZED")
@@ -230,7 +230,9 @@ def test_new_rules_and_certificates_hold_at_once(guarded: Guarded) -> None:
 
 
 def test_open_addresses_are_refused_before_the_data_directory_is_made(tmp_path: Path) -> None:
-    """Each case by itself is in tests/actors/security/test_exposure.py; here, that it is asked."""
+    """tests/actors/security/test_exposure.py tests each case. This test checks that `zsq serve`
+    uses that check.
+    """
     command = [sys.executable, "-m", "zsq", "serve", "--data-dir", str(tmp_path / "data")]
     wide = [f"--{which}=0.0.0.0:{free_port()}" for which in ("listen", "nsq-listen", "http-listen")]
     done = subprocess.run(

@@ -1,5 +1,5 @@
-"""Ephemeral channels on a real broker: there with their first consumer, gone with the last, with
-their process, and with the broker.
+"""Tests of ephemeral channels on a real broker: they appear with their first consumer and end with
+the last one, with their process, or with the broker.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def wait_no_channel(broker: Broker, within_s: float = 20) -> None:
 
 
 def take(consumer: zsq.Consumer, count: int) -> list[bytes]:
-    """Finished, for certain."""
+    """Receive and finish `count` messages, with confirmation."""
     found = []
     for _ in range(count):
         message = consumer.receive(timeout=20)
@@ -73,8 +73,8 @@ def test_unfinished_messages_go_with_it(broker: Broker) -> None:
 
 
 def test_a_consumer_that_comes_as_the_channel_ends_gets_a_new_one(broker: Broker) -> None:
-    """Over and over: leave and come at once, so that some Sub finds the old process, some Lookup
-    the deletion.
+    """The consumer leaves and comes back at once, many times. Sometimes its Sub reaches the old
+    process, and sometimes its Lookup arrives during the deletion.
     """
     publish(broker, b"first")
     for number in range(15):
@@ -133,8 +133,11 @@ def test_an_ephemeral_channel_keeps_its_settings_when_its_topic_is_killed(broker
         with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc, max_attempts=7) as other:
             wait_for(lambda: rows(broker).get(CHANNEL, {}).get("client_count"), 20, "a consumer")
             victims = broker.pids("topic")
-            # End with it; before that, one that has a consumer may be the old one.
-            channels = broker.pids("channel")
+            channels = broker.pids(
+                "channel"
+                # A channel ends with its topic. Before that, a channel with a consumer may be the
+                # old one.
+            )
             kill(victims[0])
             broker.wait_gone([*victims, *channels])
 
@@ -142,11 +145,11 @@ def test_an_ephemeral_channel_keeps_its_settings_when_its_topic_is_killed(broker
 
             def is_up() -> (
                 bool
-                # And its settings by the same look: at the next one the topic may be on its way up
-                # again.
+                # The settings must be read in the same request. At the next one the topic may be
+                # starting again.
             ):
                 if {*channels} & {*broker.pids("channel")}:
-                    # The supervisor has not noticed their end, and still shows what they said.
+                    # The supervisor has not noticed their end and still shows their last report.
                     return False
                 row = rows(broker).get(CHANNEL, {})
                 settings.update(row.get("settings", {}))
@@ -168,8 +171,8 @@ def test_an_unused_ephemeral_channel_ends_when_its_topic_is_killed(broker: Broke
     consumer.close()
     broker.wait_gone([storage])
     wait_for(lambda: len(broker.pids("topic")) == 1, 20, "the topic")
-    # A Lookup that lay on its way as the consumer closed makes the channel anew: one that nobody
-    # comes to, for EPHEMERAL_UNUSED_S.
+    # A Lookup that was on its way when the consumer closed creates the channel again. No consumer
+    # joins it, so it ends after EPHEMERAL_UNUSED_S.
     wait_no_channel(broker, options.EPHEMERAL_UNUSED_S + 20)
 
 
@@ -187,7 +190,7 @@ def test_an_ephemeral_channel_does_not_exist_after_a_restart(broker: Broker, how
             kill(broker.process.pid)
             broker.process.wait(20)
             broker.wait_gone(everyone)
-    # A Lookup that the consumer sent before it was closed shall not find the next broker.
+    # A Lookup that the consumer sent before it was closed must not reach the next broker.
     broker.port = free_port()
     broker.start()
     assert rows(broker) == {}
@@ -197,8 +200,8 @@ def test_an_ephemeral_channel_does_not_exist_after_a_restart(broker: Broker, how
 
 
 def waiting(broker: Broker) -> int:
-    """Where a first channel would begin, as committed: by a copy of the state store, which is idle
-    by then.
+    """Return the committed offset at which a first channel would begin. It is read from a copy of
+    the state store, to which nothing is written at this time.
     """
     copy = broker.data_dir.parent / "copy"
     shutil.copytree(broker.data_dir / "topics" / "000001" / "state", copy, dirs_exist_ok=True)
@@ -210,8 +213,8 @@ def waiting(broker: Broker) -> int:
 
 
 def test_an_ephemeral_channel_counts_its_losses_and_holds_no_chunk(broker: Broker) -> None:
-    """A bounded topic drops what only an ephemeral channel has not finished, and nobody counts that
-    as the topic's loss.
+    """A bounded topic drops messages that only an ephemeral channel has not finished. They do not
+    count as a loss of the topic.
     """
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic(TOPIC, keep_bytes=0)
@@ -232,7 +235,7 @@ def test_an_ephemeral_channel_counts_its_losses_and_holds_no_chunk(broker: Broke
 
 
 def test_an_ephemeral_channel_waits_for_its_first_consumer(broker: Broker) -> None:
-    """It stays for a while, so that it can be made before its consumer starts."""
+    """The channel stays for a while, so that it can be created before its consumer starts."""
     with zsq.Admin(broker.ipc) as admin:
         admin.create_channel(TOPIC, CHANNEL)
         publish(broker, b"a")

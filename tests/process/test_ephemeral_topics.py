@@ -1,5 +1,5 @@
-"""Ephemeral topics on a real broker: in memory, bounded, gone with their last channel and with the
-broker.
+"""Tests of ephemeral topics on a real broker: they are in memory, have a bound, and end with their
+last channel or with the broker.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def publish(broker: Broker, *bodies: bytes) -> None:
 
 
 def take(consumer: zsq.Consumer, count: int) -> list[bytes]:
-    """The bodies of so many finished messages. One whose lease went with a channel's process,
-    received before or not, comes again.
+    """Return the bodies of `count` finished messages. A message whose lease ended with a channel's
+    process is delivered again, even if it was received before.
     """
     found: list[bytes] = []
     while len(found) < count:
@@ -82,7 +82,9 @@ def test_an_ephemeral_topic_is_in_memory_and_ends_with_its_last_channel(broker: 
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
 def test_a_consumer_that_comes_as_the_topic_ends_gets_a_new_one(broker: Broker, way: str) -> None:
-    """Its only channel is ephemeral too: with each consumer the topic comes and goes."""
+    """The topic's only channel is ephemeral too, so the topic is created and removed with each
+    consumer.
+    """
     url = getattr(broker, way)
     with zsq.Producer(url) as producer:
         for number in range(8):
@@ -98,7 +100,7 @@ def test_a_consumer_that_comes_as_the_topic_ends_gets_a_new_one(broker: Broker, 
 
 @pytest.mark.parametrize("victim", ["topic", "channel"])
 def test_a_process_that_dies_costs_no_message(broker: Broker, victim: str) -> None:
-    """The folder outlives them."""
+    """The folder in memory outlives the processes."""
     with zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=1) as consumer:
         publish(broker, b"a", b"b")
         assert take(consumer, 1) == [b"a"]
@@ -137,7 +139,9 @@ def test_it_is_gone_after_a_restart(broker: Broker, how: str) -> None:
 
 
 def test_memory_is_bounded_and_what_was_dropped_is_counted(broker: Broker) -> None:
-    """Five times its bound, with a channel that nobody reads: the newest of it stays."""
+    """Five times the bound is published, and the channel has no consumer. The newest
+    messages stay.
+    """
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic(TOPIC, max_bytes=8 * MIB)
         admin.create_channel(TOPIC, "c")
@@ -164,7 +168,7 @@ def size_of(root: Path) -> int:
         try:
             found += path.stat().st_blocks * 512
         except FileNotFoundError:
-            continue  # removed meanwhile
+            continue  # the file was removed in the meantime
     return found
 
 
@@ -216,8 +220,8 @@ def test_reading_by_offset_works(broker: Broker) -> None:
 def test_transactions_are_refused_and_make_no_topic(
     broker: Broker, way: str, knows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also to a client that does not know it: over TCP the gateway does; a local one makes the
-    topic, and storage refuses.
+    """This also holds for a client that does not check the name. Over TCP the gateway refuses it. A
+    local client creates the topic, and storage refuses.
     """
     if not knows:
         monkeypatch.setattr(stage_writer, "check_stage_topic", lambda name: name)
@@ -251,7 +255,7 @@ def test_pause_close_and_delete_work(broker: Broker) -> None:
     assert [path.name for path in memory(broker).iterdir()] == ["lock"]
 
 
-# With ephemeral channels only
+# Topics with ephemeral channels only
 
 
 def removed(broker: Broker, topic: str) -> int:
@@ -260,8 +264,8 @@ def removed(broker: Broker, topic: str) -> int:
 
 
 def passed(broker: Broker) -> None:
-    """Retention has had its turns: what a topic beside it had finished is gone, and with the next
-    round after that too.
+    """Wait until retention has run for all topics: finished messages of a probe topic must have
+    been removed, twice in a row.
     """
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         for number in range(2):
@@ -274,7 +278,7 @@ def passed(broker: Broker) -> None:
 
 
 def test_unfinished_messages_stay_in_an_ephemeral_topic(broker: Broker) -> None:
-    """In flight, requeued, deferred, behind a pause, and never sent."""
+    """The messages are in flight, requeued, deferred, behind a pause, or were never sent."""
     with (
         zsq.Consumer(TOPIC, "c#ephemeral", url=broker.ipc, ready=4) as consumer,
         zsq.Admin(broker.ipc) as admin,

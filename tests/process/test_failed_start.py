@@ -1,5 +1,5 @@
-"""A start that fails in its middle ends, with its children; and what a copy leaves out without loss
-does not make it fail.
+"""Tests of starts that fail: a start that fails in the middle ends its child processes, and folders
+that are missing after a copy do not make it fail.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ except OSError as error:
 
 
 def test_a_start_that_fails_behind_its_first_children_ends(tmp_path: Path) -> None:
-    """Before the program ends that called it: that one may try again, or do something else."""
+    """The children must end before the calling program ends, because that program may try again or
+    do something else.
+    """
     line = [sys.executable, "-c", FAILING, str(tmp_path / "data"), str(free_port())]
     ended = subprocess.run(line, capture_output=True, timeout=60, check=False)
     assert ended.returncode == 1
@@ -61,13 +63,13 @@ def test_a_copy_without_its_empty_folders_serves(broker: Broker) -> None:
 
 
 def test_a_storage_that_cannot_bind_says_so_and_ends_by_itself(broker: Broker) -> None:
-    """Not by an abort inside ZeroMQ, which takes the reason along: its threads wait on their
-    sockets by then.
+    """ZeroMQ must not abort the process, because the reason would then be lost. The threads of the
+    process already wait on their sockets at that time.
     """
     run = broker.data_dir / "run"
     taken = max(int(path.name) for path in run.iterdir() if path.name.isdecimal())
     for number in range(taken + 1, taken + 100):
-        (run / str(number)).mkdir()  # in the way of each socket to come
+        (run / str(number)).mkdir()  # these folders block the names of all further sockets
     with zsq.Admin(broker.ipc, timeout=20) as admin:
         for turn in range(5):
             with pytest.raises(zsq.ZsqError, match=r"cannot start: ZMQError .*in use"):

@@ -1,5 +1,5 @@
-"""Fairness as consumers see it, on a real broker: equal shares, one that stops, much credit beside
-little.
+"""Tests of fairness between consumers on a real broker: equal shares, a consumer that stops, and a
+consumer with much credit beside one with little.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def publish(producer: zsq.Producer, count: int, block: int) -> None:
 
 
 def take(consumer: zsq.Consumer, limit: int) -> int:
-    """Finish what has arrived, up to so many messages: all consumers are equally fast."""
+    """Finish the messages that have arrived, up to `limit`, so that all consumers are
+    equally fast.
+    """
     count = 0
     while count < limit and (message := consumer.receive(0)) is not None:
         message.finish()
@@ -48,8 +50,8 @@ def take(consumer: zsq.Consumer, limit: int) -> int:
 def rounds(
     producer: zsq.Producer, everybody: Sequence[zsq.Consumer], each: int, limit: int, until: int
 ) -> list[int]:
-    """Publish `each` a round, and let all consumers work; how many messages each finished when all
-    is done.
+    """Publish `each` messages per round and let all consumers work. Return how many messages each
+    consumer finished in the end.
     """
     counts = [0] * len(everybody)
     published = quiet = 0
@@ -109,14 +111,17 @@ def test_a_consumer_that_stops_costs_the_others_only_what_it_holds(broker: Broke
 
 
 def test_much_credit_does_not_starve_little(broker: Broker) -> None:
-    """Nor the other way round: whoever has room is served in each round."""
+    """Much credit must not starve little credit, and little credit must not starve much credit. A
+    consumer with room is served in each round.
+    """
     with zsq.Producer(broker.ipc) as producer, consumers(broker, 2_500, 10) as (large, small):
         publish(producer, MESSAGES, 1_000)
         counts = {large: 0, small: 0}
         waits = 0
         while sum(counts.values()) < MESSAGES - 5_000:
             for consumer in (large, small):
-                message = consumer.receive(5)  # it has room, and there is plenty: it comes
+                # The consumer has room, and there are many messages, so one must come.
+                message = consumer.receive(5)
                 if message is None:
                     waits += 1
                     break

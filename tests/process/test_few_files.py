@@ -1,5 +1,5 @@
-"""A process that may open no more files: what needs one is refused or waits, with a clear error;
-all else goes on.
+"""Tests of a process that may not open any more files: a request that needs a file is refused or
+waits, with a clear error, and everything else continues.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pid_of(broker: Broker, name: str) -> int:
 
 @contextlib.contextmanager
 def no_more_files(pid: int) -> Iterator[None]:
-    """What the process has open stays open, and nothing can be opened beside it."""
+    """Keep the open files of the process, but let it open no others."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     lowest_free = next(
         number for number in range(1 << 20) if not os.path.lexists(f"/proc/{pid}/fd/{number}")
@@ -51,7 +51,7 @@ def no_more_files(pid: int) -> Iterator[None]:
 
 
 def publishes(broker: Broker, topic: str) -> None:
-    """A topic that has nothing to do with it."""
+    """Publish to a topic that is not affected."""
     with zsq.Producer(broker.ipc, timeout=10) as producer:
         producer.publish(topic, b"x")
 
@@ -170,8 +170,8 @@ def test_a_gateway_without_free_files_keeps_its_connections(broker: Broker) -> N
 
 
 def test_publishes_go_on_soon_after_all_processes_lacked_files(broker: Broker) -> None:
-    """However long it lasts: the topic does not fail for good, and the first publish after the end
-    of it is answered soon.
+    """However long the processes lack files, the topic must not fail for good. The first publish
+    after that must be answered soon.
     """
     body = os.urandom(100_000)
     with zsq.Admin(broker.ipc, timeout=20) as admin:
@@ -191,7 +191,8 @@ def test_publishes_go_on_soon_after_all_processes_lacked_files(broker: Broker) -
                 20,
                 "the complaints",
             )
-            # Some of the tries: the pauses of a failure would have grown to 8 s and more by then.
+            # Enough time for some tries. After a failure, the pauses would have grown to 8 s and
+            # more by then.
             select.select([], [], [], 6)
         begun = time.monotonic()
         with zsq.Producer(broker.ipc, timeout=20) as other:

@@ -1,8 +1,8 @@
-"""A bit flips in the memory of a broker's process: consumers get every message as it was sent all
-the same.
+"""Tests with bits that are flipped in the memory of a broker's process: consumers still get every
+message as it was sent.
 
-The test writes into that memory through /proc/PID/mem, which the system allows for processes of the
-same user unless it is told otherwise (kernel.yama.ptrace_scope).
+The test writes into that memory through /proc/PID/mem. The system allows this for processes of the
+same user, unless kernel.yama.ptrace_scope forbids it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ BODIES = [b"flipped-bits-%06d-" % i * 4 for i in range(COUNT)]
 
 
 def flip(pid: int, what: bytes) -> int:
-    """Flip a bit of each copy of `what` in the process's own memory; how many there were."""
+    """Flip a bit in each copy of `what` in the private memory of the process. Return the number of
+    copies.
+    """
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDWR)
     except PermissionError:
@@ -34,7 +36,7 @@ def flip(pid: int, what: bytes) -> int:
             start, end = (int(number, 16) for number in where.split("-"))
             try:
                 data = os.pread(memory, end - start, start)
-            except OSError:  # a part that cannot be read, or was unmapped meanwhile
+            except OSError:  # this part cannot be read, or was unmapped in the meantime
                 continue
             at = data.find(what)
             while at >= 0:

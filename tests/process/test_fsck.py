@@ -1,5 +1,5 @@
-"""zsq fsck on the directory of a real broker: refused while it runs, clean after a stop and after a
-kill, found and repaired.
+"""Tests of `zsq fsck` on the directory of a real broker: it is refused while the broker runs, finds
+nothing after a stop or a kill, and finds and repairs damage.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def told(data_dir: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 @pytest.fixture
 def stopped(tmp_path: Path, broker: Broker) -> Broker:
-    """With a topic of several chunks, one channel that has finished some; stopped."""
+    """Return a stopped broker that has a topic of several chunks and a channel with some finished
+    messages.
+    """
     broker.stop()
     broker.extra += ("--chunk-bytes", "65536")
     broker.start()
@@ -119,8 +121,8 @@ def test_a_topic_that_is_gone_or_nobodys(stopped: Broker) -> None:
 
 
 def test_a_missing_directory_is_refused_and_not_made_anew(stopped: Broker) -> None:
-    """As of a disk that is not mounted: a person has to look; the others serve. With its directory,
-    and a start, it is back.
+    """The directory may be on a disk that is not mounted, so an operator has to look at it. The
+    other topics continue. When the directory is back, the next start opens the topic.
     """
     folder, away = stopped.data_dir / "topics" / "000001", stopped.data_dir.parent / "away"
     folder.rename(away)

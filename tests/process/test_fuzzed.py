@@ -1,5 +1,5 @@
-"""A real broker among strangers: garbage on its ports, half a greeting, whole links that say
-anything. It lives, and serves others.
+"""Tests of a real broker with hostile clients: random bytes on its ports, incomplete greetings, and
+complete links with random messages. The broker continues and serves other clients.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def neighbour(broker: Broker) -> Iterator[Neighbour]:
 
 
 def push_port(broker: Broker) -> int:
-    """As the ready line tells it."""
+    """Return the push port that the ready line of the log names."""
     return int(broker.log.read_text().partition("push port ")[2].partition(")")[0])
 
 
 def throw(port: int, data: bytes) -> None:
-    """On a new connection; it may be refused in the middle."""
+    """Send data on a new connection, which may be closed in the middle."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection(("127.0.0.1", port), 10) as connection,
@@ -95,7 +95,9 @@ def throw(port: int, data: bytes) -> None:
 
 
 def garbage(mutator: Mutator) -> bytes:
-    """Noise; a greeting and noise; a whole beginning of a link, nearly."""
+    """Return random bytes, a greeting followed by random bytes, or an almost complete beginning of
+    a link.
+    """
     noise = mutator.random.randbytes(mutator.below(500))
     frame = bytes([mutator.one((0, 1, 2, 3, 4, 5, 6)), mutator.below(256)]) + noise
     return bytes(
@@ -111,7 +113,9 @@ def garbage(mutator: Mutator) -> bytes:
 
 
 class Stranger:
-    """Raw sockets on the gateway, one a kind of link, or on the actors themselves."""
+    """Raw sockets that are connected to the gateway, one for each kind of link, or to the actors
+    themselves.
+    """
 
     def __init__(self, broker: Broker, direct: bool, seed: int) -> None:
         self.mutator = Mutator(Random(seed))
@@ -150,7 +154,9 @@ class Stranger:
         return self.links[kind]
 
     def say_deep(self, kind: str) -> None:
-        """Each word of it, nested as far as msgpack goes: it ended whoever looked at it."""
+        """Send each message of that kind of link with a value that is nested as deeply as msgpack
+        permits. Such a message once ended each process that decoded it.
+        """
         words: tuple[type[p.Wire], ...] = (*WORDS[kind], p.Open)
         for word in words:
             count = max(1, len(fields(word)))
@@ -158,7 +164,7 @@ class Stranger:
                 self.link(kind).send_multipart([b"", deep_frame(word.op, count, 1_020, at)])
 
     def say(self, kind: str) -> None:
-        """A message of that kind of link; what is answered is read, or not."""
+        """Send a message of that kind of link. Read the answer or ignore it."""
         mutator = self.mutator
         link = self.link(kind)
         known: dict[str, Sequence[Any]] = {
@@ -180,8 +186,8 @@ class Stranger:
             link.recv_multipart()
 
     def _tamed(self, control: bytes) -> bytes:
-        """What would make ever new topics is said of one: a topic is three processes, which is no
-        fault of the broker's.
+        """Let all messages that would create a topic name the same topic. Each topic needs more
+        processes, so that many topics would exceed the limits although the broker works correctly.
         """
         with contextlib.suppress(zsq.UsageError):
             word = decode(control)
@@ -205,8 +211,8 @@ class Stranger:
 
 
 def unharmed(broker: Broker, before: dict[str, int], neighbour: Neighbour) -> None:
-    """Those that serve others are who they were; the one that was told anything may have been told
-    to end.
+    """Check that the processes that serve other clients are still the same. A process that accepts
+    any message may have been told to end.
     """
     count = neighbour.count
     wait_for(

@@ -1,5 +1,5 @@
-"""The HTTP gateway of a real broker: publishing, commands, statistics, lookup, metrics, failure,
-and any request at all.
+"""Tests of the HTTP gateway of a real broker: publishing, commands, statistics, lookup, metrics,
+failures, and random requests.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def test_any_request_gets_a_documented_answer(client: httpx.Client, seed: int) -
     for _ in range(300):
         method, target, body = requests.one()
         if method in ("CONNECT", "BREW") or target.startswith("//"):
-            continue  # the client library would make something else of it
+            continue  # the client library would change this request
         answer = client.request(method, target, content=body)
         check(seed, method, target, body, answer.status_code, answer.headers, answer.content)
     ok(client.get("/ping"), "OK")

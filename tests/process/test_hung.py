@@ -1,7 +1,7 @@
-"""Who hangs misses its scans: a channel is reported, killed and started again, and what its
-consumers held comes again.
+"""Tests of processes that hang and miss their scans. A channel is reported, killed and started
+again, and the messages that its consumers held are delivered again.
 
-No other topic's messages wait for one that hangs.
+Messages of other topics do not wait for a process that hangs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_a_hung_channel_is_reported_and_started_again(broker: Broker) -> None:
         assert again is not None
         assert again.offsets == first.offsets
         assert min(again.attempts) >= max(first.attempts), "attempts never fall"
-        first.finish()  # under leases of the one that hung
+        first.finish()  # these leases belong to the process that hung
         again.finish(sync=True)
         assert broker.pids("channel") != [before]
         with zsq.Admin(broker.ipc) as admin:
@@ -48,8 +48,8 @@ def test_a_hung_channel_is_reported_and_started_again(broker: Broker) -> None:
 
 
 def test_a_storage_that_hangs_delays_no_other_topic(broker: Broker) -> None:
-    """It is not killed, for a sync may take as long as it wants; what expires elsewhere comes again
-    as ever.
+    """The topic's process is not killed, because a sync may take as long as it needs. Messages of
+    other topics whose lease ends are delivered again as usual.
     """
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer, ExitStack() as stack:
         admin.create_topic("other")

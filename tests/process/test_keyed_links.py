@@ -1,5 +1,5 @@
-"""A broker that wants keys: who gets a connection, what each may do with it, and that nothing else
-is to be had.
+"""Tests of a broker that requires keys: which clients may connect, what each client may do, and
+that nothing else is possible.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, ring: Keyring) -> Iterator[
 
 
 class Raw:
-    """A link of one's own making, that says what no client would."""
+    """A link that can send messages that no client of ZSQ would send."""
 
     def __init__(
         self, broker: Broker, credentials: Credentials | None, routing_id: bytes = b""
@@ -179,7 +179,7 @@ def test_a_client_with_an_unknown_key_is_told_which_key(broker: Broker, ring: Ke
 def test_a_client_with_another_brokers_key_is_told_to_check_the_file(
     broker: Broker, ring: Keyring
 ) -> None:
-    """It cannot be known for certain, so here it takes the time-out."""
+    """The client cannot know this for certain, so it reports it after the time-out."""
     etl = ring.of("etl")
     keys = Credentials(etl.public, etl.secret, ring.of("stranger").public, "etl.key")
     with (
@@ -207,7 +207,7 @@ def test_whose_rights_end_somewhere_is_told_what_is_missing(broker: Broker, ring
 
 
 def a_word(word: type[p.Wire]) -> p.Wire:
-    """One that can be read, with names of what is there."""
+    """Return a valid message with names that exist."""
     plain: dict[str, Any] = {
         "int": 1,
         "str": "c",
@@ -219,7 +219,7 @@ def a_word(word: type[p.Wire]) -> p.Wire:
     found = {}
     for field in dataclasses.fields(word):
         kind = str(field.type).partition("[")[0]
-        # All others are maps.
+        # All other fields are maps.
         found[field.name] = "clicks" if field.name == "topic" else plain.get(kind, {})
     return word(**found)
 
@@ -228,7 +228,9 @@ def a_word(word: type[p.Wire]) -> p.Wire:
 def test_no_message_has_an_effect_without_permission(
     broker: Broker, ring: Keyring, user: str
 ) -> None:
-    """All that can be said, to a gateway without a link and on each link that can be had."""
+    """Send every message of the protocol: to a gateway without a link, and on each link that the
+    user can open.
+    """
     with zsq.Admin(broker.ipc) as admin:
         before = admin.stats()["topics"]
     block = [bytes(frame) for frame in block_frames([pack([b"x"])])]
@@ -277,8 +279,8 @@ def test_no_message_has_an_effect_without_permission(
 def test_a_client_cannot_choose_under_which_name_it_is_answered(
     broker: Broker, ring: Keyring
 ) -> None:
-    """Whoever took the name of one that just left would get the answers that are on their way to
-    it.
+    """A client that took the name of a client that just left would get the answers that are on
+    their way to that client.
     """
     for routing_id in (b"mine", b"\xff\xfe"):
         with Raw(broker, ring.of("etl"), routing_id) as raw:

@@ -1,5 +1,5 @@
-"""kill -9 of every kind of process, with publishes and finishes outstanding: nothing acknowledged
-is lost, nothing confirmed comes back.
+"""Tests of kill -9 for every kind of process, with unanswered publishes and finishes: no
+acknowledged message is lost, and no message whose finish was confirmed comes back.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from support.history import History, body_of
 import zsq
 
 TOPIC, CHANNEL = "kills", "c"
-BEFORE = 400  # messages that flow before the kill
-BLOCKS_OUT = 5  # publishes outstanding at the kill
+BEFORE = 400  # the number of messages that are delivered before the kill
+BLOCKS_OUT = 5  # unanswered publishes at the kill
 PER_BLOCK = 40
 
 
 class Load:
-    """One consumer in the background; publishes from the test's thread. Holds some messages back
-    until told otherwise.
+    """One consumer in the background, and publishes from the test's thread. On request the consumer
+    holds messages back until it is told to go on.
     """
 
     def __init__(self, url: str) -> None:
@@ -35,7 +35,7 @@ class Load:
         self.held = threading.Event()
         self.go = threading.Event()
         self.finishing = threading.Event()
-        self.answered = threading.Event()  # ... the finish that was outstanding at the kill
+        self.answered = threading.Event()  # the finish that was unanswered at the kill
         self.next = 0
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._consume, daemon=True)
@@ -98,8 +98,8 @@ def load(broker: Broker, request: pytest.FixtureRequest) -> Iterator[Load]:
 
 
 def outstanding(broker: Broker, load: Load) -> list[tuple[zsq.Receipt, set[int]]]:
-    """Publishes and a finish without an answer, for certain: storage is stopped, so nothing can be
-    committed.
+    """Make publishes and a finish that have certainly no answer yet. The topic's process is
+    stopped, so that nothing can be committed.
     """
     load.publish(BEFORE)
     load.hold.set()
@@ -122,7 +122,9 @@ def still_outstanding(load: Load, waiting: list[tuple[zsq.Receipt, set[int]]]) -
 
 
 def settle(broker: Broker, load: Load, waiting: list[tuple[zsq.Receipt, set[int]]]) -> None:
-    """After the restart: all is answered, new work flows, and the history holds."""
+    """After the restart, check that everything is answered, that new messages flow, and that the
+    history is consistent.
+    """
     for receipt, numbers in waiting:
         receipt.wait(60)
         load.acknowledged(numbers)
@@ -146,7 +148,8 @@ def test_nothing_is_lost_when_one_actor_is_killed(broker: Broker, load: Load, ki
     still_outstanding(load, waiting)
     kill(victim)
     broker.wait_gone([victim])
-    with contextlib.suppress(ProcessLookupError):  # it shared its topic's fate
+    # The victim may have been the topic's process itself.
+    with contextlib.suppress(ProcessLookupError):
         os.kill(storage, signal.SIGCONT)
     settle(broker, load, waiting)
 
@@ -161,7 +164,7 @@ def test_nothing_is_lost_when_all_processes_end_at_once(
     still_outstanding(load, waiting)
     for victim in victims:
         kill(victim)
-    broker.wait_gone(everyone)  # no orphan owns a file
+    broker.wait_gone(everyone)  # no process that was left behind owns a file
     assert broker.process is not None
     assert broker.process.wait(10) != 0
     broker.start()

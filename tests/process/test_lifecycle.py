@@ -1,4 +1,4 @@
-"""Starting, stopping, failing and coming back: the supervisor's own promises."""
+"""Tests of what the supervisor promises: starting, stopping, failing, and starting again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import zsq
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_signal_in_the_middle_of_the_start_ends_it(tmp_path: Path, signals: int) -> None:
-    """The socket is there before the processes are: a signal then must not be forgotten."""
+    """The socket exists before the processes do. A signal that arrives then must not be lost."""
     command = [
         sys.executable,
         "-m",
@@ -41,14 +41,14 @@ def test_a_signal_in_the_middle_of_the_start_ends_it(tmp_path: Path, signals: in
 
 
 def test_a_channel_whose_messages_are_not_known_is_not_deleted(broker: Broker) -> None:
-    """A channel that is being started again cannot say what it holds: without force it stays, and
-    so does its backlog.
+    """While a channel is started again, it cannot say which messages it holds. Without force it is
+    not deleted, and its backlog is kept.
     """
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel("t", "c")
         producer.publish("t", b"precious")
         (storage,), (channel,) = broker.pids("topic"), broker.pids("channel")
-        os.kill(storage, signal.SIGSTOP)  # so the channel cannot come up again
+        os.kill(storage, signal.SIGSTOP)  # the channel cannot start again while storage is stopped
         try:
             kill(channel)
             broker.wait_gone([channel])
@@ -63,7 +63,7 @@ def test_a_channel_whose_messages_are_not_known_is_not_deleted(broker: Broker) -
 
 
 def test_questions_make_no_topics(broker: Broker) -> None:
-    """Questions about names that are not there are answered, and nothing is made or kept."""
+    """Requests about names that do not exist are answered, and nothing is created or kept."""
     with zsq.Admin(broker.ipc) as admin:
         for number in range(200):
             with pytest.raises(zsq.NotFound):
@@ -79,7 +79,8 @@ def test_a_topic_that_cannot_start_is_tried_again(broker: Broker) -> None:
     (lock,) = (broker.data_dir / "topics").glob("*/lock")
     held = os.open(lock, os.O_RDWR)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)  # stands for a predecessor that takes long to die
+        # This stands for an earlier process that takes long to end.
+        fcntl.flock(held, fcntl.LOCK_EX)
         broker.start()
         with zsq.Admin(broker.ipc) as admin:
             wait_for(

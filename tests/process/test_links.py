@@ -1,5 +1,5 @@
-"""Connections between the broker's processes that break: each kind of actor connects again, and is
-known as before.
+"""Tests of broken connections between the broker's processes: each kind of actor connects again and
+is recognized as before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = set(ACTORS)
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One with an actor of each kind."""
+    """Start a broker with an actor of each kind."""
     folder = tmp_path_factory.mktemp("links")
     with Hook() as hook:
         (folder / "zsq.toml").write_text(
@@ -44,7 +44,7 @@ def actors(broker: Broker) -> list[dict[str, Any]]:
 
 
 def reload(broker: Broker, names: set[str]) -> None:
-    """Each of these takes the new settings, by its own word."""
+    """Reload, and wait until each of these actors has confirmed the new settings."""
     begin = broker.log.stat().st_size
     assert broker.process is not None
     broker.process.send_signal(signal.SIGHUP)
@@ -57,8 +57,8 @@ def reload(broker: Broker, names: set[str]) -> None:
 
 
 def works(broker: Broker) -> None:
-    """Publish through each gateway, consume through one, with a redelivery after a time-out, which
-    the scan has to find.
+    """Publish through each gateway and consume through one. One message times out, so the scan must
+    find it and it must be delivered again.
     """
     with NsqSocket(broker.nsq) as client:
         assert client.ask("PUB t", b"nsq") == "OK"

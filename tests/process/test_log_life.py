@@ -1,5 +1,5 @@
-"""The log's life seen from outside: chunk statistics, damage met while the broker serves, one
-message, the newest ones.
+"""Tests of the log from outside: statistics of chunks, damage that is found while the broker
+serves, and reading single messages and the newest ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHUNK_BYTES = 65_536
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Iterator[Broker]:
-    """A broker whose topic has several chunks, a block of ten messages each time."""
+    """Start a broker whose topic has several chunks, with blocks of ten messages."""
     one = Broker(tmp_path / "data", "--chunk-bytes", str(CHUNK_BYTES), "--node-id", "5")
     try:
         one.start()
@@ -54,7 +54,7 @@ def topic(broker: Broker) -> dict[str, Any]:
 
 
 def read_all(broker: Broker) -> list[int]:
-    """Every offset that can be read."""
+    """Return every offset that can be read."""
     found: list[int] = []
     with zsq.Reader("t", url=broker.ipc) as reader:
         offset, head = reader.head()

@@ -1,5 +1,5 @@
-"""The backlog costs disk, not memory: private memory of every process with 1 message waiting and
-with 10 million.
+"""Test that the backlog needs disk space and no memory. It compares the private memory of every
+process with 1 waiting message and with 10 million.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import zsq
 BACKLOG = 10_000_000
 BLOCK = 10_000
 GROWTH_BYTES_MAX = 10 * 1024 * 1024
-# What malloc keeps in pieces between what lives on: storage is 10 to 13 MB above where it began in
-# a third of the runs. The budget is 10.
+# malloc keeps free pieces of memory between those in use. So in a third of the runs storage is 10
+# to 13 MB above its start. The budget for the backlog itself is 10 MB.
 STORAGE_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -28,7 +28,7 @@ def bound(name: str) -> int:
 
 
 def settle(growth: Callable[[], dict[str, int]], what: str) -> None:
-    """What a burst left is given back some seconds after it."""
+    """Wait until the processes have returned the memory of a burst, which takes some seconds."""
     try:
         wait_for(lambda: not growth(), 45, "memory")
     except AssertionError:
@@ -63,7 +63,7 @@ def test_ten_million_waiting_cost_no_memory(broker: Broker) -> None:
             }
 
         settle(growth, "of what one message costs")
-        # And while the backlog is read.
+        # The backlog is also read.
         with zsq.Consumer("big", "c", url=broker.ipc, ready=BLOCK) as consumer:
             for _ in range(20):
                 batch = consumer.receive_batch(10)

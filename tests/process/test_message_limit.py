@@ -1,5 +1,5 @@
-"""The largest message is an option of the broker, which all its doors keep and its clients
-learn.
+"""Tests of the limit on the size of a message: it is an option of the broker, all gateways observe
+it, and clients learn it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_a_smaller_limit_holds_for_every_door(narrow: Broker) -> None:
 
 def test_http_and_nsq_keep_it_too(wide: Broker) -> None:
     def post(size: int) -> bytes:
-        """The status line; what is too big is refused before it is read."""
+        """Return the status line. A body that is too large is refused before it is read."""
         head = (
             f"POST /pub?topic=http HTTP/1.1\r\nHost: 127.0.0.1:{wide.http}\r\nContent-Length: "
             f"{size}\r\n\r\n"

@@ -1,4 +1,6 @@
-"""A node of an NSQ cluster: what comes and goes here is registered with nsqlookupd at once."""
+"""Tests of a node of an NSQ cluster: topics and channels that are created or removed here are
+registered or unregistered with nsqlookupd at once.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from support.nsq_socket import NsqSocket
 import zsq
 
 SOON_S = 0.2
-"""The names are asked for once a second without an event: half a second late in the middle."""
+"""Without an event, the names are requested only once a second, so a change is noticed half a
+second late on average.
+"""
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def broker(tmp_path: Path, lookupd: LookupdThread) -> Iterator[Broker]:
 
 
 def took_s(lookupd: LookupdThread, topic: str, channel: str = "", *, there: bool = True) -> float:
-    """Seconds until nsqlookupd knows it, or knows it no more."""
+    """Return the seconds until nsqlookupd knows the name, or no longer knows it."""
     begun = time.monotonic()
     wait_for(
         lambda: ((topic, channel) in lookupd.here()) is there,

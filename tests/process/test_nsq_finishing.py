@@ -1,5 +1,5 @@
-"""FINs of whole reads, in whatever order a client sends them: each message is finished once, and
-only it.
+"""Tests of a client that sends the FINs of many messages together, in any order: each message is
+finished once, and no other message is.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_each_is_finished_once(nsq: Broker, order: str, pieces: int) -> None:
 def test_unfinished_messages_of_a_consumer_go_to_the_next_one_in_order(
     nsq: Broker, way: str
 ) -> None:
-    """Each message was published by itself, and its block is not in memory any more when the next
+    """Each message was published separately, and its block is no longer in memory when the next
     consumer comes.
     """
     with NsqSocket(nsq.nsq) as client:
@@ -111,7 +111,9 @@ def test_unfinished_messages_of_a_consumer_go_to_the_next_one_in_order(
 def test_an_answer_for_a_message_that_was_emptied_fails(
     nsq: Broker, command: str, whole: bool
 ) -> None:
-    """As in nsqd; also where all of a delivery is answered, or one message of it."""
+    """nsqd does the same. It does not matter whether the answer is for a whole delivery or for one
+    message of it.
+    """
     topic = f"emptied-{command[:3]}-{whole}"
     with NsqSocket(nsq.nsq) as client, zsq.Admin(nsq.ipc) as admin:
         assert client.mpub(topic, *[b"x"] * (1 if whole else 3)) == "OK"

@@ -1,5 +1,5 @@
-"""NSQ's clients at a real broker, by raw sockets: durable, leased, bounded, and gone without a
-trace.
+"""Tests of NSQ clients with a real broker, over raw sockets: messages are durable and leased,
+memory is bounded, and a client that leaves keeps no message.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def test_what_nsq_publishes_is_ours_and_the_other_way_round(nsq: Broker, topic: 
 
 
 def test_what_an_nsq_client_published_survives_a_kill(tmp_path: Path) -> None:
-    """OK was said: it is there after the power went, as with any producer."""
+    """The gateway answered OK, so the message must survive a power cut, as with any
+    other producer.
+    """
     broker = Broker(tmp_path / "data", nsq=True)
     try:
         broker.start()
@@ -101,7 +103,7 @@ def test_who_vanishes_gives_its_messages_to_others_within_a_second(
         other.subscribe(topic, "c", ready=5)
         wait_for(lambda: channel_row(nsq, topic)["client_count"] == 2, 10, "the other one")
         if how == "cut":
-            # RST.
+            # This makes the kernel send a RST.
             victim.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         victim.close()
         gone = time.monotonic()
@@ -114,7 +116,9 @@ def test_who_vanishes_gives_its_messages_to_others_within_a_second(
 
 
 def test_a_touch_means_one_message(nsq: Broker, topic: str) -> None:
-    """Two of one delivery: who is touched stays, the other's time is over."""
+    """Two messages belong to one delivery. The one that is touched stays, and the other one times
+    out.
+    """
     with NsqSocket(nsq.nsq) as client, NsqSocket(nsq.nsq) as other:
         client.identify(msg_timeout=2_000)
         assert client.mpub(topic, b"kept", b"lost") == "OK"
@@ -248,8 +252,8 @@ def test_unix_sockets_and_places_that_are_taken(tmp_path: Path) -> None:
 
 
 def test_a_bomb_of_commands_holds_nobody_up(nsq: Broker, topic: str) -> None:
-    """Some kilobytes of deflate that are millions of commands: others have their turn between the
-    pieces of it.
+    """Some kilobytes of deflate unpack to millions of commands. Other clients get their turn
+    between two pieces of it.
     """
     pack = zlib.compressobj(9, zlib.DEFLATED, -15)
     bomb = b"".join(pack.compress(b"NOP\n" * 100_000) for _ in range(100)) + pack.flush(

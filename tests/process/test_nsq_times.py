@@ -1,4 +1,4 @@
-"""How long an NSQ client may hold a message, where the broker was told."""
+"""Test of how long an NSQ client may hold a message if the broker has an option for it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ordered channels in real processes: parallel consumers see each key in its order, one message at
-a time, also over kills.
+"""Tests of ordered channels on real processes: parallel consumers get the messages of each key in
+order and one at a time, also with kills.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import zsq
 
 
 class Books:
-    """What handlers saw: by key the numbers in the order in which they began, and whether two of a
-    key ever ran at once.
+    """A record of what handlers received: for each key the numbers in the order in which their
+    handlers began, and whether two handlers of one key ever ran at the same time.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,9 @@ def publish(broker: Broker, topic: str, keys: int, count: int) -> None:
 
 
 def serve(broker: Broker, topic: str, books: Books, count: int) -> list[threading.Thread]:
-    """So many consumers with two handler threads each; they end when `stop_all` closes them."""
+    """Start `count` consumers with two handler threads each. They end when `stop_all`
+    closes them.
+    """
     consumers = [
         zsq.Consumer(topic, "c", url=broker.ipc, ready=50, ordered=True) for _ in range(count)
     ]
@@ -85,12 +87,12 @@ def stop_all(threads: list[threading.Thread]) -> None:
 
 
 def firsts(numbers: list[int]) -> list[int]:
-    """Each where it came first."""
+    """Return each number once, in the order of its first appearance."""
     return list(dict.fromkeys(numbers))
 
 
 def test_each_key_comes_in_its_order_one_at_a_time(broker: Broker) -> None:
-    """Also where handlers fail, and their message comes again after a delay."""
+    """This also holds if handlers fail and their messages are delivered again after a delay."""
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic("t")
         admin.create_channel("t", "c", ordered=True)
@@ -111,8 +113,8 @@ def test_each_key_comes_in_its_order_one_at_a_time(broker: Broker) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["channel", "topic"])
 def test_order_holds_over_kills(broker: Broker, kind: str) -> None:
-    """What was not confirmed comes again, and so may what came after it; nothing new comes before
-    what is older.
+    """Messages whose finish was not confirmed are delivered again, and so may be those after them.
+    But no message is delivered for the first time before an older one.
     """
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic("t")
@@ -165,7 +167,7 @@ def test_a_delayed_requeue_blocks_its_key_over_a_kill_and_no_other(broker: Broke
 
 
 def test_a_message_that_is_held_stops_its_key_and_no_other(broker: Broker) -> None:
-    """Statistics name what waits behind it."""
+    """The statistics name the messages that wait behind it."""
     with (
         zsq.Producer(broker.ipc) as producer,
         zsq.Consumer("t", "c", url=broker.ipc, ready=1, ordered=True) as holder,
@@ -197,7 +199,8 @@ def test_a_message_that_is_held_stops_its_key_and_no_other(broker: Broker) -> No
             )
             assert admin.stats("t", "c")["topics"][0]["channels"][0]["depth"] == 250
             held.finish(sync=True)
-            # It may have got the next one: that comes again, before all that is behind it.
+            # The holder may have received the next message already. It is delivered again, before
+            # all that are behind it.
             holder.close()
             came: list[int] = []
             while len(came) < 250:

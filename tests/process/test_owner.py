@@ -1,5 +1,5 @@
-"""Law 3: only a topic's process ever has that topic's files open, or mapped, whatever the others do
-meanwhile.
+"""Test that only a topic's process ever has that topic's files open or mapped, whatever the other
+processes do in the meantime.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from zsq.transport.block.block import pack
 
 
 def held(pid: int, folder: Path) -> set[str]:
-    """Paths below `folder` that the process has open or mapped."""
+    """Return the paths below `folder` that the process has open or mapped."""
     found: set[str] = set()
-    with contextlib.suppress(OSError):  # it ended meanwhile
+    with contextlib.suppress(OSError):  # the process may have ended in the meantime
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
@@ -30,7 +30,7 @@ def held(pid: int, folder: Path) -> set[str]:
 
 
 def processes() -> Iterator[tuple[int, str]]:
-    """All processes of this machine that may be looked at, with their titles."""
+    """Yield all processes of this machine that may be inspected, with their titles."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
@@ -48,7 +48,9 @@ def title_of(pid: int) -> str:
 
 
 class Watch:
-    """Looks at every process again and again; who held what of which topic's folder."""
+    """Inspects every process again and again, and records which process held files of which topic's
+    folder.
+    """
 
     def __init__(self, topics: Path) -> None:
         self.holders: dict[tuple[str, str], set[str]] = {}  # (title, folder) -> paths
@@ -62,12 +64,12 @@ class Watch:
         while not self._stop.wait(0.005):
             for pid, title in processes():
                 paths = held(pid, self._topics)
-                # One that is being started had none a moment ago.
+                # A process that is being started had no title a moment ago.
                 with contextlib.suppress(OSError):
                     title = title or title_of(pid) if paths else title
                 for path in paths:
-                    # A topic's folder is made as "NNN.tmp" and renamed; a look may fall between the
-                    # two.
+                    # A topic's folder is created as "NNN.tmp" and then renamed. The inspection may
+                    # happen between the two.
                     folder = (
                         path.removeprefix(f"{self._topics}/").split("/")[0].removesuffix(".tmp")
                     )
@@ -98,12 +100,12 @@ def test_only_storage_ever_has_a_topics_files(broker: Broker) -> None:
     }
     assert all(len(found) == 1 for found in folders.values()), folders
     seen = {Path(path).name.split(".")[-1] for paths in watch.holders.values() for path in paths}
-    assert {"lock", "chunk", "mdb"} <= seen  # else the look itself is blind
+    assert {"lock", "chunk", "mdb"} <= seen  # otherwise the inspection itself would not work
 
 
 def use(broker: Broker, topic: str) -> None:
-    """All that makes others ask for what lies in files: a backlog, redeliveries, seeks, reads by
-    offset, staging, statistics.
+    """Do everything that makes other processes need data from files: a backlog, redeliveries,
+    seeks, reads by offset, staging, and statistics.
     """
     bodies = [b"%01000d" % number for number in range(1000)]
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.tcp) as producer:

@@ -1,5 +1,5 @@
-"""Where channels start and go on: earliest, latest, an offset, a time; looked at without taking
-part. On real processes, both ways in.
+"""Tests of where channels start and continue: earliest, latest, an offset, or a time. Further tests
+peek at channels. They use real processes, with and without the gateway.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 
 def fill(url: str, topic: str) -> list[datetime]:
-    """300 messages in three blocks; a time before each of them, and one after the last."""
+    """Publish 300 messages in three blocks. Return a time before each block, and one after the
+    last.
+    """
     times = []
     with zsq.Producer(url) as producer:
         for first in range(0, 300, 100):
@@ -38,8 +40,8 @@ def fill(url: str, topic: str) -> list[datetime]:
 
 
 def _next_millisecond() -> datetime:
-    """Between two blocks: what is stored before has an earlier time, what is stored from now on a
-    later one.
+    """Return a time between two blocks: blocks that were stored before have an earlier time, and
+    blocks that are stored from now on have a later one.
     """
     begin = time.time_ns() // 1_000_000
     wait_for(lambda: time.time_ns() // 1_000_000 > begin + 1, 5, "the clock")
@@ -52,7 +54,7 @@ def row(url: str, topic: str, channel: str) -> dict[str, Any]:
 
 
 def first_of(url: str, topic: str, channel: str, **settings: Any) -> int:
-    """The offset of the first message that a consumer gets."""
+    """Return the offset of the first message that a consumer gets."""
     with zsq.Consumer(topic, channel, url=url, ready=1, **settings) as consumer:
         message = consumer.receive(10)
         assert message is not None
@@ -98,7 +100,7 @@ def test_a_channel_is_moved_to_places(url: str, topic: str) -> None:
         admin.seek(topic, "c", times[1])
         assert first_of(url, topic, "c") == 100
         with zsq.Producer(url) as producer:
-            for more in range(1, 6):  # faster than the actors tell how far they are
+            for more in range(1, 6):  # this is faster than the actors report their positions
                 producer.publish(topic, b"more")
                 assert admin.seek(topic, "c", "latest") == {"offset": 300 + more}
         with pytest.raises(zsq.NotFound, match="channel 'nobody'"):
@@ -195,7 +197,7 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
 
 
 def test_a_peek_of_what_is_deferred_outlives_the_channel(shared: Broker) -> None:
-    """Those rows lie in the store only."""
+    """These rows are only in the store."""
     fill(shared.ipc, "outlives")
     with zsq.Consumer("outlives", "c", url=shared.ipc, ready=3) as consumer:
         for delay in (300, 100, 200):
@@ -204,7 +206,7 @@ def test_a_peek_of_what_is_deferred_outlives_the_channel(shared: Broker) -> None
             message.requeue(delay=delay)
         last = consumer.receive(10)
         assert last is not None
-        last.finish(sync=True)  # with it all that was answered before is committed
+        last.finish(sync=True)  # everything that was answered before is committed with it
     with zsq.Admin(shared.ipc) as admin:
         wait_for(
             lambda: row(shared.ipc, "outlives", "c")["deferred_count"] == 3, 10, "the requeues"
@@ -217,7 +219,8 @@ def test_a_peek_of_what_is_deferred_outlives_the_channel(shared: Broker) -> None
         found: list[tuple[int, str]] = []
 
         def looked() -> bool:
-            with contextlib.suppress(zsq.Refused):  # E_CLOSING while it is being started again
+            # The answer is E_CLOSING while the channel is being started again.
+            with contextlib.suppress(zsq.Refused):
                 found[:] = [
                     one[:2] for one in shown(admin.peek("outlives", "c")) if one[1] == "deferred"
                 ]
@@ -291,7 +294,7 @@ def test_settings_outlive_kills(shared: Broker) -> None:
 
 
 class Proxy:
-    """Between a client and a broker; may be cut."""
+    """A proxy between a client and a broker. It can cut the connection."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -318,9 +321,7 @@ class Proxy:
                 sink.sendall(data)
 
     def cut(self) -> None:
-        """All links of this moment are lost, on the client's side; the broker hears nothing of
-        it.
-        """
+        """Cut all current connections on the client's side. The broker is not informed."""
         ours = self._open[::2]
         for end in ours:
             end.shutdown(socket.SHUT_RDWR)
@@ -332,8 +333,8 @@ class Proxy:
 
 
 def test_a_consumer_that_lost_its_link_waits_for_its_own_place(shared: Broker) -> None:
-    """The channel takes one consumer, and holds the lost link for it until two heartbeats are
-    over.
+    """The channel accepts one consumer. It keeps the place of the lost link until two heartbeats
+    are over.
     """
     proxy = Proxy(shared.port)
     try:
@@ -373,7 +374,7 @@ def test_a_start_that_cannot_be_read_is_refused_and_may_be_asked_for_again(tmp_p
         ]
         for chunk, aside in chunks:
             chunk.rename(aside)
-            chunk.symlink_to(chunk)  # it is there, and cannot be opened
+            chunk.symlink_to(chunk)  # the file exists, but it cannot be opened
         broker.start()
         with zsq.Admin(broker.ipc) as admin:
             for ask in (

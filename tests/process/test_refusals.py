@@ -1,4 +1,4 @@
-"""Bad input and bad circumstances: a clear error each, and nothing is lost."""
+"""Tests of bad input and bad conditions: each gives a clear error, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     mortal = []
-    if os.geteuid() == 0:  # root writes everywhere, unless it gives that up
+    if os.geteuid() == 0:  # root can write everywhere unless it drops that capability
         mortal = ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search"]
         assert shutil.which(mortal[0]), "util-linux has it"
     refused = serve(closed / "data", free_port(), before=mortal)
@@ -132,7 +132,7 @@ def test_bad_names_and_limits_are_told_before_anything_is_sent(broker: Broker) -
 
 
 class Raw:
-    """A client without manners, straight on the topic's socket."""
+    """A client that sends any frames, directly to the topic's socket."""
 
     def __init__(self, broker: Broker) -> None:
         with zsq.Admin(broker.ipc) as admin:
@@ -192,7 +192,7 @@ def test_hostile_frames_get_their_error_and_the_topic_lives_on(broker: Broker) -
             assert refused.code == code, refused
         stored = raw.ask(encode(protocol.Pub()), *good)
         assert stored == protocol.Stored(((0, 0),))
-        # A repeated one is answered like the first time.
+        # A repeated block is answered like the first time.
         assert raw.ask(encode(protocol.Pub()), *good) == stored
         big = raw.ask(encode(protocol.Pub()), good[0], bytes(9 * 1024 * 1024))
         assert isinstance(big, protocol.Unstored)
@@ -275,7 +275,7 @@ def test_damage_at_the_very_end_does_not_stop_a_channel(broker: Broker) -> None:
         assert first is not None
         assert first.body == b"whole"
         assert consumer.receive(0.3) is None
-        # The offset of what was lost is not given again.
+        # The offset of the lost message is not used again.
         assert producer.publish("t", b"after").offset == 2
         after = consumer.receive(10)
         assert after is not None

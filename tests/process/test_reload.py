@@ -1,5 +1,5 @@
-"""SIGHUP to a real broker: what may change is in force in all its processes, what may not is named,
-what is wrong changes nothing.
+"""Tests of SIGHUP on a real broker: options that may change take effect in all its processes, other
+changes are reported by name, and a wrong configuration changes nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import zsq
 
 
 class Reloaded:
-    """A broker with a file, and what its log says after each SIGHUP."""
+    """A broker with a configuration file, and what its log says after each SIGHUP."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "zsq.toml"
-        self.file.write_text('[alarm]\nhold = "1h"')  # no alarm would be told while this holds
+        self.file.write_text('[alarm]\nhold = "1h"')  # no alarm is raised while this holds
         self.broker = Broker(
             folder / "data", "--config", str(self.file), "--keep-chunks", "7"
         ).start()
@@ -33,7 +33,9 @@ class Reloaded:
         return self.broker.log.read_text()
 
     def __call__(self, text: str, *until: str) -> str:
-        """What the log said from then on, once each of `until` is in it."""
+        """Write the file and reload. Return the new part of the log once it contains each text of
+        `until`.
+        """
         assert self.broker.process is not None
         self.file.write_text(text)
         begin = len(self.log())
@@ -144,7 +146,7 @@ def test_thresholds_hold_at_once_and_other_receivers_hear_of_what_is_raised(
                 "alarm cleared: rising/c",
             )
             assert "cleared: rising/c" in other.got.get(timeout=20)[1]["text"]
-            # The same receivers: nobody was started for it.
+            # The receivers are the same, so no process was started for the change.
             assert reloaded.broker.pids("alarm_teller") == [teller]
             kill(teller)
             wait_for(
@@ -161,8 +163,8 @@ def test_thresholds_hold_at_once_and_other_receivers_hear_of_what_is_raised(
 
 
 def in_a_terminal(tmp_path: Path, before: str = "pass") -> tuple[subprocess.Popen[bytes], int]:
-    """Start a broker in a terminal of its own; its process, and our end of the terminal. `before`:
-    Python to run in it first.
+    """Start a broker in a terminal of its own. Return its process and our end of the terminal.
+    `before` is Python code to run in the process first.
     """
     ours, theirs = pty.openpty()
     line = [
@@ -221,7 +223,7 @@ def test_a_broker_under_nohup_reloads_and_outlives_its_terminal(tmp_path: Path) 
             what="another reload",
         )
         assert broker.poll() is None
-        os.killpg(broker.pid, signal.SIGHUP)  # as a shell does that ends: to all its processes
+        os.killpg(broker.pid, signal.SIGHUP)  # a shell that ends sends this to all its processes
         wait_for(
             lambda: log.read_text().count(reloaded) == 3 or broker.poll() is not None,
             what="a third reload",
@@ -239,7 +241,7 @@ def test_a_broker_under_nohup_takes_new_rules_on_sighup(tmp_path: Path) -> None:
     rules = tmp_path / "access.toml"
     rules.write_text('[anonymous]\npublish = ["t"]\n')
     broker = Broker(tmp_path / "data", "--access", str(rules))
-    # What is ignored stays so in those that are started.
+    # Child processes inherit signals that are ignored.
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         broker.launch()

@@ -1,5 +1,5 @@
-"""Retention on real processes: what goes, what never goes, what is refused, and space that comes
-back within seconds.
+"""Tests of retention on real processes: what is removed, what is never removed, what is refused,
+and that space is free again within seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def admin(broker: Broker) -> Iterator[zsq.Admin]:
 
 
 def publish(broker: Broker, mib: int, first: int = 0) -> int:
-    """So many MiB of numbered messages; the next number."""
+    """Publish `mib` MiB of numbered messages. Return the next number."""
     with zsq.Producer(broker.ipc) as producer:
         for at in range(first, first + mib * 16, 8):
             producer.publish_many(TOPIC, [b"%d " % (at + i) + BODY for i in range(8)])
@@ -48,7 +48,7 @@ def publish(broker: Broker, mib: int, first: int = 0) -> int:
 
 
 def finish(broker: Broker, channel: str, count: int) -> list[int]:
-    """The numbers of the next messages, finished and confirmed."""
+    """Finish the next messages, with confirmation. Return their numbers."""
     found: list[int] = []
     with zsq.Consumer(TOPIC, channel, url=broker.ipc, ready=8) as consumer:
         while len(found) < count:
@@ -65,7 +65,7 @@ def files_of(broker: Broker) -> list[Path]:
 
 
 def on_disk(broker: Broker) -> int:
-    """Bytes; a file may go while they are counted."""
+    """Return the size of the topic's files. A file may be removed while they are counted."""
     total = 0
     for path in files_of(broker):
         try:
@@ -101,7 +101,7 @@ def test_finished_chunks_go_within_seconds_and_the_rest_is_read_on(
     assert sorted(finish(broker, "c", 28)) == list(range(100, 128)), (
         "some of them were in the first consumer's hands, and come again"
     )
-    # Also the chunk that is being written, once all of it is finished.
+    # The current chunk is removed too, once all of it is finished.
     wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S, "the ongoing chunk is gone")
     assert finish_new(broker) == 128
 
@@ -113,7 +113,9 @@ def finish_new(broker: Broker) -> int:
 
 @pytest.mark.slow
 def test_an_offline_channel_holds_its_chunks_for_ever(broker: Broker, admin: zsq.Admin) -> None:
-    """Over a restart and a kill too; nothing but its deletion gives them back."""
+    """This holds over a restart and a kill, too. Only the deletion of the channel frees
+    the chunks.
+    """
     admin.create_channel(TOPIC, "offline")
     admin.create_channel(TOPIC, "c")
     admin.configure_topic(TOPIC, keep_bytes=0, keep_s=0, keep_chunks=0)
@@ -167,7 +169,7 @@ def test_a_full_topic_refuses_and_takes_again_when_channels_have_finished(
     assert topic["refused_count"] >= 1
     assert broker.log.read_text().count("publishes are refused (") == 1, "once, then once a minute"
     taken = topic["head"]
-    # Half a MiB is published at once, and goes in whole while there is room.
+    # Half a MiB is published at once, and all of it is accepted while there is room.
     assert 7 * MIB < taken * len(BODY) <= 8.5 * MIB
     assert topic["dropped_count"] == 0
     with pytest.raises(zsq.Refused):
@@ -186,7 +188,9 @@ def test_a_full_topic_refuses_and_takes_again_when_channels_have_finished(
 def test_delayed_messages_count_from_the_moment_they_are_taken(
     broker: Broker, admin: zsq.Admin
 ) -> None:
-    """Else they would come all at once, when they are due, and nothing refuses them then."""
+    """Otherwise they would all be stored at once when they are due, because nothing refuses them
+    then.
+    """
     admin.create_topic(TOPIC, max_bytes=8 * MIB)
     with zsq.Producer(broker.ipc) as producer:
         with pytest.raises(zsq.Refused, match="are delayed") as refusal:
@@ -237,14 +241,14 @@ def test_drop_oldest_loses_the_oldest_and_counts_it(broker: Broker, admin: zsq.A
 
 
 def test_damaged_settings_do_not_remove_any_chunk(broker: Broker, admin: zsq.Admin) -> None:
-    """And the topic serves, as all others do; set anew, they hold again."""
+    """With damaged settings the topic is still served. Settings that are set again take effect."""
     admin.create_topic(TOPIC, keep_bytes=0)
     admin.create_channel(TOPIC, "c")
     broker.stop()
     path = broker.data_dir / "registry.json"
     spoilt = json.loads(path.read_text())
     spoilt["topics"][TOPIC]["retention"]["keep_bytes"] = "0"
-    del spoilt["checksum"]  # by hand, on purpose
+    del spoilt["checksum"]  # the file looks as if it was edited by hand
     path.write_text(json.dumps(spoilt))
     broker.start()
     publish(broker, 3)
@@ -307,8 +311,8 @@ def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> N
 def test_storage_is_killed_again_and_again_while_chunks_go(
     broker: Broker, admin: zsq.Admin
 ) -> None:
-    """Each message comes at least once, none is called lost or dropped, and at the end the space is
-    back.
+    """Each message arrives at least once, none is reported as lost or dropped, and in the end the
+    space is free.
     """
     admin.create_topic(TOPIC, keep_bytes=0)
     admin.create_channel(TOPIC, "c")
@@ -355,8 +359,8 @@ def _is_drained(admin: zsq.Admin) -> bool:
 def test_storage_is_killed_again_and_again_while_the_oldest_are_dropped(
     broker: Broker, admin: zsq.Admin
 ) -> None:
-    """What a channel gets and what it was told is dropped is together all there was; nothing that
-    was dropped comes back.
+    """The messages that a channel received and those that it counts as dropped are together all
+    messages. No dropped message comes back.
     """
     admin.create_topic(TOPIC, max_bytes=8 * MIB, when_full="drop-oldest")
     admin.create_channel(TOPIC, "c")
@@ -385,7 +389,9 @@ def test_storage_is_killed_again_and_again_while_the_oldest_are_dropped(
 def test_a_channel_that_holds_what_is_dropped_goes_on_behind_it(
     broker: Broker, admin: zsq.Admin
 ) -> None:
-    """It had all of it in its hands, so that nothing more would come by itself."""
+    """The channel had already received all messages from the topic, so no further message would
+    come without a new read.
+    """
     admin.create_topic(TOPIC, keep_bytes=-1)
     admin.create_channel(TOPIC, "c")
     with zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=1) as consumer:
@@ -400,7 +406,7 @@ def test_a_channel_that_holds_what_is_dropped_goes_on_behind_it(
         admin.configure_topic(TOPIC, max_s=-1)
         start = shown(admin)["start"]
         assert start < old + 1
-        held.finish()  # what a consumer holds is its own until it answers
+        held.finish()  # a message belongs to its consumer until the consumer answers
         found: list[int] = []
         while not found or found[-1] < young - 1:
             message = consumer.receive(20)
@@ -413,7 +419,9 @@ def test_a_channel_that_holds_what_is_dropped_goes_on_behind_it(
 
 
 def test_a_paused_topic_is_bounded_too(broker: Broker, admin: zsq.Admin) -> None:
-    """What is dropped lies beyond the end that channels may see; unpaused, they go on behind it."""
+    """The dropped messages lie beyond the end that channels may see. After the pause, the channels
+    continue behind them.
+    """
     admin.create_topic(TOPIC, max_bytes=8 * MIB, when_full="drop-oldest")
     admin.create_channel(TOPIC, "c")
     publish(broker, 1)
@@ -426,7 +434,7 @@ def test_a_paused_topic_is_bounded_too(broker: Broker, admin: zsq.Admin) -> None
         deadline = time.monotonic() + 1
         while time.monotonic() < deadline:
             early = consumer.receive(0.2)
-            if early is not None:  # it came before all of it was dropped
+            if early is not None:  # this message came before all of them were dropped
                 assert early.offset < 16
                 early.finish()
         admin.unpause(TOPIC)

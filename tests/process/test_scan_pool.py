@@ -1,5 +1,5 @@
-"""The scan's workers follow the number of channels, and one that was told to end is not taken for
-one that failed.
+"""Test of the scan's workers: their number follows the number of channels, and a worker that was
+told to end does not count as failed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Channels moved to other offsets, and readers that ask by time and by bytes, on real processes."""
+"""Tests of channels that are moved to other offsets, and of readers that search by time and by
+bytes, on real processes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def consumer(broker: Broker) -> zsq.Consumer:
 
 
 def take(consumer: zsq.Consumer, count: int) -> list[int]:
-    """Offsets of the next messages, finished."""
+    """Finish the next `count` messages. Return their offsets."""
     found = []
     for _ in range(count):
         message = consumer.receive(20)
@@ -130,8 +132,8 @@ def test_an_offset_beyond_the_end_is_refused_unless_it_is_clamped(
 
 
 def test_an_answer_to_an_older_question_is_not_taken_after_a_seek(broker: Broker) -> None:
-    """The topic's process is stopped during a read. Its answer lies after the new offset, and must
-    not count as a gap.
+    """The topic's process is stopped during a read. The answer to that read lies after the new
+    offset, and must not count as a gap.
     """
     bodies = [b"%06d" % n + bytes(10_000) for n in range(2_000)]
     with (

@@ -1,5 +1,5 @@
-"""The broker as a service: what it tells its manager, its log as JSON, and that clients live
-through its restart.
+"""Tests of the broker as a service: what it reports to its service manager, its log as JSON, and
+clients that continue through a restart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import zsq
 
 
 class Heard:
-    """What came to NOTIFY_SOCKET, in order."""
+    """The messages that came to NOTIFY_SOCKET, in order."""
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -66,7 +66,7 @@ def rows(broker: Broker) -> list[dict[str, Any]]:
 def test_the_manager_hears_of_its_life(service: Broker, heard: Heard) -> None:
     wait_for(lambda: "READY=1" in heard.look(), what="READY=1")
     assert heard.words[0] == "WATCHDOG=1"
-    with zsq.Producer(service.tcp) as producer:  # ready: the gateway listens
+    with zsq.Producer(service.tcp) as producer:  # the broker is ready, so the gateway listens
         producer.publish("t", b"x").wait(20)
     beats = heard.look().count("WATCHDOG=1")
     wait_for(lambda: heard.look().count("WATCHDOG=1") >= beats + 3, what="more beats")
@@ -103,7 +103,7 @@ def test_each_line_is_an_object(service: Broker) -> None:
 
 
 class Client:
-    """A publisher and a consumer that know nothing of restarts."""
+    """A publisher and a consumer that do not handle restarts in any special way."""
 
     def __init__(self, url: str) -> None:
         self.over = threading.Event()
@@ -140,7 +140,7 @@ class Client:
                     message.finish()
 
     def end(self) -> None:
-        """The consumer reads on until it has seen all."""
+        """Let the consumer read until it has received everything."""
         self.over.set()
         for thread in self._threads:
             thread.join(60)
@@ -150,8 +150,8 @@ class Client:
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
 def test_clients_live_through_a_restart(service: Broker, heard: Heard, way: str) -> None:
-    """An upgrade is one: stop, install, start. Nothing is lost, nobody sees an error, and what is
-    published meanwhile waits.
+    """An upgrade is such a restart: stop, install, start. No message is lost, no client gets an
+    error, and messages that are published in the meantime wait.
     """
     client = Client(service.ipc if way == "ipc" else service.tcp)
     try:

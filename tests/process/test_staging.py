@@ -1,5 +1,5 @@
-"""Staging and transactions on real processes: what is committed is there once and in order, what is
-not is not.
+"""Tests of staging and transactions on real processes: messages that were committed are stored once
+and in order, and others are not stored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zsq
 from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
 
-# A task that pushes and then hangs, until it is killed.
+# A task that pushes and then hangs until it is killed.
 KILLED = """
 import sys
 from zsq.transport.block.block import pack
@@ -124,7 +124,7 @@ def test_a_commit_of_what_is_not_sealed_or_not_so_changes_nothing(url: str, topi
 
 
 class Publisher(threading.Thread):
-    """Publishes without an end, and waits for each answer."""
+    """Publishes until it is stopped, and waits for each answer."""
 
     def __init__(self, url: str, topic: str, size: int = 20) -> None:
         super().__init__(daemon=True)
@@ -152,7 +152,9 @@ class Publisher(threading.Thread):
 
 
 def test_channels_get_commits_and_publishes_in_order_and_once(url: str, topic: str) -> None:
-    """Attached at the head, while others publish: the topic never holds what storage commits."""
+    """The channels are attached at the head while others publish. The topic never holds the blocks
+    that storage commits.
+    """
     with zsq.Admin(url) as admin:
         for channel in ("c", "d"):
             admin.create_channel(topic, channel)
@@ -240,8 +242,8 @@ def test_publishes_and_commits_are_delivered_in_order_in_other_sync_modes(
 
 
 def test_a_big_commit_stops_no_publisher(broker: Broker) -> None:
-    """64 MiB of adopted parts and some small ones: nobody fails, and all of it can be read where it
-    should be.
+    """The commit has 64 MiB in large parts and some small parts. No publish may fail, and all
+    messages must be stored at the right offsets.
     """
     large = [bodies_of(f"large{n}", 16_384, 1_024) for n in range(4)]
     small = [bodies_of(f"small{n}", 50) for n in range(3)]

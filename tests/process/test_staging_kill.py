@@ -1,5 +1,5 @@
-"""kill -9, and stopped processes, while stages are written, sealed and committed: each row is there
-once, and no writer fails.
+"""Tests of kill -9, and of stopped processes, while stages are written, sealed and committed: each
+row is stored once, and no writer fails.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PER_BLOCK = 20
 
 
 class Task(threading.Thread):
-    """A task in the background, as an executor runs it; told when it may pass half of its
-    blocks.
+    """A task in the background, as a Spark executor runs it. It waits after half of its blocks
+    until it is told to go on.
     """
 
     def __init__(self, work: Callable[[Task], Any]) -> None:
@@ -80,8 +80,8 @@ def killed(broker: Broker, kind: str) -> None:
 def test_a_stage_is_committed_whole_after_a_kill_between_pushes(
     broker: Broker, kind: str, window_bytes: int
 ) -> None:
-    """With the small window most of it is durable by interim seals when the topic's process dies,
-    and the writer has dropped it.
+    """With the small window, interim seals have made most of the stage durable when the topic's
+    process dies, and the writer has dropped those blocks.
     """
     url = broker.tcp if kind == "gateway" else broker.ipc
     task = Task(write_in_halves(url, window_bytes=window_bytes))
@@ -146,8 +146,8 @@ def test_a_sealed_stage_survives_a_kill_before_its_commit(broker: Broker, victim
 
 @pytest.mark.parametrize("rows", [200, ROWS * 3])
 def test_a_kill_right_after_the_commit_was_sent(broker: Broker, rows: int) -> None:
-    """It may have taken effect or not; the committer asks again. Appended parts, and one that
-    becomes a chunk.
+    """The commit may have taken effect or not, and the committer asks again. The parts are
+    appended, or one part becomes a chunk.
     """
     bodies = bodies_of("row", rows, 100)
     expected: list[bytes] = []
@@ -191,8 +191,8 @@ def test_a_commit_waits_in_the_pipe_of_a_stopped_storage_that_is_killed(broker: 
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
 def test_a_stopped_storage_goes_on(broker: Broker, way: str) -> None:
-    """It is stopped for longer than two heartbeats; what was pushed meanwhile waits with the
-    writer.
+    """The topic's process is stopped for longer than two heartbeats. Blocks that were pushed in the
+    meantime wait with the writer.
     """
     task = Task(write_in_halves(broker.ipc if way == "ipc" else broker.tcp))
     assert task.half.wait(30)
@@ -211,7 +211,9 @@ def test_a_stopped_storage_goes_on(broker: Broker, way: str) -> None:
 
 
 def test_channels_see_a_commit_over_a_kill(broker: Broker) -> None:
-    """Attached at the head before it, in order and once after it."""
+    """The channel is attached at the head before the commit. It gets the messages in order, and
+    once after the kill.
+    """
     with (
         zsq.Admin(broker.ipc) as admin,
         zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=500, heartbeat_ms=1_000) as consumer,

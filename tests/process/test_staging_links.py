@@ -1,5 +1,5 @@
-"""What writers' links are told when something at the other end goes, and what they leave behind
-when they go.
+"""Tests of the links of stage writers: what they are told when the other end goes away, and that
+they leave nothing behind when they end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_writers_are_told_that_the_broker_stops(broker: Broker, way: str) -> Non
 
 
 def test_writers_behind_a_gateway_are_told_that_storage_died(broker: Broker) -> None:
-    """At once, not after two heartbeats of 30 s."""
+    """They are told at once, and not after two heartbeats of 30 s."""
     raw = RawStage(broker, over_tcp=True)
     try:
         raw.open(STAGE)
@@ -49,7 +49,7 @@ def test_writers_behind_a_gateway_are_told_that_storage_died(broker: Broker) -> 
 
 
 def test_credit_behind_a_gateway_that_died_is_free(broker: Broker) -> None:
-    """At once, not after two heartbeats of 30 s."""
+    """The credit is free at once, and not after two heartbeats of 30 s."""
     far, near = RawStage(broker, over_tcp=True), RawStage(broker)
     try:
         for number in range(20):
@@ -85,8 +85,8 @@ def test_the_push_port_of_a_gateway_that_was_started_again(broker: Broker) -> No
 def test_a_gateway_holds_a_bounded_part_of_what_a_stopped_storage_does_not_take(
     broker: Broker,
 ) -> None:
-    """300 MB from a writer that does not wait for credit; what does not fit is dropped, and other
-    topics are served on.
+    """A writer pushes 300 MB without waiting for credit. Blocks that do not fit are dropped, and
+    other topics are still served.
     """
     raw, other = RawStage(broker, over_tcp=True), RawStage(broker, topic="other", over_tcp=True)
     try:
@@ -110,7 +110,7 @@ def test_a_gateway_holds_a_bounded_part_of_what_a_stopped_storage_does_not_take(
         told: list[p.Wire] = []
 
         def hears_of_the_gap() -> bool:
-            # It may be dropped like those before it.
+            # This block may be dropped like those before it.
             raw.push(STAGE, [Block(block.header._replace(sequence=1_200), block.payload)])
             if not raw.hears_nothing(0.1):
                 told.append(raw.hear())

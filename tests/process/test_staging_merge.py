@@ -1,5 +1,5 @@
-"""A commit of very many small parts on real processes: others go on publishing, few chunks come of
-it, and a kill does not matter.
+"""Tests of a commit of very many small parts on real processes: others continue to publish, the
+result is few chunks, and a kill does no harm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def chunks(broker: Broker) -> int:
 
 
 class Task(threading.Thread):
-    """A commit that goes on in a thread."""
+    """A commit that runs in a thread."""
 
     def __init__(self, committer: StageCommitter, version: int, parts: list[StagePart]) -> None:
         super().__init__(daemon=True)
@@ -46,7 +46,7 @@ class Task(threading.Thread):
         return self.done
 
     def is_merging(self, broker: Broker) -> bool:
-        """Or past it."""
+        """Return True if the merge has begun or is over."""
         names = {part[0].hex() for part in self.parts}
         return (
             bool(self.done)
@@ -56,7 +56,7 @@ class Task(threading.Thread):
 
 
 class Live(threading.Thread):
-    """A publisher that waits for each answer; `longest`: the longest wait in seconds."""
+    """A publisher that waits for each answer. `longest` is the longest wait in seconds."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
@@ -118,7 +118,7 @@ def test_an_abort_during_the_merge_comes_too_late(broker: Broker) -> None:
 
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_commit_survives_a_kill_during_the_merge(broker: Broker, after: int) -> None:
-    """`after`: so many files of the merge are there."""
+    """`after`: whether to wait for the merge before the kill."""
     parts = parts_of(broker, 1)
     with StageCommitter(broker.ipc, TOPIC) as committer:
         committing = Task(committer, 1, parts)

@@ -1,4 +1,6 @@
-"""Writers without manners: what they send changes nothing, tells them why, and costs no memory."""
+"""Tests of misbehaving stage writers: what they send changes nothing, is answered with the reason,
+and needs no memory.
+"""
 
 from __future__ import annotations
 
@@ -189,7 +191,7 @@ def test_another_link_takes_a_stage_over(broker: Broker, raw: RawStage) -> None:
 
 
 def test_more_than_the_credit_costs_no_memory(broker: Broker, raw: RawStage) -> None:
-    """400 MB, pushed as fast as the sockets take them, and never waiting for an answer."""
+    """The writer pushes 400 MB as fast as the sockets accept it, and never waits for an answer."""
     raw.open(STAGE)
     before = private_bytes(broker)
     peak: dict[str, int] = {}

@@ -1,5 +1,5 @@
-"""Statistics of real processes: what a topic, its channels and their consumers say of work that is
-known.
+"""Tests of statistics from real processes: what a topic, its channels and their consumers report
+about known work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def published(broker: Broker, count: int) -> None:
 
 
 def test_the_age_of_a_channel_without_consumers_grows(broker: Broker) -> None:
-    """Nor is it told of anything: its storage knows."""
+    """The channel itself is not told of the new messages. Storage knows their age."""
     with zsq.Admin(broker.ipc) as admin:
         admin.create_channel(TOPIC, "idle")
         assert (row(admin, "idle")["oldest_message_age_s"], row(admin, "idle")["drain_s"]) == (
@@ -111,7 +111,9 @@ def test_latency_and_rates_of_work_that_took_its_time(broker: Broker) -> None:
 
 
 def test_due_and_committed_messages_are_counted_too(broker: Broker) -> None:
-    """Delayed messages that became due, and commits of stages, never were in the topic's hands."""
+    """Delayed messages that became due, and commits of stages, never pass through the topic's queue
+    of publishes.
+    """
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel(TOPIC, "c")
 
@@ -137,8 +139,8 @@ def test_due_and_committed_messages_are_counted_too(broker: Broker) -> None:
 
 
 def test_an_ephemeral_channel_tells_what_it_holds(broker: Broker) -> None:
-    """Storage keeps no holes of it: without that, what is in flight would look as young as what
-    came last.
+    """Storage has no rows of an ephemeral channel. Without the channel's own report, a message in
+    flight would look as young as the newest message.
     """
     with (
         zsq.Admin(broker.ipc) as admin,
@@ -208,7 +210,7 @@ def finish(consumer: zsq.Consumer, count: int) -> None:
 
 
 def quantile(found: dict[str, Any], wanted: float) -> float:
-    """In seconds."""
+    """Return the quantile in seconds."""
     return next(
         float(one["value"]) / 1e9
         for one in found["e2e_processing_latency"]["percentiles"]

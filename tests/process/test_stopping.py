@@ -1,5 +1,5 @@
-"""SIGTERM while clients wait for a topic that is on its way up: all of them are answered, and the
-broker ends.
+"""Tests of SIGTERM while clients wait for a topic that is still starting: all of them are answered,
+and the broker ends.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from support.nsq_socket import NsqSocket
 import zsq
 
 ANSWER_S = 3.0
-"""For each answer. It takes milliseconds, but this machine may have other work. It took 5 s before,
-and there was none.
+"""The time limit for each answer. An answer takes milliseconds, but the machine may be busy. Before
+a fix, 5 s passed without an answer.
 """
 END_S = 8.0
-"""For the end of the broker. A topic that is on its way up waits up to 10 s for the lock that these
-tests hold.
+"""The time limit for the end of the broker. A topic that is starting waits up to 10 s for the lock
+that these tests hold.
 """
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    """With the topic `new`, which does not come up: another process holds its lock."""
+    """Start a broker whose topic `new` cannot start, because another process holds its lock."""
     one = Broker(tmp_path / "data", nsq=True, http=True)
     try:
         one.start()
@@ -71,14 +71,14 @@ def terminate(broker: Broker) -> None:
 
 
 def answers_of(broker: Broker, *paths: str, body: bytes = b"") -> list[tuple[int, Any]]:
-    """Of requests that are on their way when the broker is told to end."""
+    """Return the answers to requests that are in progress when the broker is told to end."""
     asked = [http.client.HTTPConnection("127.0.0.1", broker.http, timeout=ANSWER_S) for _ in paths]
     after = http.client.HTTPConnection("127.0.0.1", broker.http, timeout=ANSWER_S)
     try:
         for one, path in zip(asked, paths, strict=True):
             one.request("POST", path, body)
         after.request("GET", "/info")
-        assert after.getresponse().status == 200  # so those before it were read
+        assert after.getresponse().status == 200  # so the requests before it were read
         terminate(broker)
         answers = [one.getresponse() for one in asked]
         return [(one.status, json.loads(one.read())) for one in answers]
@@ -113,7 +113,7 @@ def test_nsq_publishes_to_a_topic_on_its_way_up_are_answered_when_the_broker_sto
     ):
         pub.send("PUB new", b"body")
         dpub.send("DPUB new 1000", b"body")
-        after.identify()  # answered, so those before it were read
+        after.identify()  # it was answered, so the commands before it were read
         terminate(broker)
         answers = [client.frame()[1].decode() for client in (pub, dpub)]
     assert [answer.split()[0] for answer in answers] == ["E_PUB_FAILED", "E_DPUB_FAILED"], answers
@@ -122,17 +122,17 @@ def test_nsq_publishes_to_a_topic_on_its_way_up_are_answered_when_the_broker_sto
 
 
 def test_a_topic_that_is_asked_for_while_the_broker_stops_is_refused(tmp_path: Path) -> None:
-    """Its processes would be stopped by nobody, and the broker would never end."""
+    """Otherwise the topic's processes would not be stopped, and the broker would never end."""
     broker = Broker(tmp_path / "data")
     try:
         broker.start()
         with zsq.Producer(broker.ipc) as producer:
             producer.publish("old", b"body")
         (storage,) = broker.pids("topic")
-        os.kill(storage, signal.SIGSTOP)  # the broker does not end before this goes on
+        os.kill(storage, signal.SIGSTOP)  # the broker does not end before this process goes on
         try:
             with zsq.Admin(broker.ipc, timeout=5) as admin:
-                admin.topics()  # it is connected
+                admin.topics()  # the client is connected now
                 terminate(broker)
                 wait_for(lambda: b" stopping" in broker.log.read_bytes(), 10, "the stop")
                 with pytest.raises(zsq.Refused, match="the broker is stopping"):

@@ -1,5 +1,5 @@
-"""A paused topic: what is published meanwhile is shown as its depth, is not lost by deletions, and
-comes to all channels.
+"""Tests of a paused topic: messages that are published during the pause count in its depth, are not
+lost by deletions, and reach all channels.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_every_channel_that_exists_at_the_end_of_a_pause_gets_all_of_it(
 
 
 def drained(broker: Broker, channel: str) -> list[bytes]:
-    """What the channel delivers until nothing waits."""
+    """Return what the channel delivers until no message waits."""
     found: list[bytes] = []
     with zsq.Consumer(TOPIC, channel, url=broker.ipc) as consumer:
         while (message := consumer.receive(1 if found else 20)) is not None:
@@ -92,7 +92,7 @@ def publish(broker: Broker, *bodies: bytes) -> None:
 
 
 def counts(admin: zsq.Admin) -> tuple[int, list[tuple[int, int]]]:
-    """Depth of the topic; depth and messages of each channel."""
+    """Return the depth of the topic, and the depth and the number of messages of each channel."""
     topic = admin.stats(TOPIC)["topics"][0]
     return topic["depth"], sorted((row["depth"], row["message_count"]) for row in topic["channels"])
 
@@ -100,7 +100,7 @@ def counts(admin: zsq.Admin) -> tuple[int, list[tuple[int, int]]]:
 def test_emptying_a_paused_topic_clears_what_waits_behind_its_pause(
     broker: Broker, admin: zsq.Admin
 ) -> None:
-    """As nsqd does. Channels that are behind the pause, at it, and made later."""
+    """nsqd does the same. The channels are before the pause, at the pause, or created later."""
     admin.unpause(TOPIC)
     assert drained(broker, "c") == ALL
     admin.create_channel(TOPIC, "behind", start="earliest")

@@ -1,5 +1,5 @@
-"""Thirty kills of every kind under load: nothing acknowledged is lost or doubled, nothing confirmed
-comes back. More: scripts/torture.
+"""Test of thirty kills of every kind under load: no acknowledged message is lost or doubled, and no
+message whose finish was confirmed comes back. `scripts/torture` makes longer runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A second broker on a copy of a data directory, a broker whose sockets are removed under its feet,
-and sockets of killed processes.
+"""Tests of a second broker on a copy of a data directory, of a broker whose sockets are removed
+while it runs, and of the sockets of killed processes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_a_copy_of_a_running_broker_is_refused_until_the_original_ends(
             in said
         )
         assert "make the copy with `zsq backup`" in said
-        broker.process.kill()  # the kernel lets the name go
+        broker.process.kill()  # the kernel releases the name
         broker.process.wait(10)
         copy.start()
     finally:
@@ -142,8 +142,8 @@ def test_a_data_directory_that_others_may_write_is_refused(tmp_path: Path) -> No
 
 
 def test_the_sockets_of_killed_processes_are_removed(broker: Broker) -> None:
-    """Each successor binds new ones, so a broker whose processes are killed again and again would
-    fill `run/`.
+    """Each new process binds new sockets. Without the removal, a broker whose processes are killed
+    again and again would fill `run/`.
     """
     run = broker.data_dir / "run"
     with zsq.Admin(broker.ipc) as admin:
@@ -155,8 +155,11 @@ def test_the_sockets_of_killed_processes_are_removed(broker: Broker) -> None:
                 next(pid for name, pid in pids.items() if name.startswith(title)), signal.SIGKILL
             )
 
-        # Four sockets of the storage; one each of topic, channel and worker.
-        def replaced() -> bool:
+        def replaced() -> (
+            bool
+            # Five sockets of the topic's process, of which four belong to storage, and one each of
+            # channel and worker.
+        ):
             now = {path.name for path in run.iterdir()}
             return len(before - now) == 7 and len(now) == len(before)
 

@@ -1,5 +1,5 @@
-"""A client at the wrong port of a real broker is told what answers there, and which port is
-meant.
+"""Tests of a client that connects to the wrong port of a real broker: the error says what answers
+there, and names the right port.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may import whom in `scripts/`: a package imports only those before it, and a room of the
+"""Tests of the imports in `scripts/`: a package imports only those before it, and a room of the
 benchmarks only the rooms before it.
 """
 
@@ -19,8 +19,8 @@ PACKAGES: Final = {
 
 
 def imports(path: Path) -> set[tuple[str, ...]]:
-    """Return each module that a file imports, as a dotted name in parts; what is relative counts
-    from `scripts/`.
+    """Return each module that a file imports, as the parts of its dotted name. Relative imports
+    count from `scripts/`.
     """
     package = path.relative_to(SCRIPTS).parts[:-1]
     found: set[tuple[str, ...]] = set()

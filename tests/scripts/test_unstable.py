@@ -1,5 +1,5 @@
-"""How `.ci/run` finds unstable tests: with pytest's own list of what failed, as this version of
-pytest writes it.
+"""Tests of how `.ci/run` finds unstable tests: it uses pytest's list of failed tests, in the format
+of this version of pytest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`scripts/simulate.py`: many seeds, each in a process of its own; see cli.py."""
+"""`scripts/simulate.py`: plays many seeds, each in a separate process (see cli.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from . import broken, patches
 
 if __name__ == "__main__":
-    # Sets of strings would be walked in another order in each process.
+    # Without this, each process would iterate over sets of strings in another order.
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.execve(
             sys.executable,

@@ -1,10 +1,10 @@
-"""A topic that keeps what is unfinished for a second only, and then drops the oldest (`max_s`,
-`drop-oldest`): its consumer is too slow.
+"""A topic that keeps unfinished messages for one second only, and then drops the oldest ones
+(`max_s`, `drop-oldest`). Its consumer is too slow.
 
-* a message goes only when it is older than the bound
-* what is left is the end of the log, without a gap
-* whatever the channel never gave out was dropped, and is counted there; what was confirmed as
-  finished is not
+* A message is dropped only when it is older than the limit.
+* What is left is the end of the log, without a gap.
+* Every message that the channel never delivered was dropped, and is counted as dropped. A message
+whose finish was confirmed is not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BoundedPlan:
-    """`slow_ms`: what the consumer needs for a message, at most."""
+    """`slow_ms`: how long the consumer needs for a message, at most."""
 
     blocks: int
     pause_ms: int
@@ -44,7 +44,8 @@ class Bounded:
     answered: dict[int, int] = field(default_factory=dict)  # number -> offset, or -1
     seen: set[int] = field(default_factory=set)
     confirmed: set[int] = field(default_factory=set)
-    called_ns: dict[int, int] = field(default_factory=dict)  # by offset, where it is known
+    # when the publish was called, by offset (-1: the offset is not known)
+    called_ns: dict[int, int] = field(default_factory=dict)
 
     def produce(self, name: str, dice: random.Random) -> None:
         world = self.crew.world
@@ -100,7 +101,7 @@ class Bounded:
                 crew.noted(name, error)
 
     def dropping(self, start: int) -> None:
-        """The log is about to begin at `start`."""
+        """Check that no young message is dropped. The log is about to begin at `start`."""
         world = self.crew.world
         young = [
             offset
@@ -113,10 +114,10 @@ class Bounded:
                 f"{MAX_S:g} s old"
             )
 
-    # The last look
+    # The check at the end
 
     def check(self, admin: Any) -> None:
-        """All is drained: nothing waits."""
+        """Check the log and the counts after no message waits any more."""
         broken = self.crew.ledger.broken
         stored = self._stored()
         kept = min(stored, default=1 << 62)

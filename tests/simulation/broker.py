@@ -1,8 +1,8 @@
 """The broker in the simulated world: the real supervisor with all its actors, on a process table
 that starts greenlets.
 
-What `actors/supervisor/serve.py` and `actors/runtime/process_table.py` do with the operating system
-is done here with the world: the rest is the product's.
+This module replaces the parts of `actors/supervisor/serve.py` and `actors/runtime/process_table.py`
+that use the operating system. All other code is the product's.
 """
 
 from __future__ import annotations
@@ -39,13 +39,12 @@ URL_DIRECT: Final = f"ipc://{RUN_DIR}"
 TCP: Final = "127.0.0.1:4153"
 URL_TCP: Final = f"tcp://{TCP}"
 
-# By what a process of the broker may end of itself: all others are defects. (`RuntimeError`: a
-# channel whose rows storage refuses.)
+# The exceptions by which a process of the broker may end itself. Any other one is a defect.
 MEANT: Final = ("StoreFailed", "StartFailed")
 
 
 class _Ended(Descriptor):
-    """The process table's events."""
+    """The events of the process table."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
@@ -56,7 +55,7 @@ class _Ended(Descriptor):
 
 
 class SimTable:
-    """`ProcessTable` of one supervisor's life."""
+    """The `ProcessTable` of one supervisor's life."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class SimTable:
         return child
 
     def _live(self, process: Process, spec: ChildSpec, lifeline: int) -> None:
-        """`child_main`, without the operating system."""
+        """Run an actor as `child_main` does, without the operating system."""
         try:
             actor = pkgutil.resolve_name(ACTORS[spec.kind])(spec.key, spec.title, spec.start)
             if spec.kind == "channel":
@@ -115,7 +114,7 @@ class SimTable:
         self.world.leave()
 
     def _noticed(self, child: Child, process: Process) -> None:
-        """Its pidfd says so a little later."""
+        """Report the death to the supervisor a little later, as a pidfd would."""
         self.world.after(self.world.rng.randrange(20_000, 2 * MS), partial(self._tell, child))
 
     def _tell(self, child: Child) -> None:
@@ -136,8 +135,8 @@ class SimTable:
             process.kill("killed by the supervisor")
 
     def _orphan(self, process: Process) -> None:
-        """The supervisor is dead: its children read the end of their pipes, or the kernel ends
-        them.
+        """End a child after the death of its supervisor: it reads the end of its pipe, or the
+        kernel ends it.
         """
         for key, child in self.processes.items():
             flag = cast("Any", self.children[key].lifeline)
@@ -154,7 +153,7 @@ def _end_sockets(process: Process) -> None:
 
 
 class Broker:
-    """One data directory, and the supervisors that live on it, one after the other."""
+    """One data directory, and the supervisors that run on it, one after the other."""
 
     def __init__(
         self,
@@ -192,7 +191,9 @@ class Broker:
         process.run(partial(self._serve, process), delay_ns=MS)
 
     def _serve(self, process: Process) -> None:
-        """`serve`: the lock, the registry, then the supervisor until it ends."""
+        """Do what `serve` does: take the lock, open the registry, and run the supervisor until it
+        ends.
+        """
         files = self.disk.of(process)
         try:
             files.lock(str(self.data_dir / "lock"))
@@ -208,10 +209,10 @@ class Broker:
         self.supervisor = supervisor.Supervisor(self.options, registry, RUN_DIR)
         self.supervisor.run()
 
-    # What happens to it
+    # Events of the broker
 
     def watch_moves(self, channel: Any) -> None:
-        """Tell `took_move` of each seek at the moment when the channel takes it, with the last
+        """Call `took_move` for each seek at the moment when the channel takes it, with the last
         lease before it.
         """
         move = channel._move
@@ -228,7 +229,7 @@ class Broker:
         return self.process is not None and self.process.alive
 
     def folder(self, topic: str) -> str:
-        """Of a topic's files; empty while it is not known."""
+        """Return the folder of a topic's files, or "" if it is not known."""
         row = (
             self.supervisor.state.registry.topics.get(topic)
             if self.supervisor is not None
@@ -247,18 +248,20 @@ class Broker:
         return [one for one in self.living() if one.kind == kind]
 
     def kill_all(self) -> None:
-        """The machine is off: all at once."""
+        """Kill all processes at once, as if the machine lost its power."""
         for process in self.living():
             process.kill("off")
 
     def stop(self) -> None:
-        """SIGTERM."""
+        """End the broker as SIGTERM does."""
         if self.supervisor is not None and self.alive:
             self.supervisor._signals += 1
 
 
 def prepare() -> None:
-    """Once a process: the product's modules take their files and tables from the world."""
+    """Make the product's modules use the files and tables of the simulated world. Call this once in
+    a process.
+    """
     module: Any = storage_actor
     module.Files = lambda: the_world().disk.of(the_world().current.process)  # type: ignore[union-attr]
     module = supervisor

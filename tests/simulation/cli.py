@@ -1,6 +1,4 @@
-"""Plays seeds, each in a process of its own, prints what came of them, and how to replay what went
-wrong.
-"""
+"""Plays seeds, each in a separate process, prints the results, and says how to replay a failure."""
 
 from __future__ import annotations
 
@@ -25,13 +23,13 @@ from .broken import DEFECTS
 from .nemesis import KINDS
 from .run import Result, digest, play, work_folder
 
-SEED_S_MAX: Final = 120.0  # of real time: a seed that takes longer hangs
+SEED_S_MAX: Final = 120.0  # of real time: a seed that takes longer counts as hanging
 TELL_S: Final = 10.0
-TWICE: Final = 20  # each so many seeds one is played twice, and the two must have gone alike
+TWICE: Final = 20  # every 20th seed is played twice, and both runs must be the same
 
 
 class Playing:
-    """A child that plays one seed, and the pipe by which it says what came of it."""
+    """A child process that plays one seed, and the pipe through which it sends the result."""
 
     def __init__(self, seed: int, again: bool) -> None:
         self.seed, self.again = seed, again
@@ -47,7 +45,7 @@ class Playing:
                 os.close(reader)
                 os.write(writer, json.dumps(dataclasses.asdict(play(seed, self._root))).encode())
                 status = 0
-            except BaseException:  # a mistake of the simulator: it has no one above who would tell
+            except BaseException:  # an error of the simulator itself: nothing else would report it
                 traceback.print_exc()
             finally:
                 sys.stderr.flush()
@@ -56,7 +54,7 @@ class Playing:
         self.fd = reader
 
     def read(self) -> bool:
-        """True at the end."""
+        """Read from the pipe. Return True at its end."""
         data = os.read(self.fd, 65536)
         self._said += data
         return not data
@@ -79,7 +77,9 @@ class Playing:
 
 
 def play_many(seeds: Iterator[tuple[int, bool]], jobs: int) -> Iterator[tuple[Result, bool]]:
-    """Results as they come; `bool`: it was a second time."""
+    """Yield results as they come. The second value is True if the seed was played for the second
+    time.
+    """
     playing: dict[int, Playing] = {}
     more = True
     try:
@@ -113,7 +113,7 @@ def _order(first: int, count: int, until: float) -> Iterator[tuple[int, bool]]:
 
 
 class Tally:
-    """What came of all."""
+    """The sum of all results."""
 
     def __init__(self) -> None:
         self.results: dict[int, Result] = {}
@@ -245,8 +245,8 @@ def main(arguments: list[str]) -> int:
         if result.violations:
             tell_failure(result)
         sys.stdout.flush()
-        os._exit(bool(result.violations))  # the greenlets of the dead must not go on
-    faulthandler.enable()  # a child that dies of a signal says where
+        os._exit(bool(result.violations))  # the greenlets of dead processes must not run again
+    faulthandler.enable()  # so that a child that dies of a signal prints where
     gc.collect()
     patches.real("gc.freeze")()
     tally = Tally()

@@ -1,10 +1,9 @@
-"""The simulated disk: one `FaultyFiles` for all processes of the machine, and what may go wrong on
-it.
+"""The simulated disk: one `FaultyFiles` for all processes of the machine, and its faults.
 
-A process that dies closes its files and frees its locks, and all it wrote stays (the page cache is
-the kernel's). A power cut takes a random part of what was not synced. LMDB commits at one instant
-of the simulation, durably: what its own writes may lose is the crash states' business
-(tests/faults).
+If a process dies, its files are closed and its locks are freed, and all that it wrote stays (the
+page cache belongs to the kernel). A power cut loses a random part of what was not synced. A commit
+of LMDB happens at one instant of the simulation, and is durable. What LMDB's own writes may lose is
+tested by the crash states (tests/faults).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from zsq.storage.state import state_check
 
 from .world import MS, Process, World, the_world
 
-LOW: Final = 64 * 1024  # free bytes of a disk that is as good as full
+LOW: Final = 64 * 1024  # free bytes of a disk that counts as full
 
 
 class Disk:
@@ -34,7 +33,7 @@ class Disk:
         self.full_until_ns = 0
         self.fail_syncs = 0
         self.slow_until_ns = 0
-        self._open: dict[str, list[Any]] = {}  # by process: its LMDB environments
+        self._open: dict[str, list[Any]] = {}  # process -> its LMDB environments
 
     def sync_takes_ns(self) -> tuple[int, int]:
         return (20 * MS, 200 * MS) if self.slow else (20_000, 2 * MS)
@@ -65,7 +64,9 @@ class Disk:
             environment.close()
 
     def power_cut(self) -> None:
-        """All processes are dead. Of what was not synced a part is on the disk."""
+        """Cut the power after all processes are dead. A part of what was not synced reaches the
+        disk.
+        """
         rng = self.rng
         mood = rng.choice(("none", "all", "some", "some"))
 
@@ -82,7 +83,7 @@ class Disk:
 
 
 class ProcessFiles(Files):
-    """The seam as one process has it: syncs take time, and during them it may die."""
+    """The disk as one process uses it. Syncs take time, and the process may die during them."""
 
     def __init__(self, disk: Disk, process: Process) -> None:
         self._disk = disk
@@ -171,7 +172,7 @@ _DELEGATED: Final = frozenset(
 
 
 def _delegate(name: str) -> Callable[..., Any]:
-    """All else is the disk's own."""
+    """Pass this call on to the disk."""
     return lambda self, *given, **named: getattr(self._files, name)(*given, **named)
 
 
@@ -180,8 +181,8 @@ for _name in _DELEGATED:
 
 
 def check_in_process() -> None:
-    """The examination of an environment runs here and not in a process of its own: none is damaged
-    so that LMDB dies of it.
+    """Examine environments in this process instead of a separate one: none is damaged so badly that
+    LMDB would crash.
     """
     module: Any = state_check
     module._examine = lambda path, timeout_s: state_check.Verdict(
@@ -190,8 +191,8 @@ def check_in_process() -> None:
 
 
 def watch_lmdb() -> None:
-    """Environments are closed with the process that opened them: LMDB takes no second one of the
-    same file.
+    """Close environments when the process that opened them dies, because LMDB cannot open the same
+    file twice in one real process.
     """
     real = lmdb.open
 

@@ -1,26 +1,28 @@
-"""What clients of a simulated broker did and saw, held against the promises as it happens, and once
-more at the end.
+"""Record of what the clients of a simulated broker did and saw. It is compared with the promises at
+each event, and once more at the end.
 
-The rules, with the numbers of the design's list of invariants:
+The rules, with the numbers of the list of invariants in the design:
 
- 1. every acknowledged publish is delivered to each channel whose range it lies in, until it is
- finished or a dead letter
- 2. nothing is delivered or stored that was not sent, and bodies agree to the byte
- 3. what was confirmed as finished is never leased again
- 4. a message is leased to two at once only after the first lease ended; checked where nothing was
- disturbed meanwhile
- 5. attempts of a message never fall
- 6. nothing delayed comes early; lateness is bounded by the end of the run
- 7. of an ordered channel a key's messages are leased in order, each after the one before it was
- answered for good
- 8. an offset always names the same message, and offsets are dense
- 9. what was confirmed stays so, by whatever process (as 3)
-10. at the end nothing waits, is in flight or deferred: depth is published less finished less dead
-11. an unacknowledged publish is stored as a whole or not at all
-12. a second crash during recovery changes nothing: all of the above, with kills at any time
+1. Every acknowledged publish is delivered to each channel whose range contains it, until it is
+   finished or a dead letter.
+2. Nothing is delivered or stored that was not sent, and bodies agree to the byte.
+3. A message whose finish was confirmed is never leased again.
+4. A message is leased to a second consumer only after the first lease ended. This is checked only
+   if no fault happened meanwhile.
+5. The attempts of a message never decrease.
+6. No delayed message is delivered before it is due. It is delivered at the latest at the end of the
+   run.
+7. An ordered channel leases the messages of a key in order, each after the one before it was
+   finished or rejected.
+8. An offset always names the same message, and offsets have no gaps.
+9. What was confirmed stays confirmed, whichever process confirmed it (as 3).
+10. At the end no message waits, is in flight or deferred: the depth is the number of published
+messages minus the finished and the dead ones.
+11. An unacknowledged publish is stored completely or not at all.
+12. A second crash during recovery changes nothing: all rules above hold, with kills at any time.
 
-A lease's order is that of its token: incarnation, then counter. A delivery that is read late, after
-others, still counts at its place.
+Leases are ordered by their token: incarnation, then counter. A delivery that is read late, after
+others, is compared at its place in that order.
 """
 
 from __future__ import annotations
@@ -44,23 +46,23 @@ class Violation(Exception):
 
 @dataclass(slots=True)
 class Sent:
-    """One message. `batch`: those published by one call, of one block."""
+    """One message. `batch`: the messages that were published by one call, as one block."""
 
     number: int
     topic: str
     batch: int
     key: bytes | None
     tag: str | None
-    due_wall_ns: int = 0  # delayed: not to be seen before
+    due_wall_ns: int = 0  # a delayed message must not be seen before
     delayed: bool = False
     acked: bool = False
-    durable: bool = False  # whatever the topic's sync mode
+    durable: bool = False  # durable by itself, whatever the sync mode of the topic
     offset: int = -1
 
 
 @dataclass(slots=True)
 class Held:
-    """A message with a consumer, as far as is known."""
+    """A message that a consumer holds, as far as is known."""
 
     order: Order
     attempts: int
@@ -71,12 +73,13 @@ class Held:
 
 @dataclass(slots=True)
 class Move:
-    """A seek that the channel's process took: leases up to `boundary` are from before it, later
+    """A seek that the channel's process took. Leases up to `boundary` are from before it, later
     ones are not.
 
-    The world knows the boundary, no client does. Rules 3, 4 and 5 hold before it and behind it, and
-    not across it. It is `in_effect` for good if it was answered, or if anybody got a message that
-    only this seek explains. Else a crash may have undone it.
+    Only the simulated world knows the boundary, clients do not. Rules 3, 4 and 5 hold before the
+    seek and after it, but not between a lease before it and one after it. The seek is `in_effect`
+    for good if it was answered, or if a consumer received a message that only this seek explains.
+    Otherwise a crash may have undone it.
     """
 
     place: int
@@ -86,8 +89,8 @@ class Move:
 
 @dataclass(slots=True)
 class ChannelLedger:
-    """`tags`: what it takes; None: all. `moves`: in the order in which the channel took them; see
-    `Move`.
+    """`tags`: the tags that the channel accepts, or None for all. `moves`: the seeks in the order
+    in which the channel took them, see `Move`.
     """
 
     name: str
@@ -98,16 +101,17 @@ class ChannelLedger:
     moves: list[Move] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
     held: dict[int, Held] = field(default_factory=dict)
-    # Number -> its last lease, attempts.
+    # Number -> its last lease and attempts.
     latest: dict[int, tuple[Order, int]] = field(default_factory=dict)
     confirmed: dict[int, Order] = field(default_factory=dict)
-    answered: set[int] = field(default_factory=set)  # finished or rejected, perhaps in vain
-    finished: set[int] = field(default_factory=set)  # perhaps in vain
-    # Requeued: due, and when; monotonic.
+    # finished or rejected; that may have had no effect
+    answered: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)  # this may have had no effect
+    # Of requeued messages: when they are due, and when that was recorded (monotonic clock).
     not_before: dict[int, tuple[int, int]] = field(default_factory=dict)
-    # Ordered: the highest offset leased of each key.
+    # Of an ordered channel: the highest leased offset of each key.
     by_key: dict[bytes, int] = field(default_factory=dict)
-    # Leased before a power cut that may have taken them.
+    # Leased before a power cut that may have taken the messages.
     doubtful: set[int] = field(default_factory=set)
 
 
@@ -116,9 +120,11 @@ class Ledger:
         self.world = world
         self.sent: dict[int, Sent] = {}
         self.batches: list[list[int]] = []
-        self.at: dict[tuple[str, int], int] = {}  # topic and offset -> number
-        # Of those whose finish was confirmed before a power cut.
-        self.before: dict[tuple[str, int], int] = {}
+        self.at: dict[tuple[str, int], int] = {}  # (topic, offset) -> number
+        self.before: dict[
+            tuple[str, int], int
+            # (topic, offset) -> number, for messages whose finish was confirmed before a power cut
+        ] = {}
         self.losses = Losses(self)
         self.channels: dict[str, ChannelLedger] = {}
         self.deliveries = 0
@@ -133,7 +139,7 @@ class Ledger:
     def publish(
         self, topic: str, count: int, keys: Sequence[bytes | None], tags: Sequence[str | None]
     ) -> list[int]:
-        """Numbers for a block that is about to be sent."""
+        """Return numbers for a block that is about to be sent."""
         first = len(self.sent)
         numbers = list(range(first, first + count))
         for number, key, tag in zip(numbers, keys, tags, strict=True):
@@ -145,14 +151,14 @@ class Ledger:
         return [body_of(number) for number in numbers]
 
     def delayed(self, numbers: Iterable[int], due_wall_ns: int) -> None:
-        """Before it is sent: it is due then or later."""
+        """Record, before the messages are sent, that they are due then or later."""
         for number in numbers:
             self.sent[number].due_wall_ns = due_wall_ns
             self.sent[number].delayed = True
 
     def clock_jumped(self, jump_ns: int) -> None:
-        """The delay begins when the topic has the message, by the clock as it is then: who was on
-        the way may be due that much earlier.
+        """Correct due times after a jump of the wall clock. A delay begins when the topic receives
+        the message, by the clock at that time. So unanswered messages may be due that much earlier.
         """
         for sent in self.sent.values():
             if sent.due_wall_ns and not sent.acked:
@@ -173,7 +179,7 @@ class Ledger:
         self.world.note(f"acked {numbers[0]}+{len(numbers)} at {offset}")
 
     def place(self, topic: str, offset: int, number: int) -> None:
-        """Rule 8."""
+        """Check rule 8."""
         known = self.at.setdefault((topic, offset), number)
         if known != number:
             self.broken(f"offset {offset} of {topic} named {known} and then {number}")
@@ -189,9 +195,10 @@ class Ledger:
         row.offset = offset
 
     def forget_ends(self, topic: str) -> None:
-        """A power cut of a topic that answers before its sync: what was not answered may lie
-        elsewhere when it is sent again, what was delayed may be moved once more, and the offsets of
-        both may name others. What was answered stays where it is, if it stays.
+        """Forget offsets after a power cut of a topic that answers before its sync. What was not
+        answered may get another offset when it is sent again. What was delayed may be moved to the
+        log once more. The old offsets of both may be given to other messages. What was answered
+        keeps its offset if it is still stored.
         """
         rows = [row for row in self.channels.values() if row.topic == topic]
         for key in [key for key in self.at if key[0] == topic]:
@@ -204,7 +211,7 @@ class Ledger:
             row.doubtful |= row.seen
 
     def number(self, topic: str, body: bytes) -> int:
-        """Rule 2."""
+        """Check rule 2, and return the number of a body."""
         try:
             number = number_of(body)
         except (AssertionError, ValueError):
@@ -214,13 +221,13 @@ class Ledger:
             self.broken(f"{number} was never sent to {topic}")
         return number
 
-    # Delivering
+    # Deliveries
 
     def order_of(self, token: int) -> Order:
         return self.world.incarnations.get(token >> 32, -1), token & 0xFFFFFFFF
 
     def leased(self, channel: str, consumer: str, batch: Any, now_ns: int) -> list[int]:
-        """A delivery is in a consumer's hands."""
+        """Record that a consumer received a delivery, and return the numbers."""
         row = self.channels[channel]
         delivery = batch.delivery
         order = self.order_of(delivery.token)
@@ -248,7 +255,7 @@ class Ledger:
         return numbers
 
     def _check_time(self, row: ChannelLedger, number: int) -> None:
-        """Rule 6."""
+        """Check rule 6."""
         due = self.sent[number].due_wall_ns
         if due > self.world.wall_latest_ns:
             self.broken(
@@ -307,8 +314,8 @@ class Ledger:
             row.held[number] = held
 
     def _check_order(self, row: ChannelLedger, consumer: str, numbers: Sequence[int]) -> None:
-        """Rule 7: those of the key that were leased before and lie below are answered, or with the
-        same consumer.
+        """Check rule 7: earlier messages of the key that were leased before are answered, or the
+        same consumer holds them.
         """
         for number in numbers:
             sent = self.sent[number]
@@ -333,7 +340,7 @@ class Ledger:
                 ):
                     continue
                 if row.attempts_max and row.latest[other][1] >= row.attempts_max:
-                    continue  # it is a dead letter by now, or soon
+                    continue  # it is a dead letter, or will soon be one
                 held = row.held.get(other)
                 if held is None or held.consumer != consumer:
                     self.broken(
@@ -341,29 +348,31 @@ class Ledger:
                         f"{other} was answered"
                     )
 
-    # Moves
+    # Seeks
 
     def took_move(self, channel: str, place: int, boundary: Order) -> None:
-        """The channel's process goes on at `place`; nothing is committed yet."""
+        """Record that the channel's process continues at `place`. Nothing is committed yet."""
         row = self.channels.get(channel)
         if row is not None:
             row.moves.append(Move(place, boundary))
 
     def move_answered(self, row: ChannelLedger, known: int, place: int) -> None:
-        """A seek was answered that was asked for when the channel had taken `known` of them."""
+        """Record that a seek was answered. The channel had taken `known` seeks when it was
+        requested.
+        """
         mine = [move for move in row.moves[known:] if move.place == place]
         if not mine:
             self.broken(
                 f"a seek of {row.name} was answered with {place}, and it went to "
                 f"{[move.place for move in row.moves[known:]]}"
             )
-        # Of two that went to the same place at once, one may not have been answered.
+        # If two seeks went to the same place at once, one of them may be unanswered.
         if len(mine) == 1:
             mine[0].in_effect = True
 
     def _moved(self, row: ChannelLedger, number: int, before: Order, after: Order) -> bool:
-        """Whether a seek explains that the message came again under `after`: then that one is in
-        effect.
+        """Return True if a seek explains that the message was leased again as `after`. If only one
+        seek does, it is in effect.
         """
         found = [
             move
@@ -378,16 +387,18 @@ class Ledger:
             found[-1].in_effect = len(found) == 1
         return bool(found)
 
-    # Answering
+    # Answers
 
     def released(self, channel: str, numbers: Iterable[int]) -> None:
-        """The consumer holds them no more, or knows that it does not."""
+        """Record that the consumer does not hold these messages any more, or knows that its lease
+        has ended.
+        """
         row = self.channels[channel]
         for number in numbers:
             row.held.pop(number, None)
 
     def finishing(self, channel: str, numbers: Iterable[int]) -> None:
-        """A finish goes out: from now on it may be in effect."""
+        """Record that a finish is sent: from now on it may have taken effect."""
         numbers = list(numbers)
         self.channels[channel].answered.update(numbers)
         self.channels[channel].finished.update(numbers)

@@ -1,22 +1,22 @@
-"""What a power cut may take of a topic that answers before its sync, and that nothing else takes
-anything.
+"""Check of what a power cut may take from a topic that answers before its sync. Nothing else may
+take anything.
 
-`interval` and `never` promise less than `always`, and exactly this is held:
+The modes `interval` and `never` promise less than `always`. Exactly this is checked:
 
-* kills lose nothing: whatever was answered and is not in the log was written before a power cut
-* a cut takes of the log's last chunk only (a roll syncs the one before), and nothing that was
-  durable by itself: a committed version of
-  staged rows, or a delayed message that was not due yet
-* `interval`: what is lost is the end of what was written, with nothing kept behind it; it came
-  within `BOUND_NS` before the cut, if the
-  topic's storage ran all that time; and nothing is lost whose finish was confirmed, as the log is
-  synced before that
+* Kills lose nothing: every message that was answered and is not in the log was written before a
+power cut.
+* A power cut takes only messages of the log's last chunk (a new chunk is begun only after a sync of
+the one before), and nothing that was durable by itself: a committed version of staged rows, or a
+delayed message that was not due yet.
+* With `interval`, the lost messages are the end of what was written, and no later message is kept.
+They were written within `BOUND_NS` before the cut, if the topic's storage ran all that time. No
+message is lost whose finish was confirmed, because the log is synced before that.
 
-In `never` the kernel may write the later half of a chunk first, and recovery keeps it and steps
-over what is missing: so there what is lost may have something kept behind it.
+With `never`, the kernel may write the later half of a chunk first. Recovery then keeps it and skips
+what is missing. So in that mode later messages may be kept.
 
-When a message was written is seen at the log itself (`watch_log`): an answer may be on its way for
-long, and come after the cut.
+The time at which a message was written is taken from the log itself (`watch_log`), because an
+answer may be delayed for long and arrive after the cut.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BOUND_NS: Final = 2 * S
 
 
 class Write(NamedTuple):
-    """A message in the log, once; `era`: how many power cuts there had been."""
+    """One write of a message to the log. `era`: how many power cuts there had been."""
 
     number: int
     offset: int
@@ -51,7 +51,7 @@ class Write(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Cut:
     """`last_chunk`: by topic, the first offset of its last chunk. `since_ns`: since when its
-    storage ran without a stop, if it did.
+    storage has run without a stop, if it runs.
     """
 
     at_ns: int
@@ -62,7 +62,9 @@ class Cut:
 
 @dataclass
 class Losses:
-    """`modes`: of the topics that are not `always`. `writes`: of each of them, in order."""
+    """`modes`: the modes of the topics that are not `always`. `writes`: the writes of each of them,
+    in order.
+    """
 
     ledger: Ledger
     modes: dict[str, str] = field(default_factory=dict)
@@ -79,7 +81,7 @@ class Losses:
         rows += [Write(number, offset + index, now_ns, era) for index, number in enumerate(numbers)]
 
     def cut(self, broker: Broker) -> None:
-        """The power is about to go: everything still runs."""
+        """Record a power cut just before it happens. All processes still run."""
         world = self.ledger.world
         bases, since_ns = {}, {}
         for topic in self.modes:
@@ -95,8 +97,8 @@ class Losses:
             self.ledger.forget_ends(topic)
 
     def is_old(self, topic: str, offset: int, number: int) -> bool:
-        """An answer that a power cut has overtaken: where it lay, another may lie by now. Rule 8
-        holds for it all the same.
+        """Return True for an answer to a write before a power cut. Another message may have its
+        offset now. Rule 8 still holds for that message.
         """
         if topic not in self.modes:
             return False
@@ -108,8 +110,8 @@ class Losses:
         return bool(eras) and eras[-1] < len(self.cuts)
 
     def judge(self, topic: str, stored: dict[int, int]) -> set[int]:
-        """`stored`: number -> offset. Which of those that were answered a cut has taken, and may
-        have.
+        """Return the messages that were answered and that a power cut has taken, and check that it
+        may have. `stored`: number -> offset.
         """
         last = {write.number: write for write in self.writes.get(topic, ())}
         missing = [
@@ -167,7 +169,7 @@ class Losses:
 
 
 def watch_log() -> None:
-    """Each append that is written, for the topics that may lose it."""
+    """Record each append to the log of a topic that may lose it."""
     plain = Log.append
 
     def append(log: Log, blocks: Sequence[Any], now_ns: int) -> tuple[int, int]:

@@ -1,15 +1,16 @@
-"""A topic that is deleted while others go on: it, or its channel, and both come again under the
-same name by whoever wants them next.
+"""A topic that is deleted while its clients continue. Either the topic or its channel is deleted,
+and the next client that needs it makes it again under the same name.
 
-What is held, beside the promises that hold for any topic:
+In addition to the promises that hold for every topic, this is checked:
 
-* an offset names one message for ever, and what is published after a deletion lies behind all that
-  was there before it (promise 8)
-* no process of what was deleted lives when the deletion is answered, and at the end no file of it
-  is left
-* what was answered before a deletion is not given out by a channel that began after it
-* without `force` a deletion loses nothing; what was published after the last one with it is
-  delivered
+* An offset names one message for ever, and a message that is published after a deletion gets an
+offset after all earlier ones (promise 8).
+* When the deletion is answered, no process of the deleted topic or channel lives. At the end none
+of its files is left.
+* A message that was answered before a deletion is not delivered by a channel that was made after
+it.
+* A deletion without `force` loses nothing. Messages that were published after the last deletion
+with `force` are delivered.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
 TOPIC: Final = "d"
 CHANNEL: Final = "m"
 MESSAGES_MAX: Final = 300
-LATE_NS: Final = 15 * S  # a call whose answer was lost may still be on its way so long
+LATE_NS: Final = 15 * S  # a call whose answer was lost may still arrive within this time
 
 
 @dataclass(frozen=True, slots=True)
 class MortalPlan:
-    """`channel`: it is what is deleted, not the topic. `forced`: how many of the deletions."""
+    """`channel`: the channel is deleted, not the topic. `forced`: the share of deletions with
+    `force`.
+    """
 
     deletions: int
     channel: bool
@@ -46,30 +49,35 @@ class MortalPlan:
 
 @dataclass
 class Mortal:
-    """What the clients of that topic did and saw, over all their lives."""
+    """What the clients of that topic did and saw, over all lives of the topic."""
 
     crew: Crew
     plan: MortalPlan
-    called_ns: list[int] = field(default_factory=list)  # by message
+    # by the number of the message: when its publish was called
+    called_ns: list[int] = field(default_factory=list)
     answered: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     at: dict[int, int] = field(default_factory=dict)
-    # Answered before a deletion -> how many processes there had been at its answer.
-    dead: dict[int, int] = field(default_factory=dict)
+    dead: dict[int, int] = field(
+        default_factory=dict
+        # messages answered before a deletion -> how many processes had been started when it was
+        # answered
+    )
     highest: int = -1
+    # When the last deletion of the topic was answered, and the highest offset before it.
     # When the last deletion of the topic was answered, and the highest offset before it.
     floor: tuple[int, int] = (
         0,
         -1,
     )
-    lossy_ns: int = -1  # what was published before it may have been deleted
-    # The channel gave something out since it was last to be deleted: before that it may not be
-    # there yet.
+    lossy_ns: int = -1  # messages that were published before this time may have been deleted
+    # True if the channel has delivered something since the last deletion. Before that it may not
+    # exist yet.
     made: bool = False
-    since: int = 0  # how many processes there had been then
-    left: int = -1  # deletions to come
-    until: int = 0  # so many messages: some come behind the last deletion
-    wanted: str = ""  # the one on its way: its outcome is not known yet
+    since: int = 0  # how many processes had been started when the last deletion was requested
+    left: int = -1  # deletions that are still to be made
+    until: int = 0  # how many messages to publish; some are published after the last deletion
+    wanted: str = ""  # the deletion whose outcome is not known yet
 
     def _place(self, offset: int, number: int) -> None:
         known = self.at.setdefault(offset, number)
@@ -96,7 +104,7 @@ class Mortal:
     def deleting(self) -> bool:
         return bool(self.left or self.wanted)
 
-    # Its clients
+    # The clients
 
     def produce(self, name: str, dice: random.Random) -> None:
         world = self.crew.world
@@ -167,8 +175,8 @@ class Mortal:
         return numbers
 
     def delete(self, name: str, dice: random.Random) -> None:
-        """Whoever does it is killed now and then: the next life begins with what the last one may
-        have begun.
+        """Make the deletions. This client may be killed, so its next life begins with a deletion
+        that the last one may have requested.
         """
         world = self.crew.world
         self.left = self.plan.deletions if self.left < 0 else self.left
@@ -192,7 +200,7 @@ class Mortal:
             self.lossy_ns,
         )
         if forced or self.plan.channel:
-            self.lossy_ns = called_ns + LATE_NS  # whatever becomes of this life of ours
+            self.lossy_ns = called_ns + LATE_NS  # even if this client is killed now
         sure, self.made, self.since = (
             self.made or not self.plan.channel,
             False,
@@ -205,7 +213,7 @@ class Mortal:
             else:
                 admin.delete_topic(TOPIC, force=forced)
         except errors.NotFound:
-            if self.plan.channel:  # then what was published since waits for a first one
+            if self.plan.channel:  # the messages since then wait for the first channel
                 self.wanted = ""
                 return
         except errors.ZsqError as error:
@@ -233,10 +241,10 @@ class Mortal:
             if process.name.startswith(titles) and process.began_ns < called_ns:
                 self.crew.ledger.broken(f"{process.name} lives, and what it was of is deleted")
 
-    # The last look
+    # The check at the end
 
     def check(self, broker: Broker) -> None:
-        """All is drained, and everything still runs."""
+        """Check the topic after all messages are consumed, while everything still runs."""
         owed = {number for number in self.answered if self.called_ns[number] > self.lossy_ns}
         if owed - self.done:
             self.crew.ledger.broken(

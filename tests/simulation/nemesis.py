@@ -1,8 +1,9 @@
-"""The nemesis: breaks processes, connections, the disk and the clock at random times, then lets all
-be well again.
+"""The nemesis: it makes processes, connections, the disk and the clock fail at random times, and
+heals everything at the end.
 
-Each kind of fault is a method; a scenario says which kinds may come and how often. What follows of
-a fault later (a connection that comes back, a broker that is started again) is planned with it.
+Each kind of fault is a method, which returns False if there was nothing to break. A scenario says
+which kinds may happen and how often. A later event that belongs to a fault (a connection that comes
+back, a broker that is started again) is planned together with it.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Nemesis:
             self._later(10, 2_500, self._end)
 
     def moved(self) -> None:
-        """A channel takes a seek: now and then something dies before its commit is done, or just
-        behind it.
+        """React to a seek that a channel has taken: sometimes kill something shortly before or
+        after the commit of the seek.
         """
         deadly = [kind for kind in self.scenario.faults if kind in DEADLY]
         if self.over or not deadly or self.rng.random() < 0.5:
@@ -74,7 +75,7 @@ class Nemesis:
         self.over = True
 
     def heal(self) -> None:
-        """From now on nothing goes wrong any more."""
+        """End all faults. None happens after this."""
         world = self.world
         self.over = self.healed = True
         world.disturb("everything is well again")
@@ -90,8 +91,8 @@ class Nemesis:
             self.broker.start()
 
     def _start_again(self) -> None:
-        """As planned at its fault; who heals all has done it already, and the broker may have been
-        stopped since.
+        """Start the broker again, as planned at its fault. Do nothing after `heal`, which has
+        started it. It may have been stopped on purpose since.
         """
         if not self.healed and not self.broker.alive:
             self.broker.start()
@@ -108,7 +109,7 @@ class Nemesis:
         return True
 
     def kill_topic(self) -> bool:
-        if self.rng.random() < 0.4:  # and again while its storage recovers
+        if self.rng.random() < 0.4:  # kill it again while its storage recovers
             self._later(3, 120, lambda: None if self.healed else self._again("topic"))
         return self._kill("topic")
 
@@ -138,7 +139,7 @@ class Nemesis:
         return True
 
     def power_cut(self) -> bool:
-        """Everything of the broker at once, and of the disk what was not synced."""
+        """Kill all processes of the broker at once, and lose what was not synced."""
         world = self.world
         world.disturb("power cut")
         self.crew.ledger.losses.cut(self.broker)
@@ -148,7 +149,7 @@ class Nemesis:
         return True
 
     def stop_process(self) -> bool:
-        """SIGSTOP, and SIGCONT after a while."""
+        """Stop a process with SIGSTOP, and continue it with SIGCONT after a while."""
         found = [
             one
             for one in self.broker.living()
@@ -187,7 +188,9 @@ class Nemesis:
         return self.rng.choice(found) if found else None
 
     def cut(self) -> bool:
-        """Lost, as by a reset; each end sees it at its own time, or (half open) not for long."""
+        """Lose a connection, as by a reset. Each end notices it at another time, perhaps only after
+        seconds (half open).
+        """
         connection = self._connection()
         if connection is None:
             return False
@@ -202,8 +205,8 @@ class Nemesis:
         return True
 
     def clog(self) -> bool:
-        """Nothing leaves for a while: what is sent meanwhile waits, and may outlive the server it
-        was meant for.
+        """Let nothing leave for a while. Messages wait meanwhile, and the server for which they
+        were meant may end before they leave.
         """
         connection = self._connection()
         if connection is None:
@@ -222,7 +225,7 @@ class Nemesis:
         return True
 
     def jam(self) -> bool:
-        """The pipe takes nothing: whoever sends is told so."""
+        """Let a queue accept nothing, so that a sender gets an error."""
         connection = self._connection()
         if connection is None:
             return False
@@ -250,7 +253,7 @@ class Nemesis:
         return True
 
     def set_clock(self) -> bool:
-        """Wall clock only: an hour on or back, or a few milliseconds."""
+        """Move the wall clock only: by an hour forward or back, or by a few milliseconds."""
         jump = self.rng.choice((HOUR_NS, -HOUR_NS, 50 * MS, -50 * MS))
         self.world.disturb(f"the clock jumps by {jump / S:g} s")
         self.crew.steady = False

@@ -1,14 +1,14 @@
-"""Connections of the simulated network, as libzmq makes them: queues at both ends, flight between,
-reconnection by whoever dialled.
+"""Connections of the simulated network, as libzmq makes them: a queue at each end, a transfer time
+between them, and reconnection by the end that connected.
 
-A connection belongs to the socket that dialled; its queue lives as long as that socket, whoever
-answers at the endpoint: what had not left it when the other end died is sent to the next one that
-binds there. What had left and not arrived is lost with the connection.
+A connection belongs to the socket that connected. Its queue lives as long as that socket. If the
+server dies, the messages that had not left the queue are sent to the next server at that endpoint.
+Messages that had left and not arrived are lost with the connection.
 
-Faults: `clogged` (nothing leaves either queue for a while), `jammed` (a queue takes nothing: the
-peer's is full), `cut` (all that is sent from now on is lost; each end notices when the nemesis says
-so). Between two processes of one machine a connection ends only with one of them; the nemesis cuts
-those of clients.
+Faults: `clogged` (nothing leaves either queue for a while), `jammed` (a queue accepts nothing: the
+peer's queue is full), `cut` (all that is sent from now on is lost, and each end notices it when the
+nemesis says so). Between two processes of the broker a connection ends only if one of them ends.
+The nemesis cuts connections of clients.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ RETRY_MS: Final = 100  # libzmq's default
 
 
 class Flight:
-    """One direction: what waits at the sender, and what is on its way (leaves, arrives,
-    message).
+    """One direction: messages that wait at the sender, and messages that are being transferred, as
+    (time of leaving, time of arrival, message).
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,9 @@ class Flight:
 
 
 class Connection:
-    """`near` dialled, `far` is bound; `far` is None while nobody answers."""
+    """`near` is the socket that connected, `far` the bound one. `far` is None while there is no
+    server.
+    """
 
     def __init__(self, network: Network, near: SimSocket, endpoint: str, routing_id: bytes) -> None:
         self.network = network
@@ -55,11 +57,11 @@ class Connection:
         self.endpoint = endpoint
         self.far: SimSocket | None = None
         self.number = next(_numbers)
-        self.epoch = 0  # grows with each establishment and each end
+        self.epoch = 0  # grows each time the connection is established or ends
         self.closed = False
-        self.id_at_near = routing_id  # what a ROUTER that dialled calls the other end
+        self.id_at_near = routing_id  # the name of the other end at a ROUTER that connected
         self.id_at_far = b""
-        self.out = Flight()  # near to far
+        self.out = Flight()  # from near to far
         self.back = Flight()
         self.clogged_until_ns = 0
         self.jammed_until_ns = 0
@@ -70,7 +72,7 @@ class Connection:
     # Sending
 
     def send(self, sender: SimSocket, message: Message) -> bool:
-        """False: there is no room."""
+        """Send a message. Return False if there is no room."""
         world = self.network.world
         flight = self.out if sender is self.near else self.back
         if world.now_ns < self.jammed_until_ns or len(flight) >= sender.send_mark:
@@ -81,7 +83,7 @@ class Connection:
         return True
 
     def pump(self, flight: Flight) -> None:
-        """Give times to what waits; arrivals stay in order."""
+        """Plan the transfer of the waiting messages. They arrive in order."""
         world = self.network.world
         if self.far is None:
             return
@@ -114,7 +116,7 @@ class Connection:
         else:
             self.near.take(self, self.id_at_near, message)
 
-    # Beginning
+    # Establishing
 
     def dial(self, delay_ns: int) -> None:
         self.network.world.after(delay_ns, partial(self._dial, self.epoch))
@@ -150,7 +152,9 @@ class Connection:
     # Ending
 
     def lose(self, *, near_sees_ns: int, far_sees_ns: int) -> None:
-        """The connection is cut: what is on its way is lost, and each end learns of it then."""
+        """Cut the connection: messages that are being transferred are lost, and each end notices it
+        at the given time.
+        """
         if self.far is None or self.cut:
             return
         world = self.network.world
@@ -167,7 +171,7 @@ class Connection:
             far.forget(self)
 
     def _part(self, *, dial: bool) -> None:
-        """The end that dialled is without a peer: what had not left stays with it."""
+        """Leave the near end without a peer. It keeps the messages that had not left."""
         world = self.network.world
         self.epoch += 1
         stays = [message for leave, _, message in self.out.moving if leave > world.now_ns]
@@ -183,8 +187,8 @@ class Connection:
             self.dial(int(ivl * MS * world.rng.uniform(1.0, 1.3)))
 
     def end_near(self, *, linger: bool, killed: bool) -> None:
-        """The socket that dialled is closed, or its process died: a part of what it sent still
-        arrives.
+        """End the connection because the near socket is closed or its process died. A part of what
+        it sent still arrives.
         """
         if self.closed:
             return
@@ -215,8 +219,8 @@ class Connection:
             far.forget(self)
 
     def end_far(self, *, linger: bool, killed: bool) -> None:
-        """The bound socket is closed, or its process died. Who dialled keeps what has not left, and
-        dials again.
+        """End the connection because the bound socket is closed or its process died. The near end
+        keeps what has not left, and connects again.
         """
         if self.closed or self.far is None:
             return
@@ -258,12 +262,15 @@ class Network:
     def __init__(self, world: World) -> None:
         self.world = world
         self.bound: dict[str, SimSocket] = {}
-        # Nobody answered, and nobody watches: dialled again when somebody binds.
-        self.waiting: dict[str, list[Connection]] = {}
+        self.waiting: dict[
+            str, list[Connection]
+            # connections without a server and without a monitor; they connect again when a server
+            # binds the endpoint
+        ] = {}
         self.connections: list[Connection] = []
         self.faulty = False
         self.slow_tcp_ns = (100_000, 900_000)
-        # Name of a client's process -> nothing of it comes through before.
+        # Name of a client's process -> the time before which it can reach no server.
         self.unreachable_until: dict[str, int] = {}
 
     def latency(self, endpoint: str) -> tuple[int, int]:
@@ -279,12 +286,13 @@ class Network:
         return connection
 
     def bind(self, socket: SimSocket, endpoint: str) -> None:
-        self.bound[endpoint] = socket  # ipc: silently taken from whoever has it
+        # with ipc, a new server takes the endpoint from the old one without an error
+        self.bound[endpoint] = socket
         for connection in self.waiting.pop(endpoint, []):
             connection.dial(int(self.world.rng.uniform(0, RETRY_MS) * MS))
 
     def of_clients(self, wanted: Callable[[Any], bool]) -> list[Connection]:
-        """Live connections whose dialling process is of interest."""
+        """Return the live connections whose near process fulfils the condition."""
         self.connections = [one for one in self.connections if not one.closed and one.near.alive]
         return [
             one

@@ -1,5 +1,5 @@
-"""A client that commands: pauses and goes on, looks, moves a channel back, makes and deletes
-channels. At the end it undoes what it did.
+"""A client that sends commands: it pauses and unpauses, peeks, moves channels, and makes and
+deletes channels. At the end it undoes what it did.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IDLE: Final = ("idle0", "idle1")
 
 
 class Operator:
-    """One life of it; `calls` commands in all."""
+    """One life of it. It sends `calls` commands."""
 
     def __init__(self, crew: Crew, calls: int, moves: bool, name: str, dice: random.Random) -> None:
         self.crew, self.calls, self.name, self.dice = crew, calls, name, dice
@@ -68,14 +68,14 @@ class Operator:
         admin.unpause(row.topic)
 
     def look(self, admin: Any, row: ChannelLedger) -> None:
-        """Whatever is shown of a channel was sent to its topic."""
+        """Peek at a channel, and check that every message in it was sent to its topic."""
         found = admin.peek(row.topic, row.name, count=5)
         for peeked in found.messages:
             if peeked.message is not None:
                 self.crew.ledger.number(row.topic, bytes(peeked.message.body))
 
     def make_channel(self, admin: Any, row: ChannelLedger) -> None:
-        """One that nobody reads: it comes and goes."""
+        """Make a channel that has no consumers, and delete it again."""
         name = self.dice.choice(IDLE)
         admin.create_channel(row.topic, name)
         self.crew.world.pause(MS, 300 * MS)
@@ -85,14 +85,14 @@ class Operator:
         try:
             admin.delete_channel(topic, name, force=True)
         except errors.NotFound:
-            return  # by a call whose answer was lost
+            return  # an earlier call, whose answer was lost, has deleted it
 
     def configure(self, admin: Any, row: ChannelLedger) -> None:
         admin.configure_channel(row.topic, row.name, backoff_s=self.dice.choice((0.1, 1.0, None)))
 
     def seek(self, admin: Any, row: ChannelLedger) -> None:
-        """Back to the beginning: from the call on until it is answered, and after it, what was
-        finished may come again.
+        """Move a channel back to the beginning. From the call on, before and after the answer,
+        finished messages may be delivered again.
         """
         self._seek(admin, row, "earliest")
 
@@ -103,7 +103,7 @@ class Operator:
         self.crew.ledger.move_answered(row, known, answer["offset"])
 
     def move(self) -> None:
-        """A life of seeks, one soon after the other: back, forward, to where consumers are."""
+        """Send many seeks, one soon after the other: back, forward, and to where the consumers are."""
         world, ledger = self.crew.world, self.crew.ledger
         with zsq.Admin(self.crew.url, timeout=15) as admin:
             for _ in range(self.calls):

@@ -1,10 +1,10 @@
-"""Puts the simulated world's clock, sockets, threads and randomness in the place of the real ones,
-in this process, for good.
+"""Replaces the real clock, sockets, threads and randomness by those of the simulated world. It does
+so for the whole life of this process.
 
-`before_import` runs before anything of the product is imported, because modules keep what they
-find: default arguments, `from` imports, methods of ZeroMQ's binding. `after_import` replaces
-modules by name in the product's own. Stand-ins of the first kind fall back to the real thing while
-there is no world, so the process can still start others and read its clock.
+`before_import` runs before any module of the product is imported, because modules keep what they
+find at import: default arguments, `from` imports, methods of ZeroMQ's binding. `after_import`
+replaces names in the product's modules. The replacements of the first kind use the real function
+while there is no world, so the process can still start others and read its clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _patch(module: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def real(name: str) -> Any:
-    """What was patched, by module and name."""
+    """Return a function that was patched, by module and name."""
     return _real[name]
 
 
@@ -103,7 +103,9 @@ def before_import() -> None:
 
 
 def _seeded(real: Any) -> Any:
-    """`random.Random()` without a seed takes one of the operating system."""
+    """Make `random.Random()` without a seed take its seed from the simulated world instead of the
+    operating system.
+    """
 
     def make(*seed: Any) -> Any:
         return real(*(seed or (random.getrandbits(64),)))
@@ -133,7 +135,7 @@ _SIGNAL: Final = SimpleNamespace(
 
 
 def after_import() -> None:
-    """The product's modules are there: those that name a module get its stand-in."""
+    """Replace names in the product's modules after they were imported."""
     for name in (
         "zsq.transport.client.blocking.client",
         "zsq.transport.client.blocking.consumer",
@@ -145,8 +147,8 @@ def after_import() -> None:
     _patch(secrets, "token_hex", lambda real: lambda size=16: random.randbytes(size).hex())
     _patch(logging, "shutdown", lambda real: lambda *_: None)
     _patch(gc, "freeze", lambda real: lambda: None)
-    # The audit log's thread is a real one, and would write into the data directory while the power
-    # is cut there. It promises nothing here.
+    # The thread of the audit log is a real one, and would write into the data directory while the
+    # simulated power is cut. The simulation does not test the audit log.
     audit = importlib.import_module("zsq.actors.security.audit").AuditLog
     _patch(audit, "open", lambda real: lambda self: None)
     _patch(audit, "close", lambda real: lambda self: None)

@@ -1,4 +1,4 @@
-"""One seed: a broker, its clients and their faults in a world of their own, and what came of it."""
+"""One seed: a broker, its clients and their faults in a simulated world, and the result."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from .verdict import check_stored, depths
 from .workload import Crew
 from .world import MS, Process, S, Stuck, World
 
-DRAIN_S: Final = 90  # of simulated time, after everything is well again
+DRAIN_S: Final = 90  # seconds of simulated time after all faults have ended
 TROUBLE_S: Final = 60
 STOP_S: Final = 30
 
 
 @dataclass
 class Result:
-    """`log_hash`: of all that happened, line by line."""
+    """`log_hash`: a hash of everything that happened, line by line."""
 
     seed: int
     violations: list[str]
@@ -110,7 +110,7 @@ class Run:
         if self.scenario.seeks:
             self.nemesis.moved()
 
-    # What happens, in order
+    # The phases, in order
 
     def _observe(self) -> None:
         world = self.world
@@ -182,11 +182,11 @@ def work_folder() -> str:
 
 
 def play(seed: int, root: str, say: Callable[[str], None] | None = None) -> Result:
-    """In a process of its own: a run leaves greenlets behind that must never go on. Who made the
-    folder `root` removes it.
+    """Play one seed. Call this in a separate process: a run leaves greenlets behind that must never
+    run again. The caller that made the folder `root` removes it.
 
-    Nothing is collected meanwhile: to end such a greenlet runs its `finally`, and a moment of the
-    collector's choice is in no seed.
+    The garbage collector is off meanwhile. It would run the `finally` blocks of such a greenlet, at
+    a time that does not depend on the seed.
     """
     gc.disable()
     return Run(seed, root, say).play()

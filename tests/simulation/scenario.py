@@ -1,5 +1,5 @@
-"""What a seed stands for: which topics, channels, clients and faults. Small, so that many seeds can
-be tried.
+"""The scenario of a seed: its topics, channels, clients and faults. It is small, so that many seeds
+can be tried.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from .workload import ChannelPlan, ProducerPlan
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`faults`: kinds that the nemesis may use (`nemesis.py`), `strikes`: how often."""
+    """`faults`: the kinds that the nemesis may use (`nemesis.py`). `strikes`: how many faults
+    happen.
+    """
 
     producers: list[ProducerPlan]
     channels: list[ChannelPlan]
@@ -27,11 +29,12 @@ class Scenario:
     strikes: int
     stagers: list[StagePlan] = field(default_factory=list)
     commands: int = 0
-    moves: bool = False  # among the commands are seeks
-    seeks: int = 0  # of a client that does nothing else
-    modes: dict[str, str] = field(default_factory=dict)  # of topics that answer before the sync
-    pauses_ms: tuple[int, ...] = (60, 300, 1_200)  # between two strikes, at most one of these
-    sleep_after_s: float = 0.0  # topics that nobody uses sleep after this time; 0: never
+    moves: bool = False  # True if the commands include seeks
+    seeks: int = 0  # number of seeks of a client that does nothing else
+    modes: dict[str, str] = field(default_factory=dict)  # topics that answer before the sync
+    # the pause between two faults is at most one of these
+    pauses_ms: tuple[int, ...] = (60, 300, 1_200)
+    sleep_after_s: float = 0.0  # time after which an unused topic sleeps; 0: never
 
     mortal: MortalPlan | None = None
     bounded: BoundedPlan | None = None
@@ -44,16 +47,18 @@ class Scenario:
         )
 
 
-HASTY: Final = 0.12  # of all seeds have topics that answer before the sync
-BOUNDED: Final = 0.03  # have a topic that drops its oldest
-MORTAL: Final = 0.05  # of all seeds delete
+HASTY: Final = 0.12  # share of all seeds that have topics that answer before the sync
+BOUNDED: Final = 0.03  # share of seeds that have a topic that drops its oldest messages
+MORTAL: Final = 0.05  # share of seeds that delete a topic or a channel
 MOVING = (
-    0.1  # have a client that moves channels all the time; a defect may want all seeds to have it
+    # share of seeds with a client that moves channels all the time; the test of a defect may set it
+    # to 1
+    0.1
 )
-SLEEPY: Final = 0.3  # of all seeds have topics that sleep soon
-FORCED: Final = 0.5  # of these have topics that are put to sleep although they are used
-PEACE: Final = 0.1  # of all seeds have no faults: there the strictest rules hold
-ONLY: tuple[str, ...] = ()  # the faults to choose from, if not all
+SLEEPY: Final = 0.3  # share of seeds in which unused topics sleep soon
+FORCED: Final = 0.5  # share of these seeds in which topics are put to sleep while they are used
+PEACE: Final = 0.1  # share of seeds without faults: in them the strictest rules hold
+ONLY: tuple[str, ...] = ()  # the faults to choose from, or empty for all
 
 
 def draw(seed: int) -> Scenario:
@@ -84,7 +89,8 @@ def draw(seed: int) -> Scenario:
         else []
     )
     commands = dice.randrange(1, 8) if dice.random() < 0.3 else 0
-    # A few kinds together: combinations of two meet more often than if each came among seventeen.
+    # A few kinds together: combinations of two happen more often than if each were chosen from all
+    # kinds.
     faults = ONLY or tuple(dice.sample(kinds, dice.choice((1, 2, 3, 5))))
     strikes = 0 if dice.random() < PEACE else dice.randrange(1, 7)
     chunk_bytes, moves = dice.choice((4, 16, 256)) * 1024, dice.random() < 0.3
@@ -129,8 +135,8 @@ def _mortal(dice: random.Random, plain: Scenario) -> Scenario:
 
 
 def _hasty(dice: random.Random, plain: Scenario) -> Scenario:
-    """Some of its topics answer before the sync, and there may be one more, which no channel's
-    commit ever syncs.
+    """Let some topics answer before the sync. Sometimes add a topic that has no channel, so that no
+    commit of a channel ever syncs it.
     """
     if dice.random() >= HASTY:
         return plain
@@ -151,8 +157,8 @@ def _hasty(dice: random.Random, plain: Scenario) -> Scenario:
                 pause_ms=dice.choice((5, 40, 200)),
             ),
         ]
-    # Without a power cut they are like others; and one that comes long after the last answer is
-    # what `interval` promises about.
+    # Without a power cut these topics behave like others. A power cut long after the last answer
+    # tests what `interval` promises.
     faults = (
         plain.faults
         if ONLY or "power_cut" in plain.faults or dice.random() < 0.3

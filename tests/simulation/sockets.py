@@ -1,8 +1,9 @@
-"""Stand-ins for ZeroMQ's context, sockets, monitors and poller, on the simulated network.
+"""Replacements for ZeroMQ's context, sockets, monitors and poller, on the simulated network.
 
-Kept of libzmq what code can depend on: a ROUTER with ROUTER_MANDATORY refuses whom it does not know
-(EHOSTUNREACH) and who takes no more (EAGAIN); a message is sent and comes whole; the descriptor of
-a socket tells *edges* (news since somebody last touched the socket).
+They keep the properties of libzmq on which code can depend. A ROUTER with ROUTER_MANDATORY refuses
+an unknown peer (EHOSTUNREACH) and a peer whose queue is full (EAGAIN). A message is sent and
+arrives as a whole. The descriptor of a socket signals *edges*: news since the last call on the
+socket.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _METADATA: Final = {"Identity": "", "Peer-Address": "10.0.0.1"}
 
 
 class Frame:
-    """A received frame that was not copied, or one to send: libzmq lets go of that at once."""
+    """A received frame that was not copied, or one to send. A frame that was sent is released at
+    once.
+    """
 
     __slots__ = ("bytes", "more", "tracker")
 
@@ -46,7 +49,9 @@ class Frame:
         return len(self.bytes)
 
     def get(self, name: str) -> str:
-        """What libzmq says of who sent it: here nobody chooses a routing id, nor has a key."""
+        """Return what libzmq knows about the sender. In the simulation no peer has chosen a routing
+        id or has a key.
+        """
         if name not in _METADATA:
             raise zmq.ZMQError(errno.EINVAL)
         return _METADATA[name]
@@ -57,7 +62,7 @@ def _plain(frame: Any) -> bytes:
 
 
 class Descriptor:
-    """A number that can be waited for, and the thing behind it."""
+    """A number for which one can wait, like a file descriptor."""
 
     def __init__(self, process: Process) -> None:
         self.fd = next(_descriptors)
@@ -75,12 +80,12 @@ DESCRIPTORS: dict[int, Descriptor] = {}
 
 
 def source_of(thing: Any) -> Any:
-    """What is behind a number; a real descriptor never has anything."""
+    """Return the object behind a number, or None for a real descriptor."""
     return DESCRIPTORS.get(thing) if isinstance(thing, int) else thing
 
 
 class Edge(Descriptor):
-    """A socket's descriptor."""
+    """The descriptor of a socket."""
 
     def __init__(self, socket: SimSocket) -> None:
         super().__init__(socket.process)
@@ -91,14 +96,16 @@ class Edge(Descriptor):
 
 
 class SimContext:
-    """All sockets of a process; a client's processes share one, as they share this real one."""
+    """All sockets of a process. The simulated processes share one context, as they share one real
+    process.
+    """
 
     def __init__(self) -> None:
         self.closed = False
         self._sockets: list[SimSocket] = []
 
     def set(self, option: int, value: int) -> None:
-        """Limits of the real one."""
+        """Accept the limits of a real context, and ignore them."""
 
     def socket(self, kind: int) -> SimSocket:
         made = SimSocket(int(kind))
@@ -115,7 +122,7 @@ class SimContext:
 
 
 class SimSocket:
-    """ROUTER, DEALER, PULL and PUSH."""
+    """A ROUTER, DEALER, PULL or PUSH socket."""
 
     def __init__(self, kind: int) -> None:
         world = the_world()
@@ -131,7 +138,8 @@ class SimSocket:
             int(zmq.SNDHWM): 1000,
         }
         self.inbox: deque[Message] = deque()
-        self.peers: dict[bytes, Connection] = {}  # of a bound socket, or a ROUTER that dials
+        # for a bound socket, or for a ROUTER that connected
+        self.peers: dict[bytes, Connection] = {}
         self.dialled: list[Connection] = []
         self.endpoints: list[str] = []
         self._parts: list[bytes] = []
@@ -140,9 +148,10 @@ class SimSocket:
         self._names = 0
         self._monitor: Monitor | None = None
         self._edge: Edge | None = None
-        self._asleep = True  # somebody found nothing here: news will be told
+        # True if the program found nothing to read here, so that news must be signalled
+        self._asleep = True
 
-    # What the network calls
+    # Methods that the network calls
 
     @property
     def alive(self) -> bool:
@@ -174,7 +183,7 @@ class SimSocket:
             self.peers[connection.id_at_near] = connection
 
     def parted(self, connection: Connection) -> None:
-        """It dials again by itself, under the same name."""
+        """Do nothing: the socket connects again by itself, with the same name."""
 
     def forget(self, connection: Connection) -> None:
         self.peers.pop(connection.id_at_far, None)
@@ -193,7 +202,7 @@ class SimSocket:
         if self._monitor is not None:
             self._monitor.told(event)
 
-    # What a program calls
+    # Methods that a program calls
 
     def readable(self) -> bool:
         return bool(self.inbox or self._rest)
@@ -224,7 +233,7 @@ class SimSocket:
         return self.endpoints[-1]
 
     def _touch(self, *, looks: bool) -> None:
-        """libzmq takes its signals whenever somebody calls."""
+        """Clear the signal, as libzmq does at each call."""
         if self._edge is not None:
             self._edge.news = False
         if looks and not self.readable():
@@ -281,13 +290,14 @@ class SimSocket:
         message, self._parts = self._parts, []
         if self.kind == zmq.ROUTER:
             peer = self.peers.get(message[0])
-            if peer is not None:  # it may go between two frames: then the rest is dropped
+            # the peer may have disconnected between two frames: then the rest is dropped
+            if peer is not None:
                 peer.send(self, message[1:])
         elif self.dialled:
             self.dialled[0].send(self, message)
 
     def _room(self, first: bytes) -> None:
-        """The first frame says whether a message is taken at all."""
+        """Check at the first frame whether the message is accepted at all."""
         if self.kind == zmq.ROUTER:
             peer = self.peers.get(first)
             if peer is None:
@@ -339,7 +349,7 @@ class SimSocket:
 
 
 class Monitor:
-    """What became of a socket's connection, as a socket."""
+    """A monitor socket, which receives the events of a socket's connections."""
 
     def __init__(self, socket: SimSocket, events: int) -> None:
         self._mask = events
@@ -364,14 +374,14 @@ class Monitor:
         return self._inbox.popleft()
 
     def close(self, linger: int | None = None) -> None:
-        """Nothing more is read of it."""
+        """Do nothing: nothing more is read from it."""
 
 
 class SimPoller:
-    """zmq.Poller. Each poll takes a little time, so that others get their turn."""
+    """Replaces zmq.Poller. Each poll takes a little time, so that other processes can run."""
 
     def __init__(self) -> None:
-        self._things: dict[Any, Any] = {}  # with what is behind each
+        self._things: dict[Any, Any] = {}  # number or socket -> the object to wait for
 
     def register(self, thing: Any, flags: int = 1) -> None:
         source = source_of(thing)

@@ -1,9 +1,9 @@
-"""A client that writes transactions as Spark does: each version in stages that are pushed, sealed,
-and committed together, once.
+"""A client that writes transactions as Spark does. Each version is written in stages that are
+pushed, sealed, and committed together, once.
 
-What it has planned and what was committed outlives it (`Checkpoint`), as Spark's does: the next
-life writes the same rows of the first version that is not known to be committed, in new stages. Two
-lives may write one version at a time, and only one of them counts.
+Its plan and what was committed survive its death (`Checkpoint`), as with Spark. The next life
+writes the same rows of the first version that is not known to be committed, in new stages. Two
+lives may write one version at the same time, and only one of them counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StagePlan:
 
 @dataclass
 class Checkpoint:
-    """By version: the numbers of its rows, by partition."""
+    """By version: the numbers of its rows, for each partition."""
 
     rows: dict[int, list[list[int]]] = field(default_factory=dict)
     committed: set[int] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""The simulated network does what libzmq does where the product depends on it."""
+"""Tests of the simulated network: it behaves like libzmq where the product depends on it."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_messages_arrive_in_order_in_both_directions(world: World) -> None:
 
 
 def test_unsent_messages_reach_the_next_server_and_sent_ones_are_lost(world: World) -> None:
-    """What was on its way is lost with the server; what had not left is sent to its successor, by
-    the same socket.
+    """Messages that were being transferred are lost with the server. Messages that had not left are
+    sent to its successor by the same socket.
     """
     first: list[bytes] = []
     second: list[bytes] = []
@@ -95,7 +95,7 @@ def test_unsent_messages_reach_the_next_server_and_sent_ones_are_lost(world: Wor
         world.pause(50 * MS, 51 * MS)
         for number in (3, 4):
             dealer.send(b"%d" % number)
-        # They have left, and arrive no earlier than 100 microseconds later.
+        # They have left, and arrive 100 microseconds later at the earliest.
         world.pause(65_000, 70_000)
         dealer.dialled[0].clogged_until_ns = world.now_ns + 100 * MS
         dealer.send(b"5")

@@ -1,4 +1,6 @@
-"""A hundred seeds of the simulation, the same each time; more by `scripts/simulate.py`."""
+"""Tests with two hundred seeds of the simulation, always the same ones. `scripts/simulate.py` plays
+more.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tests.simulation import broken
 TESTS: Final = Path(__file__).parent.parent
 SEEDS: Final = 100
 DEFECT_SEEDS: Final = 60
-# Those that few seeds find, each by another rule of the ledger; all of them: simulation/broken.py.
+# Defects that few seeds are enough to find, each by another rule of the ledger. All defects:
+# simulation/broken.py.
 DEFECTS: Final = (
     "the log is not synced",
     "a finish is confirmed before its commit",
@@ -30,9 +33,7 @@ DEFECTS: Final = (
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: it puts its own clock, sockets and threads in the place of the real
-    ones.
-    """
+    """Run the simulation in a separate process, because it replaces the clock, sockets and threads."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
         "PYTHONHASHSEED": "0",
@@ -64,7 +65,7 @@ def test_a_seed_gives_the_same_run_each_time() -> None:
 
 @pytest.mark.smoke
 def test_the_code_of_each_defect_is_in_the_source_once() -> None:
-    """A changed line or comment must not leave a defect without effect."""
+    """If a line or a comment of the source changes, no defect may silently lose its effect."""
     counts = {
         name: (TESTS.parent / defect.path).read_text().count(defect.old)
         for name, defect in broken.DEFECTS.items()

@@ -1,9 +1,9 @@
-"""Stand-ins for what makes a program wait beside sockets: locks, threads, events, descriptors, and
-an actor's worker thread.
+"""Replacements for the things for which a program waits besides sockets: locks, threads, events,
+descriptors, and an actor's worker thread.
 
-A thread is one more task of its simulated process. Switches happen only where real code would wait,
-so a critical section without a wait is atomic here; the orders in which threads meet at locks, jobs
-and results vary with the seed.
+A thread is one more task of its simulated process. Tasks switch only where real code would wait, so
+a critical section without a wait is atomic here. The order in which threads reach locks, jobs and
+results varies with the seed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _POLLIN: Final = 1
 
 
 def _process() -> Any:
-    """Who makes this; None for what a module makes without a world."""
+    """Return the simulated process that runs now, or None while a module is imported without a
+    world.
+    """
     world = world_now()
     return world.current.process if world is not None and world.current is not None else None
 
@@ -111,7 +113,7 @@ class SimThread:
 
 
 class SimThreading:
-    """In place of the module `threading`, in modules of the product."""
+    """Replaces the module `threading` in modules of the product."""
 
     Lock = SimLock
     Event = SimEvent
@@ -160,7 +162,7 @@ class SimEpoll(Descriptor):
     def poll(self, timeout: float | None = None, maxevents: int = -1) -> list[tuple[int, int]]:
         world = the_world()
         if timeout == 0:
-            return self._ready()  # asked from within a loop that waits elsewhere
+            return self._ready()  # called from a loop that waits elsewhere
         if self.readable():
             world.pause(2_000, 30_000)
             return self._ready()
@@ -174,8 +176,8 @@ class SimEpoll(Descriptor):
 
 
 class Deep:
-    """An epoll set as what one listens to: itself and all that it watches, also what it begins to
-    watch meanwhile.
+    """An epoll set as something to wait for: the set itself and everything that it watches,
+    including what it begins to watch during the wait.
     """
 
     def __init__(self, *things: Any) -> None:
@@ -189,7 +191,7 @@ class Deep:
 
 
 class SimPoll:
-    """select.poll: descriptors and epoll sets."""
+    """Replaces select.poll, for descriptors and epoll sets."""
 
     def __init__(self) -> None:
         self._things: dict[int, Any] = {}
@@ -240,7 +242,7 @@ def eventfd_read(fd: int) -> int:
 
 
 class Flag(Descriptor):
-    """Readable once it is raised."""
+    """Readable after it is raised."""
 
     raised = False
 
@@ -260,8 +262,8 @@ def is_fake(fd: object) -> bool:
 
 
 class SimWorkerThread:
-    """`actors.runtime.worker_thread.WorkerThread`: a job runs at some later time, its result comes
-    at another.
+    """Replaces `actors.runtime.worker_thread.WorkerThread`. A job runs at some later time, and its
+    result arrives at another time.
     """
 
     def __init__(self, context: object, name: str) -> None:
@@ -295,7 +297,7 @@ class SimWorkerThread:
             if job is None:
                 return
             tag, function = job
-            # LMDB syncs by itself.
+            # Because LMDB makes its own syncs.
             if isinstance(tag, tuple) and tag[0] == "commit" and world.disk.slow:
                 world.pause(*world.disk.sync_takes_ns())
             try:

@@ -1,4 +1,6 @@
-"""The last look: what the topic's log holds and what its channels have done, against the ledger."""
+"""The verdict at the end of a run: the content of the topic's log and the work of its channels are
+compared with the ledger.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from .ledger import Ledger
 
 
 def depths(stats: dict[str, Any]) -> dict[str, int]:
-    """What is not finished anywhere, by channel; rule 10 wants none of it at the end."""
+    """Return what is not finished, by channel. By rule 10 it must be empty at the end."""
     left: dict[str, int] = {}
     for topic in stats["topics"]:
         if topic["health"].startswith(("starting", "failed", "clearing")):
@@ -23,6 +25,7 @@ def depths(stats: dict[str, Any]) -> dict[str, int]:
                 for name in ("depth", "in_flight_count", "deferred_count", "dying_count")
             )
             # The figures of one that is not up say nothing.
+            # The numbers of a channel that is not up mean nothing.
             if waits or channel["health"] in (
                 "starting",
                 "failed",
@@ -32,7 +35,7 @@ def depths(stats: dict[str, Any]) -> dict[str, int]:
 
 
 def check_stored(ledger: Ledger, url: str, topic: str) -> None:
-    """Rules 1, 2, 8, 10 and 11 against the log itself."""
+    """Check rules 1, 2, 8, 10 and 11 against the log itself."""
     stored: dict[int, int] = {}
     offsets: dict[int, int] = {}
     offset = 0
@@ -85,7 +88,7 @@ def _check_batches(ledger: Ledger, topic: str, stored: dict[int, int], taken: se
 
 
 def _dead_letters(ledger: Ledger, url: str, row: Any) -> set[int]:
-    """Bodies in the dead-letter topic; there is none where nothing died."""
+    """Return the messages in the dead-letter topic. It does not exist if no message died."""
     found: set[int] = set()
     offset = 0
     with zsq.Reader(f"{row.topic}.{row.name}.dead", url=url, timeout=60) as reader:
@@ -108,9 +111,10 @@ def _check_channel(ledger: Ledger, row: Any, stored: dict[int, int], dead: set[i
         number for number in stored if row.tags is None or ledger.sent[number].tag in row.tags
     }
     _check_moves(ledger, row, wanted - dead)
-    passed = max((move.place for move in row.moves), default=0)  # by a seek, perhaps in vain
+    # passed by a seek, which may have had no effect
+    passed = max((move.place for move in row.moves), default=0)
     wanted = {number for number in wanted if ledger.sent[number].offset >= passed}
-    missing = wanted - row.seen - dead  # the attempts of those were lost on their way
+    missing = wanted - row.seen - dead  # the deliveries of the dead ones may have been lost
     if missing:
         ledger.broken(
             f"{row.name} of {row.topic} is empty and never gave out {sorted(missing)[:10]}"
@@ -124,8 +128,8 @@ def _check_channel(ledger: Ledger, row: Any, stored: dict[int, int], dead: set[i
 
 
 def _check_moves(ledger: Ledger, row: Any, wanted: set[int]) -> None:
-    """Behind the last seek that is in effect for certain everything has come again since, but what
-    a later one may have passed.
+    """Check that after the last seek that is certainly in effect every message was delivered again,
+    except those that a later seek may have passed.
     """
     certain = [index for index, move in enumerate(row.moves) if move.in_effect]
     if not certain or row.topic in ledger.losses.modes:

@@ -1,8 +1,8 @@
-"""The clients of a simulated broker: producers and consumers made of the real client library, each
-in a process of its own.
+"""The clients of a simulated broker: producers and consumers that use the real client library, each
+in a separate process.
 
-What each of them does is drawn from the seed. A client that was killed is started again by its
-keeper (`Crew`), as a new one.
+What each of them does is chosen by the seed. If a client was killed, its keeper (`Crew`) starts a
+new one in its place.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ HEARTBEAT_MS: Final = 1_000
 TIMEOUT_S: Final = 20.0
 KEYS: Final = (b"a", b"b", b"c", b"d", b"e")
 TAGS: Final = ("red", "blue")
-ON_ITS_WAY: Final = 50 * MS  # an answer, to the channel, in peace
+# how long an answer takes to reach the channel when there are no faults
+ON_ITS_WAY: Final = 50 * MS
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelPlan:
-    """One channel, and how its consumers behave (shares of what they do with a delivery)."""
+    """One channel, and the behaviour of its consumers (the share of deliveries that are requeued,
+    rejected, and so on).
+    """
 
     topic: str
     name: str
@@ -57,7 +60,7 @@ class ProducerPlan:
     delayed: float = 0.0
     linger: bool = False
     pause_ms: int = 30
-    ahead: int = 0  # blocks that may be out unanswered; 0: each is waited for
+    ahead: int = 0  # unanswered blocks at a time; 0: the producer waits for each answer
 
 
 class Crew:
@@ -70,7 +73,7 @@ class Crew:
         self.rng = world.dice("crew")
         self.processes: list[Process] = []
         self.publishing = 0
-        self.draining = False  # consumers finish all they get
+        self.draining = False  # True if consumers must finish everything that they get
         self.closing = False
         self.errors: dict[str, int] = {}
         self.mortal: Mortal | None = None
@@ -222,7 +225,7 @@ class Crew:
     def _acknowledge(self, name: str, numbers: list[int], receipt: Any) -> None:
         try:
             receipt.wait()
-        # Whatever it says, it may be stored now or later: at most once.
+        # Whatever the error says, the message may be stored now or later, at most once.
         except errors.ZsqError as error:
             self.noted(name, error)
         else:
@@ -240,7 +243,7 @@ class Crew:
         Operator(self, calls, False, name, dice).move()
 
     steady = True
-    """The wall clock does not jump: due times can be told from here."""
+    """True while the wall clock has not jumped, so that due times can be computed here."""
 
     # Consumers
 
@@ -264,15 +267,17 @@ class Crew:
 
 
 class Work:
-    """A consumer's life on one subscription."""
+    """The work of a consumer on one subscription."""
 
     def __init__(
         self, crew: Crew, plan: ChannelPlan, name: str, dice: random.Random, consumer: Any
     ) -> None:
         self.crew, self.plan, self.name, self.dice, self.consumer = crew, plan, name, dice, consumer
         self.channel = f"{plan.topic}/{plan.name}"
-        # Finished plainly, not confirmed: numbers, token.
-        self.told: list[tuple[list[int], int]] = []
+        self.told: list[
+            tuple[list[int], int]
+            # (numbers, token) of messages that were finished without waiting for the confirmation
+        ] = []
         self.mine: set[int] = set()
 
     def run(self, rounds: int) -> None:
@@ -284,7 +289,7 @@ class Work:
                 self._flush()
                 continue
             if batch.delivery.expired(world.now_ns):
-                continue  # it lay here for too long: somebody else has it
+                continue  # it waited here for too long: another consumer may have it now
             numbers = crew.ledger.leased(self.channel, self.name, batch, world.now_ns)
             self.mine.update(numbers)
             world.pause(20_000, 5 * MS)
@@ -298,7 +303,7 @@ class Work:
         self.crew.ledger.released(self.channel, self.mine)
 
     def _parts(self, batch: Any, numbers: list[int]) -> Iterator[tuple[Any, list[int]]]:
-        """The whole, or one by one."""
+        """Yield the whole batch, or its messages one by one."""
         if self.crew.draining or self.dice.random() < 0.6 or len(numbers) > 10:
             yield batch, numbers
         else:
@@ -306,11 +311,12 @@ class Work:
                 yield message, [number]
 
     def _answer(self, part: Any, numbers: list[int], token: int) -> None:
-        """`part` is a batch or a message: both are answered alike."""
+        """Answer a batch or a message: both have the same methods."""
         plan, dice, ledger, world = self.plan, self.dice, self.crew.ledger, self.crew.world
         if dice.random() < plan.touch:
             part.touch()
-            ledger.released(self.channel, numbers)  # its deadline is the channel's business now
+            # from now on only the channel knows its deadline
+            ledger.released(self.channel, numbers)
         if not self.crew.draining:
             chance = dice.random()
             if chance < plan.late:
@@ -346,6 +352,7 @@ class Work:
         world = self.crew.world
         delivery = (part if hasattr(part, "delivery") else part._batch).delivery
         # Else it may be nobody's any more.
+        # Otherwise the lease may have ended.
         counts = (
             delivery.live and not delivery.expired(world.now_ns + ON_ITS_WAY) and self.crew.steady
         )

@@ -1,13 +1,12 @@
-"""The simulated world: one clock, one queue of events, processes made of greenlets; everything
-random comes from one seed.
+"""The simulated world: one clock, one queue of events, and processes made of greenlets. Everything
+random is derived from one seed.
 
-A simulated process runs the product's own code until it would wait: for a socket, a lock, a sleep,
-a disk. There it switches to the scheduler (`park`), which takes the next event in order of time. So
-two runs of one seed take the same turns, and what happened can be compared line by line
-(`log_hash`).
+A simulated process runs the product's own code until it would wait: for a socket, a lock, a sleep
+or a disk. There it switches to the scheduler (`park`), which takes the next event by its time. So
+two runs of one seed do the same, and their events can be compared line by line (`log_hash`).
 
-A killed process is never resumed. Its greenlets are kept for good (`_graveyard`): one that is
-collected would run its `finally` blocks, which the dead do not do.
+A killed process is never resumed. Its greenlets are kept (`_graveyard`), because collecting one
+would run its `finally` blocks, which a killed process does not do.
 """
 
 from __future__ import annotations
@@ -28,20 +27,22 @@ S: Final = 1_000_000_000
 START_NS: Final = 1_000 * S
 WALL_START_NS: Final = 1_800_000_000 * S
 EVENTS_MAX: Final = 2_000_000
-CALM_NS: Final = 8 * S  # half-open connections, heartbeats and leases have ended by then
+CALM_NS: Final = 8 * S  # after this time half-open connections, heartbeats and leases have ended
 _READ_NS: Final = (
-    40  # looking at the clock takes so long: who waits for it without sleeping sees it go on
+    # Reading the clock takes this long, so that code that waits for a time without sleeping makes
+    # progress.
+    40
 )
 
 
 class Source(Protocol):
-    """What one can wait for."""
+    """Something to wait for."""
 
     def readable(self) -> bool: ...
 
 
 class Stuck(Exception):
-    """The simulation does not come to its end."""
+    """The simulation does not end."""
 
 
 class Task:
@@ -51,10 +52,10 @@ class Task:
         self.process = process
         self.name = name
         self.number = len(process.world.tasks)
-        self.turn = 0  # counts its sleeps: who woke it before cannot wake it again
+        self.turn = 0  # counts its sleeps, so that a wake-up for an earlier sleep has no effect
         self.parked = True
         self.waking = False
-        self.listening: Any = ()  # the sources it waits for
+        self.listening: Any = ()  # the sources for which it waits
         self.done = False
         self.greenlet = greenlet.greenlet(partial(self._run, function))
 
@@ -66,26 +67,26 @@ class Task:
             self.process.failed(self, error)
         self.done = True
         self.process.task_ended(self)
-        # Never returns: a finished greenlet would go on in its parent at a place of our choosing,
-        # not the scheduler's.
+        # Never return: a finished greenlet would continue in its parent, at a place that the
+        # scheduler did not choose.
         while True:
             self.parked = True
             world.main.switch()
 
 
 class Process:
-    """A process of the simulated machine, or of a client's. `on_death` is called once, however it
+    """A process of the simulated broker, or of a client. `on_death` is called once, however it
     ends.
     """
 
     def __init__(self, world: World, name: str, kind: str = "") -> None:
         self.world = world
         self.name = name
-        self.kind = kind  # of the broker's processes; clients have none
+        self.kind = kind  # kind of a process of the broker; clients have none
         self.pid = 1000 + len(world.processes)
         self.alive = True
         self.began_ns = world.now_ns
-        self.asleep_until_ns = 0  # SIGSTOP
+        self.asleep_until_ns = 0  # stopped by SIGSTOP until then
         self.tasks: list[Task] = []
         self.sockets: list[Any] = []
         self.on_death: list[Callable[[Process], None]] = []
@@ -112,7 +113,9 @@ class Process:
             self.kill("ended")
 
     def kill(self, why: str = "killed") -> None:
-        """Now, whatever it does. Who calls this from within it must not go on (`World.leave`)."""
+        """Kill the process at once, whatever it does. Code of the process itself that calls this
+        must not continue (`World.leave`).
+        """
         if not self.alive:
             return
         self.alive = False
@@ -121,15 +124,15 @@ class Process:
             told(self)
 
     def wake(self, source: Source) -> None:
-        """`source` has something: whoever of this process waits for it goes on."""
+        """Wake all tasks of this process that wait for `source`."""
         for task in self.tasks:
             if task.parked and not task.waking and source in task.listening:
                 self.world.wake(task)
 
 
 class World:
-    """One run. `rng` decides when things happen; `dice(name)` gives others a stream of their own
-    from the same seed.
+    """One run. `rng` decides when things happen. `dice(name)` returns separate random numbers for
+    other parts, from the same seed.
     """
 
     def __init__(self, seed: int, say: Callable[[str], None] | None = None) -> None:
@@ -137,7 +140,7 @@ class World:
         self.rng = self.dice("world")
         self.now_ns = START_NS
         self.wall_offset_ns = WALL_START_NS - START_NS
-        self.wall_latest_ns = 0  # the latest time that anybody may have read
+        self.wall_latest_ns = 0  # the latest time that any process may have read
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.count = 0
         self.handled = 0
@@ -151,14 +154,15 @@ class World:
         self.network: Any = None
         self.disk: Any = None
         self.broker: Any = None
-        self.incarnations: dict[int, int] = {}  # a child's key -> the how-manieth child it is
+        # key of a child -> how many children had been started when it was
+        self.incarnations: dict[int, int] = {}
         self._say = say
         self._hash = hashlib.sha256()
 
     def dice(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")
 
-    # What happened
+    # Notes about what happened
 
     def note(self, text: str) -> None:
         line = f"{(self.now_ns - START_NS) / 1e6:12.3f} {text}"
@@ -167,7 +171,7 @@ class World:
             self._say(line)
 
     def comment(self, text: str) -> None:
-        """For people only: may hold what differs between two runs."""
+        """Write a line for people. It may contain things that differ between two runs of a seed."""
         if self._say is not None:
             self._say(f"{(self.now_ns - START_NS) / 1e6:12.3f}   . {text}")
 
@@ -175,8 +179,8 @@ class World:
         return self._hash.hexdigest()[:16]
 
     def trouble(self, process: Process, error: BaseException) -> None:
-        """A process ended by an exception. Those that the product means to end by are listed in
-        `broker.py`.
+        """Record that a process ended by an exception. The exceptions that the product uses on
+        purpose are listed in `broker.py`.
         """
         trace = traceback.extract_tb(error.__traceback__)
         where = " < ".join(
@@ -185,7 +189,7 @@ class World:
         self.violation(f"{process.name} ended by {type(error).__name__}: {error} ({where})")
 
     def violation(self, text: str) -> None:
-        """A promise was broken; the run ends."""
+        """Record that a promise was broken. The run ends."""
         if text not in self.violations:
             self.note(f"VIOLATION {text}")
             self.violations.append(text)
@@ -196,8 +200,8 @@ class World:
         self.note(f"FAULT {text}")
 
     def calm(self, since_ns: int) -> bool:
-        """Nothing was disturbed since then, and what was before is over: rules that hold only in
-        peace ask it.
+        """Return True if there was no fault since then, and the effects of earlier faults are over.
+        Rules that hold only without faults call this.
         """
         return self.disturbed_ns + CALM_NS < since_ns
 
@@ -223,7 +227,7 @@ class World:
     # Tasks
 
     def park(self, timeout_ns: int | None = None) -> None:
-        """The current task sleeps until `wake`, or for so long."""
+        """Let the current task sleep until `wake`, or for this time."""
         task = self.current
         assert task is not None, "only a simulated process can wait"
         task.turn += 1
@@ -234,7 +238,7 @@ class World:
         self.main.switch()
 
     def pause(self, low_ns: int, high_ns: int) -> None:
-        """Work that takes a while; anything may happen meanwhile."""
+        """Let some time pass, as work does. Anything may happen meanwhile."""
         if self.current is not None:
             listening, self.current.listening = self.current.listening, ()
             task = self.current
@@ -253,7 +257,7 @@ class World:
         if not task.process.alive or not task.parked or task.turn != turn or task.done:
             return
         if task.process.asleep_until_ns > self.now_ns:
-            # It may be woken before its time.
+            # It may be woken before its time is over.
             soon = min(task.process.asleep_until_ns + 1, self.now_ns + 50 * MS)
             self.at(soon, partial(self.resume, task, turn))
             return
@@ -264,14 +268,16 @@ class World:
         self.current = None
 
     def leave(self) -> None:
-        """The current task's process is dead: never come back."""
+        """Leave the current task for ever, because its process is dead."""
         assert self.current is not None
         while True:
             self.current.parked = True
             self.main.switch()
 
     def wait(self, listening: Any, done: Callable[[], bool], timeout_ns: int | None) -> bool:
-        """Until `done`, looking again each time one of `listening` has something."""
+        """Wait until `done` is true. Check it each time when one of `listening` has something.
+        Return False after the time-out.
+        """
         task = self.current
         assert task is not None
         deadline = None if timeout_ns is None else self.now_ns + timeout_ns
@@ -284,7 +290,9 @@ class World:
         return True
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Take events until then. `Stuck` where there are none, or too many."""
+        """Take events until the condition is true. Raise `Stuck` if there are no events, or too
+        many.
+        """
         while not until():
             if not self.events:
                 raise Stuck("nothing will ever happen again")
@@ -300,7 +308,9 @@ _world: World | None = None
 
 
 def enter(world: World | None) -> None:
-    """From now on the clock and all else that is patched is this world's; None: the real one's."""
+    """Make the clock and all other replacements use this world, or the real functions if it is
+    None.
+    """
     global _world
     _world = world
 

@@ -1,4 +1,6 @@
-"""Fixtures: one Spark for all tests in here, a broker for each module, a topic for each test."""
+"""Fixtures: one Spark for all tests in this folder, a broker for each module, and a topic for each
+test.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from support.topic import Topic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The extra `test-spark` brings both; without it the other tests still run. Continuous integration
-# leaves out only what --fast does.
+# The extra `test-spark` installs both. Without it, the other tests still run. Continuous
+# integration leaves out only what --fast leaves out.
 if ("CI" not in os.environ or "ZSQ_TEST_FAST" in os.environ) and not (
     find_spec("pyspark") and find_spec("pyarrow")
 ):
@@ -27,7 +29,7 @@ if ("CI" not in os.environ or "ZSQ_TEST_FAST" in os.environ) and not (
 
 
 def need_java() -> None:
-    """Skip where there is no Java; in continuous integration that is a failure."""
+    """Skip if there is no Java. In continuous integration that is a failure."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         if "CI" in os.environ:
             pytest.fail("there is no Java on this machine: continuous integration must have one")
@@ -36,7 +38,7 @@ def need_java() -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """`local[2]`, with the data source registered; its JVM is gone afterwards."""
+    """Start Spark as `local[2]`, with the data source registered. Its JVM ends after the tests."""
     need_java()
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -44,7 +46,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from zsq.apps.spark import register
 
     folder = tmp_path_factory.mktemp("spark")
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # executors would take the first python3 on PATH
+    # otherwise executors would take the first python3 on PATH
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {
         "spark.ui.enabled": "false",
@@ -59,7 +62,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session: SparkSession = (
         builder.master("local[2]").appName("zsq-tests").config(map=settings).getOrCreate()
     )
-    # Tests look at what is raised; the log would repeat it a hundred lines long.
+    # Tests check the raised error; the log would repeat it in a hundred lines.
     session.sparkContext.setLogLevel("OFF")
     gateway: Any = SparkContext._gateway
     try:
@@ -68,7 +71,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     finally:
         session.stop()
         gateway.shutdown()
-        gateway.proc.stdin.close()  # the JVM ends when its stdin does
+        gateway.proc.stdin.close()  # the JVM ends when its stdin is closed
         gateway.proc.wait(30)
         SparkContext._gateway = SparkContext._jvm = None
 
@@ -84,14 +87,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def topic(broker: Broker, request: pytest.FixtureRequest) -> Topic:
-    """Not made yet: a sink makes it, `put` too; `create` for an empty one."""
+    """Return a topic that is not made yet. A sink or `put` makes it. Use `create` for an empty one."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
     return Topic(broker, name[:60])
 
 
 @pytest.fixture
 def other(broker: Broker, topic: Topic) -> Topic:
-    """A second topic."""
+    """Return a second topic."""
     return Topic(broker, f"{topic.name[:54]}-other")
 
 

@@ -1,4 +1,4 @@
-"""Batches on a real Spark and a real broker: what is written is what is read, once."""
+"""Tests of batches on a real Spark and a real broker: what was written is read, exactly once."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # A time-out cuts the talk with the JVM and fails all that follow.
+# A time-out of a test would break the connection to the JVM, and all tests after it would fail.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
@@ -210,7 +211,9 @@ def test_one_batch_reads_several_topics(spark: SparkSession, topic: Topic, other
 
 
 def test_a_range_reads_the_same_each_time(spark: SparkSession, topic: Topic) -> None:
-    """Also while others write: the same rows, in any cutting."""
+    """The rows are the same even if other clients write meanwhile, and however the range is
+    divided.
+    """
     topic.put(*[b"%d" % (i * 7919 % 1000) for i in range(3000)])
     digest = "sum(cast(xxhash64(value, offset, timestamp) as decimal(38,0)))"
     found = set()
@@ -222,8 +225,8 @@ def test_a_range_reads_the_same_each_time(spark: SparkSession, topic: Topic) -> 
 
 
 def test_a_topic_made_again_after_planning_is_not_read(topic: Topic) -> None:
-    """Not even with failOnDataLoss=false: a task would mix two topics. A query that is tried again
-    plans anew.
+    """This is an error even with failOnDataLoss=false, because a task would mix two topics. If the
+    query is tried again, it makes a new plan.
     """
     topic.put(b"old", b"old")
     reader = BatchReader(

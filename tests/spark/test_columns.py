@@ -1,5 +1,5 @@
-"""Arrow and blocks, both directions: whatever comes out is what went in, and no buffer is copied
-that need not be.
+"""Tests of the conversion between Arrow and blocks, in both directions: the content is the same,
+and no buffer is copied without need.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def test_text_values_are_bytes() -> None:
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()])
 def test_a_tag_is_text(kind: pa.DataType) -> None:
-    """Also where Spark says so: it casts bytes to a string without a look."""
+    """It must be text even if Spark declares it as text: Spark casts bytes to a string without
+    checking them.
+    """
     tags = pa.array(
         [b"ok", None, b"\xff\xfe"],
         pa.large_binary() if kind in (pa.large_binary(), pa.large_string()) else pa.binary(),
@@ -140,14 +142,15 @@ def test_blocks_are_of_good_size() -> None:
     sizes = [block.length for block in packed(rows)]
     assert len(sizes) == 8
     assert all(BLOCK_BYTES // 2 < size < BLOCK_BYTES + 1024 for size in sizes)
-    tiny = [rows.slice(i * 100, 100) for i in range(20)]  # batches of 20 KB wait for each other
+    # batches of 20 KB are collected before a block is made
+    tiny = [rows.slice(i * 100, 100) for i in range(20)]
     assert [block.count for block in packed(*tiny)] == [700, 700, 600]
     short = pa.RecordBatch.from_arrays([pa.array([b"x"] * 25_000)], names=["value"])
     assert [block.count for block in packed(short)] == [8334, 8333, 8333]
 
 
 def test_no_more_rows_wait_than_a_block_holds() -> None:
-    """Rows of nothing take no bytes, and each batch costs something."""
+    """Empty rows take no bytes, but every batch that waits needs memory."""
     packer = Packer(1 << 40)
     batch = pa.RecordBatch.from_arrays([pa.array([b""] * 1_000)], names=["value"])
     counts = [
@@ -164,7 +167,9 @@ def test_tiny_rows_before_large_ones_are_packed_in_order() -> None:
 
 
 def test_tiny_rows_behind_a_large_one_keep_the_limit_of_a_block() -> None:
-    """Half of the bytes are in the first row: what is behind it is more than a block may count."""
+    """Half of the bytes are in the first row. So the rows after it are more than one block may
+    contain.
+    """
     rows = [b"y" * 500_000] + [b""] * (2 * BLOCK_COUNT_MAX - 1)
     blocks = packed(
         pa.RecordBatch.from_arrays([pa.array(rows)], names=["value"]), block_bytes=1 << 29
@@ -319,7 +324,7 @@ def test_columns_that_a_sink_takes_raise_nothing() -> None:
 
 
 def test_the_schema_is_what_spark_makes_of_it() -> None:
-    """Spark refuses batches whose types differ in anything."""
+    """Spark refuses batches whose types differ in any detail."""
     header = t.StructType(
         [t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())]
     )
@@ -387,7 +392,7 @@ def test_blocks_come_back_as_rows(rows: list[Row], data: st.DataObject) -> None:
     block = block_of(rows, first, 1_700_000_000_123_456_789, times)
     start = data.draw(st.integers(0, len(rows) - 1))
     stop = data.draw(st.integers(start + 1, len(rows)))
-    if data.draw(st.booleans()):  # offsets whose first is not 0
+    if data.draw(st.booleans()):  # so that the first offset is not 0
         block, rows, first = cut(block, start, stop), rows[start:stop], first + start
         times = None if times is None else times[start:stop]
         start, stop = 0, len(rows)
@@ -471,8 +476,8 @@ def test_header_values_of_every_type_become_bytes() -> None:
 
 
 def test_the_work_is_per_block_and_not_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No object a row on the fast path: a hundred times the rows in a block costs no more calls
-    into Python.
+    """On the fast path no Python object is made for a row: a block with a hundred times as many
+    rows needs no more calls into Python.
     """
     import sys
 
@@ -488,7 +493,8 @@ def test_the_work_is_per_block_and_not_per_row(monkeypatch: pytest.MonkeyPatch) 
         )
         block = pack([b"0123456789"] * rows, keys=[b"k"] * rows)
         maker = BatchMaker("t", [name for name in COLUMNS if name != "headers"])
-        maker.batch(block, 0, rows)  # what is made once
+        # so that objects that are made only once exist before the count
+        maker.batch(block, 0, rows)
         sys.setprofile(seen)
         try:
             packed(batch)

@@ -1,5 +1,5 @@
-"""What a Spark user reads when something is wrong: the exception that Spark raises, and in it what
-to do.
+"""Tests of what a Spark user reads when something is wrong: the exception that Spark raises, with
+advice what to do.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # A time-out cuts the talk with the JVM and fails all that follow.
+# A time-out of a test would break the connection to the JVM, and all tests after it would fail.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),

@@ -1,5 +1,5 @@
-"""How far a topic reaches is asked with who it is: offsets of one topic must not be taken for those
-of another of its name.
+"""Tests of how the extent of a topic is read: it includes the topic's identity, so that offsets are
+not taken for those of another topic with the same name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zsq.transport.errors import Refused
 
 
 class Remade:
-    """A reader of a topic that is made again after some questions."""
+    """A reader of a topic that is deleted and made again after some requests."""
 
     def __init__(self, uuids: Iterator[str]) -> None:
         self._uuids = uuids

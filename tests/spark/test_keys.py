@@ -1,4 +1,6 @@
-"""Keys of a Spark job: read on the driver, carried to the executors, shown nowhere."""
+"""Tests of the keys of a Spark job: they are read on the driver, passed to the executors, and shown
+nowhere.
+"""
 
 from __future__ import annotations
 

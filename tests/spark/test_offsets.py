@@ -1,4 +1,6 @@
-"""Places as the checkpoint keeps them; admission; how ranges are cut into partitions."""
+"""Tests of the positions in a checkpoint, of admission limits, and of how ranges are divided into
+partitions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of source and sink: what is taken, and what is said about the rest."""
+"""Tests of the options of source and sink: which are accepted, and what is said about the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ URL = "tcp://127.0.0.1:4153"
 
 
 def source(streaming: bool = False, /, **options: str) -> SourceOptions:
-    # Spark hands names over in lower case.
+    # Spark passes the names in lower case.
     return source_options(
         {"topic": "t"} | {name.lower(): value for name, value in options.items()},
         URL,

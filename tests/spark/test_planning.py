@@ -1,5 +1,5 @@
-"""What a query reads next, against topics made up here: limits, data loss, AvailableNow, and the
-reader for older PySparks.
+"""Tests of what a query reads next, with fake topics: limits, data loss, AvailableNow, and the
+reader for older versions of PySpark.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ MESSAGE_BYTES = 100
 
 
 class MadeUp:
-    """Topics by their extents, each message of 100 bytes, stored at one millisecond an offset."""
+    """Fake topics, given by their extents. Each message has 100 bytes, and offsets are stored one
+    millisecond apart.
+    """
 
     def __init__(self, **extents: tuple[int, int] | tuple[int, int, str]) -> None:
         self.extents = {
@@ -57,11 +59,11 @@ class MadeUp:
         )
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class Admin:
-    """Stands for the broker's channels; `asked` is what was done to them."""
+    """A fake for the broker's channels. `asked` lists the calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -250,7 +252,7 @@ def test_available_now_ends_at_the_head_of_its_start() -> None:
 
 
 def test_available_now_reads_nothing_of_a_topic_recreated_after_its_start() -> None:
-    """What came after that call is not for this run."""
+    """The new topic was made after the start of that run, so the run does not read it."""
     logs = MadeUp(a=(0, 100))
     plan = stream(logs, failOnDataLoss="false")
     plan.stop_at_present_head()
@@ -362,7 +364,7 @@ def test_limits_hold_from_the_second_batch_after_a_restart(
 
 
 def test_a_channel_begins_at_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trigger.AvailableNow of PySpark 4.0 asks for the end before the beginning."""
+    """With Trigger.AvailableNow, PySpark 4.0 asks for the end before the beginning."""
     admin = Admin(monkeypatch)
     reader = plain(monkeypatch, MadeUp(a=(0, 100)), startingOffsets='{"a": 40}', channel="c")
     reader.latestOffset()
@@ -375,7 +377,9 @@ def test_a_channel_begins_at_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_following_makes_no_topic(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """To make a channel makes its topic, so a topic that was deleted must not be followed."""
+    """Making a channel would also make its topic. So the channel of a topic that was deleted must
+    not be made.
+    """
     from zsq.apps.spark.admission import AdmittingReader
 
     admin = Admin(monkeypatch)

@@ -1,5 +1,5 @@
-"""What a sink tells the broker and Spark, with stages made up here: retries, aborts, messages, and
-what is refused.
+"""Tests of what a sink sends to the broker and to Spark, with fake stages: retries, aborts,
+messages, and what is refused.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def part(number: int) -> Any:
 
 
 class Writer:
-    """Stands for a StageWriter; `made` are all of them."""
+    """A fake for a StageWriter. `made` lists all of them."""
 
     made: ClassVar[list[Writer]] = []
     committed = False
@@ -76,8 +76,8 @@ class Writer:
 
 
 class Committer:
-    """Stands for a StageCommitter; `answers` are given in order, an exception is raised; `asked` is
-    what it was asked, `keys` with what.
+    """A fake for a StageCommitter. `answers` are given in order, and an answer that is an exception
+    is raised. `asked` lists the calls, and `keys` the keys that were passed.
     """
 
     answers: ClassVar[list[Any]] = []
@@ -98,7 +98,7 @@ class Committer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def _answer(self, *asked: Any) -> Any:
         Committer.asked.append((self.topic, *asked))
@@ -198,7 +198,7 @@ def test_a_commit_names_the_parts_in_the_order_of_partitions() -> None:
 
 
 def test_an_empty_version_of_an_app_is_recorded() -> None:
-    """Else a version below it would be stored if it came again."""
+    """Otherwise a lower version would be stored if it came again."""
     sink.commit_parts(options(), [StagedPartition("t", None, JOB), None], None, "batch 3")
     sink.commit_parts(options(), [], JOB, "transaction app 3")
     assert Committer.asked == [("t", "commit", "app", 3, [], "app")] * 2
@@ -270,7 +270,7 @@ def test_a_commit_that_cannot_be_is_not_tried_again() -> None:
 
 
 def test_an_abort_for_an_app_drops_only_the_stages_it_names() -> None:
-    """A successor may be at the same batch, and an old driver's abort come late."""
+    """A successor may work on the same batch, and the abort of an old driver may come late."""
     sink.abort_parts(
         options(), [staged(1), None, StagedPartition("t", None, JOB), staged(2)], None, "batch 3"
     )
@@ -300,7 +300,9 @@ def test_an_abort_never_raises(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_tasks_commits_and_aborts_have_the_keys_that_the_driver_read() -> None:
-    """And without any none, whatever an executor's environment names: "" is not None."""
+    """If the driver has no keys, the executors have none, whatever their environment contains: ""
+    is different from None.
+    """
     read = Credentials("public", "secret", "server")
     for given, passed in (
         (replace(options(), key_file="/only/here", credentials=read), read),
@@ -314,7 +316,7 @@ def test_tasks_commits_and_aborts_have_the_keys_that_the_driver_read() -> None:
     assert [one[1] for one in Committer.asked] == ["commit", "abort"] * 2
 
 
-# What Spark makes
+# The objects that Spark makes
 
 
 def test_a_batch_writer_has_one_job_id_wherever_it_is_used() -> None:
@@ -344,7 +346,7 @@ def test_each_pyspark_gets_the_stream_writer_that_it_supports(
 
 
 class Context:
-    """Stands for a task's context that knows these local properties."""
+    """A fake for a task's context that has these local properties."""
 
     def __init__(self, **known: str) -> None:
         self.known = {sink.QUERY_ID: known.get("query"), sink.BATCH_ID: known.get("batch")}

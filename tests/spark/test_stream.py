@@ -1,5 +1,5 @@
-"""Streams on a real Spark and a real broker: exactly once over restarts, in the steps that were
-asked for.
+"""Tests of streams on a real Spark and a real broker: exactly once over restarts, in batches of the
+requested size.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 # A time-out cuts the talk with the JVM and fails all that follow.
+# A time-out of a test would break the connection to the JVM, and all tests after it would fail.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
@@ -49,7 +50,7 @@ def start(
 
 
 def run(rows: DataFrame, topic: Topic, checkpoint: Path, **options: str) -> list[int]:
-    """To the present end; how many rows each micro-batch had."""
+    """Run to the present end, and return how many rows each micro-batch had."""
     query = start(rows, topic, checkpoint, True, **options)
     assert query.awaitTermination(200)
     return [step["numInputRows"] for step in query.recentProgress if step["numInputRows"]]
@@ -82,7 +83,9 @@ def test_a_restart_goes_on_from_the_checkpoint(
 def test_a_batch_that_spark_repeats_is_stored_once(
     spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
 ) -> None:
-    """As after a driver that died between the broker's commit and its own."""
+    """Spark repeats the batch as after a driver that died between the broker's commit and Spark's
+    own.
+    """
     topic.put(*numbers(0, 300))
     assert run(read(spark, topic, maxOffsetsPerTrigger="100"), other, checkpoint) == [100, 100, 100]
     for name in ("2", ".2.crc"):
@@ -146,7 +149,7 @@ def test_one_stream_reads_several_topics(
 
 @pytest.fixture
 def running(spark: SparkSession) -> Iterator[None]:
-    """Whatever a test leaves running ends with it."""
+    """Start a query that ends with the test, even if the test leaves it running."""
     yield
     for query in spark.streams.active:
         query.stop()
@@ -315,8 +318,8 @@ def test_a_checkpoint_of_another_source_is_refused(
 def test_the_keys_that_spark_keeps_to_itself(
     spark: SparkSession, topic: Topic, checkpoint: Path
 ) -> None:
-    """The sink takes query and batch from the task's local properties, which are not public: this
-    is where a change shows.
+    """The sink reads query and batch from the task's local properties, which are not a public
+    interface. This test notices if they change.
     """
     topic.put(*numbers(0, 10))
     keys = (QUERY_ID, BATCH_ID)

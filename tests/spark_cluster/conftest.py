@@ -1,4 +1,4 @@
-"""Fixtures: a broker and a Spark with executors of its own for each module, a topic for each
+"""Fixtures: a broker and a Spark with separate executors for each module, and a topic for each
 test.
 """
 
@@ -14,8 +14,8 @@ from support.broker import Broker
 from support.spark_topic import Topic
 from support.topic_names import topic_name_of
 
-# The `test` extra brings both; who did without still has the other tests. In continuous integration
-# nothing is left out.
+# The `test` extra installs both. Without it, the other tests still run. Continuous integration
+# leaves nothing out.
 if "CI" in os.environ or (find_spec("pyspark") and find_spec("pyarrow")):
     from support.spark_cluster import SparkDriver
 else:
@@ -24,7 +24,7 @@ else:
 
 @pytest.fixture(scope="module", autouse=True)
 def java() -> None:
-    """Skip where there is no Java; in continuous integration that is a failure."""
+    """Skip if there is no Java. In continuous integration that is a failure."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         if "CI" in os.environ:
             pytest.fail("there is no Java on this machine: continuous integration must have one")
@@ -42,7 +42,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkDriver]:
-    """Two executors in JVMs of their own, a core each."""
+    """Start Spark with two executors, each in a separate JVM with one core."""
     one = SparkDriver(tmp_path_factory.mktemp("spark"), "local-cluster[2,1,1024]")
     try:
         yield one.start()

@@ -1,5 +1,5 @@
-"""The topic's process or the whole broker is killed while Spark writes: the query continues, and
-each row is in the topic exactly once.
+"""Tests in which the topic's process or the whole broker is killed while Spark writes: the query
+continues, and each row is in the topic exactly once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from support.spark_topic import Topic, Trap, crash, files
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SIZE = 200
-SMALL, LARGE = 1_000, 25_000  # rows of a task: 5 MB are more than what is appended and not adopted
-FILES = 6  # two a batch
+# rows of a task: 5 MB, so large that the stage is adopted and not appended
+SMALL, LARGE = 1_000, 25_000
+FILES = 6  # two files for each batch
 BATCHES = [0, 1, 2]
 
 
 class Query:
-    """A streaming query of three batches, two tasks each, into a topic."""
+    """A streaming query into a topic. It has three batches with two tasks each."""
 
     def __init__(self, spark: SparkDriver, topic: Topic, folder: Path, rows: int) -> None:
         self._spark, self._topic, self._rows = spark, topic, rows
@@ -39,7 +40,9 @@ class Query:
         return self._spark.submit("stream", **self._arguments)
 
     def went_on(self, job: Job) -> None:
-        """To the end, without an error, without any task tried again, each row once."""
+        """Check that the query ran to its end without an error, that no task was tried again, and
+        that each row is stored once.
+        """
         assert job.result()["batches"] == BATCHES
         assert attempts(self._spark.chaos, self._topic.name) == FILES, "no task failed"
         exactly_once(self._topic.broker.ipc, self._topic.name, range(FILES * self._rows), SIZE)
@@ -49,8 +52,8 @@ class Query:
 def test_a_write_goes_on_when_storage_is_killed_while_staging(
     spark: SparkDriver, topic: Topic
 ) -> None:
-    """Once behind an interim seal, so that part of the stage is on disk and part has to be sent
-    again, and once before the final seal.
+    """The topic's process is killed once after an interim seal, so that a part of the stage is on
+    disk and the rest must be sent again, and once before the final seal.
     """
     count, size = 60_000, 1_000
     gates = [spark.gate(topic.name, f"write.0.{batch}") for batch in ("45", "end")]
@@ -85,7 +88,7 @@ def test_a_stream_goes_on_when_storage_is_killed_before_the_commit(
 def test_a_stream_goes_on_when_the_broker_is_killed_around_the_commit(
     spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path, point: str, rows: int
 ) -> None:
-    """The commit is tried, or the next batch written, while no broker is there."""
+    """The commit is tried, or the next batch is written, while there is no broker."""
     query = Query(spark, topic, tmp_path, rows)
     gate = spark.gate(topic.name, f"commit.1.{point}")
     job = query.start()
@@ -102,8 +105,8 @@ def of_kind(found: dict[str, int], ending: str) -> dict[str, int]:
     return {name: size for name, size in found.items() if name.endswith(ending)}
 
 
-# The first signs of a commit on disk: the last chunk grows by the group; a staged file gets its
-# footer; it becomes a chunk
+# The first signs of a commit on disk: the last chunk grows by the group, a staged file gets its
+# footer, or it becomes a chunk.
 SIGNS: dict[str, Callable[[dict[str, int], dict[str, int]], bool]] = {
     "appended": lambda before, now: of_kind(now, ".chunk") != of_kind(before, ".chunk"),
     "prepared": lambda before, now: of_kind(now, ".part") != of_kind(before, ".part"),
@@ -145,8 +148,8 @@ def test_a_stream_goes_on_when_the_broker_is_killed_within_the_commit(
 def test_broker_killed_while_a_query_reads_and_writes(
     spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path
 ) -> None:
-    """From a topic into another one: its tasks are in the middle of both, and its next batch is
-    planned, with a new broker.
+    """The query copies from one topic to another. The broker is killed while its tasks read and
+    write. The next batch is planned with a new broker.
     """
     source = Topic(broker, f"{topic.name[:50]}-source").create()
     given = {"url": broker.ipc, "topic": source.name}

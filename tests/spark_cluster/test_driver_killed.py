@@ -1,5 +1,5 @@
-"""The driver killed before the broker's commit and after it, and started again on its
-checkpoint.
+"""Tests in which the driver is killed before or after the broker's commit, and started again with
+its checkpoint.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import zsq
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 SIZE = 200
-# Longer than a commit takes on a busy machine, and short, as the last thing shown here is that
-# abandoned stages go.
+# Longer than a commit takes on a busy machine. It is short, because the test waits at the end until
+# abandoned stages are removed.
 KEPT_S = 20
 
 
@@ -58,7 +58,7 @@ class Query:
         return spark.submit("stream", **self._arguments)
 
     def stop_at(self, spark: SparkDriver, point: str) -> int:
-        """Run until the point is reached; returns the topic's head then."""
+        """Run until the point is reached, and return the topic's head then."""
         gate = spark.gate(self.topic.name, point)
         met(gate, self.start(spark))
         return self.topic.head()
@@ -74,8 +74,8 @@ def publish(topic: Topic, first: int, count: int) -> None:
 def test_queries_write_each_row_once_although_their_driver_is_killed(
     broker: Broker, tmp_path: Path
 ) -> None:
-    """Two queries at once, one of files and one that copies a topic to which producers write on;
-    and a job that is never repeated.
+    """There are two queries at once, one that reads files and one that copies a topic to which
+    producers continue to write, and a job that is never repeated.
     """
     filed, given, copied, orphan = (
         Topic(broker, name).create() for name in ("filed", "given", "copied", "orphan")

@@ -1,5 +1,5 @@
-"""An executor on a machine of its own, as far as the network knows: in a network namespace, joined
-to this one by a pair of veth.
+"""Tests of an executor that is on another machine as far as the network is concerned: it runs in a
+network namespace that a pair of veth devices connects with this one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from support.spark_topic import Topic
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 # Of the range that is kept for tests of networks (RFC 2544).
+# From the range that is reserved for tests of networks (RFC 2544).
 HERE, THERE = (
     "198.18.153.1",
     "198.18.153.2",
@@ -33,7 +34,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture(scope="module")
 def namespace() -> Iterator[str]:
-    """Its name; skips where this machine does not let us make one."""
+    """Make a network namespace and return its name. Skip if this machine does not allow it."""
     name = f"zsq{os.getpid()}"
     near, far = f"zn{os.getpid()}", f"zf{os.getpid()}"
     try:

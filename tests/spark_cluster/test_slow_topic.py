@@ -1,5 +1,5 @@
-"""A topic that is slow: executors wait for it, nothing is lost, and nobody holds in memory what it
-cannot take.
+"""Tests of a slow topic: executors wait for it, nothing is lost, and no process keeps in memory
+what the topic cannot accept yet.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ROWS = 200_000
 SIZE = 1_000
 TURN_S = 0.2
 GROWTH_BYTES_MAX = 64 << 20
-BATCH = 10_000  # rows of an Arrow batch, as Spark makes them unless told otherwise: 10 MB
-FAR = 5  # batches: more than may be on the way
+BATCH = 10_000  # rows of an Arrow batch with Spark's default settings: 10 MB
+FAR = 5  # batches: more than may be unanswered
 
 
 @pytest.mark.parametrize("over", ["ipc", "tcp"])

@@ -1,5 +1,5 @@
-"""Tasks that die, fail or crawl: each row is in the topic exactly once, and nothing of what was
-given up is ever seen.
+"""Tests of tasks that die, fail or are slow: each row is in the topic exactly once, and nothing of
+an abandoned attempt is ever visible.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def options(topic: Topic, **more: str) -> dict[str, str]:
     return {"url": topic.broker.ipc, "topic": topic.name, **more}
 
 
-# Whom to kill: the Python worker itself, or the executor's JVM above it (worker, daemon, executor)
+# The process to kill: the Python worker itself, or the executor's JVM above it (worker, daemon,
+# executor).
 VICTIMS: dict[str, Callable[[int, list[int]], int]] = {
     "worker": lambda pid, above: pid,
     "executor": lambda pid, above: above[1],
@@ -51,7 +52,7 @@ def test_killed_in_the_middle_of_a_write(spark: SparkDriver, topic: Topic, victi
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_killed_when_its_stage_was_sealed(spark: SparkDriver, topic: Topic, victim: str) -> None:
-    """Two sealed stages then hold the same rows: the commit names one of them."""
+    """After that, two sealed stages have the same rows. The commit names one of them."""
     gate = spark.gate(topic.name, "sealed.1")
     job = spark.submit(
         "write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic)
@@ -93,8 +94,8 @@ def test_a_transaction_repeated_is_written_once(spark: SparkDriver, topic: Topic
 def test_a_commit_that_raises_after_its_effect_is_not_repeated(
     spark: SparkDriver, topic: Topic, tmp_path: Path
 ) -> None:
-    """Spark then aborts the very batch that was committed, and writes and commits it again when the
-    query is started again.
+    """Spark then aborts the batch that was committed. It writes and commits it again when the query
+    is started again.
     """
     stream = {
         "source": ranges(tmp_path / "ranges", files=6, rows=1000),
@@ -114,7 +115,7 @@ def test_a_commit_that_raises_after_its_effect_is_not_repeated(
 def test_a_range_read_again_is_the_same_while_producers_write(
     spark: SparkDriver, topic: Topic
 ) -> None:
-    """Whole and in pieces, on two executors."""
+    """The range is read as a whole and in pieces, on two executors."""
     stop = threading.Event()
 
     def produce() -> None:

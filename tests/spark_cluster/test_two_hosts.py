@@ -1,5 +1,5 @@
-"""Executors on two addresses, over tcp: a standalone master and a worker at each. Speculation needs
-two hosts, and fires here.
+"""Tests of executors on two addresses, over tcp: a standalone master, and a worker at each address.
+Spark starts speculative attempts only if there are two hosts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkDriver]:
-    """With speculation; and Spark does not end a zombie's Python worker, so that it goes on as long
-    as the test wants.
+    """Start Spark with speculation. Spark must not end the Python worker of a slow attempt whose
+    task is done, so that it runs as long as the test needs it.
     """
     folder = tmp_path_factory.mktemp("spark")
     cluster = Standalone(folder / "cluster", HOSTS)
@@ -44,7 +44,9 @@ def options(topic: Topic) -> dict[str, str]:
 
 
 def test_a_zombie_goes_on_after_the_commit(spark: SparkDriver, topic: Topic) -> None:
-    """The slow attempt still has rows to push, and seals, when the fast one's are in the topic."""
+    """The slow attempt still has rows to push when the rows of the fast one are in the topic. Then
+    it pushes them and seals its stage.
+    """
     gate, sealed = spark.gate(topic.name, "write.0.5"), spark.gate(topic.name, "sealed.0")
     sealed.open()
     job = spark.submit(

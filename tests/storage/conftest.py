@@ -1,4 +1,4 @@
-"""Desks for the tests of this folder: see `support/storage_harness.py`."""
+"""Fixtures of this folder: topics from `support/storage_harness.py`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from zsq.storage.files import Files
 
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """In memory where there is such a folder: the disk that forgets is a model, and LMDB's real
-    syncs would be most of the time.
+    """Return a folder in memory, if there is such a file system. The fake disk is a model, and
+    LMDB's real syncs would take most of the time.
     """
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
@@ -39,7 +39,7 @@ def harness(tmp_path: Path) -> Iterator[StorageHarness]:
 
 @pytest.fixture
 def group_case(tmp_path: Path) -> Iterator[StorageHarness]:
-    """With sizes that make some groups appended, some adopted, some both."""
+    """Make a topic with sizes that make some groups appended, some adopted, and some both."""
     (tmp_path / "groups").mkdir()
     made = StorageHarness(tmp_path / "groups", GROUPS)
     made.open()

@@ -1,5 +1,5 @@
-"""The seam itself: each promise of `Files` is the system call that keeps it, made on the right
-file, and before it returns.
+"""Tests of `storage/files.py`: each promise of `Files` is kept by a system call on the right file,
+before the method returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILES = Files()
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Each path that was synced: a file by fdatasync, a folder by fsync."""
+    """Return each path that was synced: a file by fdatasync, a folder by fsync."""
     found: list[str] = []
     data, full = os.fdatasync, os.fsync
 
@@ -112,7 +112,7 @@ def test_a_short_write_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_lock_excludes_all_others_and_names_its_holder(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
-    Path(path).write_bytes(b"9999999999999999\n")  # of a holder with a longer number that is gone
+    Path(path).write_bytes(b"9999999999999999\n")  # of an earlier holder with a longer process id
     held = FILES.lock(path)
     assert Path(path).read_bytes() == b"%d\n" % os.getpid()
     for write in (True, False):

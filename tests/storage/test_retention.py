@@ -1,4 +1,6 @@
-"""Which chunks may go: tables for each rule, and properties that no policy may break."""
+"""Tests of which chunks retention may remove: tables for each rule, and properties that no policy
+may violate.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ def view(
     unfinished: int | None = None,
     idle_s: float = 0,
 ) -> LogView:
-    """Chunks of 10 messages and `size` bytes, one a minute, the last with 5 messages and half the
-    bytes; all times end `idle_s` ago.
+    """Return a log with chunks of 10 messages and `size` bytes, one a minute. The last chunk has 5
+    messages and half the bytes. The last message is `idle_s` old.
     """
     end = chunks * 10 - 5
     bases = [10 * i for i in range(chunks)]
@@ -57,7 +59,9 @@ def view(
 
 
 def plan_for(policy: Retention, shown: LogView) -> RetentionPlan:
-    """The n-th chunk's last message came a minute before the next one's."""
+    """Plan a log in which the last message of each chunk is a minute older than that of the next
+    chunk.
+    """
     last = len(shown.bases) - 1
     return plan(policy, shown, lambda chunk: shown.last_time_ns - (last - chunk) * 60 * S)
 
@@ -65,17 +69,17 @@ def plan_for(policy: Retention, shown: LogView) -> RetentionPlan:
 @pytest.mark.parametrize(
     ("settings", "shown", "chunks"),
     [
-        ({}, view(), 0),  # 1 GiB is kept
+        ({}, view(), 0),  # the default keeps 1 GiB
         ({"keep_bytes": 0}, view(), 4),
         ({"keep_bytes": 0}, view(floor=40), 4),
-        ({"keep_bytes": 0}, view(floor=39), 3),  # one message of the fourth is not finished
+        ({"keep_bytes": 0}, view(floor=39), 3),  # one message of the fourth chunk is not finished
         ({"keep_bytes": 0}, view(floor=9), 0),
         ({"keep_bytes": 0}, view(floor=0), 0),
-        ({"keep_bytes": 0}, view(applied=39), 3),  # the checkpoint has not passed it
+        ({"keep_bytes": 0}, view(applied=39), 3),  # the checkpoint has not passed the fourth chunk
         ({"keep_bytes": 0}, view(applied=0), 0),
         ({"keep_bytes": 2 * MIB}, view(), 2),
         ({"keep_bytes": 2 * MIB - 1}, view(), 3),
-        ({"keep_bytes": 2 * MIB}, view(floor=35), 1),  # what is not finished does not count
+        ({"keep_bytes": 2 * MIB}, view(floor=35), 1),  # unfinished chunks do not count
         ({"keep_bytes": 2 * MIB}, view(applied=15), 1),
         ({"keep_chunks": 0} | FOREVER, view(), 4),
         ({"keep_chunks": 3} | FOREVER, view(), 1),
@@ -84,10 +88,11 @@ def plan_for(policy: Retention, shown: LogView) -> RetentionPlan:
         ({"keep_s": 179} | FOREVER, view(), 2),  # 240, 180, 120, 60 s old
         ({"keep_s": 180} | FOREVER, view(), 1),
         ({"keep_s": 0} | FOREVER, view(floor=20), 2),
-        ({"keep_s": 179, "keep_bytes": MIB}, view(), 3),  # any bound that is passed lets it go
+        # a chunk is removed if it exceeds any limit
+        ({"keep_s": 179, "keep_bytes": MIB}, view(), 3),
         (FOREVER, view(), 0),
         ({"keep_bytes": 0}, view(chunks=200), CHUNKS_A_ROUND_MAX),
-        ({"keep_bytes": 0}, view(chunks=1), 0),  # never the ongoing one
+        ({"keep_bytes": 0}, view(chunks=1), 0),  # never the chunk that is being written
     ],
 )
 def test_each_policy_lets_the_expected_finished_chunks_go(
@@ -103,9 +108,10 @@ AGED: dict[str, Any] = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
 @pytest.mark.parametrize(
     ("settings", "shown", "chunks"),
     [
-        (BOUND, view(20, floor=0), 12),  # 19.5 MiB: 7.5 are left
+        (BOUND, view(20, floor=0), 12),  # of 19.5 MiB, 7.5 are left
         (BOUND, view(20, floor=0, applied=50), 5),
-        (BOUND, view(20, floor=50), 12),  # finished ones before them go too: offsets stay dense
+        # finished messages before them are removed too, so that offsets have no gap
+        (BOUND, view(20, floor=50), 12),
         (BOUND, view(20, floor=55), 12),
         (BOUND, view(20, floor=115), 0),  # 8 MiB exactly
         (BOUND, view(20, floor=114), 12),
@@ -113,6 +119,7 @@ AGED: dict[str, Any] = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
         (BOUND | {"when_full": "reject"}, view(20, floor=0), 0),
         (BOUND, view(200, floor=0), CHUNKS_A_ROUND_MAX),
         # All there is: too much, but the newest.
+        # The whole log is too large, but the newest messages stay.
         (
             BOUND,
             view(2, floor=0)._replace(sizes=[40 * MIB, 100], unfinished_bytes=40 * MIB),
@@ -125,7 +132,7 @@ AGED: dict[str, Any] = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
         ),
         (BOUND, view(2, floor=0)._replace(sizes=[40 * MIB, 6 * MIB], unfinished_bytes=46 * MIB), 1),
         (AGED, view(5, floor=0), 2),
-        (AGED, view(5, floor=25), 0),  # finished ones are no matter of this bound
+        (AGED, view(5, floor=25), 0),  # this limit does not apply to finished messages
         (AGED, view(5, floor=5), 2),
         (AGED, view(5, floor=0, applied=15), 1),
         (BOUND | {"keep_bytes": 0}, view(20, floor=50), 12),
@@ -143,13 +150,15 @@ def test_each_bound_lets_the_expected_unfinished_chunks_go(
     [
         ({"keep_bytes": 0}, view(idle_s=3), True),
         # Half a MiB, and written to a moment ago: not a roll for each message.
+        # It has half a MiB and was written to just now: no new chunk for each message.
         (
             {"keep_bytes": 0},
             view(idle_s=1),
             False,
         ),
         ({"keep_bytes": 0}, view(idle_s=1, size=2 * MIB), True),
-        ({"keep_bytes": 0}, view(idle_s=3, floor=44), False),  # one message of it is not finished
+        # one message of the chunk is not finished
+        ({"keep_bytes": 0}, view(idle_s=3, floor=44), False),
         ({"keep_bytes": MIB // 2}, view(idle_s=3), False),
         ({"keep_bytes": MIB // 2 - 1}, view(idle_s=3), True),
         ({"keep_bytes": 10 * MIB}, view(idle_s=3), False),
@@ -157,20 +166,22 @@ def test_each_bound_lets_the_expected_unfinished_chunks_go(
         ({"keep_chunks": 1} | FOREVER, view(idle_s=3), False),
         ({"keep_s": 2} | FOREVER, view(idle_s=3), True),
         ({"keep_s": 4} | FOREVER, view(idle_s=3), False),
-        ({"keep_s": 400} | FOREVER, view(idle_s=29), False),  # begun 59 s ago
-        # A slow topic: else its newest message would keep the oldest.
+        ({"keep_s": 400} | FOREVER, view(idle_s=29), False),  # it was begun 59 s ago
+        # A slow topic: without a new chunk, its newest message would keep the oldest one.
         (
             {"keep_s": 400} | FOREVER,
             view(idle_s=31, floor=0),
             True,
         ),
         ({"keep_s": 7 * 86_400} | FOREVER, view(idle_s=31), False),
-        (BOUND, view(1, floor=0, size=20 * MIB), True),  # made before the bound was
+        # the chunk is from before the limit was set
+        (BOUND, view(1, floor=0, size=20 * MIB), True),
         (BOUND, view(1, floor=0, size=16 * MIB), False),
         (BOUND | {"when_full": "reject"}, view(1, floor=0, size=20 * MIB), False),
         (BOUND, view(9, floor=0, size=20 * MIB), True),
         (AGED, view(1, floor=0, idle_s=151), True),
         # Not twice a second.
+        # The chunk is only a second old.
         (
             AGED | {"max_s": 4},
             view(1, floor=0)._replace(first_time_ns=NOW - S, last_time_ns=NOW - S),
@@ -274,7 +285,9 @@ def test_no_policy_removes_more_than_it_may(policy: Retention, shown: LogView) -
 
 @given(policies, views())
 def test_repeated_rounds_end_within_the_bounds(policy: Retention, shown: LogView) -> None:
-    """What a plan leaves behind needs nothing more, apart from the ongoing chunk."""
+    """After a plan was carried out, nothing else must be removed, except for the chunk that is
+    being written.
+    """
     shown = shown._replace(applied=shown.end)
     for _ in range(3):
         found = plan_for(policy, shown)

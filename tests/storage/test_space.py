@@ -1,4 +1,4 @@
-"""Free space: the reserve, the text of a refusal, and how long a shortage lasts."""
+"""Tests of free space: the reserve, the text of a refusal, and how long a shortage lasts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 class OneDisk:
-    """Answers what is free."""
+    """A disk with so many free bytes."""
 
     def __init__(self, free: int | None) -> None:
         self.free = free
@@ -60,7 +60,7 @@ def test_a_shortage_ends_when_what_was_refused_would_fit() -> None:
     shortage = Shortage()
     shortage.refused(DiskFull("full", wanted_bytes=100), 3, 0)
     assert shortage.refused_count == 3
-    shortage.stored()  # a smaller one
+    shortage.stored()  # a smaller message was stored
     shortage.look(99, 1)
     assert shortage.text == "full"
     shortage.look(100, 2)

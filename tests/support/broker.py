@@ -1,4 +1,6 @@
-"""A real broker in real processes, for tests: start, stop, find its actors, kill them by pid."""
+"""A real broker in real processes, for tests. A test can start it, stop it, find its processes and
+kill them by pid.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def free_port() -> int:
 def wait_for(
     condition: Callable[[], object], timeout_s: float = 30.0, what: str = "the condition"
 ) -> None:
-    """Poll a condition that no event tells of; fails with `what` after the time-out."""
+    """Poll a condition for which there is no event. After the time-out, fail with the text `what`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -37,7 +39,7 @@ def wait_for(
 
 
 class Broker:
-    """`zsq serve` on one data directory; may be started again after it was killed."""
+    """`zsq serve` on one data directory. It may be started again after it was killed."""
 
     def __init__(self, data_dir: Path, *extra: str, nsq: bool = False, http: bool = False) -> None:
         self.data_dir = data_dir
@@ -52,7 +54,7 @@ class Broker:
         self.log = data_dir.parent / f"{data_dir.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._known: set[int] = set()
-        self._begin = 0  # of what this life said
+        self._begin = 0  # where in the log file this run of the broker begins
 
     @property
     def ipc(self) -> str:
@@ -68,7 +70,7 @@ class Broker:
         return self
 
     def launch(self) -> None:
-        """Without waiting for it."""
+        """Start the broker without waiting until it is ready."""
         command = [
             sys.executable,
             "-m",
@@ -105,7 +107,7 @@ class Broker:
         return self.process is not None and self.process.poll() is not None
 
     def actors(self) -> list[dict[str, Any]]:
-        """name, pid, kind of every process, the supervisor and the forkserver included."""
+        """Return name, pid and kind of every process, including the supervisor and the forkserver."""
         with zsq.Admin(self.ipc) as admin:
             found: list[dict[str, Any]] = list(admin.stats()["processes"])
         self._known |= {actor["pid"] for actor in found}
@@ -115,7 +117,9 @@ class Broker:
         return [actor["pid"] for actor in self.actors() if actor["kind"] == kind]
 
     def wait_gone(self, pids: list[int]) -> None:
-        """Until none of them lives; by pidfd, so a pid that is used again does not count."""
+        """Wait until none of these processes lives. It watches pidfds, so that a pid that is used
+        again does not count.
+        """
         deadline = time.monotonic() + 20
         for pid in pids:
             try:
@@ -129,14 +133,14 @@ class Broker:
                 os.close(pidfd)
 
     def stop(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """Send SIGTERM and return the exit code."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.terminate()
         return self.process.wait(40)
 
     def close(self) -> None:
-        """However the test left it: nothing of it lives on."""
+        """Kill whatever is left of the broker, in whatever state the test left it."""
         if self.process is None:
             return
         if self.process.poll() is None:

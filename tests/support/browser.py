@@ -1,5 +1,5 @@
-"""A headless Chromium for the console's tests: one page of a broker, and whatever the browser
-complains of is a failure.
+"""A headless Chromium for the console's tests. It shows one page of a broker, and each error that
+the browser reports is a failure of the test.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ CHROMIUM: Final = (
     shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
 )
 PATIENCE_MS: Final = 20_000
-# What a test provokes itself is no complaint: answers that refuse, and a broker that is gone.
+# Errors that a test provokes on purpose are expected: answers that refuse, and a broker that is
+# gone.
 EXPECTED: Final = (
     "Failed to load resource",
     "ERR_CONNECTION_REFUSED",
@@ -28,7 +29,9 @@ EXPECTED: Final = (
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A browser, or a skip where there is none; continuous integration must have one."""
+    """Return a browser. Without one the test is skipped, except in continuous integration, where it
+    fails.
+    """
     if not Path(CHROMIUM).exists():
         assert os.environ.get("CI") != "true", (
             "continuous integration must have Chromium: apt-get install chromium"
@@ -52,7 +55,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Window:
-    """A page of a broker's console, with verbs of a person."""
+    """A page of a broker's console. Its methods are what a person does."""
 
     def __init__(self, browser: Any, url: str, **context: Any) -> None:
         self.url = url
@@ -77,7 +80,7 @@ class Window:
             self.complaints.append(f"{message.type}: {message.text}")
 
     def open(self, place: str = "#/") -> Any:
-        """Go to a place of the console, loaded anew."""
+        """Go to a place of the console and load the page anew."""
         self.page.goto("about:blank")
         self.page.goto(f"{self.url}/{place}")
         return self.page
@@ -91,7 +94,7 @@ class Window:
         return found
 
     def agree(self, button: str, typed: str = "") -> None:
-        """Say yes in a dialog, with what it wants typed, and wait until it is gone."""
+        """Type what a dialog asks for, confirm it, and wait until it is closed."""
         dialog = self.dialog()
         if typed:
             dialog.locator("input").first.fill(typed)
@@ -102,7 +105,7 @@ class Window:
         self.page.locator("#page, .toasts, .banner, dialog").get_by_text(text).first.wait_for()
 
     def row(self, name: str) -> Any:
-        """A row of a table, by the name in it."""
+        """Return the row of a table that contains this name."""
         return (
             self.page.locator("tbody tr").filter(has=self.page.get_by_text(name, exact=True)).first
         )

@@ -1,5 +1,5 @@
-"""Certificates for a test: an authority, a server and a client that it vouches for, and a client
-that somebody else does.
+"""Certificates for a test: an authority, a server and a client certificate signed by it, and a
+client certificate signed by another authority.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CLIENT_NAME = "orders-worker"
 
 @dataclass(frozen=True)
 class Certificates:
-    """Paths of PEM files."""
+    """Paths of the PEM files."""
 
     root_ca: str
     cert: str
@@ -26,7 +26,9 @@ class Certificates:
     stranger_key: str
 
     def client(self, *, cert: str = "", key: str = "") -> ssl.SSLContext:
-        """What a client of the server here would use."""
+        """Return a TLS context for a client that trusts the authority. It has a client certificate
+        if one is given.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(self.root_ca)
         if cert:

@@ -1,5 +1,5 @@
-"""The console's API over a broker that is none: calls are written down, statistics and messages are
-what a test says.
+"""The console's API without a broker. A fake records each call, and answers with the statistics and
+messages that the test sets.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ALARMS: dict[str, Any] = {"now": (), "recent": (), "receivers": ()}
 
 
 class FakeSource:
-    """Topics with their channels; what is called and not known here is written down and answered
-    with nothing.
+    """A fake broker with topics and channels. A call that it does not know is recorded and answered
+    with an empty result.
     """
 
     def __init__(self) -> None:
@@ -122,8 +122,8 @@ class FakeSource:
         yield self
 
     async def publish_many(self, topic: str, bodies: list[bytes], **more: Any) -> Any:
-        """As a producer; what its receipt says is the answer "publish" of a test: an offset, or
-        keys of delayed messages.
+        """Publish as a producer does. The receipt contains what the test set as answer "publish":
+        an offset, or the keys of delayed messages.
         """
         self.calls.append(
             (
@@ -165,7 +165,9 @@ class FakeSource:
 
 
 class ConsoleSite(Site):
-    """With the sampler at work in its loop, while a call is."""
+    """The API on a fake broker. The console's sampler runs in the same event loop, and only during
+    a call.
+    """
 
     def __init__(
         self,
@@ -190,7 +192,7 @@ class ConsoleSite(Site):
         self.console.start()
 
     def within(self, make: Callable[[], Awaitable[Any]], timeout_s: float = 10.0) -> Any:
-        """Run this in the loop."""
+        """Run this coroutine in the loop."""
 
         async def run() -> Any:
             async with asyncio.timeout(timeout_s):

@@ -1,8 +1,8 @@
-"""A nsqlookupd for tests: its TCP protocol V1 and the answers of its HTTP API, as nsqlookupd 1.3
-gives them, and ways to be ill.
+"""A fake nsqlookupd for tests: its TCP protocol V1 and the answers of its HTTP API, as nsqlookupd
+1.3 gives them, and ways to make it fail.
 
-`answer(line)` may give other bytes than nsqlookupd would (with their length), b"" for silence, or
-None for the usual ones.
+`answer(line)` may return other bytes than nsqlookupd would (with their length), b"" to send no
+answer, or None for the usual answer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
 
 
 class Fatal(Exception):
-    """An error that nsqlookupd tells, and then closes: all of its errors are."""
+    """An error that nsqlookupd sends before it closes the connection. It does so with all of its
+    errors.
+    """
 
 
 class FakeLookupd:
-    """`registered` has the registrations of each connection; `lines` all that was said, in
-    order.
+    """`registered` has the registrations of each connection. `lines` has every line that was
+    received, in order.
     """
 
     def __init__(self, answer: Callable[[str], bytes | None] = lambda _: None) -> None:
@@ -36,7 +38,8 @@ class FakeLookupd:
         self.changed = asyncio.Condition()
         self.nodes: dict[asyncio.StreamWriter, dict[str, Any]] = {}
         self.registered: dict[asyncio.StreamWriter, set[tuple[str, str]]] = {}
-        self.names: set[tuple[str, str]] = set()  # nsqlookupd keeps names whose last producer went
+        # nsqlookupd keeps names whose last producer has disconnected
+        self.names: set[tuple[str, str]] = set()
         self.web = SmallWeb(self._web)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -59,7 +62,7 @@ class FakeLookupd:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Away, with all connections; `start` brings it back at the same port."""
+        """Close the listener and all connections. `start` brings it back at the same port."""
         if self._server is not None:
             self._server.close()
         await self.cut()
@@ -73,7 +76,7 @@ class FakeLookupd:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def here(self) -> set[tuple[str, str]]:
-        """The topics and channels that are registered now."""
+        """Return the topics and channels that are registered now."""
         return {one for some in self.registered.values() for one in some}
 
     async def until(self, true: Callable[[], bool]) -> None:

@@ -1,5 +1,5 @@
-"""A small storage in a thread: stages by the rules of PROTOCOL.md, in memory, and faults to
-order.
+"""A small fake of a topic's storage in a thread. It keeps stages in memory by the rules of
+PROTOCOL.md, and fails as a test orders.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ CREDIT: Final = 256 * 1024
 
 
 class FakeStages:
-    """RUN/supervisor, RUN/1 (stage), RUN/2 (PULL), in a thread. What is sealed survives `die` and
-    `start`.
+    """Serves RUN/supervisor, RUN/1 (stages) and RUN/2 (PULL) in a thread. Sealed stages survive
+    `die` followed by `start`.
 
-    Faults: `lose` (numbers of pushes to drop, by their order of arrival), `failures` (codes
-    answered to the next pushes), `hold` (pushes are not read while set), `deaf_to` (kinds of
-    words).
+    Faults: `lose` (numbers of pushes to drop, by their order of arrival), `failures` (error codes
+    with which the next pushes are answered), `hold` (pushes are not read while it is set),
+    `deaf_to` (kinds of protocol messages that are ignored).
     """
 
     def __init__(self, run: Path) -> None:
@@ -61,7 +61,7 @@ class FakeStages:
         assert up.wait(5)
 
     def die(self, keep: int = 0) -> None:
-        """As by kill -9; of what was not sealed `keep` blocks survive."""
+        """End as by kill -9. Of the blocks that were not sealed, `keep` survive."""
         if self._thread is None:
             return
         self._stop.set()
@@ -129,7 +129,7 @@ class FakeStages:
         if envelope is not None:
             try:
                 sockets.send_word(self._router["1"], envelope, message)
-            except zmq.ZMQError:  # the peer is gone
+            except zmq.ZMQError:  # the peer has disconnected
                 return
 
     def _take(self, end: Any, envelope: list[bytes], message: p.Wire, _: list[Any]) -> None:
@@ -138,7 +138,7 @@ class FakeStages:
             return
         if isinstance(message, p.Lookup):
             places = {"stage": f"ipc://{self.run}/1", "push": f"ipc://{self.run}/2", "uuid": "0"}
-            with contextlib.suppress(zmq.ZMQError):  # the peer is gone
+            with contextlib.suppress(zmq.ZMQError):  # the peer has disconnected
                 sockets.send_word(end, envelope, p.Done(message.request, places))
         elif isinstance(message, p.OpenStage):
             self._open(envelope, message)

@@ -1,4 +1,4 @@
-"""A topic and its storage as each other sees it, in tests of one of them."""
+"""Fakes for tests of a topic without its storage, and of a storage without its topic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Told = Appended | Kept | NotKept | Head | ZsqError
 
 
 class Listener:
-    """A topic that notes what its storage calls."""
+    """A topic that records each call of its storage."""
 
     def __init__(self) -> None:
         self.told: list[Told] = []
@@ -61,7 +61,9 @@ class Listener:
 
 
 class FakeStorage:
-    """A storage that notes what its topic hands it. With `refusal` it raises that instead."""
+    """A storage that records what its topic passes to it. If `refusal` is set, it raises that
+    instead.
+    """
 
     def __init__(self, recovered: Recovered) -> None:
         self._recovered = recovered
@@ -104,7 +106,7 @@ class FakeStorage:
         self.orders.append(("gone", who))
 
     def turn(self) -> None:
-        """Nothing waits for a sync."""
+        """Do nothing: no request waits for a sync here."""
 
     def stop(self) -> bool:
         self.stops += 1

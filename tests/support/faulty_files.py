@@ -1,20 +1,19 @@
-"""A seam for tests that forgets: what was not synced, and names in folders that were not synced,
-may be lost at a crash.
+"""A file system for tests that can lose what was not synced: written bytes, and names in folders.
 
-Underneath lies a real folder, so that reads, locks and LMDB work as ever. Beside it this class
-keeps a model of what is certainly on disk: for each file its content at the last sync, for each
-folder its names at the last sync, and the list of changes since, in order. `crash` replaces the
-real folder by the certain state plus any choice of the pending changes, each whole, not at all, or
-(a write) the first bytes only.
+Underneath lies a real folder, so that reads, locks and LMDB work as usual. In addition, this class
+keeps a model of what is certainly on disk: the content of each file at its last sync, the names in
+each folder at its last sync, and the list of changes since then, in order. `crash` replaces the
+real folder by that certain state plus any choice of the pending changes. A pending change is
+applied completely or not at all. Of a write, the first bytes alone may be applied.
 
     files = FaultyFiles(root)
-    files.power_cut_at = 17            # the 17th change from now does not happen any more: PowerCut
+    files.power_cut_at = 17            # the 17th change from now is not done: it raises PowerCut
     files.fail["sync"] = {2: EIO}      # the 2nd sync from now fails
     files.crash(keep_none)             # and then open a store again
 
-After a failed sync the changes it covered are visible in reads and never reach the disk, whatever
-is synced later: that is what Linux does. A file that was not made through this seam (LMDB's, the
-lock) is taken as it is.
+After a failed sync, the changes that it covered are visible in reads and never reach the disk,
+whatever is synced later. Linux does the same. A file that was not made through this class (LMDB's
+files, the lock) is taken as it is.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from zsq.storage.files import Files
 
 
 class PowerCut(Exception):
-    """The machine is off. Every later change raises it too."""
+    """The power is cut. Every later change raises this error too."""
 
 
 @dataclass(eq=False, slots=True)
 class FaultyNode:
-    """A file or a folder. `content` and `names` are what is certainly on disk; `names_now` is what
+    """A file or a folder. `content` and `names` are what is certainly on disk. `names_now` is what
     the process sees.
     """
 
@@ -75,8 +74,8 @@ class Change:
 
 
 Choose = Callable[[int, Change], int]
-"""(number, change) -> how much of it reached the disk: for a write a number of bytes, else 0 or
-not.
+"""A function of (number, change) that returns how much of the change reached the disk: for a write
+a number of bytes, for another change 0 (not done) or another number (done).
 """
 
 
@@ -89,7 +88,7 @@ def keep_all(number: int, change: Change) -> int:
 
 
 class FaultyFiles(Files):
-    """`changes`: how many calls so far would have changed the disk. `log`: their names."""
+    """`changes` counts the calls that change the disk. `log` has their names."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -99,7 +98,7 @@ class FaultyFiles(Files):
         self.power_cut_at = 0
         self.fail: dict[str, dict[int, int]] = {}
         self.short: dict[int, int] = {}
-        """Number of a writev from now -> bytes it takes before it stops."""
+        """Number of a writev, counted from now -> the bytes that it writes before it stops."""
         self.unreadable: tuple[str, int] = ("", 0)
         """A file's name and the position of a byte that the disk cannot read."""
         self.free = 1 << 40
@@ -109,7 +108,7 @@ class FaultyFiles(Files):
         self._locks: set[int] = set()
         self._tree = self._adopt(root)
 
-    # Calls that change something
+    # Calls that change the disk
 
     def open_new(self, path: str) -> int:
         self._step("open_new")
@@ -185,7 +184,7 @@ class FaultyFiles(Files):
         super().make_folder(path)
         self._name("create", (path, FaultyNode(folder=True)))
 
-    # Calls that do not
+    # Calls that change nothing
 
     def open_append(self, path: str) -> int:
         self._count("open_append")
@@ -229,8 +228,8 @@ class FaultyFiles(Files):
     # The crash
 
     def crash(self, choose: Choose) -> None:
-        """The machine stops, some of what is pending reaches the disk, the machine starts. What was
-        open is closed.
+        """Simulate a crash: some of the pending changes reach the disk, and open files are closed.
+        Then the machine has started again.
         """
         for number, change in enumerate(self.pending):
             kept = choose(number, change)
@@ -246,7 +245,9 @@ class FaultyFiles(Files):
         self.reset()
 
     def reset(self) -> None:
-        """Forget the plan of failures; take the real folder as certain."""
+        """Clear all planned failures, and treat the present content of the real folder as certainly
+        on disk.
+        """
         self.pending = []
         self.power_cut_at = self.changes = 0
         self.log = []
@@ -275,8 +276,8 @@ class FaultyFiles(Files):
             super().close(fd)
 
     def _strangers(self, path: str, node: FaultyNode) -> dict[int, dict[str, bytes]]:
-        """Per folder, the files that nobody made, or changes, through this seam: LMDB's and the
-        lock.
+        """Return, for each folder, the files that were not made through this class: LMDB's files
+        and the lock file.
         """
         found: dict[int, dict[str, bytes]] = {id(node): {}}
         for name in super().list(path):
@@ -339,7 +340,8 @@ class FaultyFiles(Files):
             found.append((folder, path.rpartition("/")[2], node))
         for folder, name, node in found:
             if node is None:
-                folder.names_now.pop(name, None)  # a lock, or LMDB's, may not be known here
+                # lock files and LMDB's files may not be known here
+                folder.names_now.pop(name, None)
             else:
                 folder.names_now[name] = node
         self.pending.append(Change(kind, found[-1][0], entries=tuple(found)))

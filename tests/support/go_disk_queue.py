@@ -1,5 +1,5 @@
-"""go-diskqueue 1.1 as a model: its rules in Python on real files, its flaws included. What
-`DiskQueue` writes must be what this writes.
+"""Model of go-diskqueue 1.1: its rules in Python on real files, including its flaws. `DiskQueue`
+must write the same files as this model.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 class GoDiskQueue:
-    """One loop round after each call, as the Go program's single goroutine does; `sync_every`
-    counts reads and writes.
+    """Each call runs one round of the loop, as the single goroutine of the Go program does.
+    `sync_every` counts reads and writes.
     """
 
     def __init__(

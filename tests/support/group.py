@@ -1,5 +1,5 @@
-"""A supervisor's place, for tests of a topic's group: processes start and end when told; storage's
-orders are answered when told.
+"""A fake supervisor for tests of the group of a topic's processes. A test says when processes start
+and end, and when the storage answers an order.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def a_channel(name: str) -> ChannelStart:
 
 
 def made_with(child: Child) -> NewChannelSettings:
-    """The settings with which a channel is made."""
+    """Return the settings with which a channel is made."""
     assert isinstance(child.spec.start, ChannelStart)
     return child.spec.start.made_with
 
 
 class Broker:
-    """It is what the group takes as `Processes`, and what handlers of commands take as state of the
-    broker.
+    """A fake that the group uses as its `Processes`, and that the handlers of commands use as the
+    state of the broker.
     """
 
     def __init__(self, topic: str = "t") -> None:
@@ -97,7 +97,7 @@ class Broker:
         self.groups.pop(name, None)
 
     def view(self, **parts: Any) -> BrokerView:
-        """What statistics see of it."""
+        """Return the view of the broker from which statistics are made."""
         alarms = SimpleNamespace(
             rows=lambda *_: [], recent=list, receivers=list, texts=lambda topic: []
         )
@@ -111,7 +111,7 @@ class Broker:
         return next(self.keys)
 
     def may_start(self) -> bool:
-        """As long as a turn has time for."""
+        """Return True for the first `time_for` calls, because the time of a turn is limited."""
         self.time_for -= 1
         return self.time_for >= 0
 
@@ -154,7 +154,7 @@ class Broker:
         deletion.over(self.requests, envelope or child.envelope, p.Over(child.spec.key))
 
     def end(self) -> None:
-        """The process is gone, and so is its row."""
+        """Report that the channel's process has ended, and answer that its row was dropped."""
         self.ends.pop(0)(True)
         (order, answer), *self.orders = [
             one for one in self.orders if not isinstance(one[0], p.LeaveChannel)

@@ -1,4 +1,6 @@
-"""A disk that forgets, and notes what takes its name before all of it is on disk."""
+"""A fake file system that loses unsynced data, and records each rename of a file or folder that is
+not completely on disk.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from zsq.storage.files import Files
 
 
 class HastyFiles(FaultyFiles):
-    """`hasty`: what was renamed while bytes, or names below it, were not synced. Files outside of
-    the root are read as they are.
+    """`hasty` lists each rename of a file or folder of which bytes, or names below it, were not
+    synced. Files outside of the root are read from the real file system.
     """
 
     def __init__(self, root: str) -> None:

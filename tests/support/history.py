@@ -1,14 +1,14 @@
-"""What was promised and what happened: the checker that kill tests (and later the simulation) hold
-the system against.
+"""Checker of a history: what the clients were promised, and what they received. The tests that kill
+processes use it.
 
 Bodies are unique numbers. Rules (the invariants that an outside observer can check):
 
-1. every acknowledged publish is delivered to every channel that existed
-2. nothing is delivered that was not sent, and bodies agree to the byte
-3. nothing is delivered after its finish was confirmed
-4. in the log each acknowledged message is there once; an unacknowledged one at most once
-5. attempts of a message never fall
-6. an offset always names the same message
+1. Every acknowledged publish is delivered to every channel that existed.
+2. Nothing is delivered that was not sent, and bodies agree to the byte.
+3. Nothing is delivered after its finish was confirmed.
+4. The log has each acknowledged message exactly once, and an unacknowledged one at most once.
+5. The attempts of a message never decrease.
+6. An offset always names the same message.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def number_of(body: bytes) -> int:
 
 @dataclass
 class ChannelHistory:
-    delivered: dict[int, int] = field(default_factory=dict)  # number -> times
+    delivered: dict[int, int] = field(default_factory=dict)  # number -> how often it was delivered
     attempts: dict[int, int] = field(default_factory=dict)
     confirmed: set[int] = field(default_factory=set)
-    # A finish whose answer was lost: it may have taken effect or not.
+    # Finishes whose answer was lost: they may have taken effect or not.
     doubtful: set[int] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
 
 
 class History:
-    """Shared by the threads of a test."""
+    """The record that all threads of a test share."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -84,13 +84,15 @@ class History:
             self.channels[channel].doubtful.add(number)
 
     def all_finished(self, channel: str) -> bool:
-        """As far as can be known from outside; the caller also looks at the channel's depth."""
+        """Return True if all messages are finished, as far as that can be known from outside. The
+        caller also compares the channel's depth.
+        """
         with self.lock:
             row = self.channels.get(channel)
             return row is not None and self.acknowledged <= row.confirmed | row.doubtful
 
     def check(self, url: str, topic: str) -> None:
-        """After the end: everything against the log and the channels."""
+        """Compare everything with the log and the channels, at the end of the test."""
         stored: dict[int, int] = {}
         errors: list[str] = []
         with zsq.Reader(topic, url=url) as reader:

@@ -1,5 +1,5 @@
-"""The HTTP application without a broker behind it, or without a network before it: what tests of it
-stand on.
+"""Helpers for tests of the HTTP application: a fake broker behind it, and ways to call it without a
+network or on a local port.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ TOPIC = {
 
 
 class FakeBroker:
-    """Topics and channels in memory; a publisher too. `fails`: what its next call raises."""
+    """A fake broker that keeps topics and channels in memory, and that is a publisher too. `fails`
+    is the error that its next call raises.
+    """
 
     def __init__(self) -> None:
         self.topics: dict[str, set[str]] = {}
@@ -46,7 +48,7 @@ class FakeBroker:
         self.health: dict[str, str] = {}
         self.fails: BaseException | None = None
         self.asked = asyncio.Event()
-        self.hold: asyncio.Event | None = None  # statistics, and publishes, wait for it
+        self.hold: asyncio.Event | None = None  # statistics and publishes wait for it
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
@@ -108,7 +110,7 @@ class FakeBroker:
         return {}
 
     async def stats(self, topic: str | None = None, channel: str | None = None) -> Any:
-        # As it was when it was asked.
+        # A copy of the state at the time of the request.
         found = [self._row(name) for name in sorted(self.topics) if topic in (None, name)]
         self.asked.set()
         if self.hold is not None:
@@ -141,7 +143,7 @@ class FakeBroker:
 
 
 class Site:
-    """An application over a fake broker, called in one event loop without a network."""
+    """An application over a fake broker. It is called in one event loop, without a network."""
 
     def __init__(
         self,
@@ -179,7 +181,7 @@ class Site:
 
 
 class Served:
-    """The same behind its server, on a port of loopback, in a thread."""
+    """The same application behind its server, on a port of the loopback interface, in a thread."""
 
     def __init__(self, limits: HttpLimits, certificates: Certificates | None = None) -> None:
         self.broker: FakeBroker
@@ -221,7 +223,7 @@ class Served:
         assert not self._thread.is_alive()
 
     def hold(self) -> Callable[[], None]:
-        """The broker answers nothing until what is returned is called."""
+        """Block all answers of the broker, and return a function that releases them."""
         held = self.broker.hold = asyncio.Event()
 
         def release() -> None:
@@ -246,7 +248,7 @@ def served(
 
 
 def all_of(sock: socket.socket) -> bytes:
-    """What comes until the other side closes, or cuts."""
+    """Return all bytes until the other side closes or resets the connection."""
     found = b""
     try:
         while chunk := sock.recv(65_536):

@@ -1,4 +1,4 @@
-"""Keys and an access file for tests: a broker's pair, and one of each user."""
+"""CURVE keys and an access file for tests: one key pair for the broker, and one for each user."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from zsq.transport.wire.credentials import Credentials, load
 
 
 class Keyring:
-    """Made by the commands that people use. `etl.key` and so on lie in `folder`, and
-    `access.toml`.
+    """Keys that were made with the commands that users run. `folder` holds `access.toml` and the
+    key files, for example `etl.key`.
     """
 
     def __init__(self, folder: Path, users: Iterable[str]) -> None:
@@ -36,7 +36,7 @@ class Keyring:
         return load(str(self.file(user)))
 
     def allow(self, text: str) -> None:
-        """Write the access file; `KEY NAME` in its text stands for a user's public key."""
+        """Write the access file. `KEY NAME` in its text stands for the public key of that user."""
         self.access.write_text(re.sub(r"KEY (\w+)", lambda found: self.of(found[1]).public, text))
 
     def options(self) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
-"""Cut the connections between a broker's processes from outside: what the kernel would do to them,
-without a word of ours.
+"""Cut the connections between a broker's processes from outside, as the kernel could do it. The
+processes take no part in it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from pathlib import Path
 
 from support.broker import wait_for
 
-_PIDFD_GETFD = 438  # the number of the system call on all machines of Linux
+_PIDFD_GETFD = 438  # the number of this system call, the same on all Linux architectures
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _sockets(pid: int) -> Iterator[socket.socket]:
-    """A copy of each socket of the process; closing it changes nothing there."""
+    """Yield a duplicate of each socket of the process. Closing the duplicate changes nothing in the
+    process.
+    """
     pidfd = os.pidfd_open(pid)
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -36,7 +38,7 @@ def _sockets(pid: int) -> Iterator[socket.socket]:
 
 
 def dialled(pid: int, run_dir: Path) -> list[str]:
-    """The endpoints in the run directory to which the process is connected, by their names."""
+    """Return the names of the endpoints in the run directory to which the process is connected."""
     names = []
     for one in _sockets(pid):
         with contextlib.suppress(OSError):
@@ -47,8 +49,8 @@ def dialled(pid: int, run_dir: Path) -> list[str]:
 
 
 def cut(pid: int, run_dir: Path, only: str = "") -> list[str]:
-    """End these connections (or those to the endpoint `only`), and return to which endpoints they
-    led.
+    """Shut down these connections (or only those to the endpoint `only`), and return the names of
+    their endpoints.
     """
     ended = []
     for one in _sockets(pid):
@@ -65,7 +67,7 @@ def cut(pid: int, run_dir: Path, only: str = "") -> list[str]:
 
 
 def wait_linked(pid: int, run_dir: Path, names: list[str]) -> None:
-    """Until the process is connected to all of these again."""
+    """Wait until the process is connected to all of these endpoints again."""
     wait_for(
         lambda: not Counter(names) - Counter(dialled(pid, run_dir)),
         10,

@@ -1,18 +1,18 @@
-"""Between LMDB and the C library: every call that changes a file is seen first, and may be made to
-fail.
+"""A hook between LMDB and the C library. It sees every call that changes a file before it is
+carried out, and can make it fail.
 
-LMDB writes past the seam of `storage/files.py`, from C. Its extension module reaches `pwrite`,
-`fdatasync` and the others by a table of addresses (the ELF global offset table); here that table is
-read from the module's own dynamic section and its entries are pointed at functions of ours. It does
-what an LD_PRELOAD shim would, needs no compiler, and sees the calls in one order with those of the
-seam.
+LMDB is C code and does not write through `storage/files.py`. Its extension module finds `pwrite`,
+`fdatasync` and the others in a table of addresses (the ELF global offset table). This module finds
+that table in the dynamic section of the extension module, and replaces its entries by functions of
+ours. It has the effect of an LD_PRELOAD shim, but needs no compiler, and sees LMDB's calls and
+those of `storage/files.py` in one order.
 
     with LmdbCalls(lambda call: 0):       # 0: do it; an errno: fail with it
         env = lmdb.open(...)
 
-How LMDB commits (mdb.c, `mdb_txn_commit`): dirty pages by pwrite or lseek and writev, fdatasync,
-then the meta page of the other parity through a second descriptor that was opened with O_DSYNC:
-that write is durable when it returns.
+LMDB commits in this order (mdb.c, `mdb_txn_commit`): it writes dirty pages by pwrite, or by lseek
+and writev, and calls fdatasync. Then it writes the older of the two meta pages through a second
+descriptor, which was opened with O_DSYNC. That write is durable when it returns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from typing import Any, Final, NamedTuple, Self
 
 import lmdb.cpython
 
-_TABLE, _STRINGS, _SYMBOLS, _RELOCATIONS, _RELOCATIONS_BYTES = 23, 5, 6, 7, 8  # DT_JMPREL and so on
+# DT_JMPREL, DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ
+_TABLE, _STRINGS, _SYMBOLS, _RELOCATIONS, _RELOCATIONS_BYTES = 23, 5, 6, 7, 8
 _TABLE_BYTES = 2
 _DYNAMIC, _LOAD = 2, 1
 _SIZE = ctypes.c_ssize_t
@@ -51,8 +52,8 @@ HOOKED: Final[dict[str, Any]] = {
 
 
 class LmdbCall(NamedTuple):
-    """`kind`: write, sync or truncate. `durable`: a write by a descriptor that syncs itself.
-    `position`: of a write, or the new size.
+    """One call of LMDB. `kind` is write, sync or truncate. `durable`: the write goes through a
+    descriptor with O_DSYNC. `position` is the position of a write, or the new size.
     """
 
     kind: str
@@ -63,21 +64,21 @@ class LmdbCall(NamedTuple):
 
 
 Hook = Callable[[LmdbCall], int]
-"""0: let it go on; an errno: it fails with that, and nothing was written; below 0: a write takes
-only that many bytes (a short write).
+"""What the hook returns. 0: the call is carried out. An errno: the call fails with it and writes
+nothing. Below 0: a write stops after that many bytes (a short write).
 """
 
 
 class LmdbCalls:
-    """One at a time in a process. An exception of the hook fails the call with EIO and is kept in
-    `error`.
+    """The installed hook. There can be only one at a time in a process. If the hook raises an
+    exception, the call fails with EIO, and the exception is kept in `error`.
     """
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
         self.error: BaseException | None = None
         self._libc: Any = ctypes.CDLL(None, use_errno=True)
-        self._kept: list[Any] = []  # the functions whose addresses stand in the table
+        self._kept: list[Any] = []  # keeps the functions alive whose addresses are in the table
         self._before: dict[int, int] = {}
 
     def __enter__(self) -> Self:
@@ -97,7 +98,9 @@ class LmdbCalls:
         self._before.clear()
 
     def _point(self, address: int, value: int) -> int:
-        """The table is read-only after loading (RELRO)."""
+        """Change the entries of the table. It is read-only after loading (RELRO), so it is made
+        writable first.
+        """
         page = address & -mmap.PAGESIZE
         size = ctypes.c_size_t(address + 8 - page)
         if self._libc.mprotect(_POINTER(page), size, mmap.PROT_READ | mmap.PROT_WRITE):
@@ -106,7 +109,7 @@ class LmdbCalls:
         before, place.value = place.value, value
         return int(before)
 
-    # What LMDB calls
+    # The functions that LMDB calls
 
     def _ask(self, call: LmdbCall) -> int:
         try:
@@ -167,14 +170,14 @@ def path_of(fd: int) -> str:
 
 
 def gathered(vector: int, count: int) -> Iterator[bytes]:
-    """The pieces of a struct iovec[count]: pointer and length each."""
+    """Yield the pieces of a struct iovec[count]: pointer and length of each."""
     for start, size in struct.iter_unpack("=QQ", ctypes.string_at(vector, 16 * count)):
         yield ctypes.string_at(start, size)
 
 
 def table_entries(module: Path) -> dict[str, int]:
-    """Name of a C function -> where its address lies in this process, for a loaded module (64-bit
-    little-endian ELF: x86-64, aarch64).
+    """Return, for a loaded module, name of a C function -> address of its table entry in this
+    process (64-bit little-endian ELF: x86-64, aarch64).
     """
     path = str(module.resolve())
     image = Path(path).read_bytes()

@@ -1,4 +1,4 @@
-"""The fake nsqlookupd in a thread of its own, for tests that do not run in an event loop."""
+"""The fake nsqlookupd in a separate thread, for tests that do not run in an event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .fake_lookupd import FakeLookupd
 
 
 def _typed(answer: bytes | None) -> bytes | None:
-    """As nsqlookupd says it: gnsq takes no other for JSON."""
+    """Add the content type that nsqlookupd sends. gnsq parses only answers of this type as JSON."""
     return answer and answer.replace(
         b"\r\n", b"\r\nContent-Type: application/json; charset=utf-8\r\n", 1
     )
@@ -44,7 +44,7 @@ class LookupdThread:
         return f"127.0.0.1:{self._lookupd.web.port}"
 
     def here(self) -> set[tuple[str, str]]:
-        """The topics and channels that are registered now."""
+        """Return the topics and channels that are registered now."""
 
         async def here() -> set[tuple[str, str]]:
             return self._lookupd.here()

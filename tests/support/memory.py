@@ -1,4 +1,4 @@
-"""Private memory of processes, watched by a thread while a test goes on."""
+"""Private memory of processes, measured by a thread while a test runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ EVERY_S = 0.05
 
 
 def private_bytes(pid: int) -> int:
-    """What the process shares with no other, without clean pages of files: those are the page
-    cache's.
+    """Return the memory that the process shares with no other. Clean pages of files do not count,
+    because they belong to the page cache.
     """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     return (
@@ -26,7 +26,7 @@ def private_bytes(pid: int) -> int:
 
 
 class Peak:
-    """How far each process grows from now on."""
+    """Measures how much each process grows from now on."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._first = {pid: private_bytes(pid) for pid in pids}
@@ -38,11 +38,11 @@ class Peak:
     def _watch(self) -> None:
         while not self._stop.wait(EVERY_S):
             for pid in self._first:
-                with contextlib.suppress(OSError):  # it ended
+                with contextlib.suppress(OSError):  # the process has ended
                     self._most[pid] = max(self._most[pid], private_bytes(pid))
 
     def close(self) -> dict[str, int]:
-        """Bytes by "pid: name"."""
+        """Stop, and return "pid: name" -> growth in bytes."""
         self._stop.set()
         self._thread.join(10)
         return {f"{pid}: {_name(pid)}": most - self._first[pid] for pid, most in self._most.items()}

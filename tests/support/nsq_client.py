@@ -1,5 +1,5 @@
-"""An NSQ client and a backend that records, around a session: raw bytes in, exact bytes out; and
-builders of both, written by hand here.
+"""An NSQ client and a recording backend around a session: tests pass raw bytes in and compare exact
+bytes out. The builders of both are written by hand, without the code under test.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def mpub(topic: bytes, *bodies: bytes, size: int | None = None) -> bytes:
 
 
 def said(text: str | bytes) -> bytes:
-    """A response frame."""
+    """Return a response frame."""
     return _frame(0, text)
 
 
 def failed(text: str | bytes) -> bytes:
-    """An error frame."""
+    """Return an error frame."""
     return _frame(1, text)
 
 
@@ -57,8 +57,8 @@ class Grant(NamedTuple):
 
 
 class Client:
-    """A session with its backend. Answers are given at once unless their verb is in `late`; then
-    they wait in `waiting`, by verb.
+    """A session with its backend. The backend answers at once, unless the verb is in `late`: such
+    requests wait in `waiting`, by verb.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Client:
         self.closed = False
         self.in_flight = {ID}
         self.with_others: set[bytes] = set()
-        self.why: dict[str, str] = {}  # verb -> what it is answered
+        self.why: dict[str, str] = {}  # verb -> the error code with which it is answered
         self.grant: Authorized | str = Grant()
         self.granting: list[Callable[[Authorized | str], None]] = []
         self.session = Session(limits or NsqLimits(), self, self.write, 0)
@@ -79,19 +79,19 @@ class Client:
             self.session.receive(b"  V2", 0)
 
     def send(self, *data: bytes, now_ms: int = 0) -> bytes:
-        """What comes back at once."""
+        """Send these bytes to the session, and return what it sends back at once."""
         before = len(self.out)
         self.session.receive(b"".join(data), now_ms * MS)
         self._go_on(now_ms)
         return bytes(self.out[before:])
 
     def _go_on(self, now_ms: int = 0) -> None:
-        """Give the session as many turns as it wants."""
+        """Run as many turns of the session as it asks for."""
         while self.session.more and self.session.reading:
             self.session.go_on(now_ms * MS)
 
     def tell(self, verb: str, index: int = 0, why: str = "") -> bytes:
-        """Answer one that waits; what the client gets by it."""
+        """Answer a waiting request, and return what the client receives."""
         before = len(self.out)
         self.waiting[verb].pop(index)(why)
         self._go_on()

@@ -1,5 +1,5 @@
-"""NSQ's clients as programs of their own: which there are, what each can, how one is started, told
-and heard (tests/compat/clients/).
+"""Client programs for NSQ that tests use: which there are, what each can do, how they are started,
+and how a test exchanges events with them (tests/compat/clients/).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Client:
-    """`asks_timeout`: it can ask for a message timeout of its own. `packs`: its producer can use
-    layers, as its consumer can.
+    """A client library. `asks_timeout`: a client can ask for its own message timeout. `packs`: its
+    producer can use compression and TLS, as its consumer can.
 
-    `looks_again`: it asks its lookups on after a connection was refused.
+    `looks_again`: it continues to ask nsqlookupd after a connection was refused.
     """
 
     name: str
-    needs: tuple[str, ...] = ()  # modules
+    needs: tuple[str, ...] = ()  # Python modules that must be installed
     layers: tuple[str, ...] = _LAYERS
     asks_timeout: bool = True
     packs: bool = True
@@ -49,7 +49,7 @@ class Client:
         return [sys.executable, "-m", f"compat.clients.{self.name}_client"]
 
     def missing(self) -> str:
-        """Why it cannot run here; empty if it can."""
+        """Return why it cannot run here, or an empty text if it can."""
         if self.name == "nsqjs":
             return nsqjs_missing()
         missing = [module for module in self.needs if importlib.util.find_spec(module) is None]
@@ -58,14 +58,14 @@ class Client:
 
 CLIENTS: Final = (
     Client("pynsq", ("nsq", "tornado", "snappy")),
-    # Takes the layer's OK for a publish's.
+    # Its producer takes the OK of the TLS or compression layer for the OK of a publish.
     Client("gnsq", ("gnsq", "gevent", "snappy"), asks_timeout=False, packs=False),
     Client("ansq", ("ansq",), layers=(), looks_again=False),
     Client("nsqjs"),
 )
 
 
-# nsqjs comes from npm, once, into the user's cache
+# nsqjs comes from npm. It is installed once, into the user's cache.
 
 
 def node_modules() -> Path:
@@ -74,7 +74,7 @@ def node_modules() -> Path:
 
 
 def program(name: str) -> str | None:
-    """node and npm of this machine, or those that the extra `test-clients` brings."""
+    """Return node or npm of this machine, or the one that the extra `test-clients` installs."""
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 
@@ -87,7 +87,8 @@ def nsqjs_missing() -> str:
     folder = node_modules().parent
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other test processes wait, and find it there
+        # other test processes wait here, and then find it installed
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return ""
         with tempfile.TemporaryDirectory(dir=folder.parent) as made:
@@ -119,8 +120,8 @@ def nsqjs_missing() -> str:
 
 
 class Program:
-    """One client in a process of its own. It ends with its stdin, so it outlives neither its test
-    nor the test's process.
+    """One client in a separate process. It ends when its stdin is closed, so it outlives neither
+    its test nor the process of the test.
     """
 
     def __init__(self, client: Client, role: str, log: Path, **config: Any) -> None:
@@ -168,7 +169,7 @@ class Program:
         self.tell(op, id=message["id"], attempts=message["attempts"], **more)
 
     def next(self, kind: str, timeout_s: float = EVENT_S) -> Event:
-        """Takes out the next event of this kind."""
+        """Remove and return the next event of this kind."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
@@ -193,26 +194,26 @@ class Program:
             return [event for event in self.events if event["event"] == kind]
 
     def silent(self, kind: str, seconds: float) -> bool:
-        """Whether nothing of this kind comes for as long."""
+        """Return True if no event of this kind comes within this time."""
         with self._changed:
             return not self._changed.wait_for(
                 lambda: any(event["event"] == kind for event in self.events), seconds
             )
 
     def publish(self, op: str, topic: str, *bodies: bytes, delay_ms: int | None = None) -> Event:
-        """Without waiting for its answer."""
+        """Publish without waiting for the answer."""
         more = {} if delay_ms is None else {"delay_ms": delay_ms}
         self.tell(op, topic=topic, bodies=[body.decode("latin-1") for body in bodies], **more)
         return more
 
     def close(self) -> None:
-        """As a program that is well behaved ends."""
+        """End the program in an orderly way, and check its exit code."""
         self.tell("close")
         self.next("closed")
         assert self.process.wait(EVENT_S) == 0, self.log.read_text(errors="replace")[-3000:]
 
     def end(self) -> None:
-        """However the test left it."""
+        """Kill the program if it still runs, in whatever state the test left it."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(EVENT_S)

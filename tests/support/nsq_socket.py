@@ -1,5 +1,5 @@
-"""A client of NSQ's TCP protocol on a real socket, written by hand: what it sends and gets is
-bytes, so that nothing is smoothed over.
+"""A client of NSQ's TCP protocol on a real socket, written by hand. It sends and returns plain
+bytes, so that no library hides an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ class Message(NamedTuple):
 
 
 class NsqSocket:
-    """Blocking, with a time-out. `place`: a port of this machine, or the path of a unix socket."""
+    """A blocking socket with a time-out. `place` is a port of this machine, or the path of a unix
+    socket.
+    """
 
     def __init__(self, place: int | str, timeout_s: float = 10.0) -> None:
         if isinstance(place, int):
@@ -37,7 +39,7 @@ class NsqSocket:
         )
 
     def frame(self) -> tuple[int, bytes]:
-        """The next one that is no heartbeat; `EOFError` at the end."""
+        """Return the next frame that is not a heartbeat. Raise `EOFError` at the end."""
         while True:
             size, kind = struct.unpack(">ii", self._read(8))
             data = self._read(size - 4)
@@ -46,7 +48,7 @@ class NsqSocket:
             self.send("NOP")
 
     def ask(self, line: str, body: bytes | None = None) -> str:
-        """A command that is answered; "E_..." where that is an error."""
+        """Send a command and return its answer, or "E_..." if the answer is an error."""
         self.send(line, body)
         return self.frame()[1].decode()
 

@@ -1,5 +1,5 @@
-"""Directories that a real nsqd left, what was in them, and what stands in a data directory of ours
-after an import.
+"""Data directories that a real nsqd wrote, their expected contents, and what a data directory of
+ZSQ contains after an import.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sha(body: bytes) -> str:
 
 
 def fixture(name: str, folder: Path) -> Path:
-    """A copy to work on."""
+    """Return the path of a copy that the test may change."""
     return Path(shutil.copytree(FIXTURES / name, folder / name))
 
 
@@ -49,8 +49,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @dataclass
 class Backlog:
-    """A topic of ours: its own waiting bodies (seen by all channels), and by channel (body,
-    attempts) of all it has not finished.
+    """A topic of ZSQ: the bodies that wait in it (all channels will get them), and for each channel
+    (body, attempts) of each message that it has not finished.
     """
 
     paused: bool = False
@@ -62,8 +62,8 @@ class Backlog:
 
 
 def backlogs(data_dir: Path, files: Files | None = None) -> dict[str, Backlog]:
-    """Read from the stores themselves, by the words of the format: a channel's holes, and from its
-    cursor to what it may see.
+    """Read the backlogs from the stores themselves, as the file format defines them: the holes of a
+    channel, and all messages from its cursor to the last one that it may see.
     """
     files = files or Files()
     registry = Registry(files, data_dir, 0)
@@ -117,7 +117,9 @@ def message(number: int, attempts: int = 0, size: int = 10) -> NsqMessage:
 
 
 def write_nsqd(folder: Path, listed: NsqdList, queues: dict[str, list[list[NsqMessage]]]) -> Path:
-    """A data path as nsqd leaves it: each queue's messages by file."""
+    """Write a data path as nsqd would leave it. `queues` gives the messages of each queue, file by
+    file.
+    """
     folder.mkdir()
     (folder / "nsqd.dat").write_bytes(encode_nsqd(listed))
     for queue, in_files in queues.items():

@@ -1,4 +1,4 @@
-"""A topic's ordering with one producer that has said Hello, and what it answers in short."""
+"""A topic's ordering with one producer that has sent Hello, and a short form of its answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def publish(ordering: Ordering, *sequences: int, peer: tuple[bytes, ...] = A) ->
 
 
 def brief(replies: list[Reply]) -> list[tuple[bytes, object]]:
-    """(peer, what is stored) or (peer, (sequence, expected, code))."""
+    """Return for each reply (peer, what is stored), or (peer, (sequence, expected, code)) if the
+    block was not stored.
+    """
     found: list[tuple[bytes, object]] = []
     for peer, message in replies:
         if isinstance(message, Unstored):

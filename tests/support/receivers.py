@@ -1,5 +1,5 @@
-"""Receivers of alarms on this machine: a webhook, which notes what it gets and fails as often as it
-is told, and one that trickles.
+"""Receivers of alarms on this machine: a webhook that records what it gets and can fail, and a
+server that answers one byte at a time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Self
 
 
 class Hook:
-    """POSTs as they come in `got`: (headers, JSON). `failures`: so many are answered `status`
-    first; `hangs`: nothing is ever answered.
+    """`got` records the POSTs: (headers, JSON). The first `failures` POSTs are answered with
+    `status`. If `hangs` is set, nothing is ever answered.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Hook:
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None:
-                """Nothing on stderr."""
+                """Write nothing to stderr."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -70,8 +70,8 @@ class Hook:
 
 
 class Trickler:
-    """Takes connections, says `first` on each, and then a byte every 20 ms for ever: no time-out of
-    a socket ever sees the end of it.
+    """Accepts connections, sends `first` on each, and then one byte every 20 ms for ever. So no
+    time-out of a single read ends the answer.
     """
 
     def __init__(self, first: bytes, byte: bytes) -> None:

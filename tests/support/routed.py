@@ -1,4 +1,4 @@
-"""What stands in a port's place in tests has routes as a port has them."""
+"""Base class of the fakes that replace a port in tests. It has routes, as a port has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zsq.transport.wire.protocol import Wire
 
 
 class Routed:
-    """Base of ports that only note what is sent."""
+    """Base of fake ports that only record what is sent."""
 
     def __init__(self) -> None:
         self.routes: dict[type[Wire], Callable[[Any, Mail, Any], None]] = {}
@@ -20,7 +20,7 @@ class Routed:
         self.routes[kind] = handler
 
     def hear(self, message: Wire, envelope: Envelope = (), frames: list[Any] | None = None) -> None:
-        """Give a message to its handler, as an actor's loop does it. `KeyError`: it has none
-        here.
+        """Pass a message to its handler, as an actor's loop does. Raise `KeyError` if no handler is
+        registered.
         """
         self.routes[type(message)](self, Mail(envelope, message, frames or []), message)

@@ -1,4 +1,4 @@
-"""Compare what the code sends with the `TypedDict` that says what it sends."""
+"""Compare what the code sends with the `TypedDict` that describes it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from typing import (
 
 
 def required(shape: Any) -> set[str]:
-    """Return the names that are always there. `__required_keys__` alone does not know `NotRequired`
-    in a postponed annotation.
+    """Return the names that are always present. `__required_keys__` alone does not recognize
+    `NotRequired` in a postponed annotation.
     """
     extras = get_type_hints(shape, include_extras=True)
     return {name for name in shape.__required_keys__ if get_origin(extras[name]) is not NotRequired}
 
 
 def misfits(value: object, shape: Any, place: str = "answer") -> list[str]:
-    """Return every place at which a value is not what the shape says; a name that a `TypedDict`
-    does not have is one.
+    """Return every place at which a value does not match the shape. A name that the `TypedDict`
+    does not have is also reported.
     """
     origin, args = get_origin(shape), get_args(shape)
     if origin in (Union, UnionType):

@@ -1,5 +1,5 @@
-"""A web server of a few lines for a test: it notes what it was asked, and answers whatever bytes it
-is told to.
+"""A small web server for tests. It records its requests, and answers with any bytes that the test
+chooses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 class Question(NamedTuple):
     method: str
     path: str
-    parameters: dict[str, str]  # of the query, or of the form
+    parameters: dict[str, str]  # of the query string, or of the form
     headers: dict[str, str]
 
 
@@ -26,8 +26,8 @@ def said(body: bytes | Any, status: str = "200 OK", headers: str = "") -> bytes:
 
 
 class SmallWeb:
-    """`answer` is called for each question; None leaves the asker waiting. `asked` are the
-    questions so far.
+    """`answer` is called for each request. If it returns None, no answer is sent. `asked` lists the
+    requests so far.
     """
 
     def __init__(

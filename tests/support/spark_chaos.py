@@ -1,16 +1,17 @@
-"""Faults at named points of a Spark write: the sink's writers wrapped, so that a test stops a task
-or a commit exactly where it wants.
+"""Faults at named points of a Spark write: wrapped writers of the sink, with which a test stops a
+task or a commit exactly at a chosen point.
 
-A rule is a file `TOPIC.POINT` in a folder that the test and all of Spark's processes see. Whoever
-comes to the point first takes the rule (by a rename, so one alone), leaves a file that says which
-process it is, and waits until the test opens the gate, or raises.
+A rule is a file `TOPIC.POINT` in a folder that the test and all of Spark's processes can read. The
+first process that reaches the point takes the rule. It does so by a rename, so that only one
+process can take it. Then it writes a file with its process id. As the rule says, it raises an
+error, or waits until the test opens the gate.
 
-Each call of the sink's write leaves a file `TOPIC.begun.PARTITION.UUID`, so that a test can count
+Each call of the sink's write creates a file `TOPIC.begun.PARTITION.UUID`, so that a test can count
 the attempts.
 
-Points: `write.PARTITION.N` before the Nth Arrow batch is handed to the sink, `write.PARTITION.end`
-behind the last one and before the seal, `sealed.PARTITION` when the sink's write has returned;
-`commit.BATCH.before`, `commit.BATCH.after` (batch jobs: BATCH is "job").
+Points: `write.PARTITION.N` before the Nth Arrow batch is passed to the sink, `write.PARTITION.end`
+after the last one and before the seal, `sealed.PARTITION` when the sink's write has returned,
+`commit.BATCH.before` and `commit.BATCH.after` around a commit (for batch jobs BATCH is "job").
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Gate:
         draft.rename(self.rule)
 
     def here(self) -> dict[str, Any] | None:
-        """{"pid", "parents": pids upwards} of the process that came, or None."""
+        """Return {"pid", "parents": process ids of its ancestors} of the process that reached the
+        point, or None.
+        """
         try:
             found: dict[str, Any] = json.loads(self.reached.read_text())
         except FileNotFoundError:
@@ -51,7 +54,7 @@ class Gate:
 
 
 def parents(pid: int) -> list[int]:
-    """Upwards, without init."""
+    """Return the process ids of all ancestors, without init."""
     found: list[int] = []
     while True:
         status = Path(f"/proc/{pid}/stat").read_text()
@@ -62,7 +65,7 @@ def parents(pid: int) -> list[int]:
 
 
 def meet(folder: str, topic: str, point: str) -> None:
-    """In Spark's processes: does what the rule for this point says, if there is one."""
+    """Obey the rule for this point, if there is one. Spark's processes call this."""
     rule = Path(folder) / f"{topic}.{point}"
     taken = Path(folder) / f"{topic}.{point}.taken"
     try:
@@ -77,14 +80,14 @@ def meet(folder: str, topic: str, point: str) -> None:
         raise RuntimeError(f"raised on purpose at {point}")
     go, waited = Path(folder) / f"{topic}.{point}.go", 0.0
     while not go.exists():
-        select.select([], [], [], 0.01)  # no event crosses so many processes
+        select.select([], [], [], 0.01)  # poll: no event can be shared by so many processes
         waited += 0.01
         if waited > WAIT_S:
             raise TimeoutError(f"nobody opened {point}")
 
 
 def attempts(folder: Path, topic: str) -> int:
-    """How many tasks began to write to the topic, repeated ones included."""
+    """Return how many tasks began to write to the topic, including repeated ones."""
     return len(list(folder.glob(f"{topic}.begun.*")))
 
 
@@ -97,8 +100,8 @@ def through(batches: Iterator[Any], folder: str, topic: str, partition: int) -> 
 
 
 def twist(writer: Any, folder: str, topic: str) -> Any:
-    """The same writer, with points to stop at. The class is made anew, so that Spark still sees
-    what kind of writer it is.
+    """Return the same writer, which now stops at the points. Its new class is derived from the old
+    one, so that Spark still recognizes the kind of writer.
     """
     kind: Any = type(writer)
 
@@ -122,8 +125,8 @@ def twist(writer: Any, folder: str, topic: str) -> Any:
 
 
 def chaotic(source: Any, folder: str) -> Any:
-    """A data source class like `source`, named NAME, whose writers stop where the folder's rules
-    say.
+    """Return a data source class like `source`, named NAME, whose writers stop where the rules in
+    the folder say.
     """
 
     class Chaotic(source):  # type: ignore[misc]

@@ -1,5 +1,5 @@
-"""Spark in real processes, for tests: a driver, a standalone master and workers, all in sessions of
-their own and ended by pid.
+"""Spark in real processes, for tests: a driver, a standalone master and workers. Each runs in a
+separate session and is ended by process id.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ QUIET = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
-    # So that a task has many batches to be stopped between.
+    # So that a task has many batches, between which a test can stop it.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
 }
 
 
 class SparkFailed(Exception):
-    """What a command of the driver raised."""
+    """The error that a command of the driver raised."""
 
 
 def in_session(leader: int) -> dict[int, str]:
-    """Pid and command line of all processes of a session: executors and Python workers stay in
-    their driver's, or worker's.
+    """Return process id and command line of all processes of a session. Executors and Python
+    workers stay in the session of their driver or worker.
     """
     found: dict[int, str] = {}
     for folder in Path("/proc").iterdir():
@@ -49,7 +49,7 @@ def in_session(leader: int) -> dict[int, str]:
 
 
 def end_session(leader: int) -> None:
-    """Kill all of a session, until none is left."""
+    """Kill all processes of a session, and repeat it until none is left."""
 
     def none_left() -> bool:
         left = in_session(leader)
@@ -62,8 +62,8 @@ def end_session(leader: int) -> None:
 
 
 def spark_home(folder: Path) -> Path:
-    """The installed Spark seen through links, so that what it writes below its home lands in the
-    test's folder.
+    """Return a folder with links to the installed Spark, so that the files that Spark writes below
+    its home directory land in the test's folder.
     """
     home = folder / "spark"
     if not home.exists():
@@ -110,14 +110,14 @@ class Job:
 
 
 class SparkDriver:
-    """`support/spark_driver.py` in a session of its own. Its executors are in it too, on
-    local-cluster.
+    """`support/spark_driver.py` in a separate session. With local-cluster, its executors are in
+    that session too.
     """
 
     def __init__(
         self, folder: Path, master: str, *, address: str = "127.0.0.1", **conf: str
     ) -> None:
-        """`conf`: Spark's settings, with `__` in place of dots."""
+        """`conf` has Spark's settings, with `__` in place of dots."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.master, self.address = folder, master, address
         self.chaos = folder / "chaos"
@@ -186,8 +186,8 @@ class SparkDriver:
         return in_session(self.process.pid)
 
     def kill(self) -> None:
-        """SIGKILL to the program and its JVM; what they leave behind ends by itself, or with
-        `close`.
+        """Send SIGKILL to the program and its JVM. The processes that they leave behind end by
+        themselves, or are killed by `close`.
         """
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGKILL)
@@ -208,7 +208,7 @@ class SparkDriver:
 
 
 def met(gate: Gate, job: Job, timeout_s: float = 90.0) -> dict[str, Any]:
-    """Who came to the gate; if the job ends before that, its error is the test's."""
+    """Return the process that reached the gate. If the job ends before that, raise its error."""
     wait_for(lambda: gate.here() is not None or job.wait(0), timeout_s, f"{gate.rule.name}")
     who = gate.here()
     if who is None:
@@ -218,19 +218,20 @@ def met(gate: Gate, job: Job, timeout_s: float = 90.0) -> dict[str, Any]:
 
 
 def ranges(folder: Path, *, files: int, rows: int) -> dict[str, str]:
-    """Source of a streaming query: two files make a batch of two tasks, each file names the next
-    `rows` numbers.
+    """Write the source of a streaming query. Two files make one batch of two tasks. Each file
+    contains the next range of `rows` numbers.
     """
     folder.mkdir()
     for number in range(files):
         line = json.dumps({"first": number * rows, "last": (number + 1) * rows - 1})
         (folder / f"{number:04}.json").write_text(line)
-        os.utime(folder / f"{number:04}.json", (number, number))  # Spark takes the oldest first
+        # Spark takes the oldest file first
+        os.utime(folder / f"{number:04}.json", (number, number))
     return {"format": "json", "path": str(folder), "maxFilesPerTrigger": "2"}
 
 
 class Standalone:
-    """A master, and a worker at each address: hosts of their own, as far as Spark knows."""
+    """A master, and one worker for each address. Spark takes each address for a separate host."""
 
     def __init__(
         self, folder: Path, addresses: Sequence[str], *, cores: int = 1, host: str = "127.0.0.1"
@@ -245,7 +246,9 @@ class Standalone:
         return f"spark://{self.host}:{self.port}"
 
     def start(self, prefixes: Sequence[Sequence[str]] = ()) -> Standalone:
-        """`prefixes`: words before each worker's command, such as a namespace to run in."""
+        """Start the master and the workers. `prefixes` are words before each worker's command, such
+        as a command that runs it in a network namespace.
+        """
         master = [
             "org.apache.spark.deploy.master.Master",
             "--host",

@@ -1,5 +1,5 @@
-"""A Spark driver as a program: commands as lines of JSON on stdin, answers on stdout, so that a
-test may kill it like any process.
+"""A Spark driver as a program. It reads commands as lines of JSON from stdin and writes answers to
+stdout, so that a test can kill it like any process.
 
 Rows are numbers: the value of number n is its twelve digits, a colon and SIZE times one letter
 (`support.spark_rows.value_of`).
@@ -26,9 +26,7 @@ VALUE = (
 
 
 class Program:
-    """Each public method is a command; it runs in a thread of its own and its result is the
-    answer.
-    """
+    """Each public method is a command. It runs in a separate thread, and its result is the answer."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
@@ -43,8 +41,8 @@ class Program:
         options: dict[str, str],
         poison: int = -1,
     ) -> None:
-        """Rows first .. first + count - 1 as one job. The row `poison` makes its task fail,
-        whenever it is tried.
+        """Write the rows first .. first + count - 1 as one job. The row `poison` makes each attempt
+        of its task fail.
         """
         numbers = self.spark.range(first, first + count, 1, partitions)
         if poison >= 0:
@@ -57,9 +55,9 @@ class Program:
     def stream(
         self, source: dict[str, str], checkpoint: str, size: int, options: dict[str, str]
     ) -> dict[str, Any]:
-        """All that is there now, in micro-batches, into a topic. `source`: {"format": "json",
-        "path"}: files whose lines name ranges; else the data source's options, and its values go on
-        as they are.
+        """Write all data that is available now into a topic, in micro-batches. If `source` is
+        {"format": "json", "path"}, each line of its files is a range of numbers. Otherwise `source`
+        has the options of the data source, and the values are passed on unchanged.
         """
         query = self._start(source, checkpoint, size, options)
         query.awaitTermination()
@@ -89,7 +87,9 @@ class Program:
         return query
 
     def read(self, options: dict[str, str], format: str = "zsq") -> dict[str, Any]:
-        """What identifies a range's rows, whichever executor read which of them."""
+        """Return counts and a digest of the rows in a range. They do not depend on which executor
+        read which rows.
+        """
         rows: DataFrame = self.spark.read.format(format).options(**options).load()
         kept = rows.selectExpr(
             "count(*) as rows",
@@ -151,7 +151,7 @@ def main() -> None:
 
     def run(words: dict[str, Any]) -> None:
         try:
-            # A thread's own; without it no registered source is found.
+            # Each thread needs its own active session; without it no registered source is found.
             java.SparkSession.setActiveSession(spark._jsparkSession)
             answer(
                 {

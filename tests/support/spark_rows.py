@@ -1,4 +1,4 @@
-"""The rows that Spark writes in tests, and what of them a topic holds."""
+"""The rows that Spark writes in tests, and a check of the rows in a topic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def value_of(number: int, size: int) -> bytes:
 
 
 def numbers_in(url: str, topic: str, size: int) -> Counter[int]:
-    """How often each number is in the topic; each value is compared to the byte."""
+    """Return how often each number is in the topic. Each value is compared to the byte."""
     found: Counter[int] = Counter()
     offset = 0
     with zsq.Reader(topic, url=url) as reader:

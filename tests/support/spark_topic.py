@@ -1,5 +1,5 @@
-"""What a test asks of a topic that Spark writes to: what is staged, what is visible, and a trap
-that springs within a commit.
+"""The view that a test has of a topic that Spark writes to: its staged and its visible data, and a
+trap that kills processes in the middle of a commit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zsq
 
 
 class Topic:
-    """A topic of `broker`, and the folder where storage keeps it."""
+    """A topic of `broker`, and the folder where its files are."""
 
     def __init__(self, broker: Broker, name: str) -> None:
         self.broker, self.name = broker, name
@@ -35,13 +35,13 @@ class Topic:
         return self
 
     def head(self) -> int:
-        """The next offset: 0 as long as nothing was committed."""
+        """Return the next offset. It is 0 as long as nothing was committed."""
         with zsq.Reader(self.name, url=self.broker.ipc) as reader:
             return reader.read(0, 1).head
 
     @property
     def folder(self) -> Path:
-        """Where its log lies."""
+        """Return the folder with its log."""
         for path in (self.broker.data_dir / "topics").iterdir():
             first, _, _ = (path / "topic").read_text().partition("\n")
             if json.loads(first)["name"] == self.name:
@@ -70,7 +70,7 @@ class Topic:
         )
 
     def kill_storage(self) -> int:
-        """SIGKILL; returns when a successor is up."""
+        """Kill the topic's process with SIGKILL, and return when its successor is up."""
         pid = self.storage_pid()
         kill(pid)
 
@@ -87,7 +87,9 @@ class Topic:
 
 
 def crash(broker: Broker, *first: int) -> None:
-    """SIGKILL the supervisor, and before it the pids in `first`; all actors end by themselves."""
+    """Kill the pids in `first`, then the supervisor, with SIGKILL. All other processes end by
+    themselves.
+    """
     assert broker.process is not None
     pids = sorted({actor["pid"] for actor in broker.actors()} - {broker.process.pid})
     for pid in first:
@@ -98,8 +100,8 @@ def crash(broker: Broker, *first: int) -> None:
 
 
 class Trap:
-    """A thread that kills `pids` at once when `sprung(files(folder))` of the topic's folder comes
-    true: the middle of a commit, or as near as a process can come to it from outside.
+    """A thread that kills `pids` as soon as `sprung(files(folder))` is true for the topic's folder.
+    So it hits the middle of a commit, as closely as another process can.
     """
 
     def __init__(
@@ -125,14 +127,14 @@ class Trap:
 
 
 def files(folder: Path) -> dict[str, int]:
-    """Name and size of each chunk of a topic, and of each staged file: those end with .chunk and
-    .part.
+    """Return name and size of each chunk of a topic (.chunk) and of each staged file (.chunk or
+    .part).
     """
     found = {}
     for path in (folder, folder / "staging"):
         with os.scandir(path) as entries:
             for entry in entries:
                 if entry.name.endswith((".chunk", ".part")):
-                    with contextlib.suppress(FileNotFoundError):  # it was renamed
+                    with contextlib.suppress(FileNotFoundError):  # the file was renamed meanwhile
                         found[entry.name] = entry.stat().st_size
     return found

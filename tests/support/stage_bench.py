@@ -1,4 +1,4 @@
-"""Storage's stages and state on a real store, with threads that run only when a test says so."""
+"""The storage's stages and state on a real store. Its threads run only when a test says so."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDENTITY = TopicIdentity("t", "0" * 31 + "1")
 
 
 class Thread:
-    """Jobs wait until `run`."""
+    """A fake thread: jobs wait until `run` is called."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Any, Callable[[], Any]]] = []
@@ -53,7 +53,7 @@ class Thread:
 
 
 class Wire(Routed):
-    """A port's place: pushes to come in, words that went out."""
+    """A fake port: it has pushes to be received, and records the messages that were sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Wire(Routed):
 
 
 class Bench:
-    """Stages and state of a storage, with methods for what writers and threads do."""
+    """Stages and state of a storage, with methods for the actions of writers and threads."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -95,11 +95,11 @@ class Bench:
         )  # fmt: skip
 
     def keeper(self) -> StateKeeper | None:
-        """None: no snapshots are made."""
+        """Return no keeper, so no snapshots are made."""
         return None
 
     def say(self, message: p.Wire, blocks: list[Block] | None = None) -> list[p.Wire]:
-        """A writer's word; what was sent by the end of the turn."""
+        """Process a writer's message, and return what was sent by the end of the turn."""
         self.wire.hear(message, A)
         return self.turn()
 
@@ -152,7 +152,7 @@ class Bench:
         )
 
     def files(self) -> list[str]:
-        """Once the thread has removed what it is to remove."""
+        """Return the staged files, after the thread has removed those that it was told to remove."""
         if self.stage_thread.jobs and all(tag is None for tag, _ in self.stage_thread.jobs):
             self.sync_stages()
         return self.files_now()

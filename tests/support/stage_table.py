@@ -1,5 +1,5 @@
-"""Harness for a topic's stages: writers' messages are methods. An accepted block is written at
-once, and kept.
+"""Harness for a topic's stages: each message of a writer is a method. A block that is accepted
+counts as written at once, and is kept for comparisons.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StageTable:
         return pack([b"%d" % number] * (1 + number % 3), sequence=number)
 
     def push(self, *numbers: int, stage: bytes = ONE) -> list[int]:
-        """The numbers that were taken."""
+        """Push blocks, and return the numbers of those that were taken."""
         taken = [number for number in numbers if self.stages.push(stage, number, self.now_ns)]
         if taken:
             self.blocks.setdefault(stage, []).extend(map(self.block, taken))
@@ -73,7 +73,7 @@ class StageTable:
         self.stages.seal(peer, self.seal_of(request, blocks, final=final, stage=stage), self.now_ns)
 
     def sync(self, stage: bytes = ONE) -> SealNow:
-        """Carry out the one seal that was asked for."""
+        """Carry out the one seal that was requested."""
         (order,) = self.stages.seals
         self.stages.seals.clear()
         assert order.stage == stage
@@ -81,7 +81,7 @@ class StageTable:
         return order
 
     def sealed(self, blocks: int, stage: bytes = ONE, peer: tuple[bytes, ...] = A) -> None:
-        """A stage that is ready for its commit."""
+        """Make a stage that is ready for its commit."""
         self.open(peer, stage)
         self.push(*range(blocks), stage=stage)
         self.seal(1, blocks, stage=stage, peer=peer)

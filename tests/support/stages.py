@@ -1,5 +1,5 @@
-"""What tests do with stages on a real broker: write them, look at their files, and speak to storage
-without manners.
+"""Helpers for tests of stages on a real broker: they write stages, look at their files, and send
+messages that a correct writer would not send.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOPIC = "staged"
 
 
 def bodies_of(name: str, count: int, size: int = 0) -> list[bytes]:
-    """Distinct bodies, padded to `size`."""
+    """Return distinct bodies, padded to `size`."""
     return [f"{name}-{n}-".encode().ljust(size, b".") for n in range(count)]
 
 
@@ -39,7 +39,7 @@ def write(
     topic: str = TOPIC,
     per_block: int = 100,
 ) -> StagePart:
-    """One task's part, sealed."""
+    """Write and seal the part of one task."""
     with StageWriter(url, topic, app, version, heartbeat_ms=1_000) as writer:
         for block in blocks_of(bodies, per_block):
             writer.push(block)
@@ -49,7 +49,7 @@ def write(
 
 
 def stored(url: str, topic: str = TOPIC, start: int = 0) -> list[bytes]:
-    """All bodies of the topic in their order; offsets must be dense."""
+    """Return all bodies of the topic in their order. The offsets must have no gaps."""
     found: list[bytes] = []
     with zsq.Reader(topic, url=url) as reader:
         while True:
@@ -77,7 +77,7 @@ def private_bytes(broker: Broker) -> dict[str, int]:
 
 
 class RawStage:
-    """One link and one PUSH socket of a writer that keeps to no rule."""
+    """One link and one PUSH socket of a writer that follows no rules."""
 
     def __init__(self, broker: Broker, *, topic: str = TOPIC, over_tcp: bool = False) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

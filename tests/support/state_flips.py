@@ -1,11 +1,11 @@
-"""Flip bits of a state store's file, one at a time, and open the topic as its storage would: for a
-process of its own.
+"""Flip bits of a state store's file, one at a time, and open the topic as its process would. Run it
+as a separate process:
 
     python -m support.state_flips FOLDER FIRST STEP
 
-Every try is a child process, because LMDB may die of it; after a death or an error the next try
-follows, as the supervisor has it. The promises are checked in the child. The last line is JSON: how
-many bits, deaths by signal, errors, stores set aside.
+Every try is a child process, because LMDB may crash. After a crash or an error there is a next try,
+just as the supervisor would restart the topic. The child checks the promises. The last line is
+JSON: the number of bits, of deaths by signal, of errors, and of stores set aside.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ OK, AGAIN, BROKEN = 0, 3, 7
 
 
 def make(folder: str) -> None:
-    """320 messages; each channel has finished most of 300: two live holes, one deferred."""
+    """Make a topic with 320 messages. Each channel has finished most of the first 300. Two ranges
+    (holes) are unfinished, and one is deferred.
+    """
     create_store(Files(), folder, IDENTITY, OPTIONS)
     store = open_store(Files(), folder, OPTIONS, IDENTITY)
     for sequence in range(32):
         store.log.append([pack([b"x"] * 10, producer_id=5, sequence=sequence)], 1_000 + sequence)
     store.log.sync()
-    for turn in range(8):  # so that there are pages to use again
+    for turn in range(8):  # so that there are free pages to use again
         batch = StateBatch(
             applied_offset=30 * turn,
             producers={5: ProducerRow(3 * turn, 5, ((0, 0),)), 6: ProducerRow(9, 5, ())},
@@ -70,8 +72,8 @@ def unfinished(store: Store, name: str) -> set[int]:
 
 
 def check(store: Store) -> None:
-    """What was promised: nothing unfinished is taken for finished, no sequence is forgotten, no
-    transaction comes twice.
+    """Check the promises: no unfinished message counts as finished, no sequence number is
+    forgotten, and no transaction can be committed twice.
     """
     table = store.state.load()
     assert sorted(table.channels) == sorted(CHANNELS)
@@ -100,14 +102,14 @@ def attempt(folder: str) -> int:
             )
         check(store)
     except StorageError:
-        store.keeper.distrust()  # as `commits.py` does
+        store.keeper.distrust()  # `commits.py` does the same
         raise
     store.close()
     return OK
 
 
 def child(folder: str) -> int:
-    """The exit code, or minus the signal."""
+    """Return the exit code, or the negative number of the signal."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,5 +1,5 @@
-"""A topic's store on a disk that forgets, with the verbs of the domain: publish, sync, crash,
-reopen, check; and what was promised.
+"""A topic's store on a simulated disk that loses unsynced data. Its methods are publish, sync,
+crash, reopen and check, and it remembers what was promised.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ APP = "query"
 
 
 class StorageHarness:
-    """One topic's store, and what was promised about it."""
+    """One topic's store, and a record of what was promised."""
 
     def __init__(
         self, root: Path, options: StoreOptions = SMALL, files: FaultyFiles | None = None
@@ -40,22 +40,24 @@ class StorageHarness:
         self.options = options
         self.store: Store | None = None
         self.sent: list[tuple[bytes, ...]] = []
-        """Bodies of every block that was handed to the log, by sequence."""
+        """Bodies of every block that was passed to the log, by sequence."""
         self.offsets: dict[int, int] = {}
-        """Sequence -> first offset, of every block that the log took."""
+        """Sequence -> first offset, for every block that the log accepted."""
         self.acknowledged = 0
         """Blocks below this sequence were synced."""
         self.damage: list[tuple[int, int]] = []
-        """(offset, count) of each Damaged that a read raised."""
+        """(offset, count) of each `Damaged` error that a read raised."""
         self.now_ns = 1_000
         self.staged: dict[bytes, list[tuple[bytes, ...]]] = {}
-        """Bodies of every block of each stage that may be there."""
+        """Bodies of every block of each stage that may exist."""
         self.sealed: dict[bytes, tuple[int, bool]] = {}
-        """For each stage not dropped: blocks whose seal was committed, and if it was final."""
+        """For each stage that was not dropped: the number of blocks whose seal was committed, and
+        whether the seal was final.
+        """
         self.tried: dict[int, dict[bytes, list[tuple[bytes, ...]]]] = {}
-        """Version -> what its commit named, by stage."""
+        """Version -> stage -> bodies that its commit named."""
         self.groups: dict[int, CommittedGroup] = {}
-        """Version -> what its commit returned."""
+        """Version -> the result of its commit."""
         self.lagging: StateBatch | None = None
         create_store(self.files, self.directory, IDENTITY, options)
         self.files.reset()
@@ -81,7 +83,7 @@ class StorageHarness:
         return pack(bodies, producer_id=PRODUCER, sequence=number)
 
     def publish(self, blocks: int = 1, count: int = 3, size: int = 20) -> None:
-        """One append of some blocks, not synced."""
+        """Append blocks with one call, without a sync."""
         first = len(self.sent)
         made = [self.block(count, size) for _ in range(blocks)]
         self.now_ns += 10
@@ -97,14 +99,14 @@ class StorageHarness:
         self.acknowledged = known
 
     def checkpoint(self) -> None:
-        """What the storage actor commits a few times a second; here without the producers, which
-        recovery replays.
+        """Commit the state that the storage commits a few times a second. The producers are left
+        out here, because recovery derives them from the log.
         """
         assert self.store is not None
         self.store.state.commit(StateBatch(synced_end=self.log.synced_end))
 
     def abandon(self) -> None:
-        """The process dies: nothing more is done to files; what they are open with is closed."""
+        """Simulate the death of the process: files are closed, and nothing more is written."""
         self.lagging = None
         if self.store is not None:
             self.store.state.close()
@@ -130,7 +132,7 @@ class StorageHarness:
         return self.open()
 
     def read_all(self) -> list[Block]:
-        """Every block below the synced end; lost ones are stepped over."""
+        """Return every block below the synced end. Lost blocks are skipped."""
         log = self.log
         blocks: list[Block] = []
         offset = log.start
@@ -150,10 +152,10 @@ class StorageHarness:
         return blocks
 
     def check(self, lost_max: int = 0) -> list[int]:
-        """Nothing acknowledged lost (but `lost_max` blocks), no phantom, no reordering, no wrong
-        body; what producers were told is true.
+        """Check that no acknowledged block is lost (except `lost_max` blocks), that none is
+        invented, reordered or altered, and that what producers were told is true.
 
-        Returns the sequences found.
+        Return the sequences found.
         """
         found = []
         blocks = self.read_all()
@@ -182,7 +184,7 @@ class StorageHarness:
         return found
 
     def removed(self) -> set[int]:
-        """Sequences of what was given up, by retention."""
+        """Return the sequences that retention removed."""
         return set()
 
     # Stages and groups
@@ -190,7 +192,7 @@ class StorageHarness:
     def stage(
         self, name: str, version: int, blocks: int = 2, count: int = 2, size: int = 20
     ) -> bytes:
-        """Push blocks, one a call."""
+        """Push blocks, one for each call."""
         key = name.encode().ljust(16, b"_")
         self.now_ns += 10
         expected, _ = self.staging.open(key, Transaction(APP, version, "app"), 0, self.now_ns)
@@ -207,7 +209,7 @@ class StorageHarness:
         return key
 
     def seal(self, *keys: bytes, final: bool = True) -> None:
-        """Durable, and the rows committed."""
+        """Seal stages durably, and commit their rows."""
         assert self.store is not None
         for key in keys:
             ticket = self.staging.begin_seal(key, final, self.now_ns)
@@ -220,8 +222,8 @@ class StorageHarness:
     def commit(
         self, version: int, *keys: bytes, lag: bool = False, merge: bool = False
     ) -> CommittedGroup:
-        """One group. `lag`: the process would die before the state is committed; `merge`: its small
-        parts before, if there are many.
+        """Commit one group. `lag`: the state is not committed, as if the process had died before.
+        `merge`: the small parts are merged first, if there are many.
         """
         self.tried[version] = {key: list(self.staged[key]) for key in keys}
         self.now_ns += 10
@@ -258,14 +260,17 @@ class StorageHarness:
             self.commit_dropped(batch)
 
     def commit_dropped(self, batch: StateBatch) -> None:
-        """The state follows the log, and the files that nobody knows any more go."""
+        """Commit the state that belongs to the log, and remove the files that are not used any
+        more.
+        """
         assert self.store is not None
         self.store.state.commit(batch)
         self.staging.purge(batch)
 
     def check_groups(self, blocks: list[Block]) -> None:
-        """Each group is there whole, once and in order, or not at all; its stages are gone, or
-        there; and nothing else is.
+        """Check that each group is complete, in order and present once, or absent. The stages of a
+        present group must be gone, those of an absent group must still exist, and there must be
+        nothing else.
         """
         assert self.store is not None
         table = self.store.state.load()
@@ -327,8 +332,8 @@ class StorageHarness:
             assert facts[key].final >= final
 
     def _check_names(self) -> None:
-        """No file that nobody knows, in the folder and in its staging; those that are doomed (see
-        `purge`) count as known.
+        """Check that the folder and its staging contain no unknown file. Files that wait for their
+        removal (see `purge`) count as known.
         """
         bases = self.log.chunks
         known = {chunk_name(base) for base in bases} | {index_name(base) for base in bases}
@@ -361,8 +366,8 @@ class StorageHarness:
             )
 
     def after_crash(self) -> list[int]:
-        """What a writer learns then: blocks that were not sealed are gone. The versions whose
-        commit can, and must, be tried again.
+        """Update the record as a writer would after a crash: unsealed blocks are gone. Return the
+        versions whose commit can, and must, be tried again.
         """
         facts = self.staging.stages()
         self.staged = {
@@ -376,7 +381,9 @@ class StorageHarness:
         ]
 
     def go_on(self) -> None:
-        """After a crash: what was not committed is committed, and the topic lives."""
+        """Continue after a crash: commit what was not committed, and check that the topic still
+        works.
+        """
         for version in self.after_crash():
             self.commit(version, *self.tried[version])
             self.check()
@@ -387,7 +394,7 @@ class StorageHarness:
         self.check()
 
     def fresh(self, root: Path, number: int) -> StorageHarness:
-        """Another topic like this one."""
+        """Make another topic with the same options."""
         folder = root / f"run{number}"
         folder.mkdir()
         made = type(self)(folder, self.options)
@@ -403,7 +410,7 @@ class StorageHarness:
         return self.path(chunk_name(base_offset))
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Somebody or something changes a file while the store is closed."""
+        """Write other content into a file while the store is closed."""
         assert self.store is None
         path.write_bytes(data)
         self.files.reset()

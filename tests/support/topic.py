@@ -1,4 +1,4 @@
-"""A topic as a test sees it without Spark: what is put in, what is found there."""
+"""A topic as a test uses it without Spark: the test publishes messages and reads what is stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zsq
 
 
 class Topic:
-    """A topic by name, on a broker; it need not be there yet."""
+    """A topic by name, on a broker. It need not exist yet."""
 
     def __init__(self, broker: Broker, name: str) -> None:
         self.broker = broker
@@ -19,7 +19,7 @@ class Topic:
 
     @property
     def options(self) -> dict[str, str]:
-        """For Spark, either side."""
+        """Return the options for Spark, for reading and for writing."""
         return {"url": self.url, "topic": self.name, "timeout": "60"}
 
     def create(self) -> Topic:
@@ -40,7 +40,7 @@ class Topic:
             return reader.head()[1]
 
     def bodies(self) -> list[bytes]:
-        """All that is kept, in order."""
+        """Return all bodies that are kept, in order."""
         found: list[bytes] = []
         with zsq.Reader(self.name, url=self.url) as reader:
             offset, head = reader.head()
@@ -52,14 +52,14 @@ class Topic:
         return found
 
     def channel(self, name: str) -> dict[str, Any]:
-        """Its statistics."""
+        """Return the statistics of a channel."""
         with zsq.Admin(self.url) as admin:
             [topic] = admin.stats(self.name, name)["topics"]
         [found] = topic["channels"]
         return dict(found)
 
     def made(self) -> bool:
-        """Whether it is there."""
+        """Return True if the topic exists."""
         try:
             self.head()
         except zsq.NotFound:

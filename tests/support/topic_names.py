@@ -1,4 +1,4 @@
-"""Topic names that tests of a shared broker take from their own names."""
+"""Topic names for tests that share a broker. Each name is derived from the name of the test."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ CHARS_MAX = 56
 
 
 def topic_name_of(test: str) -> str:
-    """Return a legal topic name of at most 56 characters, a different one for each test and each of
-    its parameters.
+    """Return a legal topic name of at most 56 characters. It differs for each test and each of its
+    parameters.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", test.removeprefix("test_").lower()).strip("-")
     return (

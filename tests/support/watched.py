@@ -1,5 +1,5 @@
-"""A channel's core under watch: after each call every offset is where one move of the table can
-have brought it, and in one place only.
+"""A channel's core under watch: after each call, the change of every offset must be a move that the
+transition table allows, and each offset must be in one place only.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ OF_SUPPLY: Final = {
     "came_due": _E.CAME_DUE, "committed": _E.COMMITTED, "dead": _E.BURIED, "lost": _E.GONE, "drop_below": _E.GONE, "offer": _E.GONE,
     "step_over": _E.GONE, "shelve": None, "next_dead": None,
 }  # fmt: skip
-SEEN: Final[set[Move]] = set()  # by all that were watched in this process
+SEEN: Final[set[Move]] = set()  # moves seen by all watches in this process
 
 
 class Watch:
-    """`deferred`: offsets that lie deferred in the store."""
+    """Checks the channel after each call. `deferred` has the offsets that are deferred in the
+    store.
+    """
 
     def __init__(self, channel: ChannelCore, deferred: Iterable[int] = ()) -> None:
         self.channel = channel
@@ -56,7 +58,9 @@ class Watch:
         return watched
 
     def _check_consumers(self) -> None:
-        """What is told of them without a look at each."""
+        """Check the totals that the channel keeps about its consumers against the consumers
+        themselves.
+        """
         channel, consumers = self.channel, self.channel.consumers.values()
         assert channel.is_wanted() == (
             not channel.paused and any(consumer.ready > 0 for consumer in consumers)
@@ -67,7 +71,7 @@ class Watch:
         ), "nobody is lost unseen"
 
     def _look(self) -> None:
-        """Where each offset behind the cursor is; those that are nowhere are over."""
+        """Find the place of each offset after the cursor. An offset that is in no place is over."""
         supply = self.channel.supply
         found: dict[int, MessageState] = {}
 
@@ -88,7 +92,7 @@ class Watch:
         if isinstance(supply, OrderedSupply):
             put((*supply._slots.runs(), *supply._unsorted.runs()), _S.PARKED)
         here = {offset for offset, state in found.items() if state is _S.DEFERRED}
-        # What a commit has taken to the store stays deferred.
+        # Deferred messages that a commit has moved to the store stay deferred.
         self._deferred = (self._deferred - found.keys()) | here
         found.update(dict.fromkeys(self._deferred, _S.DEFERRED))
         self.places = found

@@ -1,5 +1,5 @@
-"""A small broker in a thread: one topic, one channel, the rules of sequences and leases, and faults
-to order.
+"""A small fake broker in a thread: one topic, one channel, the rules of sequences and leases, and
+faults that a test can order.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class FakeBroker:
     """Listens on RUN/supervisor, RUN/1 (topic), RUN/2 (reader), RUN/3 (channel). What it stored
     survives `die` and `start`.
 
-    Faults, to be set from the test: `refuse` (code for the next blocks), `lose_answers` (store, do
-    not answer), `silent` (answer nothing), `deaf_to` (kinds of words), `forgotten` (links),
-    `lookup_error`. `heard` has every word that came, `news` tells when one came.
+    Faults that a test can set: `refuse` (error codes for the next blocks), `lose_answers` (store
+    the next blocks without an answer), `silent` (answer nothing), `deaf_to` (kinds of messages that
+    are ignored), `forgotten` (links that are ignored), `lookup_error`. `heard` lists every message
+    that arrived, and `news` is notified when one arrives.
     """
 
     def __init__(self, run: Path) -> None:
@@ -39,22 +40,22 @@ class FakeBroker:
         self.url = f"ipc://{run}"
         self.log: list[Block] = []
         self.head = 0
-        self.uuid = "0"  # of every topic
+        self.uuid = "0"  # the same for every topic
         self.expected: dict[int, int] = {}
         self.places: dict[tuple[int, int], int] = {}
         self.refuse: deque[str] = deque()
         self.lose_answers = 0
         self.silent = False
         self.deaf_to: set[type[p.Wire]] = set()
-        self.known: set[Envelope] = set()  # who has sent anything
-        self.forgotten: set[Envelope] = set()  # from whom nothing is taken any more
+        self.known: set[Envelope] = set()  # the links that have sent anything
+        self.forgotten: set[Envelope] = set()  # the links that are ignored from now on
         self.lookup_error: tuple[str, str] | None = None
         self.manage_data: dict[str, Any] = {}
         self.hold_stored = False
         self.heard: list[p.Wire] = []
         self.news = threading.Condition()
         self.consumers: dict[Envelope, p.Sub] = {}
-        self.given: dict[Envelope, int] = {}  # consumer -> messages it holds
+        self.given: dict[Envelope, int] = {}  # consumer -> number of messages that it holds
         self.leases: dict[int, tuple[Envelope, set[int]]] = {}
         self.todo: deque[tuple[Block, int]] = deque()  # (block, attempts)
         self.finished: list[int] = []
@@ -76,7 +77,7 @@ class FakeBroker:
         assert up.wait(5)
 
     def die(self) -> None:
-        """As by kill -9: sockets go, links and leases are forgotten, the log stays."""
+        """End as by kill -9: sockets are closed, links and leases are forgotten, the log stays."""
         if self._thread is not None:
             self._stop.set()
             os.eventfd_write(self._wake, 1)
@@ -85,7 +86,7 @@ class FakeBroker:
             self._thread = None
 
     def call(self, function: Callable[[], object]) -> None:
-        """Run in the broker's thread."""
+        """Run a function in the broker's thread."""
         self._calls.append(function)
         os.eventfd_write(self._wake, 1)
 
@@ -131,7 +132,7 @@ class FakeBroker:
             self._again(sorted(offsets))
         self.leases.clear()
 
-    # Words
+    # Messages
 
     def _take(self, end: Any, envelope: list[bytes], message: p.Wire, payload: list[Any]) -> None:
         self.heard.append(message)
@@ -148,7 +149,7 @@ class FakeBroker:
     ) -> bool:
         try:
             return sockets.send_word(end, envelope, message, blocks)
-        except zmq.ZMQError:  # the peer is gone
+        except zmq.ZMQError:  # the peer has disconnected
             return False
 
     def on_lookup(self, _: Envelope, message: p.Lookup, __: Any) -> p.Wire:
@@ -256,7 +257,7 @@ class FakeBroker:
     def on_ready(self, envelope: Envelope, message: p.Ready, _: Any) -> None:
         old = self.consumers.get(envelope)
         if old is None:
-            return  # it said Bye meanwhile
+            return  # it has sent Bye meanwhile
         self.consumers[envelope] = p.Sub(
             old.request, 1, message.ready, 0, old.heartbeat_ms, old.label
         )
@@ -311,7 +312,7 @@ class FakeBroker:
         return p.Answer(request, token, refused) if request or refused else None
 
     def expire(self) -> None:
-        """All leases end, as by the scan."""
+        """End all leases, as the scan does."""
         for owner, offsets in self.leases.values():
             self.given[owner] = self.given.get(owner, 0) - len(offsets)
             self._again(sorted(offsets))
@@ -351,7 +352,7 @@ class FakeBroker:
                     return
 
     def put(self, *bodies: bytes) -> None:
-        """Store messages as if published; before `start`, or by `call`."""
+        """Store messages as if they were published. Call it before `start`, or through `call`."""
         block = with_place(pack(list(bodies)), self.head, 1_700_000_000_000_000_000)
         self.log.append(block)
         self.head += block.count
@@ -379,7 +380,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeStages]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """No client leaves its thread behind."""
+    """Check that no client leaves a thread behind."""
     before = set(threading.enumerate())
     yield
     left = [

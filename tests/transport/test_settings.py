@@ -1,5 +1,5 @@
-"""The table of settings: one row each, no list of settings elsewhere, and a new row is enough for
-all that is derived.
+"""Tests of the table of settings: each setting has one row, there is no other list of settings, and
+a new row is enough for everything that is derived from it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from zsq.transport.settings import (
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TABLE: Final = "transport/settings.py"
-NAMED_MAX: Final = 3  # settings of one table that a file names because it obeys them
-WORDS: Final = frozenset({"tags", "ordered"})  # of messages and of lists too
+NAMED_MAX: Final = 3  # settings of one table that a file may name because its code obeys them
+WORDS: Final = frozenset({"tags", "ordered"})  # they also name a message's tags, and ordinary lists
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ WORDS: Final = frozenset({"tags", "ordered"})  # of messages and of lists too
 def test_callers_are_told_the_same_types(of: type, options: type) -> None:
     told, held = get_type_hints(options), get_type_hints(of)
     assert [*told] == [*held]
-    for name in {*held} - {"when_full"}:  # which callers are told by its words
+    for name in {*held} - {"when_full"}:  # its values are given to callers as words
         assert told[name] == held[name] | None, name
 
 
 def test_no_other_file_lists_settings() -> None:
-    """A setting changes the table and the code that obeys it: each file names at most a few of
-    them.
+    """A new setting changes the table and the code that obeys it. So each other file names only a
+    few settings.
     """
     for rows in (CHANNEL, TOPIC):
         names = {row.name for row in rows} - WORDS
@@ -66,7 +66,7 @@ def test_no_other_file_lists_settings() -> None:
 
 
 def _words(source: str) -> list[str]:
-    """The strings and the keywords of a module."""
+    """Return the strings and the keyword arguments of a module."""
     nodes = [*ast.walk(ast.parse(source))]
     strings = [
         node.value

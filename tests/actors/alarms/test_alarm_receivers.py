@@ -1,4 +1,6 @@
-"""Receivers of alarms: what each is sent, and how each failure is told, without secrets."""
+"""Tests of the receivers of alarms: what each is sent, and how each failure is reported without
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def message(*events: dict[str, str]) -> dict[str, Any]:
 
 
 def told(receiver: Any, what: dict[str, Any]) -> str:
-    """ "", or why not."""
+    """Send to the receiver. Return "", or the reason why it failed."""
     try:
         receiver.tell(what)
     except NotSent as error:
@@ -87,7 +89,7 @@ def test_a_webhook_that_hangs_times_out(monkeypatch: pytest.MonkeyPatch) -> None
     assert time.monotonic() - begun < 10
 
 
-TLS_RECORD = b"\x16\x03\x03\x40\x00"  # the head of one, of 16 KiB
+TLS_RECORD = b"\x16\x03\x03\x40\x00"  # the head of a record of 16 KiB
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_a_connection_that_comes_after_the_deadline_is_closed() -> None:
 
 
 def within(try_it: Callable[[], str], expected: str) -> None:
-    """In a thread, so that the defect is a failure and not a test that hangs."""
+    """Run the call in a thread, so that a defect fails the test and does not make it hang."""
     found: queue.Queue[str] = queue.Queue()
     threading.Thread(target=lambda: found.put(try_it()), daemon=True).start()
     assert found.get(timeout=10) == expected
@@ -153,7 +155,7 @@ def test_a_command_that_is_not_there() -> None:
     assert "No such file" in told(Command(["/nowhere/program"]), message(EVENT))
 
 
-# A child in its group, and one of another session.
+# One child in the command's process group, and one in another session.
 FAMILY = """
 import os, subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -1,4 +1,6 @@
-"""What a receiver is still to be told: tries, pauses, and their end."""
+"""Tests of an outbox, which holds the events still to be sent to one receiver: tries, pauses, and
+when it gives up.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The teller of alarms at its end: it waits a moment for what is being told, and then for nobody
-outside.
+"""Tests of how the alarm sender stops: it waits a moment for a delivery in progress, and then no
+longer for any receiver.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from zsq.actors.alarms.alarm_sender import _STOP_NS, AlarmSender, Outbox
 
 
 class Ended(BaseException):
-    """The process, with this code."""
+    """Raised in place of ending the process with this code."""
 
 
 def teller_with(*outboxes: Outbox) -> tuple[AlarmSender, list[str]]:
-    """Its threads only note that they were ended."""
+    """Return an alarm sender whose threads only record that they were ended, and that record."""
     ended: list[str] = []
     teller = AlarmSender(1, "alarms", cast("Any", None))
     teller._stop_ns = 0
@@ -36,7 +36,7 @@ def teller_with(*outboxes: Outbox) -> tuple[AlarmSender, list[str]]:
 
 
 def busy() -> Outbox:
-    """Somebody is being told, and does not say whether he heard it."""
+    """Return an outbox with a delivery in progress whose receiver does not answer."""
     found = Outbox()
     found.add(cast("Any", [{"text": "raised"}]))
     assert found.begin(time.monotonic_ns())
@@ -46,7 +46,9 @@ def busy() -> Outbox:
 def test_a_receiver_that_does_not_answer_is_waited_for_a_moment_and_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else the supervisor would have to kill it, at the end of the time for stopping."""
+    """Otherwise the supervisor would have to kill the process at the end of the time
+    for stopping.
+    """
     now = 10**15
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
     outbox = busy()
@@ -64,8 +66,8 @@ def test_a_receiver_that_does_not_answer_is_waited_for_a_moment_and_no_longer(
 def test_the_alarm_sender_ends_although_a_thread_still_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """To wait for that thread may take half a minute, and libzmq aborts when its socket is closed
-    under it.
+    """Waiting for that thread may take half a minute, and libzmq aborts if its socket is closed
+    while the thread uses it.
     """
 
     def ends(code: int) -> NoReturn:

@@ -1,5 +1,5 @@
-"""Backlog alarms: the table, hysteresis, hold times, and a simple model that sees the same
-figures.
+"""Tests of backlog alarms: their table of states, hysteresis, hold times, and a simple model that
+sees the same values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AGE = AlarmSubject("clicks", "archive", "age_s")
 
 
 class Watch:
-    """Looks once a second."""
+    """Backlog alarms that see one value per second."""
 
     def __init__(self, hold_s: float = 3, threshold: float = 100) -> None:
         self.alarms = Alarms(hold_s)
@@ -38,7 +38,7 @@ class Watch:
         self.now = 50
 
     def see(self, *values: float | None) -> list[str]:
-        """The events that these figures make, one a second."""
+        """Return the events that these values cause, one value per second."""
         told: list[Event] = []
         for value in values:
             self.now += 1
@@ -176,12 +176,12 @@ def test_an_alarm_is_described_in_json_and_in_text() -> None:
 def test_alarms_agree_with_a_model_that_reads_all_past_values(
     values: list[float | None], hold: int
 ) -> None:
-    """Raised: the known figures that came last in a row above span `hold` seconds of known looks.
-    Cleared: the same, below.
+    """In the model, an alarm is raised when the latest known values above the threshold span `hold`
+    seconds without interruption. It is cleared in the same way by values below it.
     """
     watch = Watch(hold_s=hold)
     raised = False
-    run: list[bool] = []  # of one level in a row, since the last step; known ones
+    run: list[bool] = []  # known values of one level in a row, since the last change
     kind = ""
     for value in values:
         found = level(value, 100)

@@ -1,5 +1,5 @@
-"""A channel's shell, with ports that only note what was sent: what storage's words about removed
-messages do to it.
+"""Tests of the channel actor with ports that only record what was sent. Most of them check how the
+channel reacts when storage reports that messages were removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zsq.transport.wire import protocol as p
 
 
 class Wire(Routed):
-    """A port's place; `answers` are what comes in while the channel opens."""
+    """A replacement for a port. `answers` are the messages that arrive while the channel opens."""
 
     def __init__(self, *answers: p.Wire) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Wire(Routed):
 
 
 class Shell:
-    """A channel at offset 5 of 20, with 2 messages at 2 to be delivered again."""
+    """A channel actor at offset 5 of 20. It holds 2 messages from offset 2 for redelivery."""
 
     def __init__(self, start: int, name: str = "c") -> None:
         row = {"next": 5, "paused": False, "counters": {}}
@@ -97,7 +97,9 @@ def test_messages_removed_before_the_start_are_skipped_and_counted(
 
 
 def test_a_channel_does_not_wait_for_dropped_messages() -> None:
-    """All of it was in the topic's hands; what follows is to be read, for nobody sends it again."""
+    """The topic was going to send all blocks. After a drop beyond its position, the channel must
+    read the following blocks from storage, because the topic does not send them again.
+    """
     shell = Shell(0)
     shell.hear("front", p.Sub(1, p.PROTOCOL_VERSION, 5, 0, 30_000, "test"), A)
     assert any(isinstance(message, p.Attach) for message in shell.turn("topic"))
@@ -115,13 +117,13 @@ def test_a_channel_does_not_wait_for_dropped_messages() -> None:
 def test_a_seek_to_removed_messages_is_answered_with_the_real_place(
     start: int, dropped: int
 ) -> None:
-    """Storage had decided before the seek was committed, so its word comes first. What the channel
-    had passed is not dropped.
+    """Storage removed the messages before the seek was committed, so its report comes first.
+    Messages that the channel had already passed do not count as dropped.
     """
     shell = Shell(0)
     shell.turn("storage")
     shell.hear("supervisor", p.Seek(9, 3, 0, 20, clamp=False, forward=False))
-    shell.hear("storage", p.Done(shell.channel.saving.out, {}))  # of the first one
+    shell.hear("storage", p.Done(shell.channel.saving.out, {}))  # the answer to the first commit
     (save,) = [message for message in shell.turn("storage") if isinstance(message, p.Save)]
     assert save.row["next"] == 3
     shell.hear("storage", p.Dropped(start))
@@ -139,7 +141,8 @@ def test_a_seek_holds_deliveries_until_it_is_committed_and_is_answered_then() ->
     shell.hear("supervisor", p.Seek(9, 0, 0, 20, clamp=False, forward=False))
     offered(shell, 3, b"x")
     assert not [message for message in shell.turn("front") if isinstance(message, p.Deliver)]
-    shell.hear("storage", p.Done(shell.channel.saving.out, {}))  # of the commit before it
+    # The answer to the commit before the seek.
+    shell.hear("storage", p.Done(shell.channel.saving.out, {}))
     assert not [message for message in shell.turn("front") if isinstance(message, p.Deliver)]
     shell.wires["supervisor"].take()
     shell.hear("storage", p.Done(shell.channel.saving.out, {}))
@@ -152,7 +155,7 @@ def test_a_seek_holds_deliveries_until_it_is_committed_and_is_answered_then() ->
 
 
 def offered(shell: Shell, count: int, tag: bytes) -> None:
-    """Blocks of one message each."""
+    """Offer `count` blocks of one message each."""
     for _ in range(count):
         supply = shell.channel.supply
         assert supply.offer(with_place(pack([b"x"], tags=[tag]), supply.window_end, 0))
@@ -164,8 +167,8 @@ def offered(shell: Shell, count: int, tag: bytes) -> None:
 def test_work_beyond_the_limit_of_a_turn_is_done_in_the_next_turn(
     limit: str, tag: bytes, sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without waiting for anything: passing what nobody wants, or delivering. What comes in is
-    heard in between.
+    """The channel must not wait between the turns, whether it skips messages that it does not want
+    or delivers messages. Between two turns it processes what has arrived.
     """
     monkeypatch.setattr(options, limit, 10)
     monkeypatch.setattr(options, "LOOK_BLOCK", 0)

@@ -1,4 +1,4 @@
-"""When an ephemeral channel says that it is over, and how often."""
+"""Tests of when an ephemeral channel reports its end, and how often."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A channel that was moved back saves a beginning below 0: what it sees again counts as coming
-again.
+"""Test of a channel that was moved back. The row that it saves has a `begin` below 0, because
+messages that it receives again count as new.
 """
 
 from __future__ import annotations

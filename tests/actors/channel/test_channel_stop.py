@@ -1,4 +1,4 @@
-"""How a channel ends: with its last commit, or without it where none comes."""
+"""Test of how a channel stops: with its last commit, or without it if storage does not answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def test_a_last_commit_that_does_not_come_is_not_waited_for(
     harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Storage has no space. The supervisor would kill it, and say that it hangs."""
+    """Storage does not answer, because the disk is full. If the channel waited longer, the
+    supervisor would kill it and report that it hangs.
+    """
     now = [time.monotonic_ns()]
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
     channel = ChannelActor(7, "channel t/c", cast("Any", None))

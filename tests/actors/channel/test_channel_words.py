@@ -1,5 +1,5 @@
-"""A channel's shell: which answers of storage it takes as its own, whose messages go when a gateway
-goes, and how much it asks for.
+"""Tests of the channel actor: which answers of storage it accepts, which consumers it removes when
+a gateway ends, and how many reads it requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def sub(ready: int = 5) -> p.Sub:
 
 @pytest.fixture
 def shell() -> Shell:
-    """With one consumer, and nothing on its way to be committed."""
+    """Return a channel actor with one consumer and no commit in progress."""
     found = Shell(0)
     settle(found)
     found.hear("front", sub(), A)
@@ -35,7 +35,7 @@ def shell() -> Shell:
 
 
 def settle(shell: Shell) -> None:
-    """Commits, until nothing is left to commit."""
+    """Answer commits until nothing is left to commit."""
     for _ in range(3):
         shell.channel.on_turn()
         if shell.channel.saving.out:
@@ -44,7 +44,7 @@ def settle(shell: Shell) -> None:
 
 
 def held(shell: Shell, count: int) -> p.Deliver:
-    """What the consumer got: so many messages, in one delivery."""
+    """Publish `count` messages and return the delivery with which the consumer gets them."""
     supply = shell.channel.supply
     assert supply.offer(with_place(pack([b"x"] * count), supply.window_end, 0))
     found = [message for message in shell.turn("front") if isinstance(message, p.Deliver)]

@@ -1,10 +1,11 @@
-"""A channel that chooses (by tags, addresses, age, samples) against a model that knows what each
-message is and what became of it.
+"""Test of a channel that filters by tags, addresses, age and samples, against a model that knows
+the properties and the state of each message.
 
-What must hold however the rules are mixed, over crashes too: what is delivered is wanted, and not
-too old at that moment; what was passed by is not wanted, too old, or left out of a sample, and is
-counted by its first reason; nothing is delivered to two at a time, nor again once it is finished
-and committed; in the end each message was finished or passed by.
+Whatever order the rules run in, and after crashes too, the following must hold. A delivered message
+is wanted and was not too old at that moment. A skipped message is unwanted, too old or left out of
+a sample, and it is counted under the first reason that applies. No message is delivered to two
+consumers at a time, and none is delivered again after its finish was committed. In the end each
+message was finished or skipped.
 """
 
 from __future__ import annotations
@@ -113,7 +114,9 @@ class ChoiceMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.messages) < 60)
     @rule(messages=st.lists(MESSAGE, min_size=1, max_size=9), flag=st.booleans())
     def publish(self, messages: list[tuple[bytes | None, str | None]], flag: bool) -> None:
-        """`flag`: the block may have addresses; else there are none."""
+        """If `flag` is True, the messages of the block may have addresses. Otherwise they have
+        none.
+        """
         if not flag:
             messages = [(tag, None) for tag, _ in messages]
         bodies = [b"%d" % (len(self.messages) + i) for i in range(len(messages))]
@@ -134,7 +137,7 @@ class ChoiceMachine(RuleBasedStateMachine):
         return (self.now_ns - self.block_of(offset).header.time_ns) / S
 
     def unwanted(self, offset: int) -> str:
-        """The first reason, or "" for none."""
+        """Return the first reason to skip the message, or "" if it is wanted."""
         tag, address = self.messages[offset]
         if address not in (None, "me"):
             return "address"
@@ -190,7 +193,9 @@ class ChoiceMachine(RuleBasedStateMachine):
                 return
 
     def passed(self, before: int, counted: dict[str, int]) -> None:
-        """What the cursor left behind, and what of the redeliveries was given up."""
+        """Update the model with the messages that the cursor has passed since `before`, and with
+        the redeliveries that were given up.
+        """
         reasons: Counter[str] = Counter()
         for offset in range(before, self.channel.supply.next_offset):
             if self.states[offset] == NEW:
@@ -237,7 +242,7 @@ class ChoiceMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 20, 61]))
     def scan(self, seconds: int) -> None:
-        """After a minute all leases are over."""
+        """Advance the clock. After a minute all leases have ended."""
         self.now_ns += seconds * S
         self.channel.scan(self.now_ns, self.now_ns)
         for token in [token for token in self.leases if token not in self.channel._leases]:

@@ -1,4 +1,4 @@
-"""Deliveries, case by case: credit, turns, and answers under a lease."""
+"""Tests of deliveries by the channel core: credit, turns, and answers under a lease."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ def test_an_answer_after_the_timeout_changes_nothing(harness: ChannelHarness) ->
 
 
 def test_each_message_of_a_gathered_delivery_is_answered_by_itself(harness: ChannelHarness) -> None:
-    """Its runs come in the order of the rounds in which they were given back, and of their offsets
-    within a round.
+    """Messages that are requeued one by one are gathered into one delivery. Its runs are in the
+    order of the commits in which they were requeued, and by offset within one commit.
     """
     harness.join(A, 10)
     harness.come(10)
@@ -180,8 +180,8 @@ def test_each_message_of_a_gathered_delivery_is_answered_by_itself(harness: Chan
 
 
 def test_messages_that_storage_does_not_have_are_skipped() -> None:
-    """Damage at the end, in front of it, and between blocks: the cursor passes it, counted, and
-    goes on with what follows.
+    """The log is damaged at its start and between two blocks. The cursor skips the missing offsets,
+    counts them as lost, and continues with the next block.
     """
     channel = ChannelCore(1, 0, (), {}, paused=False)
     channel.subscribe(Subscriber((b"a",), "", 100, 60, 60, 0, 0))
@@ -201,8 +201,8 @@ def test_messages_that_storage_does_not_have_are_skipped() -> None:
 def test_a_consumer_that_does_not_answer_holds_a_bound_of_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Credit counts messages; a consumer that never reads must not cost the channel its credit
-    times a megabyte.
+    """Credit counts messages. Without a limit in bytes, a consumer that never reads could hold as
+    many messages of one megabyte as its credit allows.
     """
     monkeypatch.setattr(options, "CONSUMER_BYTES_MAX", 1_000)
     channel = ChannelCore(1, 0, (), {}, paused=False)

@@ -1,4 +1,4 @@
-"""What a channel shows to somebody who looks, and who may take part in it."""
+"""Tests of what a peek shows of a channel, and of which consumers a channel accepts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def look(
     limit: int = 10,
     rows: Sequence[tuple[int, int, int, int]] | None = None,
 ) -> dict[str, Any]:
-    """`rows`: what the store names; default: what was committed."""
+    """Peek at the channel and return the answer. `rows` are the deferred rows that the store
+    returns. By default they are the rows that were committed.
+    """
     peeks = Peeks("c")
     order = p.Peek(7, limit, 0, harness.end)
     message = peeks.begin(3, order, harness.channel, harness.now_ns, harness.wall_ns)
@@ -88,7 +90,9 @@ def test_everything_a_channel_holds_is_shown_in_its_state(harness: ChannelHarnes
 
 
 def test_attempts_are_those_that_were_made(harness: ChannelHarness) -> None:
-    """What was promised a next number, or has it already, was not delivered under it."""
+    """A message that waits with its next attempt number was not delivered under that number,
+    whether the number is only promised or already committed.
+    """
     harness.join(A, 1)
     harness.come(3)
     harness.channel.req(A, harness.send_one().token, (), 0, harness.wall_ns)
@@ -155,7 +159,7 @@ def test_a_look_is_bounded(harness: ChannelHarness) -> None:
     assert peeks.begin(50, p.Peek(5, 10**9, 0, 0), harness.channel, 0, 0).limit == options.PEEK_MAX
 
 
-# Who may take part
+# Which consumers are accepted
 
 
 def sub(harness: ChannelHarness, peer: tuple[bytes, ...], **changes: Any) -> None:
@@ -191,8 +195,8 @@ def test_the_number_of_consumers_of_a_channel_is_bounded(harness: ChannelHarness
 
 
 def test_a_lost_consumer_holds_no_place(harness: ChannelHarness) -> None:
-    """It was not heard of for two heartbeats, and the scan has not come yet: who takes its place
-    gets what it held.
+    """The channel has not heard from the consumer for two heartbeats, but the scan has not removed
+    it yet. A new consumer takes its place and gets the messages that it held.
     """
     harness.channel.configure(type(harness.channel.settings)(max_consumers=1))
     sub(harness, A)

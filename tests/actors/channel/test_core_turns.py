@@ -1,5 +1,5 @@
-"""Fairness between a channel's consumers: by messages, whatever the blocks; who stops, or has
-little credit, costs nobody else anything.
+"""Tests of fairness between the consumers of a channel. Fairness counts messages, whatever the size
+of the blocks. A consumer that stops or has little credit does not slow down the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def shares(channel: ChannelCore) -> list[float]:
 
 
 def flow(harness: ChannelHarness, block: int, messages: int = MESSAGES) -> int:
-    """Enough blocks for the next deliveries, of so many messages in all; how many came so far."""
+    """Offer enough blocks for the next deliveries, up to `messages` messages in all. Return the
+    number of messages that were offered so far.
+    """
     while (
         harness.end < messages
         and harness.channel.supply.window_end - harness.channel.supply.next_offset < 20_000
@@ -44,9 +46,10 @@ def finish(harness: ChannelHarness, pending: OutgoingDelivery) -> None:
 def test_equal_credit_and_speed_get_equal_shares(
     harness: ChannelHarness, credit: int, block: int
 ) -> None:
-    """As fast as the broker can: each delivery is answered at once, and everybody always has room.
-    (With a delivery each in turn, one would get 15% here and another one 5%: blocks of 1,000 are 3
-    times 300 and 1 time 100.)
+    """The consumers work as fast as the broker can deliver: each delivery is answered at once, and
+    every consumer always has room. If consumers simply took turns, one of them would get 15% of the
+    messages and another one 5%, because a block of 1,000 is delivered as 3 parts of 300 and 1 part
+    of 100.
     """
     messages = MESSAGES if min(credit, block) >= 300 else 8_000
     for peer in EIGHT:
@@ -64,7 +67,9 @@ def test_equal_credit_and_speed_get_equal_shares(
 def test_consumers_that_take_their_time_get_equal_shares(
     harness: ChannelHarness, credit: int
 ) -> None:
-    """Each finishes 10 messages a tick, and has new ones before it runs dry."""
+    """Each consumer finishes 10 messages per round, and gets new ones before it runs out of
+    messages.
+    """
     held: dict[tuple[bytes, ...], list[OutgoingDelivery]] = {peer: [] for peer in EIGHT}
     finished: Counter[tuple[bytes, ...]] = Counter()
     for peer in EIGHT:
@@ -122,7 +127,9 @@ def test_a_consumer_that_stops_costs_the_others_only_what_it_holds(harness: Chan
 def test_consumers_with_little_and_much_credit_do_not_delay_each_other(
     harness: ChannelHarness,
 ) -> None:
-    """And much credit too: neither waits for the other."""
+    """A consumer with much credit and one with little credit take part. Neither waits for the
+    other.
+    """
     large, small = (b"large",), (b"small",)
     harness.join(large, 2_500)
     harness.join(small, 10)
@@ -155,7 +162,7 @@ def test_little_credit_waits_for_one_delivery_at_most(harness: ChannelHarness) -
 
 
 def test_a_trickle_of_messages_is_shared_evenly_among_consumers(harness: ChannelHarness) -> None:
-    """What trickles in does not gather with one of them, however much credit that has."""
+    """Messages that arrive one by one do not all go to one consumer, however much credit it has."""
     for peer in EIGHT:
         harness.join(peer, 2_500)
     for _ in range(80):
@@ -215,7 +222,7 @@ def test_a_consumer_that_leaves_loses_its_turn() -> None:
 
 
 def test_the_room_of_a_consumer_is_checked_at_its_turn(harness: ChannelHarness) -> None:
-    """Its credit may have been taken back meanwhile."""
+    """The credit of a consumer may have become 0 since its turn was planned."""
     first, second = EIGHT[:2]
     harness.join(first, 10)
     harness.join(second, 10)

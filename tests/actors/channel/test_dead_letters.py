@@ -1,5 +1,5 @@
-"""Dead letters on their way: batches, refusals and pauses, moves in between; with a post that
-answers when told.
+"""Tests of dead letters on their way to their topic: batches, refusals, pauses, and seeks in
+between. The sender in these tests answers only when a test tells it to.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FULL = Refused(E_TOPIC_FULL, "no room")
 
 
 class Office:
-    """A channel's logic with its dead letters. `posted` has the batches that were passed on."""
+    """A channel's core with its dead letters. `posted` holds the batches that were passed on."""
 
     def __init__(self, harness: DyingChannelHarness, topic: str = "t") -> None:
         self.harness = harness
@@ -64,7 +64,7 @@ class Office:
 
 @pytest.fixture
 def office(dying_channel: type[DyingChannelHarness]) -> Office:
-    """Four messages that were rejected."""
+    """Return an office whose channel has four rejected messages."""
     harness = dying_channel(1)
     harness.join(A, 10)
     harness.come(4)
@@ -158,7 +158,7 @@ def test_a_seek_ends_what_is_on_its_way(office: Office) -> None:
     office.harness.commit()
     office.harness.come(4)
     office.harness.channel.req(A, office.harness.send_one().token, (), 0, office.harness.wall_ns)
-    office.answer()  # of the old one
+    office.answer()  # the answer to the batch from before the seek
     office.turn()
     assert office.harness.channel.counters["dead_letter_count"] == 0
     assert len(office.posted) == 2

@@ -1,4 +1,6 @@
-"""Redeliveries, case by case: commits, blocks that are not at hand, time, pause, empty."""
+"""Tests of redeliveries by the channel core: commits, blocks that are not in memory, due times,
+pause and empty.
+"""
 
 from __future__ import annotations
 
@@ -185,8 +187,8 @@ def test_many_holes_hold_up_new_messages(
 def test_gathered_messages_fit_into_one_block(
     harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However unevenly the sizes of a block's messages lie, and however large the second part
-    is.
+    """Requeued messages of several blocks are gathered into one delivery. It must not exceed the
+    size limit of a block, even if a few messages are large and the others are small.
     """
     monkeypatch.setattr(options, "CACHE_BYTES_MAX", 100 << 20)
     harness = type(harness)()
@@ -209,7 +211,7 @@ def test_gathered_messages_fit_into_one_block(
         gather(pending.parts)
 
 
-# Blocks that are not at hand
+# Blocks that are not in memory
 
 
 def test_blocks_not_in_memory_are_requested_and_then_sent(
@@ -420,7 +422,9 @@ def test_seeking_back_delivers_again_from_there_and_once(
 def test_nothing_of_the_new_place_is_delivered_before_the_seek_is_committed(
     harness: ChannelHarness,
 ) -> None:
-    """A crash before that undoes the seek, so nobody may have seen it."""
+    """A crash before the commit undoes the seek, so no consumer may have received a message from
+    the new position.
+    """
     harness.join(A, 100)
     harness.come(4)
     held = harness.send_one()
@@ -479,7 +483,7 @@ def test_rows_are_taken_up_after_a_crash(harness: ChannelHarness) -> None:
 def test_returned_messages_are_delivered_in_the_order_of_their_offsets(
     harness: ChannelHarness,
 ) -> None:
-    """Given back in any order, one by one, and by a consumer that left."""
+    """The messages are requeued one by one in any order, or returned by a consumer that left."""
     harness.join(A, 10)
     harness.come(*[1] * 10)
     sent = harness.send()
@@ -493,7 +497,9 @@ def test_returned_messages_are_delivered_in_the_order_of_their_offsets(
 
 
 def test_a_message_that_always_fails_does_not_keep_others_waiting(harness: ChannelHarness) -> None:
-    """It has the lowest offset, and yet goes behind those that waited when it came back."""
+    """The message has the lowest offset, but it goes behind those that were already waiting when it
+    was returned.
+    """
     harness.join(A, 1)
     harness.come(3)
     harness.channel.set_ready(A, 3)

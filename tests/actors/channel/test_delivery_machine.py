@@ -1,9 +1,10 @@
-"""A channel against a model that knows one thing: the state of each offset. With crashes at any
+"""Test of a channel against a model that knows only the state of each offset, with crashes at any
 point.
 
-What must hold however the rules are mixed: a message has one valid lease at most; a finished one is
-never delivered again, unless its finish was not committed before a crash; attempts never fall; a
-redelivery's number was committed before it was sent; in the end everything is finished.
+Whatever order the rules run in, the following must hold. A message has at most one valid lease. A
+finished message is never delivered again, unless its finish was not committed before a crash.
+Attempts never decrease. The attempt number of a redelivery was committed before the redelivery was
+sent. In the end everything is finished.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ SMALL: dict[str, Any] = {
     "GATHER_COUNT_MAX": 7,
 }
 SMALL |= {"GATHER_BYTES_MAX": 60, "PROMISED_MAX": 9}
-WAITS, LEASED, FINISHED = "waits", "leased", "finished"  # a number instead: deferred until then
+# A number stands for a message that is deferred until that time.
+WAITS, LEASED, FINISHED = "waits", "leased", "finished"
 Peer = tuple[bytes, ...]
 
 
 class Commit(NamedTuple):
-    """A commit on its way, and what the model was when it began."""
+    """A commit in progress, and the state of the model when it began."""
 
     changes: Changes
     states: list[str | int]
@@ -53,15 +55,15 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.small.start()
         self.log: list[Block] = []
         self.states: list[str | int] = []
-        self.attempts: list[int] = []  # the highest ever seen
+        self.attempts: list[int] = []  # the highest attempt ever seen for each offset
         # Token -> consumer, offsets, deadline, cap.
         self.leases: dict[int, tuple[Peer, set[int], int, int]] = {}
-        self.tokens = [1]  # all that were ever seen
+        self.tokens = [1]  # all tokens that were ever seen
         self.pending: Commit | None = None
         self.stored_next = 0
         self.stored: dict[int, tuple[int, int]] = {}
         self.kept: dict[int, tuple[int, int, int]] = {}  # deferred: count, attempts, due
-        self.safe: list[str | int] = []  # the model at the last commit
+        self.safe: list[str | int] = []  # the states of the model at the last commit
         self.seen: dict[Peer, int] = {}
         self.now_ns = 1_000 * S
         self.lives = 0
@@ -79,7 +81,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.lives, self.stored_next, rows, {}, paused=False, deferred=deferred
         )
         self.leases, self.seen = {}, {}
-        self.sent: set[int] = set()  # in this life
+        self.sent: set[int] = set()  # offsets that were sent since the last start
         self.pending = None
 
     @property
@@ -230,7 +232,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         ranges: Sequence[tuple[int, int]],
         refused: Sequence[tuple[int, int]],
     ) -> list[int]:
-        """The offsets that were to be taken; checks those that were to be refused."""
+        """Return the offsets that must have been accepted, and check the ranges that must have been
+        refused.
+        """
         lease = self.leases.get(token)
         if lease is None or lease[0] != peer:
             assert tuple(refused) == (ranges or (UNKNOWN_DELIVERY,))
@@ -293,7 +297,9 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 10, 30, 61, 400]))
     def scan(self, seconds: int) -> None:
-        """One clock for both kinds of time: nothing compares the two."""
+        """Advance the clock. The wall clock and the monotonic clock are the same here, because the
+        channel never compares one with the other.
+        """
         self.now_ns += seconds * S
         found = False
         for peer in [
@@ -325,7 +331,9 @@ class DeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.channel.may_ask())
     @rule(limit=st.integers(1, 3))
     def due(self, limit: int) -> None:
-        """The store names the earliest. They stay there until a commit takes them."""
+        """Answer with the earliest rows of the store. They stay there until a commit
+        removes them.
+        """
         ordered = sorted((row[2], start, row[0], row[1]) for start, row in self.kept.items())
         rows = [
             (start, count, attempts, due)
@@ -341,7 +349,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(dice=st.integers(0, 9))
     def empty(self, dice: int) -> None:
-        if dice == 6:  # now and then, else nothing ever grows old
+        if dice == 6:  # only now and then, because otherwise no message would live long enough
             self.channel.seek(self.head)
             self.leases.clear()
             self.states = [FINISHED] * self.head
@@ -362,15 +370,16 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.channel.supply.committed()
 
     def store(self) -> None:
-        """As storage does: rows that go first, then those that come."""
+        """Store the commit as storage does: first remove rows, then add rows."""
         assert self.pending is not None
         changes, self.safe = self.pending
         assert changes.next_offset >= self.stored_next
         self.stored_next = changes.next_offset
         if changes.clear:
             self.kept.clear()
+        # The start may belong to a deferred row, or to no row, because a commit names everything
+        # that was dropped.
         for start in changes.holes_gone:
-            # Or a deferred row, or none: what was dropped is named in any case.
             self.stored.pop(start, None)
             self.kept.pop(start, None)
         for start, count, attempts, due in changes.holes_put:
@@ -389,7 +398,9 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(written=st.booleans(), dice=st.integers(0, 2))
     def crash(self, written: bool, dice: int) -> None:
-        """The commit on its way may be on disk, its answer lost."""
+        """End the channel and start it again. The commit in progress may be on disk although its
+        answer is lost.
+        """
         if dice != 2:
             return
         if self.pending is not None and written:
@@ -401,7 +412,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         for peer in PEERS[:2]:
             self.subscribe(peer, 10)
 
-    # Laws
+    # Invariants
 
     @invariant()
     def statistics_agree(self) -> None:
@@ -423,7 +434,9 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.small.stop()
 
     def end(self) -> None:
-        """Somebody who finishes all: then all is finished, in the store too."""
+        """Let one consumer finish everything. Then all messages must be finished, in
+        the store too.
+        """
         if self.pending is not None:
             self.committed()
         self.pause(0)

@@ -1,5 +1,5 @@
-"""A channel whose oldest messages are taken by the topic's bound: what goes, what is counted, what
-stays until it is answered.
+"""Tests of a channel when its topic removes the oldest messages: which messages are dropped, how
+they are counted, and which stay until a consumer answers them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def test_dropped_messages_stay_with_their_consumer_until_it_answers(
 
 
 def test_dropped_messages_are_not_delivered_again(harness: ChannelHarness) -> None:
-    """Whether its number is committed, or about to be."""
+    """The attempt number of the redelivery may be committed already, or its commit may be in
+    progress.
+    """
     harness.join(A, 6)
     harness.come(6)
     harness.channel.req(A, harness.send_one().token, ALL, 0, harness.wall_ns)
@@ -94,8 +96,8 @@ def test_dropped_messages_are_not_delivered_again(harness: ChannelHarness) -> No
 
 
 def test_dropped_deferred_messages_are_removed_when_they_are_due(harness: ChannelHarness) -> None:
-    """The store has its row until then; it is told that the row is gone, or it would name it for
-    ever.
+    """The row stays in the store until it is due. Then the channel tells the store to delete the
+    row. Otherwise the store would report it again and again.
     """
     harness.join(A, 4)
     harness.come(4)
@@ -110,7 +112,7 @@ def test_dropped_deferred_messages_are_removed_when_they_are_due(harness: Channe
 
 
 def test_rows_below_the_start_are_found_when_the_channel_is_opened() -> None:
-    """The topic's process died after storage's commit and before the channel was told."""
+    """The topic's process ended after storage's commit and before the channel was informed."""
     channel = ChannelCore(7, 20, [(2, 5, 3, 0), (12, 4, 1, 0)], {"dropped_count": 1}, paused=False)
     channel.supply.drop_below(14)
     changes = channel.changes()
@@ -164,8 +166,8 @@ steps = st.lists(
 def test_every_message_is_somewhere_and_none_is_counted_twice(
     make: type[ChannelHarness], given_steps: list[tuple[str, int]]
 ) -> None:
-    """Finished, dropped, held, waiting or deferred: together all that came, whatever happens in
-    which order.
+    """Whatever happens in whatever order, the finished, dropped, in-flight, waiting and deferred
+    messages together are all messages that were published.
     """
     harness = make()
     channel = harness.channel
@@ -177,7 +179,8 @@ def test_every_message_is_somewhere_and_none_is_counted_twice(
             harness.come(number)
         elif what == "send":
             channel.set_ready(A, number)
-            for _ in range(2):  # what is not at hand is fetched
+            # The second round sends the blocks that are fetched after the first.
+            for _ in range(2):
                 held += [(pending.token, pending.runs) for pending in harness.send()]
                 for offset in sorted(channel.supply.wanted):
                     assert offset >= start, "what is gone is asked for"
@@ -197,7 +200,8 @@ def test_every_message_is_somewhere_and_none_is_counted_twice(
             start = max(start, harness.end * number // 10)
             if channel.supply.drop_below(start):
                 assert channel.supply.next_offset == channel.supply.window_end == start
-                while channel.supply.window_end < harness.end:  # read again
+                # The messages above the start are read again.
+                while channel.supply.window_end < harness.end:
                     channel.supply.offer(
                         harness.block_at(channel.supply.window_end, 1), from_storage=True
                     )

@@ -1,10 +1,11 @@
-"""Dying against a model, with crashes at any point: every message ends finished or as a dead
-letter.
+"""Test of messages that become dead letters, against a model, with crashes at any point: every
+message ends either finished or as a dead letter.
 
-What must hold: nothing is delivered more often than its channel allows; what died in this life is
-not delivered again in it and is one letter; what was finished and committed is no letter; a
-rejection or a last attempt that was committed stays one over a crash. A crash costs second letters
-at most.
+The following must hold. No message is delivered more often than its channel allows. A message that
+has become a dead letter is not delivered again before the next crash, and it is exactly one dead
+letter. A message whose finish was committed is no dead letter. A committed rejection or last
+attempt survives a crash. The only effect of a crash is that a dead letter may be sent a second
+time.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ class DyingMachine(RuleBasedStateMachine):
         self.head = 0
         self.lives = 0
         self.next_offset = 0
-        self.rows: dict[int, tuple[int, int]] = {}  # as committed
-        self.kept: dict[int, tuple[int, int, int]] = {}  # ... deferred
+        # The committed rows: first offset -> (count, attempts).
+        self.rows: dict[int, tuple[int, int]] = {}
+        self.kept: dict[int, tuple[int, int, int]] = {}  # the committed rows of deferred messages
         self.pending: tuple[Changes, set[int]] | None = None
         self.finished: set[int] = set()
-        self.safe: set[int] = set()  # finished, and committed
+        self.safe: set[int] = set()  # finished, and the finish is committed
         self.letters: list[int] = []
         self.now_ns = 1_000 * S
         self.start()
@@ -72,8 +74,8 @@ class DyingMachine(RuleBasedStateMachine):
         self.channel.supply.deferred.next_due_ns = min((row[3] for row in from_store), default=0)
         self.channel.subscribe(Subscriber(A, "a", 20, 60 * S, 10**9 * S, self.now_ns, 0))
         self.pending = None
-        self.out: list[int] = []  # in a batch on its way
-        self.died: set[int] = set()  # in this life
+        self.out: list[int] = []  # in a batch that is on its way
+        self.died: set[int] = set()  # since the last start
         self.leases: list[int] = []
 
     @rule(count=st.integers(1, 6))
@@ -155,7 +157,7 @@ class DyingMachine(RuleBasedStateMachine):
             )
             self.channel.supply.came_due(rows, following, self.now_ns)
 
-    # The way to the letters
+    # The way to the dead-letter topic
 
     @precondition(lambda self: not self.channel.supply.dying.out)
     @rule()
@@ -167,7 +169,9 @@ class DyingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.channel.supply.dying.out)
     @rule(told=st.booleans())
     def stored(self, told: bool) -> None:
-        """Durable there. A crash may come before the channel knows it."""
+        """The batch is stored in the dead-letter topic. If `told` is False, a crash comes before
+        the channel learns of it.
+        """
         self.letters += self.out
         assert not set(self.out) & self.safe, "finished for good, and a letter"
         if told:
@@ -218,14 +222,16 @@ class DyingMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """In order: what was promised is taken back, and all is committed."""
+        """Stop and start again in order: promised attempts are taken back, and everything is
+        committed.
+        """
         if self.pending is not None:
             self.committed()
         self.channel.end()
         self.save()
         self.crash(True)
 
-    # Laws
+    # Invariants
 
     @invariant()
     def dying_is_counted(self) -> None:
@@ -251,7 +257,7 @@ class DyingMachine(RuleBasedStateMachine):
             self.small.stop()
 
     def end(self) -> None:
-        """In the end everything is finished, one way or the other, and no row is left."""
+        """In the end every message is finished or is a dead letter, and no row is left."""
         if self.channel.supply.dying.out:
             self.stored(True)
         for _ in range(300):

@@ -1,4 +1,6 @@
-"""What a channel does with messages that its topic was emptied of before it reached them."""
+"""Tests of a channel whose topic was emptied: it skips the removed messages that it had not reached
+yet.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_a_channel_at_a_skipped_range_continues_after_it_at_once() -> None:
 
 
 def test_blocks_that_came_before_the_order_are_given_up() -> None:
-    """The topic was unpaused and paused meanwhile: what was not delivered yet is not delivered."""
+    """The topic was unpaused, so the channel got blocks, and then it was paused and emptied.
+    Messages that had not been delivered at that time are no longer delivered.
+    """
     harness = ChannelHarness()
     harness.come(5, 5)
     assert harness.channel.skip(5, 10)

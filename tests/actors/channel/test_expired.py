@@ -1,4 +1,4 @@
-"""Parts of a delivery that their consumer gives back as expired."""
+"""Test of messages that their consumer returns as expired."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ A = (b"a",)
 
 
 def test_messages_returned_as_expired_are_counted_as_timed_out(harness: ChannelHarness) -> None:
-    """As if the scan had found them: at once, and counted as time-outs, not as requeues."""
+    """The channel treats the messages as if the scan had found that their lease ended: it
+    redelivers them at once and counts them as time-outs, not as requeues.
+    """
     harness.join(A, 10)
     harness.come(4)
     assert harness.channel.req(

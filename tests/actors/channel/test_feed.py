@@ -1,5 +1,5 @@
-"""Feed and fanout together: each channel gets every block once and in order, whatever the words on
-their way meet.
+"""Tests of the feed (in a channel) together with the fan-out (in the topic): each channel gets
+every block once and in order, whatever happens between the two.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ NUMBER = st.integers(0, 2)
 
 
 def test_each_state_of_the_feed_has_its_events_in_the_table() -> None:
-    """`fetch`, `read` and `caught_up` are our own doing; the others come when they like."""
+    """`fetch`, `read` and `caught_up` follow from the feed's own requests. The other events can
+    come in any state.
+    """
     assert set(TRANSITIONS) == set(FeedState)
     own = {
         FeedState.OFF: set(),
@@ -110,7 +112,9 @@ def test_only_the_answer_to_the_outstanding_read_changes_the_state(
 
 @pytest.mark.parametrize("state", list(FeedState))
 def test_a_channel_that_was_moved_reads_from_its_new_place(state: FeedState) -> None:
-    """And an answer about the old place is not for it: its blocks would look like a gap."""
+    """An answer to a read from the old position must be ignored, because its blocks would look like
+    a gap.
+    """
     feed = feed_in(state)
     feed.moved()
     assert feed.state is (FeedState.OFF if state is FeedState.OFF else FeedState.BEHIND)
@@ -122,7 +126,9 @@ def test_a_channel_that_was_moved_reads_from_its_new_place(state: FeedState) -> 
 
 
 class ChannelShell:
-    """The channel's side as its shell does it; its queues are the sockets."""
+    """The channel's side, as the channel actor connects it. Its queues take the place of the
+    sockets.
+    """
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -196,8 +202,8 @@ class FeedMachine(RuleBasedStateMachine):
         for patch in self.patches:
             patch.start()
         self.log: list[Block] = []
-        self.end = 0  # of the log; the topic may not know yet
-        # Storage to topic: heads, and blocks that were appended.
+        self.end = 0  # The end of the log. The topic may not know it yet.
+        # Messages from storage to the topic: ends of the log, and blocks that were appended.
         self.words: deque[int | Block] = deque()
         self.fanout = Fanout(0)
         self.channels: list[ChannelShell] = []
@@ -220,7 +226,7 @@ class FeedMachine(RuleBasedStateMachine):
 
     @rule(blocks=st.integers(1, 12), size=st.integers(0, 20))
     def commit(self, blocks: int, size: int) -> None:
-        """In storage alone: the topic will hear where the log ends now."""
+        """Append the blocks in storage only. The topic learns just the new end of the log."""
         self.stored(blocks, size)
         self.words.append(self.end)
 
@@ -248,7 +254,7 @@ class FeedMachine(RuleBasedStateMachine):
             if not blocks:
                 channel.up.append((p.Behind(self.fanout.end), []))
             elif sum(block.length for _, on_way in channel.up for block in on_way) > WINDOW // 3:
-                self.fanout.detach(peer)  # its pipe takes no more
+                self.fanout.detach(peer)  # the pipe to this channel is full
             else:
                 channel.up.append((p.Offer(self.fanout.end), blocks))
         self.fanout.trim()
@@ -329,7 +335,7 @@ class FeedMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBER, ready=st.sampled_from([0, 1, 10]))
     def change(self, number: int, ready: int) -> None:
-        """The only consumer goes and comes, all between two turns."""
+        """Between two turns the only consumer leaves and another one joins."""
         self.channels[number].join(ready)
 
     @rule(number=NUMBER)
@@ -343,8 +349,8 @@ class FeedMachine(RuleBasedStateMachine):
 
     @rule(consuming=st.booleans())
     def settle(self, consuming: bool) -> None:
-        """With nothing new all words are spoken soon: nobody asks again and again for what is not
-        there.
+        """If nothing new is published, the exchange of messages must end soon. No side may go on
+        asking for blocks that do not exist.
         """
         self.hear()
         for _ in range(60 + 4 * len(self.log)):
@@ -366,7 +372,7 @@ class FeedMachine(RuleBasedStateMachine):
                     range(channel.start, max(channel.start, self.fanout.end))
                 )
 
-    # Laws
+    # Invariants
 
     @invariant()
     def each_in_order(self) -> None:

@@ -1,5 +1,5 @@
-"""What a channel chooses, case by case: tags, addresses, age and samples; what is passed by is
-counted once, and finished.
+"""Tests of a channel's filters: tags, addresses, age and samples. A message that is skipped is
+counted once and is finished.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def skipped(harness: ChannelHarness) -> dict[str, int]:
         ("a", ["a", "a"], None),
         ("a", ["a", "b", "a"], [WANTED, OTHER_TAG, WANTED]),
         ("a||b", ["a", "b", "c", None], [WANTED, WANTED, OTHER_TAG, OTHER_TAG]),
-        ("a", ["aa", "A", "", "a "], [OTHER_TAG] * 4),  # whole, not by prefix or hash
+        # Tags are compared whole, not by prefix or hash.
+        ("a", ["aa", "A", "", "a "], [OTHER_TAG] * 4),
         ("ä", ["ä", "a"], [WANTED, OTHER_TAG]),
         ("a", [None, None], [OTHER_TAG] * 2),
     ],
@@ -111,7 +112,9 @@ def test_tags_of_bytes_that_are_no_text_are_others() -> None:
 def test_age_counts_from_the_storing_of_the_block(
     age_s: float, max_age_s: float, old: bool
 ) -> None:
-    """Not from a time of their own that messages carry."""
+    """The age counts from the time at which the block was stored. The times that messages carry do
+    not matter.
+    """
     block = with_place(pack([b"x"] * 3, times=[1, 2, 3]), 0, NOW - int(age_s * S))
     choice = ChannelFilter("c", ChannelSettings(max_age_s=max_age_s), random.random)
     assert choice.mask(block, NOW) == (bytes([EXPIRED] * 3) if old else None)
@@ -152,7 +155,9 @@ def test_a_block_is_looked_into_once_however_small_the_pieces(
 def test_a_block_that_needs_no_filter_is_delivered_uninspected(
     monkeypatch: pytest.MonkeyPatch, make: type[ChannelHarness]
 ) -> None:
-    """Nor one of a channel with a maximal age, while it is young: it goes out as a cut, whole."""
+    """The channel has a maximum age, and the block is younger than that. The block must be
+    delivered as one whole part without a look into its messages.
+    """
     monkeypatch.setattr(ChannelFilter, "_look", None)
     monkeypatch.setattr(Gathering, "add", None)
     harness = make(max_age_s=100)
@@ -284,8 +289,8 @@ def test_old_messages_are_passed_over_only_if_a_consumer_has_room(
 
 @pytest.mark.parametrize("delay_s", [0, 30])
 def test_a_redelivery_that_comes_too_late_expires(make: type[ChannelHarness], delay_s: int) -> None:
-    """At the moment it would be sent, not when it is given back; requeued, or deferred and in the
-    store meanwhile.
+    """The age is checked at the moment of sending, not when the message is returned. The message
+    was either requeued at once or deferred and kept in the store.
     """
     harness = make(max_age_s=60)
     harness.join(A, 10)

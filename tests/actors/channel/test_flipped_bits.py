@@ -1,8 +1,8 @@
-"""A bit that flips in the broker's memory reaches no consumer: each place that computes a checksum
-from old bytes checks them first.
+"""Tests with bits that flip in the broker's memory: no consumer may receive them. Each place that
+computes a new checksum from stored bytes checks the old checksum first.
 
-Blocks here lie in byte arrays, so a test can change what a channel, the ring or the dead letters
-hold.
+The blocks of these tests are kept in byte arrays, so that a test can change what a channel, the
+ring or the dead letters hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ME = (b"me",)
 
 
 def in_memory(block: Block) -> Block:
-    """The block in bytes that can be changed."""
+    """Return a copy of the block whose payload can be changed."""
     return Block(block.header, bytearray(block.payload))
 
 
@@ -94,7 +94,7 @@ def test_only_the_pieces_of_a_slice_are_checked_again() -> None:
 
 
 class Bits(ChannelHarness):
-    """A channel whose storage is right, whatever its memory does."""
+    """A channel whose storage is intact, whatever happens to its memory."""
 
     def __init__(self, next_offset: int = 0, **settings: Any) -> None:
         super().__init__(next_offset, **settings)
@@ -103,7 +103,7 @@ class Bits(ChannelHarness):
         self.got: dict[int, tuple[bytes | None, int]] = {}
 
     def publish(self, block: Block) -> Block:
-        """It comes from the topic; what the channel holds of it is returned."""
+        """Publish the block and return the copy in memory that the channel holds."""
         placed = with_place(block, self.end, self.wall_ns)
         self.stored.append(placed)
         self.end = placed.next_offset
@@ -112,7 +112,7 @@ class Bits(ChannelHarness):
         return held
 
     def storage(self) -> None:
-        """What the channel asks storage for."""
+        """Answer what the channel requests from storage."""
         supply = self.channel.supply
         if supply.reread:
             supply.reread = False
@@ -124,7 +124,7 @@ class Bits(ChannelHarness):
                     supply.shelve(block)
 
     def run(self) -> None:
-        """Deliver, finish, commit and read until nothing more comes."""
+        """Deliver, finish, commit and read until no more messages are delivered."""
         for _ in range(14):
             for pending in self.send():
                 self.take(pending)
@@ -150,7 +150,7 @@ CASES: dict[str, Callable[[], Bits]] = {
     "plain": Bits,
     "tags": lambda: Bits(tags="a||b"),
     "ordered": lambda: Bits(ordered=True),
-    # What could not be sent does not count as an attempt.
+    # A message that could not be sent has not used an attempt.
     "one attempt": lambda: Bits(max_attempts=1),
 }
 
@@ -208,13 +208,13 @@ def test_a_flip_in_what_was_requeued_is_read_from_storage() -> None:
 
 
 def test_a_block_refused_for_a_flipped_bit_is_read_from_storage_again() -> None:
-    """The consumer finds the flip, leaves and comes again: the channel must not send the same bytes
-    for ever.
+    """The consumer finds the flipped bit, leaves and joins again. The channel must not send it the
+    same bytes again and again.
     """
     harness = Bits()
     harness.join(ME, 40)
     held = harness.publish(messages(0, 40))
-    held.check()  # by a delivery of a part, say
+    held.check()  # as a delivery of a part of the block would do
     flip(held, b"message 0020")
     pending = harness.send_one()
     with pytest.raises(CorruptBlock):
@@ -287,7 +287,7 @@ def test_random_flips_and_settings_deliver_every_message_right(
 
 
 def is_sound(block: Block) -> bool:
-    """What the consumer finds."""
+    """Return True if a consumer would accept the block."""
     try:
         block.check()
     except CorruptBlock:

@@ -1,5 +1,5 @@
-"""What each turn of a channel looks at, whoever is there: no walk over its consumers, and no word
-that says nothing new.
+"""Tests of what a channel does in a turn without work: it does not loop over its consumers, and it
+sends no message that repeats a known fact.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_a_channel_wants_messages_while_some_consumer_accepts_them(harness: Chan
     for ready, wanted in ((3, True), (0, False), (-1, False), (0, False), (1, True)):
         channel.set_ready(B, ready)
         assert channel.is_wanted() is wanted
-    harness.join(B, 0)  # once more
+    harness.join(B, 0)  # the same consumer joins again
     assert not channel.is_wanted()
     channel.set_ready(A, 1)
     channel.set_ready(B, 1)
@@ -90,8 +90,8 @@ def test_the_first_who_may_be_lost_is_due(harness: ChannelHarness) -> None:
 
 
 def test_clocks_that_drift_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deferred message is due by the wall clock, and the scan goes by the monotonic one: here it
-    runs a little behind at each look.
+    """A deferred message is due by the wall clock, and the scan uses the monotonic clock. Here the
+    two clocks drift apart a little at each turn. This must not cause a new hint to the scan.
     """
     shell = Shell(0)
     looks = 0

@@ -1,5 +1,5 @@
-"""Every message moves as the table says, whatever the machines do; each move of the table is one
-they make; the drawing is current.
+"""Tests of the table of message states: every message moves only as the table says, each move of
+the table happens, and the drawing in the documentation is current.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_messages_move_as_the_table_says(machine: type[RuleBasedStateMachine]) -
 
 
 def walk(seed: int) -> None:
-    """So many steps of a wild channel, of nobody's choice."""
+    """Run 120 random steps of a channel in `WildChannel`, and then finish everything."""
     dice = random.Random(seed)
     one = WildChannel()
     age = dice.choice([-1, -1, 60.0])
@@ -99,7 +99,7 @@ def walk(seed: int) -> None:
 
 
 def test_each_move_of_the_table_is_made() -> None:
-    """Else the drawing tells of what cannot be."""
+    """A move that never happens does not belong in the drawing."""
     every = {
         (state, event, after)
         for state, events in MOVES.items()
@@ -125,8 +125,8 @@ def rows() -> str:
 
 
 def picture() -> str:
-    """For readers that draw mermaid; what ends a message anyhow (gone, seek) is in the table
-    only.
+    """Return the table as a Mermaid diagram. The events "gone" and "seek" can end a message in any
+    state, so they are only in the table.
     """
     lines = ["```mermaid", "stateDiagram-v2"]
     for state, events in MOVES.items():

@@ -1,5 +1,5 @@
-"""Ordered channels, case by case: what blocks a key, what frees it, who gets how much, and what a
-start does first.
+"""Tests of ordered channels: what blocks a key, what frees it, how consumers share the messages,
+and what happens first at a start.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ ALL: tuple[tuple[int, int], ...] = ()
 
 
 class OrderedChannelHarness(ChannelHarness):
-    """Messages by their keys, as letters: `take_keys("aab.")` is a block of two of key a, one of b
-    and one without.
+    """A harness that publishes messages by their keys, given as letters: `take_keys("aab.")`
+    publishes a block of two messages with key a, one with key b, and one without a key.
     """
 
     def __init__(self, next_offset: int = 0, holes: Sequence[Hole] = (), **settings: Any) -> None:
         super().__init__(next_offset, holes, ordered=True, **settings)
-        if any(hole[3] for hole in holes):  # an ordered channel gets its deferred rows, too
+        if any(hole[3] for hole in holes):  # an ordered channel loads its deferred rows, too
             channel = self.channel
             self.channel = ChannelCore(
                 5, next_offset, holes, {}, False, channel.supply.deferred, channel.settings, "c"
@@ -41,7 +41,7 @@ class OrderedChannelHarness(ChannelHarness):
         self.take_in(self.blocks[self.end], age_s)
 
     def offsets(self) -> list[int]:
-        """What goes out now."""
+        """Return the offsets that are delivered now."""
         return [
             start + i
             for pending in self.send()
@@ -137,7 +137,9 @@ def test_a_rejected_message_blocks_its_key_until_it_is_a_dead_letter(
 
 
 def test_a_dropped_message_does_not_block_its_key(keyed: OrderedChannelHarness) -> None:
-    """Deferred and dropped: its row goes when it is due, its key goes on at once."""
+    """A deferred message was dropped. Its row is deleted when it is due, but its key is free at
+    once.
+    """
     keyed.take_keys("aab")
     pending = keyed.send_one()
     keyed.channel.req(A, pending.token, ((0, 1),), 60_000, keyed.wall_ns)
@@ -178,8 +180,8 @@ def test_a_message_that_cannot_be_read_does_not_block_its_key(keyed: OrderedChan
 
 
 def test_a_start_sorts_all_rows_before_anything_goes_out() -> None:
-    """Rows: 0 (a) deferred, 1 (b) never sent, 3 (a) never sent, 4 (c) was in flight. Behind the
-    cursor comes another b.
+    """The rows at the start are 0 (key a, deferred), 1 (b, never sent), 3 (a, never sent) and 4 (c,
+    was in flight). Behind the cursor comes another message of key b.
     """
     harness = OrderedChannelHarness(
         6, [(4, 1, 1, 0), (1, 1, 0, 0), (3, 1, 0, 0), (0, 1, 1, 5_010 * S)]
@@ -207,7 +209,9 @@ def test_a_start_sorts_all_rows_before_anything_goes_out() -> None:
 
 @pytest.mark.parametrize("attempts", [1, REJECTED + 1])
 def test_attempts_of_messages_behind_a_removed_head_are_kept(attempts: int) -> None:
-    """Row 1 went out once, when row 0 was gone for a moment that no disk remembers."""
+    """Row 1 was delivered once, at a moment when row 0 counted as removed. No file records that
+    moment.
+    """
     harness = OrderedChannelHarness(
         3, [(0, 1, 1, 5_010 * S), (1, 1, attempts, 0), (2, 1, 0, 0)], max_attempts=1
     )
@@ -257,8 +261,8 @@ def test_a_seek_forgets_the_state_of_every_key(keyed: OrderedChannelHarness) -> 
 
 
 def test_consumers_share_the_keys(keyed: OrderedChannelHarness) -> None:
-    """Whoever comes first does not take them all; who holds its share and is slow gets no more
-    while others would take it.
+    """The first consumer does not get all keys. A slow consumer that holds its share gets no more
+    while others have room.
     """
     keyed.join(B, 100)
     keyed.join(C, 100)
@@ -336,7 +340,7 @@ def test_a_busy_ordered_channel_sorts_only_the_blocks_in_memory(
 
 
 def test_deferred_rows_are_bounded(keyed: OrderedChannelHarness) -> None:
-    """For a start sorts them all."""
+    """The number of deferred rows has a limit, because a start sorts all of them."""
     with mock.patch.object(options, "ORDERED_DEFERRED_ROWS_MAX", 1):
         harness = OrderedChannelHarness()
     harness.join(A, 100)

@@ -1,8 +1,8 @@
-"""An ordered channel against the same model as any other, and one law more: of a key, only the
-first message that is not finished is out.
+"""Test of an ordered channel against the model of all channels, with one more invariant: of each
+key, only the first unfinished message may be in flight.
 
-So whatever comes before it is finished: nothing overtakes, and no two of a key are out at a time;
-over crashes at any point, too.
+All earlier messages of the key must be finished, so no message overtakes another, and no two
+messages of a key are in flight at a time. This also holds after crashes at any point.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class OrderedMachine(DeliveryMachine):
 
 
 class TroubledMachine(OrderedMachine):
-    """With messages that are dropped from below, and messages that die."""
+    """An ordered channel whose oldest messages are dropped, and whose messages can become dead
+    letters.
+    """
 
     def __init__(self) -> None:
         self.low = 0
@@ -149,8 +151,8 @@ class TroubledMachine(OrderedMachine):
     @precondition(lambda self: self.pending is None)
     @rule()
     def save(self) -> None:
-        """What is below is given up when rows are made, for what consumers hold comes back at any
-        time.
+        """Give up waiting messages below the start only when rows are saved, because consumers can
+        return messages at any time.
         """
         self.give_up({WAITS})
         super().save()
@@ -198,6 +200,7 @@ class TroubledMachine(OrderedMachine):
     def one_of_a_key_is_out(self) -> None:
         for key in KEYS[:-1]:
             # No slot waits for these.
+            # No slot waits for these messages.
             gone = [
                 state not in (LEASED, DYING) and at < self.low
                 for at, state in enumerate(self.states)

@@ -1,4 +1,6 @@
-"""Attempt numbers: promised for what is about to be sent only, and taken back at a clean end."""
+"""Tests of attempt numbers: they are promised only for messages that are about to be sent, and they
+are taken back at a clean stop.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ ALL: tuple[tuple[int, int], ...] = ()
 
 
 def restarted(harness: ChannelHarness, rows: dict[int, Hole]) -> ChannelHarness:
-    """As a clean stop and a start leave it; `rows` is what the store holds."""
+    """Stop the channel cleanly and start it again. `rows` is what the store holds."""
     harness.channel.end()
     assert not harness.channel.waits_for_commit()
     save(harness, rows)
@@ -41,7 +43,9 @@ def save(harness: ChannelHarness, rows: dict[int, Hole]) -> None:
 def test_a_number_is_left_out_by_no_clean_restart(
     harness: ChannelHarness, *, consumer: bool
 ) -> None:
-    """Also not where it was promised, and nobody took the message."""
+    """A clean restart must not use up an attempt number, even if the number was promised and no
+    consumer took the message.
+    """
     rows: dict[int, Hole] = {}
     harness.join(A, 4)
     harness.come(4)
@@ -100,7 +104,9 @@ def test_attempts_are_promised_only_for_messages_about_to_be_sent(
 
 
 def test_with_limited_attempts_no_more_is_promised_than_fits() -> None:
-    """For after a crash what was promised is taken for delivered."""
+    """After a crash, a promised attempt counts as delivered. So the channel may only promise as
+    many messages as the consumers have room for.
+    """
     rows: dict[int, Hole] = {0: (0, 1_000, 0, 0)}
     harness = ChannelHarness(1_000, list(rows.values()), max_attempts=2)
     harness.channel.supply.shelve(harness.block_at(0, 1_000))
@@ -169,7 +175,7 @@ def test_nothing_is_lost_between_waiting_and_ready(
 
 
 def test_a_commit_that_promises_nothing_leaves_what_came_back_unsorted() -> None:
-    """So it is sorted with what comes back later."""
+    """The message is then sorted together with those that are returned later."""
     again = Redelivery()
     again.returned = [(5, 1, 1)]
     again.promise(0)

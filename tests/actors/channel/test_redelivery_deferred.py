@@ -1,4 +1,6 @@
-"""What is deferred, and on disk only: when the store is asked, and what of its answers counts."""
+"""Tests of deferred messages that are only on disk: when the channel asks the store for them, and
+which answers of the store count.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_the_store_may_be_asked_again_after_an_answer_or_a_failure() -> None:
 
 
 def test_a_due_time_that_cannot_be_counts_as_due() -> None:
-    """The clock was a day ahead when it was requeued."""
+    """The clock was a day ahead when the message was requeued, so its due time is later than any
+    delay allows.
+    """
     deferred = Deferred()
     deferred.put([(0, 1, 1)], FAR)
     deferred.put([(1, 1, 1)], NOW + REQUEUE_DELAY_MS_MAX * 1_000_000)

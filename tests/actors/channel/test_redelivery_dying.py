@@ -1,5 +1,5 @@
-"""Messages that had their attempts or were rejected: rows until they are dead letters, and finished
-then.
+"""Tests of messages that used all their attempts or were rejected. They stay as rows until they are
+dead letters, and then they are finished.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ def test_a_batch_waits_for_its_blocks_and_is_bounded(
     assert harness.post() == []
     assert harness.channel.supply.wanted == {0, 4, 8, 12}, "a few at a time"
     assert [run for run, _, _ in harness.post(absent=True)] == [(0, 4, 1), (4, 2, 1)]
-    harness.channel.rest()  # nobody takes messages: blocks for the dying are kept
+    # No consumer takes messages, but the blocks of the dying messages are kept.
+    harness.channel.rest()
     harness.channel.supply.dead()
     assert [run for run, _, _ in harness.post()] == [(6, 2, 1), (8, 4, 1)]
     assert harness.channel.held == 9

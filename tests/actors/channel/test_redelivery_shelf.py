@@ -1,4 +1,4 @@
-"""The shelf of blocks against a list in order of arrival."""
+"""Tests of the shelf of blocks against a list in order of arrival."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from zsq.actors.channel.redelivery import BlockShelf
 from zsq.transport.block.block import Block, pack, with_place
 
-# With gaps between them.
+# There are gaps between the blocks.
 BLOCKS = [
     with_place(pack([b"x" * (number * 37 % 200)] * (1 + number % 4)), number * 5, 0)
     for number in range(12)

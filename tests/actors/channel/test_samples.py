@@ -1,5 +1,5 @@
-"""Samples, and windows of which nothing is wanted: exact shares, bounded turns, and each message
-delivered once or counted once.
+"""Tests of samples, and of blocks in which no message is wanted: the shares are exact, a turn is
+bounded, and each message is either delivered once or counted once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def tagged(*tags: str | None) -> Block:
 
 @pytest.mark.parametrize("rate", [1, 10, 50, 99])
 def test_a_sample_is_as_large_as_was_said(make: type[ChannelHarness], rate: int) -> None:
-    """NSQ takes one percent more."""
+    """NSQ delivers one percentage point more than the rate says."""
     harness = make(random=random.Random(rate).random)
     harness.join(A, 100_000, sample_rate=rate)
     count = 60_000
@@ -60,7 +60,7 @@ def test_a_sample_is_as_large_as_was_said(make: type[ChannelHarness], rate: int)
 def test_a_sample_of_one_percent_is_exactly_what_is_drawn_below_it(
     make: type[ChannelHarness],
 ) -> None:
-    """The border, exactly."""
+    """The random number 0.01 itself is not in a sample of one percent."""
     numbers = iter([0.0, 0.00999, 0.01, 0.5, 0.999])
     harness = make(random=lambda: next(numbers))
     harness.join(A, 10, sample_rate=1)
@@ -84,7 +84,7 @@ def test_a_sampling_consumer_does_not_rush_through_what_others_wait_for(
     assert offered + harness.channel.consumers[B].finish_count == 10_000
 
 
-# Windows of what nobody wants
+# Blocks in which no message is wanted
 
 
 @pytest.mark.parametrize("setting", [{"tags": "a"}, {"max_age_s": 1.0}])

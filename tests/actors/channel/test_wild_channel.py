@@ -1,9 +1,9 @@
-"""A channel of any settings under any mixture of commands, moves, losses and crashes: no model of
-what is delivered, but the laws.
+"""Test of a channel with any settings under any mixture of commands, seeks, losses and crashes. It
+has no model of what is delivered and checks only invariants.
 
-Each move of each message is one of the table (`support/watched.py`), no message is in two places,
-attempts never fall (but by a seek), what is over is never seen again, and somebody who finishes
-everything comes to an end, in the store too.
+Each move of each message is in the table of states (`support/watched.py`). No message is in two
+places. Attempts never decrease, except after a seek. A finished message does not appear again. If a
+consumer finishes everything, the channel becomes empty, and so does the store.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ class WildChannel(RuleBasedStateMachine):
         self.small.start()
         self.log: list[Block] = []
         self.head = self.start_offset = 0
-        self.gone: set[int] = set()  # damaged: storage has nothing there
-        self.rows: dict[int, tuple[int, int, int]] = {}  # the store: count, attempts, due
+        self.gone: set[int] = set()  # damaged offsets: storage has no block for them
+        # The store: first offset -> (count, attempts, due time).
+        self.rows: dict[int, tuple[int, int, int]] = {}
         self.next_stored = 0
         self.pending: Changes | None = None
-        # Where what is behind the cursor was, when that commit began.
+        # The states of the messages behind the cursor when that commit began.
         self.expected: dict[int, MessageState] = {}
         self.keys: list[bytes | None] = []
         self.attempts: dict[int, int] = defaultdict(int)
@@ -110,7 +111,7 @@ class WildChannel(RuleBasedStateMachine):
         self.keys += keys
 
     def readable(self, offset: int) -> Iterator[Block]:
-        """What storage would answer with, from there on."""
+        """Return the blocks that storage would answer with from `offset` on."""
         for block in self.log:
             if (
                 block.next_offset > max(offset, self.start_offset)
@@ -201,7 +202,7 @@ class WildChannel(RuleBasedStateMachine):
             peer, token, ((first, count),) if count else (), delay, self.now_ns, "no good"
         )
 
-    # Time, moves
+    # Time and seeks
 
     @rule(seconds=st.sampled_from([1, 11, 61]))
     def scan(self, seconds: int) -> None:
@@ -244,7 +245,7 @@ class WildChannel(RuleBasedStateMachine):
             self.channel.seek(self.start_offset + number % (self.head - self.start_offset + 1))
             self.attempts.clear()
 
-    # Commits, ends
+    # Commits and stops
 
     @precondition(lambda self: self.pending is None)
     @rule()
@@ -282,7 +283,9 @@ class WildChannel(RuleBasedStateMachine):
 
     @rule(dice=st.integers(0, 3), written=st.booleans(), in_order=st.booleans())
     def end_and_begin(self, dice: int, written: bool, in_order: bool) -> None:
-        """In order, with a last commit; or by a crash, the commit on its way on disk or not."""
+        """Stop in order, with a last commit, or crash. At a crash the commit in progress may be on
+        disk or not.
+        """
         if dice:
             return
         if in_order:
@@ -295,7 +298,7 @@ class WildChannel(RuleBasedStateMachine):
             self.store()
         self.live()
 
-    # What chance seldom does one after the other
+    # Sequences that rarely happen by chance
 
     @rule(steps=st.lists(st.sampled_from(TROUBLES), min_size=2, max_size=5))
     def trouble(self, steps: list[str]) -> None:
@@ -334,7 +337,7 @@ class WildChannel(RuleBasedStateMachine):
             self.due(3)
 
     def letters_begin(self) -> None:
-        """With their blocks, if those have to be read."""
+        """Start to send dead letters. Blocks that have to be read are fetched first."""
         for _ in range(2):
             if not self.channel.supply.dying.out:
                 self.channel.supply.next_dead()
@@ -349,13 +352,15 @@ class WildChannel(RuleBasedStateMachine):
         self.end_and_begin(0, True, False)
 
     def what_is_old_goes(self) -> None:
-        """So that what is new goes out at once, if it may."""
+        """Publish new messages and drop all older ones, so that the new messages can be delivered
+        at once.
+        """
         self.publish([(b"a", b"x"), (b"b", b"x")])
         self.feed(9)
         self.drop_oldest(1, 0)
         self.deliver(3)
 
-    # Laws
+    # Invariants
 
     @invariant()
     def check_laws(self) -> None:
@@ -365,7 +370,7 @@ class WildChannel(RuleBasedStateMachine):
             self.one_of_a_key_is_out()
 
     def rows_are_apart(self) -> None:
-        """In the store no two rows hold the same message."""
+        """No two rows of the store contain the same message."""
         held: set[int] = set()
         for start, row in self.rows.items():
             mine = set(range(start, start + row[0]))
@@ -377,7 +382,9 @@ class WildChannel(RuleBasedStateMachine):
         assert self.channel.supply.deferred.messages >= 0
 
     def one_of_a_key_is_out(self) -> None:
-        """Of an ordered channel: with a consumer, or on its way to the dead letters."""
+        """In an ordered channel, at most one message of a key is with a consumer or on its way to
+        the dead letters.
+        """
         if self.settings.ordered:
             out = [run for lease in self.channel._leases.values() for run in lease.runs]
             out += [death.run for death in self.channel.supply.dying.out]

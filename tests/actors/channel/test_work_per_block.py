@@ -1,7 +1,9 @@
-"""The broker's work is per block: as many calls for a block of 10,000 messages as for one of 10.
+"""Tests that the broker's work is per block: a block of 10,000 messages takes as many calls as a
+block of 10.
 
-Counted are all calls of Python and C functions that Python code makes on a block's way through
-topic and channel. Time would say less: a loop over messages hides well in a fast machine's noise.
+The tests count all calls of Python and C functions that Python code makes on a block's way through
+topic and channel. Measuring time would show less, because the noise of a fast machine hides the
+cost of a loop over messages.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import block_frames, decode, encode, frames_blocks
 
 A = (b"a",)
-CALLS_A_PIECE = 5  # of a checksum
+CALLS_A_PIECE = 5  # for a checksum
 ID = 77
 
 
@@ -46,8 +48,9 @@ def plain(count: int) -> Block:
 
 
 def full(count: int) -> Block:
-    """Every column, with nulls and times. One that is larger than a single value may be is looked
-    at more closely: in both blocks.
+    """Return a block with every column, with nulls and times. A column that is longer than the
+    limit for a single value is checked in more detail, so the columns are longer than that limit in
+    both sizes of block.
     """
     keys = [None, b"y" * 100] * (count // 2)
     headers = [None, b"z"] * (count // 2)
@@ -62,8 +65,8 @@ def full(count: int) -> Block:
 
 
 def through_topic_and_channel(block: Block) -> Callable[[], None]:
-    """As the shells do it. Two consumers share the block; one finishes its half at once, the other
-    a part and leaves the rest.
+    """Return the work for one block, as the actors do it. Two consumers share the block. One
+    finishes its half at once, and the other finishes a part and leaves.
     """
     half = block.count // 2
     ordering = Ordering({})
@@ -110,8 +113,9 @@ def through_topic_and_channel(block: Block) -> Callable[[], None]:
 
 @pytest.mark.parametrize("make", [plain, full])
 def test_ten_thousand_messages_take_as_many_calls_as_ten(make: Callable[[int], Block]) -> None:
-    calls(through_topic_and_channel(make(10)))  # what is done once in a process is done now
-    # The least of three: what other tests left behind may be finalized in between.
+    calls(through_topic_and_channel(make(10)))  # work that is done once in a process is done here
+    # Take the lowest of three counts, because objects that other tests left may be finalized in
+    # between.
     few = min(calls(through_topic_and_channel(make(10))) for _ in range(3))
     many = min(calls(through_topic_and_channel(make(10_000))) for _ in range(3))
     pieces = len(make(10_000).columns) // PIECE_BYTES
@@ -122,7 +126,9 @@ def test_ten_thousand_messages_take_as_many_calls_as_ten(make: Callable[[int], B
 
 
 def test_the_count_can_fail() -> None:
-    """The views for people take each message apart; the broker must not use them."""
+    """`Column.value` takes each message apart, so a loop over it needs many calls. This shows that
+    the count notices such a loop. The broker must not use `value` in this way.
+    """
     assert calls(lambda: plain(10_000).body.values()) < 100, "in C, however"
     block = plain(10_000)
     assert calls(lambda: [block.body.value(i) for i in range(block.count)]) > 10_000

@@ -1,4 +1,4 @@
-"""Clients that act for others: who may create a topic or a channel by its first use."""
+"""Test of gateways that act for clients: when they ask again which topics exist."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The gateway's shell, with sockets that only note: what goes through, what does not, and how much
-of it.
+"""Tests of the ZeroMQ gateway with sockets that only record what was sent: which messages it
+forwards, which it drops, and its limits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zsq.transport.wire.codec import decode, encode
 
 
 class Wire:
-    """A port's place; `frames` are what comes in next."""
+    """A replacement for a port. `frames` are the next frames to receive."""
 
     def __init__(self) -> None:
         self.socket = self
@@ -53,7 +53,7 @@ class Wire:
 
 
 class Frame:
-    """As a zmq.Frame."""
+    """A replacement for a zmq.Frame."""
 
     def __init__(self, data: bytes) -> None:
         self.bytes = data

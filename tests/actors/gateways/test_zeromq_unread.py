@@ -1,4 +1,6 @@
-"""What waits in the pipe of a peer that does not read is counted, and bounded."""
+"""Tests of the bytes that wait in the pipe of a peer that does not read: they are counted and
+limited.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def test_the_unread_bytes_of_a_client_that_leaves_are_forgotten(
     dealer.close(linger=0)
 
     def gone() -> bool:
-        router.poll(0)  # a socket learns what happened when it is looked at
+        router.poll(0)  # a socket notices events only when it is polled
         found.settle()
         return not found._held
 
@@ -78,7 +80,9 @@ def test_small_answers_are_sent_without_being_counted() -> None:
 
 
 def test_over_the_total_budget_only_clients_above_their_share_get_nothing() -> None:
-    """Ten that never read hold ten megabytes; one who reads goes on."""
+    """Ten clients that never read hold ten megabytes. Another client, which reads, still gets its
+    answers.
+    """
     router = sockets.make_router("tcp://127.0.0.1:*")
     dealers, clients = [], []
     for _ in range(11):
@@ -124,7 +128,7 @@ def test_over_the_total_budget_only_clients_above_their_share_get_nothing() -> N
 def test_above_the_total_budget_sent_frames_are_checked_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else clients wait for the bytes of others that have been read already."""
+    """Otherwise clients would wait because of bytes that other clients have read already."""
     now = [unread.SETTLE_NS]
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
     found = Unread(budget=60)

@@ -1,4 +1,4 @@
-"""The heap of deadlines against a plain dict."""
+"""Tests of the heap of deadlines against a plain dict."""
 
 from __future__ import annotations
 

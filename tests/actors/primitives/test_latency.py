@@ -1,4 +1,6 @@
-"""Percentiles are right within 1%, of the last ten minutes, and may be added."""
+"""Tests of latencies: percentiles are right within 1%, cover the last ten minutes, and can be added
+up.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def test_a_clock_that_is_put_back_costs_the_window_and_no_more() -> None:
 
 
 def test_sums_are_those_of_all_messages() -> None:
-    """As a topic shows it: percentiles of percentiles would say 1 and 100 ms in equal parts."""
+    """A topic merges the values of its channels in this way. Percentiles of percentiles would give
+    1 ms and 100 ms equal weight.
+    """
     fast, slow = LatencyWindow(), LatencyWindow(120)
     fast.add(1 * MS, 9_900, S)
     slow.add(100 * MS, 100, S)
@@ -111,7 +115,7 @@ def test_any_latency_is_taken_and_right_within_its_bounds(rows: list[tuple[int, 
 
 
 def size(window: LatencyWindow) -> int:
-    """With all that belongs to it alone."""
+    """Return the size of the window with all objects that belong to it alone."""
     parts = [
         part
         for slot, store in window._stores
@@ -151,7 +155,8 @@ def test_recent_values_are_those_of_the_last_two_slots() -> None:
         window.add(number * MS, 1, 5 * S)
     for found, wanted in zip(window.recent(31 * S), (50, 95, 99), strict=True):
         assert found == pytest.approx(wanted * MS, rel=0.03)
-    window.add(1, 10_000, 32 * S)  # shorter than all before: the two begin with other bins
+    # Shorter than all values before, so the two slots begin with different bins.
+    window.add(1, 10_000, 32 * S)
     assert window.recent(32 * S)[0] == pytest.approx(LATENCY_NS_MIN, rel=0.02)
     assert window.recent(89 * S)[2] == pytest.approx(LATENCY_NS_MIN, rel=0.02)
     assert window.recent(95 * S) == ()

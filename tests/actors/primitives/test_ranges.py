@@ -1,4 +1,4 @@
-"""Runs of offsets against sets of offsets."""
+"""Tests of runs of offsets against sets of offsets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zsq.transport.wire.protocol import Answer
 
 @st.composite
 def runs_of(draw: st.DrawFn) -> list[Run]:
-    """Disjoint, ascending, some of them neighbours."""
+    """Draw disjoint, ascending runs, of which some are adjacent."""
     runs = []
     position = 0
     for gap, count, attempts in draw(
@@ -45,7 +45,7 @@ def test_take_is_set_arithmetic(runs: list[Run], ranges: list[Range]) -> None:
     asked = offsets(ranges)
     assert spread(taken) == {o: held[o] for o in held if o in asked}
     assert spread(left) == {o: held[o] for o in held if o not in asked}
-    for o in held:  # asked twice: the second time it is not there any more
+    for o in held:  # an offset that is asked for twice is no longer there the second time
         if o in asked:
             asked.remove(o)
     assert offsets(refused) == asked
@@ -60,8 +60,8 @@ def test_no_ranges_take_all(runs: list[Run]) -> None:
 
 
 def test_ranges_that_could_not_be_said_in_an_answer_are_refused() -> None:
-    """Two that begin near the end of what a word can carry: what is refused of the second began
-    beyond it, and the channel ended.
+    """Both ranges begin at the highest offset that a protocol message can carry. The refused part
+    of the second range began beyond it, could not be sent, and ended the channel.
     """
     first, second = ((1 << 64) - 1, 10), ((1 << 64) - 1, 20)
     for wrong in (

@@ -1,4 +1,4 @@
-"""Rates are what counters grew within the last minute."""
+"""Tests of rates: they are computed from the growth of counters within the last minute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def rate(meter: RateMeter, second: float, count: int) -> float:
 
 
 def run(meter: RateMeter, begin: int, end: int, a_second: int, count: int = 0) -> int:
-    """Pulses each second, with so much growth before each; returns the count."""
+    """Pulse once a second, with a growth of `a_second` before each pulse. Return the count."""
     for second in range(begin + 1, end + 1):
         count += a_second
         meter.note(second * S, {"a": count, "idle": 5})
@@ -57,13 +57,13 @@ def test_a_burst_counts_for_a_minute_and_not_longer() -> None:
 
 
 def test_after_an_idle_hour_the_rate_is_of_the_last_minute() -> None:
-    """Nothing pulses each second then: an idle actor is seldom heard."""
+    """An idle actor rarely sends a pulse, so there is not one for each second."""
     meter = meter_at()
     count = run(meter, 0, 10, 100)
     for second in (40, 70, 100, HOUR):
         meter.note(second * S, {"a": count, "idle": 5})
     assert rate(meter, HOUR, count) == 0.0
-    # A burst, and the pulse that it brings.
+    # A burst, and the pulse that it causes.
     meter.note((HOUR + 50) * S, {"a": count + 600, "idle": 5})
     assert rate(meter, HOUR + 50, count + 600) == 10.0
     assert rate(meter, HOUR + 100, count + 600) == 10.0, (

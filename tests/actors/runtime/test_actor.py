@@ -1,5 +1,5 @@
-"""What an actor tells of itself: little with each pulse, more for who asks for it, soon where
-something has happened.
+"""Tests of what an actor reports: little with each pulse, more on request, and soon after something
+has changed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_memory_is_given_back_after_work_and_not_with_each_pulse(
 
 
 def test_the_result_of_a_thread_is_reported_soon(sample: Sample) -> None:
-    """Storage's health and figures follow from what its threads have done."""
+    """The health and the statistics of storage depend on what its threads have done."""
     sample.every(10_000, sample._pulse_if_stirred)
     sample._poller = cast(
         "Any",

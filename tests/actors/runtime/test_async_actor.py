@@ -1,4 +1,4 @@
-"""An actor on an event loop: when it looks at its timers, though nothing comes in."""
+"""Test of an actor on an event loop: it checks its timers although no message arrives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ S = 1_000_000_000
 
 
 class Loop:
-    """One that only notes what is to be called, and after how long."""
+    """An event loop that only records which function is to be called, and after how long."""
 
     def __init__(self) -> None:
         self.due: list[tuple[float, Callable[[], None]]] = []
@@ -30,8 +30,8 @@ class Loop:
 
 
 def test_news_of_an_idle_actor_is_told_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clients come by sockets that the loop looks at, not the actor: nothing wakes it but its
-    own timer, and the next pulse is far.
+    """The event loop watches the sockets of the clients, and the actor does not. So only the
+    actor's own timer wakes it, and the next regular pulse is far away.
     """
     now, said = 10**15, list[Any]()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)

@@ -1,4 +1,4 @@
-"""Restart intensity, in virtual time."""
+"""Tests of the limit on restarts, in virtual time."""
 
 from __future__ import annotations
 

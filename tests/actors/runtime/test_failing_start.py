@@ -1,4 +1,6 @@
-"""An actor that cannot start tells why and ends, whatever its threads are at."""
+"""Test of an actor that cannot start: it reports why and ends, even if one of its threads is still
+working.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ Sample(5, "sample", None).run(sys.argv[1], reading)
 
 
 def test_an_actor_that_cannot_start_reports_why_and_ends(tmp_path: Path) -> None:
-    """Not by an abort inside ZeroMQ: the thread waits on its socket. And it never says that it was
-    born.
+    """A thread of the actor waits on a socket, so a wrong order at the end would make ZeroMQ abort
+    the process. The actor must also not report that it has started.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     supervisor = Port(context, zmq.ROUTER)

@@ -1,5 +1,5 @@
-"""A scan worker hangs up on a peer whose answer has begun to arrive: libzmq would end the process
-at the next read.
+"""Test of a scan worker that disconnects from a peer while the peer's answer is arriving. Without
+precaution, libzmq would abort the process at the next read.
 """
 
 from __future__ import annotations

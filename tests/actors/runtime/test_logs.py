@@ -1,5 +1,5 @@
-"""The log's two forms: what stands in a line, that there is one for each event, and that nobody
-else can begin one.
+"""Tests of the two formats of the log: what a line contains, that each event is one line, and that
+no text from outside can begin a new line.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def test_a_line_is_one_write_and_a_closed_reader_is_no_error(
     handler.emit(record("x" * 5000 + "\udc80"))
     assert os.read(reading, 10_000).endswith(b"\\udc80\n")
     os.close(reading)
-    handler.emit(record("nobody reads"))  # SIGPIPE is ignored by Python: EPIPE, and no complaint
+    # Python ignores SIGPIPE. The write fails with EPIPE, and no error is reported.
+    handler.emit(record("nobody reads"))
     os.close(writing)
 
 

@@ -1,5 +1,5 @@
-"""An actor's socket against peers that send more frames than a word has: what is too long is
-dropped whole, and what follows is taken.
+"""Tests of a port whose peers send too many frames: a message that is too long is dropped
+completely, and the next message is received.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zsq.transport.wire.codec import decode, encode
 
 
 class Line:
-    """A port, and a peer that sends whatever frames it likes."""
+    """A port, and a peer that can send it any frames."""
 
     def __init__(self, folder: Path) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -31,8 +31,8 @@ class Line:
         self.peer.send_multipart(frames)
 
     def taken(self) -> list[tuple[tuple[bytes, ...], int]]:
-        """(envelope, frames behind the word) of all that was taken; a last mail tells that nothing
-        is behind it.
+        """Return (envelope, number of frames behind the protocol message) of each mail that was
+        received. A last mail is sent to mark the end.
         """
         self.send(b"last", b"", encode(p.Beat()))
         found: list[tuple[tuple[bytes, ...], int]] = []
@@ -55,7 +55,9 @@ def line(tmp_path: Path) -> Iterator[Line]:
 
 
 def test_the_number_of_frames_of_an_envelope_is_bounded(line: Line) -> None:
-    """It is kept, and sent back with each answer: a peer must not choose how much that is."""
+    """The port keeps the envelope and sends it back with each answer, so a peer must not choose its
+    size.
+    """
     longest = tuple(b"%d" % number for number in range(_ENVELOPE_MAX))
     line.send(*longest, b"", encode(p.Beat()))
     line.send(*longest, b"more", b"", encode(p.Beat()))
@@ -85,7 +87,7 @@ def test_an_invalid_message_is_reported_with_its_sender(line: Line) -> None:
 def test_an_answer_over_the_limit_for_a_frame_becomes_an_error_and_the_connection_stays(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The other end would close the connection at such a frame."""
+    """The peer would close the connection if it received such a frame."""
     sent: list[list[bytes]] = []
     port = object.__new__(Port)
     port.send_frames = lambda frames: sent.append(list(frames)) or True  # type: ignore[method-assign,func-returns-value]

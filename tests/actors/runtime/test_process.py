@@ -1,4 +1,6 @@
-"""A child ends with its parent, also with one that was gone before it could ask for that."""
+"""Tests that a child process ends with its parent, even if the parent ended before the child could
+ask the kernel for that.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ def test_a_child_dies_with_its_parent() -> None:
 
 
 def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
-    with started(1) as parent:  # nobody's child here is a child of process 1
+    with started(1) as parent:  # no process that is started here is a child of process 1
         assert parent.stdout is not None
         first = parent.stdout.readline()
         if first.strip().isdigit():
@@ -92,15 +94,17 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
 
 
 def test_a_child_that_is_given_up_ends(tmp_path: Path) -> None:
-    """Its pidfd did not arrive, so the table counts it as ended: then its successor must not find
-    it alive, its files locked.
+    """The child's pidfd did not arrive, so the process table counts the child as ended. It must
+    really end, because its successor needs the files that it has locked.
     """
     line = [sys.executable, "-c", UNSEEN, str(tmp_path)]
     assert subprocess.run(line, capture_output=True, check=True, timeout=60).stdout == b"True\n"
 
 
 def test_a_child_that_fails_waits_for_no_thread() -> None:
-    """Its consumers wait for its successor, which starts when it has ended."""
+    """The child's successor starts only when the child has ended, and consumers wait for the
+    successor.
+    """
     line = [sys.executable, "-c", FAILING]
     assert subprocess.run(line, stderr=subprocess.DEVNULL, check=False, timeout=20).returncode != 0
 

@@ -1,4 +1,6 @@
-"""The limits of processes: by the memory of the machine, and by free descriptors."""
+"""Tests of the limits on the number of processes: by the memory of the machine, and by free file
+descriptors.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,10 @@ def test_the_number_of_processes_follows_the_memory_within_limits(
 def test_no_process_is_started_when_the_forkserver_has_too_few_descriptors_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would end in the middle of the request, and the broker with it."""
-    # The check itself holds so many while it counts.
+    """Without the check, the forkserver would end in the middle of the request, and the broker with
+    it.
+    """
+    # The check itself holds START_FILES descriptors while it counts.
     used = len(os.listdir("/proc/self/fd")) + START_FILES
     table: Any = SimpleNamespace(forkserver_pid=os.getpid())
     for limit, enough in ((used + START_FILES, True), (used + START_FILES - 1, False)):

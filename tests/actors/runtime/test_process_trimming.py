@@ -1,5 +1,5 @@
-"""When memory is given back: after work, when it is quiet; never under load, and not with each
-pulse of who is idle.
+"""Tests of when a process returns memory to the system: after work, when it is quiet. It does not
+do so under load, nor with each pulse of an idle process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ S = 1_000_000_000
 
 
 def trims(events: dict[int, str], until_s: int, step_s: int = 1) -> list[int]:
-    """Seconds at which it is due, asked each `step_s`."""
+    """Return the seconds at which memory is to be returned, if this is checked every `step_s`
+    seconds.
+    """
     trimming = Trimming(0)
     return [
         second
@@ -29,8 +31,8 @@ def test_an_idle_process_returns_memory_only_after_its_start() -> None:
 
 
 def test_memory_is_trimmed_again_after_new_work() -> None:
-    """Not once in its life: an actor that never sees blocks (the loop of the scan) takes memory
-    too.
+    """One return in the life of a process would not be enough: even an actor that never receives
+    blocks, such as the scan loop, needs memory from time to time.
     """
     assert trims({100: "word"}, 1_000, 10) == [10, 110]
     assert trims({100: "blocks", 500: "blocks"}, 1_000, 10) == [10, 110, 510]

@@ -1,5 +1,5 @@
-"""Worker threads: results reach the actor's loop by a socket, and a lazy one is not made before its
-first job.
+"""Tests of worker threads: their results reach the actor's loop through a socket, and a lazy thread
+is only created for its first job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Which channels are scanned when, in virtual time, with NSQ's numbers."""
+"""Tests of which channels are scanned and when, in virtual time, with the same numbers
+as in NSQ.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ LATER = NOW + 60 * S
 
 
 def plan_of(count: int) -> ScanPlan:
-    """Channels 0 to count - 1, none of them due."""
+    """Return a plan of the channels 0 to count - 1. None of them is due."""
     plan = ScanPlan()
     plan.set_channels((key, f"ipc://{key}") for key in range(count))
     while chosen := [key for key, _ in plan.select(NOW, lambda n: 0)]:
@@ -84,13 +86,15 @@ def test_a_hint_makes_a_channel_due_earlier() -> None:
     plan = plan_of(100)
     plan.answered(7, LATER)
     plan.hint(7, NOW + S)
-    plan.hint(1_000, NOW)  # of a channel that is gone
+    plan.hint(1_000, NOW)  # for a channel that was removed
     assert keys(plan, NOW + S, lambda n: 50) == [7, 50]
 
 
 @pytest.mark.parametrize("answer_due_ns", [0, LATER])
 def test_a_hint_is_not_undone_by_an_older_answer(answer_due_ns: int) -> None:
-    """The channel answers a worker, then hints to the loop; the worker's report comes last."""
+    """The channel first answers a worker and then sends a hint to the loop. The worker's report
+    arrives last.
+    """
     plan = plan_of(100)
     plan.hint(7, NOW)
     assert 7 in keys(plan)
@@ -103,7 +107,9 @@ def test_a_hint_is_not_undone_by_an_older_answer(answer_due_ns: int) -> None:
 
 
 def test_a_channel_that_is_being_asked_is_in_no_other_round() -> None:
-    """Neither because it is due nor at random, until it answers or misses the scan."""
+    """Until it answers or misses the scan, the channel is selected neither because it is due nor at
+    random.
+    """
     plan = plan_of(3)
     plan.hint(1, NOW)
     assert 1 in keys(plan, NOW, lambda n: 1)
@@ -116,7 +122,9 @@ def test_a_channel_that_is_being_asked_is_in_no_other_round() -> None:
 
 
 def test_a_channel_that_misses_scans_is_asked_less_and_less_often() -> None:
-    """And never at random: with few channels it would be in each round."""
+    """The channel is not selected at random either. Otherwise it would be in each round if there
+    are few channels.
+    """
     plan = plan_of(1)
     asked = []
     now = NOW
@@ -236,7 +244,9 @@ def test_with_a_thousand_channels_an_expiry_is_met_within_two_rounds(due: int) -
 
 
 def test_random_scans_reach_every_channel_in_the_end() -> None:
-    """Without any hint: 20 of 100 at random, ten rounds a second."""
+    """There are no hints. Each round selects 20 of 100 channels at random, and there are ten rounds
+    per second.
+    """
     plan = plan_of(100)
     pick = picking(3)
     met: set[int] = set()

@@ -1,5 +1,5 @@
-"""The scan's rounds, in virtual time: who does not answer, and a worker that does not report, are
-waited for by nobody.
+"""Tests of the scan's rounds, in virtual time: the rounds do not wait for channels that do not
+answer, nor for workers that do not report.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Bench:
     def report(
         self, order: WorkerRequest, state: int = CLEAN, due_ns: int = LATER, **of: int
     ) -> list[int]:
-        """All are said to be `state`, but for `k7=LATE`."""
+        """Report all channels of the order as `state`, except those given as `k7=LATE`."""
         results = [(key, of.get(f"k{key}", state), due_ns) for key, _ in order.targets]
         return self.rounds.reported(order.request, results, self.now)
 
@@ -91,8 +91,8 @@ def test_a_due_channel_starts_a_round_before_the_interval_ends() -> None:
 
 
 def test_a_channel_that_hangs_does_not_delay_the_others() -> None:
-    """For example another topic: each round goes on without it, and most rounds do not ask it at
-    all.
+    """The channel may belong to another topic. Each round continues without it, and most rounds do
+    not ask it at all.
     """
     bench = Bench(20, "a")
     (order,) = bench.begin()
@@ -129,7 +129,7 @@ def test_channels_of_a_hanging_worker_are_asked_through_another_one() -> None:
     assert set(keys([first])) <= set(keys([again]))
     old, new = bench.now + 10 * MS, bench.now + 500 * MS
     bench.report(again, due_ns=new)
-    bench.report(first, due_ns=old)  # it was only slow, and gets orders again
+    bench.report(first, due_ns=old)  # this worker was only slow, and it gets orders again
     assert bench.rounds.wait_ms(bench.now) == 11, "what it says can only bring a scan forward"
     assert {order.worker for order in bench.begin(100)} == {"a", "b"}
 
@@ -196,8 +196,8 @@ def test_removed_channels_are_named_and_their_answers_ignored() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Channels answer, hang, come and go; so do workers. Once all workers do their work, whoever is
-    due is asked within 200 ms.
+    """Channels answer, hang, appear and are removed, and so are workers. Once all workers work
+    again, each channel that is due is asked within 200 ms.
     """
 
     @initialize(channels=st.integers(1, 30), workers=st.integers(1, 3))
@@ -208,16 +208,17 @@ class Machine(RuleBasedStateMachine):
         self.keys = channels
         self.hung: set[int] = set()
         self.stuck: set[str] = set()
-        # Request -> order, sent at, late ones.
+        # Request -> order, time at which it was sent, keys of the late channels.
         self.out: dict[int, tuple[WorkerRequest, int, set[int]]] = {}
-        self.last: dict[int, int] = {}  # key -> the request by which it was asked last
+        self.last: dict[int, int] = {}  # key -> the request by which the channel was asked last
         self.held: set[int] = (
             set()
-            # Requests of workers that were stuck meanwhile: nobody knew, so their channels are
-            # asked again.
+            # Requests of workers that were stuck in the meantime. Their channels are asked again,
+            # because nothing is known about them.
         )
-        self.due: dict[int, int] = {}  # of those who live: since when somebody waits
-        self.free_ns = NOW  # since when a worker has been free, and all is well
+        # Channels that answer: key -> the time since which they have been due.
+        self.due: dict[int, int] = {}
+        self.free_ns = NOW  # the time since which one worker has been free and nothing is stuck
 
     @rule(key=st.integers(0, 40))
     def hang(self, key: int) -> None:
@@ -291,7 +292,7 @@ class Machine(RuleBasedStateMachine):
             self.out[order.request] = order, self.bench.now, set()
 
     def work(self, request: int, order: WorkerRequest, sent_ns: int, late: set[int]) -> None:
-        """What a worker does, in each step."""
+        """Do the work of a worker, in each step."""
         alive = {key for key, _ in order.targets if key in self.channels - self.hung}
         passed_ns = self.bench.now - sent_ns
         todo = late or {key for key, _ in order.targets}
@@ -326,11 +327,11 @@ class Machine(RuleBasedStateMachine):
             )
 
     def teardown(self) -> None:
-        """All is well for a while: whatever is due is asked, soon."""
+        """Let everything work for a while: every channel that is due must be asked soon."""
         if not hasattr(self, "plan"):
             return
         self.stuck.clear()
-        for _ in range(6):  # reports that were held back
+        for _ in range(6):  # the reports that were held back
             self.step()
         hints = sorted(self.channels - self.hung)[:10]
         for key in hints:
@@ -339,7 +340,7 @@ class Machine(RuleBasedStateMachine):
         for _ in range(20):
             self.step()
         assert not self.due.keys() & set(hints), "late by more than 200 ms"
-        for _ in range(1_700):  # and who hangs, is found
+        for _ in range(1_700):  # in this time, channels that hang are found
             self.step()
         assert self.plan._missed.keys() <= self.hung
 

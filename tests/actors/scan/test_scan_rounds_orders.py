@@ -1,4 +1,4 @@
-"""When a scan worker reports, in virtual time."""
+"""Tests of when a scan worker reports, in virtual time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_late_turn_reports_a_missed_scan_at_once() -> None:
 
 
 def test_only_the_newest_missed_scan_of_a_channel_is_remembered() -> None:
-    """One that hangs for days costs one scan's memory."""
+    """A channel that hangs for days must not need more memory than one scan."""
     orders = ScanOrders()
     ((first, _),) = orders.begin(LOOP, ABC[:1], NOW)
     told(orders, OVER)

@@ -1,5 +1,5 @@
-"""A scan worker's shell, with ports that only note what was sent: whom it dials, and for how
-long.
+"""Tests of a scan worker with ports that only record what was sent: to which channels it connects,
+and for how long.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Wire(Routed):
         self.dialled[endpoint] = self.options.pop(zmq.CONNECT_ROUTING_ID)
 
     def receive(self, limit: int) -> list[Any]:
-        """Nothing has come that was not heard."""
+        """Return nothing, because all messages were passed to `hear`."""
         return []
 
     def disconnect(self, endpoint: str) -> None:
@@ -92,7 +92,7 @@ def test_a_worker_asks_each_channel_and_reports_the_answers(shell: Shell) -> Non
 
 
 def test_a_removed_endpoint_is_no_longer_connected(shell: Shell) -> None:
-    """Or it would be for a minute, many times a second."""
+    """Otherwise the worker would try to connect again many times a second, for a minute."""
     assert shell.asking.options[zmq.RECONNECT_IVL_MAX] == options.SCAN_RECONNECT_MAX_MS, (
         "between its end and word of it"
     )

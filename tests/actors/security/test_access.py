@@ -1,4 +1,6 @@
-"""The access file: what it permits, what is refused with it, and that no error tells a secret."""
+"""Tests of the access file: what it permits, what it refuses, and that no error message contains a
+secret.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ def test_a_user_is_found_by_its_key_or_its_token(access: Access) -> None:
         ("clicks", "any", "publish subscribe view"),
         ("orders.eu", "archive", "publish subscribe admin view"),
         ("orders.eu", "archive2", "publish admin view"),
-        ("orders.eu", "", "publish admin view"),  # one channel is not the topic by offset
+        # Permission for one channel does not permit reading the topic by offset.
+        ("orders.eu", "", "publish admin view"),
         ("logs", "any", "subscribe view"),
         ("logs", "", "view"),
         ("old-clicks", "", ""),
@@ -93,7 +96,7 @@ def test_actions_without_a_topic_need_permission_for_everything(access: Access) 
 
 
 @given(st.text("ab*.", min_size=1, max_size=8), st.text("ab.", max_size=12))
-@example("ab*ba", "aba")  # what begins it does not end it too
+@example("ab*ba", "aba")  # the part that matches the beginning must not be used for the end again
 @example("a*b*a", "aba")
 @example("a*b*ba", "aba")
 def test_a_pattern_is_of_the_whole_name(pattern: str, name: str) -> None:

@@ -1,5 +1,5 @@
-"""The audit log: whole lines, in order, on disk soon, bounded, through a full disk; and which
-orders are in it.
+"""Tests of the audit log: its lines are complete, in order, soon on disk and limited in size, even
+when the disk is full. Other tests check which orders it contains.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def test_lines_are_on_disk_in_order_and_for_us_only(make: Callable[..., AuditLog
 def test_a_line_counts_as_written_only_after_a_sync(
     make: Callable[..., AuditLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line counts as written only behind a sync that found it in the file."""
+    """A line counts as written only after a sync that began when the line was already
+    in the file.
+    """
     audit, sync = make(), os.fdatasync
     sizes: list[int] = []
 
@@ -138,7 +140,7 @@ def test_an_audit_log_that_was_moved_away_is_created_again(make: Callable[..., A
     assert log.settled(S)
     assert numbers(log.path) == [2]
     log.path.rename(log.path.with_name("moved too"))
-    log.path.touch(0o600)  # and made another one, as logrotate does
+    log.path.touch(0o600)  # a new file is there, as logrotate creates it
     log.note("pause", n=3)
     assert log.settled(S)
     assert numbers(log.path) == [3]
@@ -165,14 +167,14 @@ def test_a_full_disk_blocks_no_request_and_loses_no_line_that_fits(
             return real(fd, data)
         if next(tries) % 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(fd, data[:10])  # the last bytes there are
+        return real(fd, data[:10])  # the last bytes that are free
 
     monkeypatch.setattr(os, "write", refused)
     log = make(retry_s=0.01)
     size = len(line({"time": module.now_text(), "action": "pause", "n": 100_000}))
     monkeypatch.setattr(module, "WAITING_BYTES_MAX", 500 * size)
     for n in range(100_000, 100_550):
-        log.note("pause", n=n)  # returns at once: nobody waits
+        log.note("pause", n=n)  # the call returns at once
     assert not log.settled(0.1)
     assert not log.path.exists() or log.path.stat().st_size == 0, "no half line"
     full.clear()
@@ -263,7 +265,7 @@ def test_orders_that_are_never_answered_are_noted_and_bounded(
 
 
 def commands(log: AuditLog, sent: list[Any]) -> tuple[Commands, Requests]:
-    """Handlers that answer into `sent`."""
+    """Return handlers that put their answers into `sent`."""
     nobody: Any = SimpleNamespace(stopping=False, groups={}, processes=None)
     requests = Requests(
         nobody,
@@ -323,7 +325,7 @@ def test_a_count_outside_its_limits_is_refused() -> None:
 
 
 def test_a_line_is_never_longer_than_its_limit() -> None:
-    """Of a character outside of the first plane JSON makes 12 bytes."""
+    """JSON needs 12 bytes for a character outside of the Basic Multilingual Plane."""
     text = "\U0001f600" * 200
     fields = ("action", "topic", "channel", "user", "from", "via", "result")
     data = line(
@@ -368,7 +370,9 @@ def test_large_options_are_not_kept_while_an_order_is_unanswered(
 
 
 def test_one_user_cannot_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the allowance orders are counted; the others' orders have their lines."""
+    """Orders beyond a user's allowance are only counted. The orders of other users still get their
+    lines.
+    """
     now = [1_000.0]
     monkeypatch.setattr("zsq.actors.security.audit.time.monotonic", lambda: now[0])
     noted = Noted()
@@ -404,7 +408,9 @@ def test_one_user_cannot_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_orders_with_the_same_number_have_each_their_line_and_answer() -> None:
-    """One client, two orders, one number: the deletion left no line."""
+    """One client gives the same number to two orders. Such a deletion once left no line
+    in the log.
+    """
     noted = Noted()
     sent: list[Any] = []
     management, requests = commands(cast("AuditLog", noted), sent)
@@ -427,7 +433,7 @@ def test_two_orders_with_the_same_number_have_each_their_line_and_answer() -> No
 
 
 def test_the_number_of_remembered_allowances_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user without an order for the longest time is forgotten."""
+    """The user whose last order is the oldest is forgotten."""
     monkeypatch.setattr(module, "USERS_MAX", 2)
     allowances = Allowances()
     for user in ("a", "b", "a", "c"):
@@ -436,7 +442,7 @@ def test_the_number_of_remembered_allowances_is_bounded(monkeypatch: pytest.Monk
 
 
 def counted_only(monkeypatch: pytest.MonkeyPatch, *orders: Manage) -> list[dict[str, Any]]:
-    """The lines of these orders, of users that may write no more bytes."""
+    """Return the lines for these orders if the users may not write any more bytes."""
     monkeypatch.setattr(module, "USER_BYTES", 0)
     noted = Noted()
     harness = AuditRecorder(noted)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Answers to libzmq's questions about who connects."""
+"""Tests of the answers to libzmq's requests about connecting clients (the ZAP protocol)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What listens beyond this machine without authentication is refused, gateway by gateway."""
+"""Tests that a gateway is refused if it listens beyond this machine without authentication."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_unencrypted_addresses_are_reported() -> None:
 def test_a_name_without_an_address_is_refused(
     place: str, security: SecurityOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """libzmq takes eth0 for the interface."""
+    """libzmq takes eth0 for a network interface."""
 
     def unknown(host: str, port: object) -> Any:
         host.encode("idna")

@@ -1,4 +1,6 @@
-"""What each order and link needs, by table; and which rows of an answer a principal sees."""
+"""Tests of the permission that each order and each link needs, and of which rows of an answer a
+principal sees.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ LOOKERS = ALL - {"elsewhere"}
 
 
 def permits(check: Callable[[Principal], None]) -> frozenset[str]:
-    """The names of those who are not refused for want of a permission."""
+    """Return the names of the users who are not refused because of a missing permission."""
 
     def refused(user: Principal) -> bool:
         try:
@@ -144,8 +146,8 @@ def test_every_kind_of_link_has_its_rule() -> None:
 
 
 def test_naming_a_dead_letter_topic_needs_the_right_to_read_the_topic() -> None:
-    """Else `admin` of a topic would read it: by having its messages die into a topic of one's
-    own.
+    """Otherwise a user with `admin` on a topic could read it: the user would let its messages
+    become dead letters in a topic of their own.
     """
     settings = {"dead_letter_topic": "mine", "max_attempts": 1}
     admin = principals('[users.x]\npublish = ["*"]\nadmin = ["*"]')["x"]
@@ -158,7 +160,9 @@ def test_naming_a_dead_letter_topic_needs_the_right_to_read_the_topic() -> None:
 
 
 def test_dead_letters_go_only_where_their_sender_may_publish() -> None:
-    """Else who may consume one topic could write into any other: by giving up what he gets."""
+    """Otherwise a user who may consume one topic could write into any other topic, by rejecting the
+    messages that it receives.
+    """
     settings = {"dead_letter_topic": "other", "max_attempts": 1}
     user = principals('[users.x]\nsubscribe = ["*"]\nadmin = ["t"]')["x"]
     for message in (

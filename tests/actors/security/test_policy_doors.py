@@ -1,5 +1,5 @@
-"""Every door and every action by one table: whom the policy lets through, the door's own mapping
-lets through, and nobody else.
+"""Tests of every gateway and every action by one table: a gateway's own mapping permits exactly the
+users whom the policy permits.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ ALL = {name: ["*"] for name in ("publish", "subscribe", "admin", "view")}
 OTHERS: Lists = {name: ["u", "t2"] for name in ("publish", "subscribe", "admin", "view")}
 NOT_ALL: Lists = ALL | {"admin": ["t", "t*"]}
 
-# What is just enough for topic t and channel c, and what is not, though it is all else that the
-# file can say.
+# For each action: rules that are just enough for topic t and channel c, and rules that permit
+# everything else that the file can express and are not enough.
 BY_FILE: dict[Action, tuple[Lists, Lists | None]] = {
     Action.OPEN: ({}, None),
     Action.KNOWN: ({}, None),
@@ -60,8 +60,8 @@ BY_FILE: dict[Action, tuple[Lists, Lists | None]] = {
     Action.CONFIGURE: ({"admin": ["*"]}, NOT_ALL),
     Action.ADMINISTER: ({"admin": ["*"]}, NOT_ALL),
 }
-# The same of an auth server: (permission, topic, channel pattern), or None where nobody is let
-# through.
+# The same for an auth server: (permission, topic, channel pattern). None means that no user is
+# permitted.
 Row = tuple[str, str, str]
 BY_SERVER: dict[Action, tuple[list[Row] | None, list[Row] | None]] = {
     **dict.fromkeys(
@@ -126,8 +126,8 @@ def refused_by_file(action: Action) -> Principal:
 
 
 def is_permitted(check: Any, *arguments: Any) -> bool:
-    """Return False where it is refused for want of a permission; every other refusal is an error of
-    the test.
+    """Return False if the check is refused because of a missing permission. Every other refusal is
+    an error of the test.
     """
     try:
         check(*arguments)
@@ -188,8 +188,8 @@ def test_without_rules_all_is_permitted_and_unknown_users_may_nothing(action: Ac
 
 
 def test_a_principal_is_valid_only_with_the_policy_that_made_it() -> None:
-    """A gateway authenticates again for each request; a principal of one policy is nobody in
-    another.
+    """A gateway authenticates again for each request, so a principal of an old policy has no rights
+    in a new one.
     """
     old = allowed_by_file(Action.PUBLISH)
     assert not AccessPolicy(Access.parse("")).may(old, Action.PUBLISH, "t")

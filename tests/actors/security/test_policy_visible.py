@@ -1,5 +1,5 @@
-"""What of the broker's statistics is shown to whom, and what an auth server's two permissions mean
-over HTTP.
+"""Tests of which of the broker's statistics each user sees, and of what an auth server's two
+permissions mean over HTTP.
 """
 
 from __future__ import annotations

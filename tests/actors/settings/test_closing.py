@@ -1,4 +1,6 @@
-"""Whom a topic is closed to: the table, drawn in the file's head, and what is refused."""
+"""Tests of topics that are closed to publishers or consumers: the table of states, its drawing at
+the top of the file, and the orders that are refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `serve` derives from what it was told."""
+"""Tests of the values that `serve` derives from its options."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is shown of a channel, from what the processes know: each figure against numbers done by
-hand.
+"""Tests of the rows of channels, which are computed from the reports of several processes. Each
+value is compared with one that was computed by hand.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def row_of(
 @pytest.mark.parametrize(
     ("unfinished", "oldest_ns", "age"),
     [
-        (0, 5, 0.0),  # a cursor that is not committed yet: nothing is old any more
+        (0, 5, 0.0),  # the cursor is not committed yet, but no unfinished message is left
         (0, 0, 0.0),
         (3, 0, None),
         (3, NOW - 90 * S, 90.0),
@@ -89,6 +89,7 @@ def test_time_to_drain_follows_from_the_backlog_and_the_rates(
     [
         ({"end": 10}, {"head": 10}, 10),
         # A topic that is stopped, or has not heard of a transaction yet.
+        # The topic is stopped, or has not learned of a transaction yet.
         (
             {"end": 10},
             {"head": 29},
@@ -141,7 +142,7 @@ def test_a_channel_that_has_not_said_anything_yet() -> None:
     assert row["e2e_processing_latency"] == {"count": 0, "percentiles": []}
 
 
-# What the channel itself counts
+# The channel's own counters
 
 
 def shown(harness: ChannelHarness, end: int | None = None) -> ChannelStats:
@@ -265,7 +266,8 @@ def test_latency_is_from_the_block_to_the_finish(harness: ChannelHarness) -> Non
         "value": pytest.approx(harness.wall_ns, rel=0.01),
     }
     harness.channel.fin(A, first.token, (), harness.wall_ns)
-    harness.channel.fin(A, first.token, (), harness.wall_ns)  # refused: it was answered
+    # Refused, because it was answered before.
+    harness.channel.fin(A, first.token, (), harness.wall_ns)
     harness.channel.req(A, second.token, (), BACKOFF, harness.wall_ns)
     assert latency(harness)["count"] == 4, "what was given back is not finished"
     (client,) = harness.channel.details(harness.now_ns, harness.wall_ns)["clients"]
@@ -318,8 +320,8 @@ def test_first_returns_the_lowest_unfinished_offset(harness: ChannelHarness) -> 
 
 
 def test_a_burst_half_a_minute_ago_does_not_hide_that_the_backlog_drains() -> None:
-    """100,000 messages came 30 s ago; 1,000 a second are finished since. Over the last minute more
-    came than was finished.
+    """100,000 messages arrived 30 s ago, and since then 1,000 messages per second were finished.
+    Over the last minute, more messages arrived than were finished.
     """
     topic, channel = RateMeter(0, {"message_count": 0}), RateMeter(0, {"finish_count": 0})
     for second in range(1, 31):

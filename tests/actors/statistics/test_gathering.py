@@ -1,4 +1,6 @@
-"""Gatherings of pulses: who is asked, how long it waits, who shares one."""
+"""Tests of gatherings of pulses: which processes are asked, how long a gathering waits, and which
+requests share one.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class GatheringHarness:
         )
 
     def answer(self, details: dict[str, Any] | None = None) -> None:
-        """All that were asked until now."""
+        """Answer for all processes that were asked until now."""
         asked, self.asked = self.asked, []
         for key, message in asked:
             self.gatherings.reported(message.request, key, details or {})
@@ -145,7 +147,7 @@ def test_not_more_than_the_limit_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pulse_costs_the_same_however_many_processes_there_are() -> None:
-    """Nothing is compared with the whole table on each pulse."""
+    """A pulse must not be compared with the whole table of processes."""
 
     class Table(dict[int, Any]):
         looks = 0

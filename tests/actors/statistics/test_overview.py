@@ -1,5 +1,5 @@
-"""The overview: rows of what pulsed, those that changed since it was asked for last, and no backlog
-that is none.
+"""Tests of the overview: it has rows of the actors that sent a pulse, only those that changed since
+the last request, and it shows no false backlog.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CHANNEL = {
 
 
 class OverviewHarness:
-    """One topic with one channel, and an overview over both."""
+    """One topic with one channel, and an overview of both."""
 
     def __init__(self) -> None:
         self.broker = cast("Any", Broker())
@@ -91,7 +91,7 @@ def test_the_overview_has_the_last_report_of_each_topic_and_channel(
         2,
     )
     assert (topic["oldest_ns"], channel["oldest_ns"], channel["health"]) == (7, 7, "OK")
-    assert channel["drain_s"] == overview.NOT_KNOWN  # it never is
+    assert channel["drain_s"] == overview.NOT_KNOWN  # this value is never known
 
 
 def test_a_later_overview_has_only_changed_rows(harness: OverviewHarness) -> None:
@@ -106,7 +106,7 @@ def test_a_later_overview_has_only_changed_rows(harness: OverviewHarness) -> Non
     row, channels = harness.ask(found["version"])["topics"]["t"]
     assert row[TOPIC_FIELDS.index("log_bytes")] == 6_000
     assert channels == {}
-    assert harness.ask(version)["topics"]["t"][1]  # who missed one gets both
+    assert harness.ask(version)["topics"]["t"][1]  # a client that missed a version gets both rows
 
 
 def test_a_change_of_a_channel_does_not_repeat_the_row_of_its_topic(
@@ -154,13 +154,13 @@ def test_a_version_of_another_life_counts_for_nothing(harness: OverviewHarness, 
 
 def test_messages_between_two_pulses_are_not_counted_as_backlog(harness: OverviewHarness) -> None:
     harness.tell(harness.channel, {"depth": 0, "next_offset": 110, "in_flight_count": 0}, 1.0)
-    # 50 a second, and a second later.
+    # 50 messages per second, and one second has passed.
     harness.tell(harness.group.topic, {"end": 160, "head": 160}, 2.0)
     assert harness.channel_row()["depth"] == 0
-    # More than that: it has not heard of them.
+    # More messages than that: the channel has not received them yet.
     harness.tell(harness.group.topic, {"end": 200, "head": 200}, 2.0)
     assert harness.channel_row()["depth"] == 40
-    # It knows more than the topic said.
+    # The channel knows more than the topic reported.
     harness.tell(harness.channel, {"depth": 7, "next_offset": 210}, 3.0)
     assert harness.channel_row()["depth"] == 7
 

@@ -1,7 +1,7 @@
-"""The table of statistics: each row is in every view that it names, no view has a statistic without
-a row, and the documents are current.
+"""Tests of the table of statistics: each row is in every view that it names, each statistic in a
+view has a row, and the tables in the documentation are current.
 
-Run this file to write the tables of docs/operations.md and docs/http.md anew: python
+Run this file to write the tables of docs/operations.md and docs/http.md again: python
 tests/actors/statistics/test_schema.py
 """
 
@@ -127,6 +127,7 @@ SHAPES: Final[dict[Level, tuple[Any, ...]]] = {
     "consumer": (reports.ConsumerStats, reports.ProducerStats),
 }  # fmt: skip
 # Of a channel, and nothing to show by itself.
+# Values of a channel that are not shown on their own.
 UNLISTED: Final = {
     "clients_left_out",
     "parked_count",
@@ -136,10 +137,10 @@ UNLISTED: Final = {
 
 @pytest.mark.parametrize("level", SHAPES)
 def test_the_shapes_of_reports_have_the_names_of_the_table_and_their_types(level: Level) -> None:
-    """A value before the first report is of the type that the shape says."""
+    """The default value that is shown before the first report has the type that the shape names."""
     hints = {name: hint for shape in SHAPES[level] for name, hint in get_type_hints(shape).items()}
     assert hints.keys() - (UNLISTED if level == "channel" else set()) == defaults(level).keys()
-    # Such a row is empty until then.
+    # A row with the unit "row" is empty until the first report.
     rows = [row for row in rows_of(level) if row.name and row.unit != "row"]
     assert not [one for row in rows for one in misfits(row.default, hints[row.name], row.name)]
 
@@ -170,8 +171,8 @@ def test_the_file_that_counts_a_statistic_names_it() -> None:
 
 
 def broker() -> Any:
-    """A broker with a topic and a channel that have consumers, and each kind of process that
-    reports.
+    """Return a broker with a topic and a channel that have consumers, and with each kind of process
+    that reports.
     """
     from tests.support.group import Broker
 
@@ -226,7 +227,9 @@ def test_stats_has_every_row_and_no_statistic_without_one() -> None:
 
 
 def test_a_channel_counts_what_the_table_says() -> None:
-    """Nothing that it reports is left out, except what is for the supervisor alone."""
+    """Everything that a channel reports is in the table, except the values that are only for the
+    supervisor.
+    """
     private = {"begin", "window_end", "requeued_waiting", "deferred_full", "emptied"}
     assert core().statistics(0).keys() - private <= defaults("channel").keys()
     assert core().counters.keys() == {*COUNTERS}
@@ -270,6 +273,7 @@ def test_nsqd_s_answer_has_the_rows_that_nsqd_has_in_its_order() -> None:
     (found,) = answer["topics"]
     (channel,) = found["channels"]
     # Nsqd tells them only where they are not empty.
+    # Nsqd reports these only if they are not empty.
     apart = {
         "authed",
         "auth_identity",

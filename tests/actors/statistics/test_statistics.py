@@ -1,4 +1,4 @@
-"""What `stats` says of health, and of what keeps a topic from being written to."""
+"""Tests of what `stats` reports about health, and about why a topic cannot be written to."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
 def test_the_reason_why_a_topic_cannot_be_written_to_is_reported(
     state: GroupState, failure: str, pulse: dict[str, Any], why: str
 ) -> None:
-    """By what is known, not by how health says it."""
+    """The reason depends on the known state, and not on the text of the health."""
     group: Any = SimpleNamespace(
         name="t",
         state=state,

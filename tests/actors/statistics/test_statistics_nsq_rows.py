@@ -1,4 +1,4 @@
-"""NSQ's clients in the statistics."""
+"""Tests of NSQ's clients in the statistics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_nsq_consumers_are_described_and_producers_have_their_own_rows() -> None
 
 
 def test_a_row_that_is_none_is_left_out() -> None:
-    """The supervisor puts these together: what a gateway says wrong must not end it."""
+    """The supervisor assembles these rows, so an invalid row from a gateway must not end it."""
     found = topics()
     told: Any = [{"label": "x"}, {}, {**row("p", "1.1.1.1:7", count=4), "extra": 1}]
     assert add_clients(found, told)[0]["client_id"] == "p"

@@ -1,5 +1,5 @@
-"""Backups inside storage: in which order parts are copied, what is refused, and when the copies are
-removed.
+"""Tests of backups inside storage: in which order parts are copied, what is refused, and when the
+copies are removed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from zsq.transport.wire import protocol as p
 
 
 class Office(Bench):
-    """All parts of storage that a backup uses. Threads work only when a test says so."""
+    """All parts of storage that a backup uses. The threads work only when a test tells them to."""
 
     def keeper(self) -> StateKeeper:
         return self.store.keeper
@@ -70,7 +70,7 @@ class Office(Bench):
         return self.backup.end(order) if isinstance(order, p.EndBackup) else None
 
     def work(self) -> None:
-        """Every thread, until nothing is left to do."""
+        """Run every thread until nothing is left to do."""
         while self.housekeeping.jobs or self.state_thread.jobs or self.late.jobs:
             for thread in (self.housekeeping, self.late):
                 thread.run()
@@ -140,8 +140,8 @@ def test_no_chunk_is_removed_between_the_backup_of_state_and_log(office: Office)
 
 
 def test_the_log_is_taken_after_the_delayed_messages(office: Office) -> None:
-    """What moves from there meanwhile is in the log then; the other way round it would be in
-    neither.
+    """A delayed message that becomes due meanwhile moves into the log, so the log must be copied
+    last. In the other order, the backup would have the message in neither part.
     """
     office.store.make_delayed(1)
     office.order("state")

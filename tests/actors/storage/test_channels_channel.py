@@ -1,5 +1,5 @@
-"""Channels' rows in storage: what is committed before which answer, what a successor finds, below
-which offset chunks may go.
+"""Tests of channels' rows in storage: what is committed before an answer is sent, what a channel's
+next process finds, and below which offset chunks may be removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROW = ChannelRow(30)
 
 class ChannelsHarness:
     """`Channels` of a topic with 1,000 messages, on a real store whose thread runs only when a test
-    says so.
+    tells it to.
     """
 
     def __init__(self, directory: str) -> None:
@@ -49,7 +49,7 @@ class ChannelsHarness:
         self.wire.hear(message, who)
 
     def commit(self) -> list[p.Wire]:
-        """What is answered then."""
+        """Commit everything and return the answers that were sent."""
         while self.bench.state.may_commit() or self.bench.state_thread.pending:
             if self.bench.state.may_commit():
                 self.bench.state.commit(self.bench.store.log.synced_end, {})
@@ -195,7 +195,7 @@ def test_too_many_pages_are_refused(
         harness.say(page)
 
 
-# Floor
+# The floor: the lowest unfinished offset
 
 
 def test_the_floor_is_the_lowest_unfinished_offset_of_all_channels(
@@ -252,11 +252,11 @@ def test_without_channels_the_floor_is_where_a_first_one_would_begin(
     assert harness.harness.floor() == 1_000
 
 
-# Behind a pause
+# After a pause
 
 
 def paused(harness: ChannelsHarness) -> None:
-    """At 1,000; 500 more came after that."""
+    """Pause the topic at offset 1,000 and then append 500 more messages."""
     ends: list[int] = []
     harness.harness.pause(True, ends.append)
     harness.bench.store.log.append([pack([b"x"] * 500)], 2)
@@ -334,7 +334,9 @@ def test_an_ephemeral_channel_opens_although_the_state_store_is_full(
 def test_without_space_a_new_channel_is_refused_and_an_old_one_put_off(
     harness: ChannelsHarness,
 ) -> None:
-    """Each with its own code: the supervisor forgets the one, and starts the other again."""
+    """The two channels get different error codes: the supervisor forgets the new channel, and
+    starts the old one again.
+    """
     harness.open(channel="old")
     harness.bench.state.disk_full = True
     for channel, code in (("new", "E_DISK_FULL"), ("old", "E_CLOSING")):

@@ -1,4 +1,6 @@
-"""Rows of ephemeral channels: the same answers as the state store's, from memory."""
+"""Tests of the rows of ephemeral channels: they are kept in memory and give the same answers as the
+state store.
+"""
 
 from __future__ import annotations
 
@@ -81,8 +83,8 @@ PUTS = st.lists(
 def test_due_rows_are_those_that_a_plain_model_returns(
     puts: list[Any], gone: list[int], until: int, limit: int, late: int
 ) -> None:
-    """Against a plain model of what `StateStore.due` promises: due ones, then impossible ones, at
-    most `limit`; what is behind them.
+    """A simple model returns what `StateStore.due` promises: first the rows that are due, then rows
+    with an impossible due time, at most `limit`, and the due time of the next row.
     """
     late = max(late, until)
     rows = made()

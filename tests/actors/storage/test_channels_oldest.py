@@ -1,4 +1,6 @@
-"""How old the oldest unfinished message is, without looking more often than needed."""
+"""Tests of the age of the oldest unfinished message. Storage determines it with as few reads of the
+log as possible.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from zsq.transport.block.block_format import Header
 
 
 class Log:
-    """Blocks of ten messages; block n came at second n."""
+    """A log of blocks with ten messages each. Block n was stored at second n."""
 
     def __init__(self) -> None:
         self.looks: list[int] = []
@@ -120,8 +122,8 @@ def test_the_log_finds_the_header_of_the_block_at_an_offset(tmp_path: Path, kept
 
 
 def test_a_damaged_block_is_passed_over_without_an_error(tmp_path: Path) -> None:
-    """A hole that is known is passed; one that is met here stops nothing, and is told by who reads
-    there.
+    """A known hole is skipped. Damage that is found here is no error and is not reported, because
+    the next reader of that place reports it.
     """
     bench = Bench(str(tmp_path / "topic"))
     log = bench.store.log

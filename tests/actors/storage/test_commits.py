@@ -1,4 +1,6 @@
-"""What storage commits, in which order, and behind the log."""
+"""Tests of what storage commits to the state store, in which order, and how a commit waits for the
+log.
+"""
 
 from __future__ import annotations
 

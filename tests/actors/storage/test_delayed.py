@@ -1,5 +1,5 @@
-"""Delayed messages inside storage: a real store, a thread that runs only when a test says so, and a
-clock that the test sets.
+"""Tests of delayed messages inside storage. They use a real store, a thread that runs only when a
+test tells it to, and a clock that the test sets.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Bench:
         self.harness.turn(self.store.log.synced_end)
 
     def run(self) -> None:
-        """The thread does what it was given."""
+        """Let the thread do its jobs."""
         self.thread.run()
         self.harness.on_results()
 
@@ -87,7 +87,9 @@ class Bench:
         return list(kept.keys)
 
     def scan(self) -> tuple[bool, int]:
-        """Scanned: dirty, and the next due time on the wall clock (0: none)."""
+        """Scan once. Return whether the scan found something to do, and the next due time on the
+        wall clock (0 if there is none).
+        """
         wire = Wire()
         wire.route(p.Scan, self.harness.scan)
         wire.hear(p.Scan(3), SCAN)
@@ -96,7 +98,7 @@ class Bench:
         return message.dirty, message.next_due_ns and message.next_due_ns + 1_000 * S
 
     def order(self, **data: Any) -> Any:
-        """The answer, now or once it came."""
+        """Return the answer to this request, at once or when it has arrived."""
         order = order_for(p.Manage(0, "delayed", "t", "", data))(9)
         carried_out: Any = {
             p.CountDelayed: self.harness.count,
@@ -216,7 +218,9 @@ def test_due_rows_beyond_one_move_are_moved_right_after_it(
 
 @pytest.mark.parametrize("when", ["before the scan", "while it is read"])
 def test_no_delayed_message_is_moved_once_the_topic_is_sealed(bench: Bench, when: str) -> None:
-    """The end that the seal was answered with is remembered as the last offset of that name."""
+    """The end of the log was part of the answer to the seal. A topic of the same name that is
+    created later begins there, so nothing may be appended after the seal.
+    """
     bench.keep(1)
     bench.now_ns += 2 * S
     if when == "before the scan":
@@ -386,7 +390,9 @@ def test_a_restart_finds_all_and_merges_sequences_of_both_kinds_of_blocks(bench:
 
 
 def test_delayed_bytes_are_counted_once_from_their_arrival_on(bench: Bench) -> None:
-    """For the topic's bound. Not twice once they are kept, and not when they cannot be."""
+    """The bytes count toward the topic's bound. They must not count twice once the messages are
+    stored, and not at all if they cannot be stored.
+    """
     size = pack([b"0", b"x"]).length
     bench.publish(60, 70)
     assert bench.harness.held_bytes() == 2 * size
@@ -407,8 +413,8 @@ def test_each_state_of_a_move_is_in_the_table_and_is_reached() -> None:
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_nothing_is_committed_while_a_move_holds_the_checkpoint(holds: bool) -> None:
-    """The actor's part: no commit of the state store while messages are in the log whose rows are
-    still here.
+    """This tests the actor's part: while the log holds moved messages whose rows are still in the
+    delayed store, the state store is not committed.
     """
     actor = StorageActor.__new__(StorageActor)
     committed: list[int] = []
@@ -441,7 +447,7 @@ def test_the_file_is_shrunk_once_after_rows_were_removed(
 
 
 def test_a_cancel_without_keys_cancels_nothing(bench: Bench) -> None:
-    """Only `all` means all messages."""
+    """Only `all` means all messages. An empty list means none."""
     bench.keep(60)
     count = bench.order(do="count")["messages"]
     bench.harness.cancel(p.CancelDelayed(9, ()))

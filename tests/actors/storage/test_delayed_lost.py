@@ -1,4 +1,4 @@
-"""Delayed messages that damage cost: an alarm, as soon as they are found."""
+"""Test that delayed messages lost by damage raise an alarm as soon as the loss is found."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zsq.transport.block.block import pack
 
 
 def ignore(*_: Any) -> None:
-    """What the topic, the log and the scan loop are told."""
+    """Stand in for the functions that inform the topic, the log and the scan loop."""
 
 
 def test_delayed_messages_lost_by_damage_raise_an_alarm(tmp_path: Path) -> None:

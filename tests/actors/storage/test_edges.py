@@ -1,5 +1,5 @@
-"""Where the actors stop: what is read, asked, queued and kept at once, and what a deletion makes
-durable, in order.
+"""Tests of limits in the actors: what is read, requested, queued and kept at once, and in which
+order a deletion makes its steps durable.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def test_the_rows_in_one_answer_to_due_are_bounded(asked: int, given: int) -> No
 
 
 class Log:
-    """Notes how much is read."""
+    """A log that records how much is read."""
 
     start = 10
 
@@ -252,7 +252,7 @@ def test_waiting_reads_are_tried_again_a_few_at_a_time(monkeypatch: pytest.Monke
 
 
 class Seen(Files):
-    """Notes renames and syncs of folders."""
+    """Files that record renames and syncs of folders."""
 
     def __init__(self) -> None:
         self.done: list[str] = []

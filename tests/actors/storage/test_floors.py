@@ -1,5 +1,5 @@
-"""Below which offset each channel of a topic has finished everything: what its oldest age is taken
-from.
+"""Tests of the floors of channels: the offset below which a channel has finished everything. The
+age of its oldest message is computed from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zsq.transport.wire import protocol as p
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[ChannelsHarness]:
-    """A topic with 1,000 messages."""
+    """`Channels` of a topic with 1,000 messages."""
     one = ChannelsHarness(str(tmp_path / "topic"))
     yield one
     one.bench.store.close()

@@ -1,5 +1,5 @@
-"""Topics in memory: what their ephemeral channels have not finished is held, bounded and counted,
-as that of all others is.
+"""Tests of topics in memory: messages that their ephemeral channels have not finished are kept,
+counted and limited, as in other topics.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def test_the_next_channel_begins_where_the_last_one_left(harness: ChannelsHarnes
 
 
 def test_deferred_messages_that_were_dropped_do_not_hold_the_floor() -> None:
-    """A deferred message that the bound has taken lies there until it is due."""
+    """A deferred message that was dropped because of the bound stays in its row until it is due."""
     rows = MemoryRows()
     rows.make("c", ChannelRow(9))
     rows.save(
@@ -149,7 +149,7 @@ def housekeeping(tmp_path: Path) -> Iterator[House]:
 
 
 def begin(housekeeping: House, when_full: str) -> RetentionRunner:
-    """With a channel that takes nothing."""
+    """Begin with a channel that finishes nothing."""
     harness = housekeeping.begin(keep_bytes=0, max_bytes=MAX_BYTES_MIN, when_full=when_full)
     housekeeping.store.log.chunk_bytes = MIB
     harness.in_memory = housekeeping.channels.in_memory = True

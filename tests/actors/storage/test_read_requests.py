@@ -1,5 +1,5 @@
-"""Reads that cannot be done now: channels' wait and are tried again, others are told, and the
-newest are found without any.
+"""Tests of reads that fail: reads of channels wait and are tried again, and other clients get an
+error. The newest messages are found without a read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zsq.transport.wire import protocol as p
 
 
 class Wire(Routed):
-    """What was answered."""
+    """A port that records the answers."""
 
     def __init__(self) -> None:
         super().__init__()

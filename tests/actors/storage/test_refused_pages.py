@@ -1,4 +1,4 @@
-"""A page of a channel's commit that storage refuses takes the whole commit with it."""
+"""Test that storage refuses a channel's whole commit if it refuses one page of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from zsq.transport.wire import protocol as p
 
 
 def test_the_whole_commit_of_a_refused_page_is_refused(tmp_path: Path) -> None:
-    """Those behind it are on their way already: without this one's holes they would move the
-    channel past what it has not finished.
+    """The following pages are already on their way. Without the deferred and unfinished messages of
+    the refused page, they would move the channel past messages that it has not finished.
     """
     harness = ChannelsHarness(str(tmp_path / "t"))
     harness.open()

@@ -1,5 +1,5 @@
-"""Retention inside storage: in which order things happen, what is refused, and what is tried
-again.
+"""Tests of retention inside storage: in which order things happen, what is refused, and what is
+tried again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEEP_ALL = {"keep_bytes": -1}
 
 
 class House(Bench):
-    """The retention of a topic whose chunks hold two blocks; `events` notes what happened in
+    """The retention of a topic whose chunks hold two blocks. `events` records what happened, in
     order.
     """
 
@@ -49,7 +49,9 @@ class House(Bench):
         self.events.append(f"told {message.start}")
 
     def fill(self, blocks: int = 10) -> None:
-        """Ten messages a block, a little over 1 KB; durable, and behind the checkpoint."""
+        """Append blocks of ten messages, a little more than 1 KB each. They are durable and behind
+        the checkpoint.
+        """
         for _ in range(blocks):
             self.store.log.append([big()], time.time_ns())
         self.store.log.sync()
@@ -57,7 +59,7 @@ class House(Bench):
         self.commit_state()
 
     def finished(self, upto: int) -> None:
-        """There is a channel, and it has committed that."""
+        """Add a channel that has committed the offset `upto`."""
         self.channels.rows["c"] = self.state.batch.channel_puts["c"] = ChannelRow(upto)
         self.channels.owners["c"] = A
         self.state.want()
@@ -65,7 +67,7 @@ class House(Bench):
         assert self.channels.floor() == upto
 
     def snapshot(self) -> None:
-        """What was asked of the state's thread is done."""
+        """Let the thread of the state store do its jobs."""
         self.state_thread.run()
         self.state.on_results()
 
@@ -131,7 +133,7 @@ def test_no_chunk_is_removed_before_the_new_start_is_committed(housekeeping: Hou
     housekeeping.finished(100)
     harness.tick()
     housekeeping.state.commit(housekeeping.store.log.synced_end, {})
-    housekeeping.state_thread.jobs.clear()  # it never came to it
+    housekeeping.state_thread.jobs.clear()  # the commit was not carried out
     harness.tick()
     assert (housekeeping.store.log.start, housekeeping.housekeeping.jobs) == (0, [])
 
@@ -140,14 +142,16 @@ def test_messages_finished_but_not_committed_are_not_removed(housekeeping: House
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.fill()
     housekeeping.finished(0)
-    housekeeping.channels.rows["c"] = ChannelRow(100)  # said, not committed
+    housekeeping.channels.rows["c"] = ChannelRow(100)  # saved, but not committed
     housekeeping.state.batch.channel_puts["c"] = housekeeping.channels.rows["c"]
     harness.tick()
     assert housekeeping.state.batch.start is None
 
 
 def test_a_seek_backwards_keeps_chunks_before_it_is_committed(housekeeping: House) -> None:
-    """It may be on its way to the disk already, and be answered before the removal is committed."""
+    """The seek may already be on its way to the disk, and may be answered before the removal is
+    committed.
+    """
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.fill()
     housekeeping.finished(100)
@@ -168,8 +172,8 @@ def test_no_chunk_is_removed_before_the_checkpoint_has_passed_it(housekeeping: H
 def test_no_chunk_is_removed_before_a_snapshot_covers_it(
     housekeeping: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a store that is damaged later would be made again without the producers and transactions
-    that lay there.
+    """Without the snapshot, a repair of a damaged state store would not find the producers and
+    transactions that the removed chunks contained.
     """
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.state.keeper = housekeeping.store.keeper
@@ -207,7 +211,9 @@ def test_no_chunk_is_removed_before_a_snapshot_covers_it(
 def test_an_incomplete_snapshot_is_removed(
     housekeeping: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk its space is needed, for the commit that gives some back too."""
+    """A full disk needs the space of the incomplete snapshot, in particular for the commit that
+    lets chunks be removed.
+    """
     write_file = housekeeping.store.files.write_file
 
     def half(path: str, data: bytes) -> None:
@@ -252,7 +258,7 @@ def test_messages_that_wait_for_a_first_channel_are_dropped_too(housekeeping: Ho
     housekeeping.store.log.sync()
     housekeeping.state.want()
     housekeeping.commit_state()
-    harness.tick()  # seals the ongoing chunk, all of which is too old
+    harness.tick()  # this seals the current chunk, because all of it is too old
     assert housekeeping.store.log.chunks == (0, 10)
     harness.tick()
     housekeeping.snapshot()
@@ -296,7 +302,8 @@ def test_a_full_topic_refuses_publishes_until_channels_have_committed(housekeepi
     harness = housekeeping.begin(max_bytes=MAX_BYTES_MIN, **KEEP_ALL)
     housekeeping.finished(0)
     for _ in range(MAX_BYTES_MIN // big(50_000).length + 1):
-        # Also the last one, which does not fit: an append holds blocks of others too.
+        # The last block is accepted too, although it does not fit: an append also holds blocks of
+        # other producers.
         harness.admit()
         housekeeping.store.log.append([big(50_000)], time.time_ns())
     with pytest.raises(Refused, match="the topic's bound is reached") as refusal:
@@ -329,7 +336,7 @@ def test_a_refusal_is_logged_at_once_and_then_once_a_minute(
 def test_bytes_written_since_the_last_measurement_count(housekeeping: House) -> None:
     harness = housekeeping.begin(max_bytes=MAX_BYTES_MIN, **KEEP_ALL)
     housekeeping.finished(0)
-    harness._measured_ns = time.monotonic_ns() + 10**12  # none in this test
+    harness._measured_ns = time.monotonic_ns() + 10**12  # there is no measurement during this test
     for _ in range(9):
         harness.admit()
         housekeeping.store.log.append([big(100_000)], time.time_ns())

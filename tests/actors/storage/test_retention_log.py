@@ -1,5 +1,5 @@
-"""The log's upkeep: what goes to the housekeeping thread, what becomes an alarm, and how much of it
-is repeated.
+"""Tests of the log's upkeep: which jobs go to the housekeeping thread, what becomes an alarm, and
+how often it is repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPTIONS = StoreOptions(chunk_bytes=460, map_bytes=1 << 20, reserve_bytes=0)
 
 
 class House(Thread):
-    """A thread that works when the test says so."""
+    """A thread that works only when a test tells it to."""
 
     def work(self) -> int:
         done = 0
@@ -108,7 +108,7 @@ def test_the_number_and_length_of_alarms_are_bounded(tmp_path: Path) -> None:
 
 
 class Limited(Files):
-    """Some chunk cannot be opened."""
+    """Files in which one chunk cannot be opened."""
 
     code = 0
 
@@ -124,8 +124,8 @@ class Limited(Files):
 def test_the_survey_checks_all_chunks_without_further_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """What the operating system does not give now is an alarm, and not lost; a chunk that its
-    folder does not hold is (0: removed).
+    """If the operating system cannot open a chunk now, that is an alarm but not a loss. A chunk
+    that is missing in its folder is a loss (code 0: the file is removed).
     """
     files = Limited()
     filled(tmp_path, files, 30).close()

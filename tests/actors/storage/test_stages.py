@@ -1,4 +1,4 @@
-"""The stages of a topic: pushes, gaps, seals, credit; case by case."""
+"""Tests of the stages of a topic: pushes, gaps, seals, and credit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def harness() -> StageTable:
         ((0, 1, 2), [0, 1, 2], []),
         ((0, 0, 1, 0), [0, 1], []),
         ((1,), [], [0]),
-        ((0, 2, 3, 4), [0], [1]),  # a gap is told once
+        ((0, 2, 3, 4), [0], [1]),  # a gap is reported once
         ((0, 2, 1, 3, 4), [0, 1], [1, 2]),
         ((0, 2, 1, 2, 4, 5), [0, 1, 2], [1, 3]),
         ((2**64 - 1,), [], [0]),
@@ -220,7 +220,8 @@ def test_only_blocks_counted_in_the_row_are_reported_as_sealed(harness: StageTab
     harness.push(1)
     harness.stages.sealed(ONE, 1, False)
     assert harness.open()["sealed"] == 1
-    harness.stages.sealed(ONE, 2, False)  # of a stage of that name that was dropped
+    # This answers a seal of a dropped stage with the same name.
+    harness.stages.sealed(ONE, 2, False)
     assert harness.open()["sealed"] == 1
 
 
@@ -300,7 +301,9 @@ def test_a_seal_of_an_unknown_stage_is_not_found(harness: StageTable) -> None:
 
 
 def test_all_writers_share_one_pool_of_credit(harness: StageTable) -> None:
-    """The first get what they can use, the last of hundreds enough for a block at a time."""
+    """The first writers get as much credit as they can use. The last of several hundred get enough
+    for one block at a time.
+    """
     peers = [(b"%d" % n,) for n in range(options.STAGE_WRITERS_MAX)]
     granted = [harness.open(peer, b"%016d" % n)["credit_bytes"] for n, peer in enumerate(peers)]
     assert granted[0] == options.STAGE_CREDIT_BYTES
@@ -330,7 +333,7 @@ def test_a_silent_link_loses_its_credit_and_not_its_stage(
 ) -> None:
     harness.open(peer)
     harness.now_ns += 2 * heartbeat_ms * 1_000_000
-    harness.push(0)  # a sign of life
+    harness.push(0)  # a sign that the writer is alive
     harness.stages.tick(harness.now_ns + 1)
     harness.now_ns += 2 * heartbeat_ms * 1_000_000
     harness.stages.tick(harness.now_ns)
@@ -363,7 +366,7 @@ def test_stages_and_links_are_bounded(harness: StageTable, monkeypatch: pytest.M
         harness.open(B, b"4" * 16)
     with pytest.raises(Refused, match="connections of stage writers, which is the limit"):
         harness.open(FAR, ONE)
-    harness.open(B, b"3" * 16)  # a link that is there goes on
+    harness.open(B, b"3" * 16)  # a link that exists goes on
     for number in range(options.STAGE_SEALS_MAX):
         harness.seal(number, 1)
     with pytest.raises(Refused, match="seals"):

@@ -1,5 +1,5 @@
-"""How stages end: parts of a commit, superseded, aborted, expired; and how they come back after a
-restart.
+"""Tests of how stages end: committed, superseded, aborted or expired. They also check how stages
+come back after a restart.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_an_aborted_stage_is_forgotten_and_its_seal_fails(harness: StageTable) -
     assert harness.stages._granted == 0
     with pytest.raises(NotFound):
         harness.seal(6, 1)
-    harness.stages.sealed(ONE, 1, False)  # its sync comes back late
+    harness.stages.sealed(ONE, 1, False)  # the result of its sync comes late
 
 
 def orphans(
@@ -104,7 +104,8 @@ def test_stages_whose_writer_is_connected_do_not_expire(harness: StageTable) -> 
     assert orphans(harness, 10) == []
     assert orphans(harness, 11) == [ONE, TWO]
     harness.now_ns += 8 * S
-    harness.stages.seen(A, harness.now_ns)  # its writer computes for long: the link beats
+    # Its writer computes for a long time, but the link sends heartbeats.
+    harness.stages.seen(A, harness.now_ns)
     assert orphans(harness, 10) == [TWO]
     harness.stages.bye(A)
     assert orphans(harness, 10) == [TWO], "the time counts from the end of the link"

@@ -1,8 +1,8 @@
-"""Writers and a topic's stages together: pushes and links are lost, the disk is full, processes
-die. What is sealed is what was written.
+"""Test of writers and a topic's stages together. Pushes and links are lost, the disk is full, and
+processes die. What is sealed must be what was written.
 
-The writers are the client library's own state machines. Storage is a list of blocks a stage and a
-row; it dies with all that no row names.
+The writers are the client library's own state machines. Storage is a list of blocks and a row for
+each stage. When it dies, it loses all blocks that no row names.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from zsq.transport.wire.protocol import (
 
 S = 1_000_000_000
 WRITER = st.integers(0, 2)
-LOST = st.integers(0, 9)  # which of some pushes is lost; the last ones mostly mean: none
+LOST = st.integers(0, 9)  # Which of some pushes is lost. The highest values mostly mean none.
 WINDOW, CREDIT = 4_000, 1_600
 T = Transaction("app", 1, "app")
 Peer = tuple[bytes, ...]
 
 
 class Row(NamedTuple):
-    """What storage knows of a stage after its death."""
+    """What storage knows of a stage after a crash."""
 
     blocks: list[Header]
     final: bool
 
 
 class Writer:
-    """One stage: its session, and the pipes to and from storage on the present link."""
+    """One stage: its session, and the pipes to and from storage on the current link."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -65,7 +65,8 @@ class Writer:
         self.peer: Peer | None = None
         self.words: deque[Wire] = deque()
         self.pushes: deque[WindowEntry] = deque()
-        self.late: deque[WindowEntry] = deque()  # of earlier links: they may come, whenever
+        # Pushes of earlier links: they may arrive at any time.
+        self.late: deque[WindowEntry] = deque()
         self.answers: deque[Wire] = deque()
 
     def connect(self) -> None:
@@ -118,7 +119,8 @@ class StagesMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.stages = Stages()
         self.files: dict[bytes, list[Header]] = {}
-        self.syncs: deque[tuple[SealNow, int]] = deque()  # with the blocks there were when it began
+        # With the number of blocks that existed when the sync began.
+        self.syncs: deque[tuple[SealNow, int]] = deque()
         for stage, row in self.rows.items():
             messages = sum(header.count for header in row.blocks)
             size = sum(header.length for header in row.blocks)
@@ -139,7 +141,9 @@ class StagesMachine(RuleBasedStateMachine):
 
     @rule(number=WRITER, count=st.integers(1, 12), pushed=st.integers(0, 9), lost=LOST)
     def go(self, number: int, count: int, pushed: int, lost: int) -> None:
-        """A stretch of its life, from a link on; without it few runs get far."""
+        """Let a writer connect, write and seal in one step. Without such a step, few runs would get
+        far.
+        """
         writer = self.writers[number]
         if writer.peer is None:
             writer.connect()
@@ -169,7 +173,7 @@ class StagesMachine(RuleBasedStateMachine):
 
     @rule(number=WRITER)
     def vanish(self, number: int) -> None:
-        """The link ends, and nobody tells storage."""
+        """End the link without informing storage."""
         writer = self.writers[number]
         if writer.peer is not None and not writer.session.ended:
             writer.session.lost()
@@ -237,7 +241,7 @@ class StagesMachine(RuleBasedStateMachine):
                 self.stages.seal(writer.peer, message, self.now_ns)
         except ZsqError as error:
             if isinstance(message, OpenStage) and error.code == "E_LIMIT":
-                writer.session.lost()  # as the link does: it waits, and tries again
+                writer.session.lost()  # the link does the same: it waits and tries again
                 writer.peer = None
             else:
                 writer.answers.append(
@@ -286,7 +290,7 @@ class StagesMachine(RuleBasedStateMachine):
                 writer.connect()
             writer.pump(self.now_ns)
 
-    # Laws
+    # Invariants
 
     @invariant()
     def what_lies_there_is_what_was_written(self) -> None:
@@ -319,7 +323,7 @@ class StagesMachine(RuleBasedStateMachine):
                 patch.stop()
 
     def settle(self) -> None:
-        """Once all goes well, each stage is sealed, and a commit may name it."""
+        """When no more faults happen, each stage gets sealed, and a commit can name it."""
         self.full = False
         for _ in range(200):
             for writer in self.writers:

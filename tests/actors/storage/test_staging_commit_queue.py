@@ -1,5 +1,5 @@
-"""Commits that are merged first: what is answered when, and what must not be taken from them
-meanwhile.
+"""Tests of commits whose parts are first merged: when each request is answered, and that nothing
+takes away their parts meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ FOUR = b"4" * 16
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Two parts are too many, and each block is a step."""
+    """Return storage in which two parts already need a merge, and each block is a step
+    of its own.
+    """
     monkeypatch.setattr(group, "GROUP_APPEND_FILES_MAX", 1)
     monkeypatch.setattr(merging, "STEP_BYTES", 1)
     monkeypatch.setattr(merging, "PIECE_BYTES", 1)
@@ -33,7 +35,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def merge_all(bench: Bench) -> list[p.Wire]:
-    """All steps, and the removal of what was merged."""
+    """Run all steps, and remove the files that were merged."""
     told: list[p.Wire] = []
     while bench.stage_thread.jobs:
         told += bench.sync_stages()

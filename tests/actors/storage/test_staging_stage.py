@@ -1,5 +1,5 @@
-"""Answers of storage to writers of stages, and when they come: after which sync, after which
-commit.
+"""Tests of storage's answers to writers of stages: after which sync and which commit each answer is
+sent.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_a_stage_that_is_dropped_while_it_is_sealed_stays_dropped(bench: Bench) 
 
 
 def test_files_of_dropped_stages_are_removed_by_the_thread(bench: Bench) -> None:
-    """A large one takes long: publishers do not wait for it."""
+    """A large file takes long to remove, and publishers must not wait for it."""
     bench.sealed(ONE, *blocks(3))
     bench.say(p.Abort(6, "", 0, (ONE,)))
     bench.commit_state()
@@ -166,7 +166,7 @@ def test_a_topic_that_is_being_deleted_accepts_no_commit(bench: Bench) -> None:
 def test_remembered_transactions_are_bounded_and_jobs_are_forgotten_first(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest job makes room; apps do not."""
+    """The oldest job is forgotten to make room. Apps are not forgotten."""
     monkeypatch.setattr(staging_module, "TRANSACTIONS_MAX", 2)
     monkeypatch.setattr("zsq.storage.log.transactions.TRANSACTIONS_MAX", 2)
     for number, (app, kind) in enumerate([("job", "job"), ("a", "app"), ("b", "app")]):
@@ -268,7 +268,9 @@ def test_open_and_sealed_stages_expire_after_their_own_time_limits(
 def test_a_job_is_forgotten_when_its_time_has_passed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each job is an app of its own: a topic that kept them all would take no new ones one day."""
+    """Each job has an app name of its own. If the topic kept them all, it would reach its limit and
+    could not accept new jobs.
+    """
     now, wall = 10**18, time.time_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
     monkeypatch.setattr(time, "time_ns", lambda: wall)
@@ -326,8 +328,8 @@ def test_a_seal_fails_if_the_state_store_has_no_space(
 def test_pushes_to_unknown_stages_write_no_lines_to_the_log(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The port takes them from anybody: a line for each would fill the disk, and so would a name of
-    a MiB.
+    """Any client can send such pushes to the port. A log line for each push would fill the disk,
+    and so would a stage name of 1 MiB.
     """
     bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
     for stage in [b"x" * (1 << 20), TWO] * 5 + [ONE] * 5:

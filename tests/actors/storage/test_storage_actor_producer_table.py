@@ -1,4 +1,6 @@
-"""Producers' rows in storage: each commit carries what changed, and the forgotten are bounded."""
+"""Tests of producers' rows in storage: each commit carries the rows that changed, and the number of
+producers forgotten at once is bounded.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,8 @@ def test_one_commit_forgets_at_most_a_thousand_producers(monkeypatch: pytest.Mon
     ],
 )
 def test_blocks_that_recovery_would_misread_are_refused(wrong: dict[str, int]) -> None:
-    """A producer's row cannot be written with 2^64 as its next sequence; a block of a group without
-    a mark is cut off, and what follows.
+    """A producer's row cannot hold 2^64 as the next sequence. Recovery cuts off the log at a block
+    of a group whose mark is missing.
     """
     good = [
         pack([b"x"], sequence=SEQUENCE_MAX - 1),

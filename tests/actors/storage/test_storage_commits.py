@@ -1,5 +1,5 @@
-"""What storage commits after a roll: the roll has synced blocks that nobody asked to be synced, and
-the commit counts them.
+"""Tests of what storage commits after a roll of the log. The roll has synced blocks although no
+sync was requested, and the commit must include them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from zsq.transport.errors import Refused
 
 
 def nothing(*_: object) -> None:
-    """Desks that have nothing to do."""
+    """Stand in for parts of storage that have nothing to do."""
 
 
 class Bench:
-    """The actor with a real log of small chunks and a real state store. Its syncs last longer than
-    the test.
+    """The storage actor with a real log of small chunks and a real state store. Its syncs take
+    longer than the test.
     """
 
     def __init__(self, root: Path, mode: str) -> None:
@@ -51,7 +51,9 @@ class Bench:
         vars(self.actor).update(parts)
 
     def hear(self, blocks: int) -> None:
-        """An append of the topic, in the same turn as what comes before the next `turn`."""
+        """Append blocks, as the topic does. They belong to the same turn as everything before the
+        next `turn`.
+        """
         made = [self.harness.block() for _ in range(blocks)]
         try:
             self.actor.append(len(self.harness.sent), made)
@@ -78,7 +80,7 @@ def roll_for_an_append(bench: Bench) -> None:
 
 def roll_for_an_append_that_is_refused(bench: Bench) -> None:
     files = bench.harness.files
-    # Behind the footer, an index and the next chunk's head.
+    # The write after a footer, an index, and the next chunk's head.
     files.short = {files._calls.get("writev", 0) + 4: 10}
     bench.hear(5)
     assert isinstance(bench.topic.told[-1], Refused)
@@ -95,9 +97,9 @@ def roll_before_its_time(bench: Bench) -> None:
 def test_a_commit_counts_the_blocks_that_a_roll_has_synced(
     bench: Bench, roll: Callable[[Bench], None]
 ) -> None:
-    """Else a producer that lost its link in a power cut would be asked for blocks that are there,
-    and they would be there twice: what recovery reads of the log begins at the offset that the
-    commit names.
+    """Recovery reads the log from the offset that the commit names. If the commit did not include
+    those blocks, recovery would not know them. A producer that lost its link in a power cut would
+    then send them again, and they would be stored twice.
     """
     bench.hear(3)
     bench.turn()

@@ -1,5 +1,5 @@
-"""Who syncs: storage itself where that is little, its thread where it would keep those waiting who
-only read.
+"""Tests of where syncs run: storage syncs a small amount itself. It leaves a larger amount to its
+thread, so that clients that only read do not wait.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def stored(bench: Bench) -> int:
-    """How many appends were answered since this was asked last."""
+    """Return how many appends were answered since the last call."""
     told, bench.topic.told = bench.topic.told, []
     assert all(isinstance(message, Appended) for message in told)
     return len(told)
 
 
 def a_block(bench: Bench) -> int:
-    """Bytes of one in the log."""
+    """Return the number of bytes of one block in the log."""
     bench.hear(1)
     size = bench.harness.log.unsynced_bytes
     bench.actor._start_sync()
@@ -62,7 +62,9 @@ def test_few_bytes_are_synced_in_the_loop_and_more_by_the_thread(
 
 
 def test_few_bytes_are_synced_by_the_thread_while_it_has_work(bench: Bench) -> None:
-    """One disk: in line it would wait as long, and keep everybody waiting."""
+    """There is only one disk. A sync in the loop would take as long as one by the thread, and all
+    clients would wait for it.
+    """
     size = a_block(bench)
     assert size < options.INLINE_SYNC_BYTES_MAX, "the premise"
     syncs(bench).submit(None, lambda: None)
@@ -74,7 +76,7 @@ def test_few_bytes_are_synced_by_the_thread_while_it_has_work(bench: Bench) -> N
 def test_a_slow_disk_is_synced_by_the_thread_until_it_is_fast_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Topic and storage share the loop: producers and channels would wait for each sync."""
+    """Topic and storage share the loop, so producers and channels would wait for each sync."""
     taken_ns = [
         options.INLINE_SYNC_NS_MAX + 1,
         options.INLINE_SYNC_NS_MAX + 1,

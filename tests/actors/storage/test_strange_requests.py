@@ -1,5 +1,5 @@
-"""Words that no actor of ours would say, at storage's door: each is refused, and the storage goes
-on as if it had not come.
+"""Tests of invalid requests to storage, which no actor of the broker sends. Each is refused, and
+storage continues as if it had not arrived.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ NUMBERS = {"next": 5}
 @pytest.mark.parametrize(
     ("row", "put", "gone"),
     [
-        ({"next": BEYOND}, (), ()),  # no commit of the topic would be made before the log is as far
+        # No commit of the topic is made before the log has reached this offset.
+        ({"next": BEYOND}, (), ()),
         ({"next": "5"}, (), ()),
         ({"next": -1}, (), ()),
         ({"next": True}, (), ()),
@@ -58,7 +59,7 @@ def test_rows_that_cannot_be_written_or_read_back_are_refused(
     put: tuple[Any, ...],
     gone: tuple[Any, ...],
 ) -> None:
-    """They ended the storage, some of them at each start, or held back all its commits."""
+    """Such rows once ended storage, some of them at each start, or blocked all its commits."""
     harness.open(channel=channel)
     with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
         harness.say(p.Save(2, channel, row, put, gone, False, False))
@@ -69,7 +70,9 @@ def test_rows_that_cannot_be_written_or_read_back_are_refused(
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 65, "", "x" * 2_000])
 def test_a_channel_with_an_illegal_name_is_refused(harness: ChannelsHarness, name: str) -> None:
-    """A key of the state store has at most 511 bytes, and a zero byte ends the name in it."""
+    """A key of the state store has at most 511 bytes, and the name in it ends at the first zero
+    byte.
+    """
     with pytest.raises(UsageError, match="E_BAD_NAME"):
         harness.say(p.OpenChannel(1, name))
     harness.open()

@@ -1,5 +1,5 @@
-"""What is cleared of an unfinished import is gone for good before its record is: a power cut leaves
-no topic that nobody knows.
+"""Test of cleaning up an unfinished import: its files are removed durably before its record is. So
+a power cut leaves no topic that the registry does not know.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DIGEST = "d" * 64
 
 
 class Disk(FaultyFiles):
-    """One that knows of the end of folders too."""
+    """Files that also record when folders are removed."""
 
     def remove_tree(self, path: str) -> None:
         self._step("remove_tree")
@@ -26,7 +26,9 @@ class Disk(FaultyFiles):
 
 
 def left(root: Path) -> tuple[Disk, Path]:
-    """An import was killed when it had moved its first topic in."""
+    """Leave the files of an import that was killed after it had moved its first topic
+    into place.
+    """
     data_dir = root / "data"
     data_dir.mkdir()
     registry = Registry(Files(), data_dir, 0)
@@ -41,8 +43,8 @@ def left(root: Path) -> tuple[Disk, Path]:
 
 
 def without_topics(number: int, change: Change) -> int:
-    """Of what was not synced all reached the disk but the names in topics/, which lie in a block of
-    their own.
+    """Of the changes that were not synced, all have reached the disk except the names in topics/.
+    Those are in a disk block of their own.
     """
     return 0 if any(name == "000001" for _, name, _ in change.entries) else keep_all(number, change)
 

@@ -1,5 +1,5 @@
-"""A registry that is damaged or lost, made again by a repair: from the copy before the last change,
-and from the topics' own identities.
+"""Tests of repairs that rebuild a damaged or lost registry: from the copy before the last change,
+and from the identities of the topics.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def make(registry: Registry, name: str, *, live: bool = True) -> TopicRow:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """Topic 1 was deleted; 2 and 3 are there."""
+    """Return a data directory in which topic 1 was deleted, and topics 2 and 3 exist."""
     folder = tmp_path / "data"
     folder.mkdir()
     registry = opened(folder)
@@ -66,7 +66,7 @@ def lose(data_dir: Path) -> None:
 
 
 def checked(data_dir: Path, *, repair: bool = False) -> Finding:
-    """The one finding about the registry."""
+    """Return the one finding about the registry."""
     findings, reports = check_data_dir(Files(), data_dir, None, 0, repair=repair)
     (finding,) = [one for one in findings if "registry.json" in one.path]
     assert bool(reports) == bool(finding.repaired), (
@@ -96,7 +96,8 @@ def test_a_damaged_registry_is_rebuilt_from_the_copy_of_its_last_content(
 
 def test_a_topic_that_the_copy_does_not_know_is_added_by_its_identity(data_dir: Path) -> None:
     registry = opened(data_dir)
-    row = make(registry, "gone", live=False)  # the name that was deleted: it begins at offset 1,000
+    # This name was deleted before, so the new topic begins at offset 1,000.
+    row = make(registry, "gone", live=False)
     empty(data_dir)
     said = checked(data_dir, repair=True).repaired
     assert "gone (topics/000004)" in said
@@ -140,8 +141,8 @@ def test_a_directory_that_was_no_topic_does_not_become_one(data_dir: Path) -> No
 
 
 def test_a_directory_that_an_import_had_reserved_becomes_a_topic(data_dir: Path) -> None:
-    """It was damaged after the import's commit: the old copy has the numbers, the directories the
-    rest.
+    """The registry was damaged after the commit of the import. The old copy contains the reserved
+    numbers, and the directories contain the rest.
     """
     registry = opened(data_dir)
     registry.imports["d"] = {"state": "begun", "numbers": [4], "from": "/nsqd"}
@@ -176,7 +177,7 @@ def test_two_directories_with_one_topic_name_are_not_repaired(
 def test_a_topic_created_again_is_found_although_its_deletion_is_not_noted(data_dir: Path) -> None:
     registry = opened(data_dir)
     registry.set_state("views", "deleting", 70)
-    # Noted by the next change, which makes it again.
+    # The next change records the deletion and creates the topic again.
     shutil.rmtree(registry.folder(registry.topics.pop("views")))
     row = make(registry, "views", live=False)
     empty(data_dir)

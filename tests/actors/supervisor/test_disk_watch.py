@@ -1,4 +1,6 @@
-"""When a full disk is told: once, every minute while it lasts, and when it is over."""
+"""Tests of when a full disk is reported: once at the beginning, every minute while it lasts, and
+once at its end.
+"""
 
 from __future__ import annotations
 

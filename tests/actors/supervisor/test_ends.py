@@ -1,4 +1,4 @@
-"""What the supervisor makes of processes that end at an awkward moment."""
+"""Tests of what the supervisor does when a process ends at an unusual moment."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_second_process_that_ends_does_not_change_an_ended_group() -> None:
         spec=SimpleNamespace(start=ActorStart(), kind="topic"), state="ended", failure=None
     )
     group.topic = topic
-    group.state = GroupState.ENDED  # by the end of a channel, told a moment ago
+    group.state = GroupState.ENDED  # by the end of a channel that was reported just before
     group.died(topic)
     assert group.state is GroupState.ENDED
 
@@ -57,8 +57,8 @@ def test_a_second_process_that_ends_does_not_change_an_ended_group() -> None:
 def test_a_new_channel_that_storage_refuses_is_removed_from_its_group(
     monkeypatch: pytest.MonkeyPatch, code: str, made: bool, gone: bool
 ) -> None:
-    """Who asked is told why. What may be mended by starting again is started again; so is a channel
-    that was there before.
+    """The client that asked gets the reason. If a new start may help, or if the channel existed
+    before, the channel is started again.
     """
     group = group_of()
     monkeypatch.setattr(
@@ -97,8 +97,8 @@ def test_a_new_channel_that_storage_refuses_is_removed_from_its_group(
 def test_a_killed_gateway_restarts_and_one_without_a_port_ends_the_broker(
     monkeypatch: pytest.MonkeyPatch, failure: Failure | None, ends: bool
 ) -> None:
-    """Killed before it was up: started again. Its address cannot be had: the broker says so and
-    ends.
+    """A gateway that was killed before it was up is started again. If its address is not available,
+    the broker reports that and ends.
     """
     did: list[str] = []
     singles = singles_of(did)

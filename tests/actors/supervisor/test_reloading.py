@@ -1,4 +1,6 @@
-"""What SIGHUP may change of a broker's options, and what each kind of actor is told of it."""
+"""Tests of SIGHUP: which options of a broker it may change, and which settings each kind of actor
+receives.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +64,7 @@ def test_options_that_turn_security_on_or_off_need_a_restart() -> None:
             "--http-tls-cert",
         ]
     # --no-nsq and --no-http are told by their names.
+    # --no-nsq and --no-http are reported by their names.
     assert merged(DOORS, replace(DOORS, nsq=None, http=None)) == (
         DOORS,
         (),
@@ -86,7 +89,7 @@ def test_each_kind_of_actor_gets_the_settings_that_concern_it() -> None:
 
 
 class Double:
-    """A supervisor of which a gateway is up, and one on its way up."""
+    """A supervisor with one gateway that is up and one that is still starting."""
 
     def __init__(self, options: ServeOptions) -> None:
         self.options = options
@@ -100,7 +103,7 @@ class Double:
         )
         self.singles = SimpleNamespace(children=children)
         self.groups: dict[str, Any] = {}
-        self.answers: dict[int, Any] = {}  # by the child's key
+        self.answers: dict[int, Any] = {}  # by the key of the child
         self.killed: list[int] = []
         self.singles.of_kind = lambda kind: [
             child for child in self.processes.children.values() if child.spec.kind == kind
@@ -162,6 +165,7 @@ def test_an_actor_that_cannot_apply_new_settings_answers_with_an_error(
         raise raised
 
     # The level before comes back.
+    # Caplog restores the log level afterwards.
     with (
         caplog.at_level("WARNING"),
         pytest.raises((UsageError, Refused)) as caught,

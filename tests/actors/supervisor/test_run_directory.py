@@ -1,4 +1,6 @@
-"""The directory of sockets: where it lies, who may enter, what is cleared."""
+"""Tests of the directory of sockets: where it is, who may access it, and which files are removed
+from it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from zsq.transport.wire.address import RUN_ID_FILE, read_run_id
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where short directories are made."""
+    """Return the folder in which short directories are created."""
     folder = tmp_path_factory.mktemp("t")
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     return folder

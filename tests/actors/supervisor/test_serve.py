@@ -1,4 +1,6 @@
-"""Serving a data directory: by one broker at a time, and as long as it runs."""
+"""Test of how a data directory is served: by one broker at a time, and as long as that
+broker runs.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from zsq.storage.files import Files
 def test_a_data_directory_is_served_by_one_broker_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second one says whose it is, and touches nothing. Two would give the same offsets to
-    different messages.
+    """The second broker reports which process uses the directory, and changes nothing. Two brokers
+    would give the same offsets to different messages.
     """
     ran: list[str] = []
 

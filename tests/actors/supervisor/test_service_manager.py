@@ -1,4 +1,4 @@
-"""What a service manager is told, over a real datagram socket."""
+"""Tests of what the broker reports to a service manager, over a real datagram socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Listener:
         self.socket.settimeout(0.2)
 
     def said(self) -> list[str]:
-        """All that has come, a word each."""
+        """Return all lines that have arrived."""
         found: list[str] = []
         self.socket.setblocking(False)
         while True:

@@ -1,5 +1,5 @@
-"""The supervisor's shell, with a table that only notes whom it kills: who is ended when, and what a
-node takes.
+"""Tests of the supervisor with a table that only records which processes it kills: when each
+process is ended, and how many processes and topics one broker may have.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def test_a_second_signal_kills_all_children_at_once(place: Place) -> None:
 def test_an_exception_in_the_supervisor_ends_its_children(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else they would go on with nobody above them, and the program that called it would wait for
-    them at its end.
+    """Otherwise the children would continue without a supervisor, and the program that called it
+    would wait for them at its end.
     """
     closed: list[str] = []
 
@@ -231,14 +231,14 @@ def test_memory_is_returned_to_the_system_after_large_changes(
     assert len(settled) == 2, "a change of the registry that was refused is taken back as often"
 
 
-# The table
+# The process table
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_kill_uses_the_pidfd_and_before_it_is_known_the_pid(
     known: bool, monkeypatch: pytest.MonkeyPatch, place: Place
 ) -> None:
-    """By its pidfd; by its pid only until that has come."""
+    """A process is killed by its pidfd. Its pid is used only until the pidfd has arrived."""
     sent: list[tuple[str, int, int]] = []
     monkeypatch.setattr("os.kill", lambda pid, number: sent.append(("pid", pid, number)))
     monkeypatch.setattr(
@@ -257,7 +257,7 @@ def test_a_kill_uses_the_pidfd_and_before_it_is_known_the_pid(
 
 
 def test_when_a_topic_dies_its_channels_are_killed_before_it_restarts() -> None:
-    """All channels are killed, and nothing is started before the last one is gone."""
+    """All channels are killed, and nothing is started before the last one has ended."""
     broker = Broker()
     broker.want("c")
     broker.up("c")
@@ -297,7 +297,7 @@ def test_the_pause_before_another_start_grows_up_to_a_limit(
 
 
 class Managed:
-    """Orders and topics, with a supervisor that has so many."""
+    """The orders and commands of a supervisor that has `topics` topics."""
 
     def __init__(self, topics: int = 0, room: bool = True) -> None:
         self.sent: list[Any] = []
@@ -347,8 +347,8 @@ def test_the_number_of_unanswered_orders_is_bounded(
 
 
 def test_a_failure_of_another_process_is_not_taken_for_that_of_a_child() -> None:
-    """Its key may be the number of an order to another, whose refusal must not be taken for the end
-    of this one.
+    """The key in the message may be the number of an order to another process. A refusal of that
+    order must not be taken for the failure of the child with this key.
     """
     place = Place()
     up, starting = place.add(5), place.add(6, state="starting", envelope=())

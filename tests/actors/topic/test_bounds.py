@@ -1,5 +1,5 @@
-"""Bounds of what a delivery, a commit, a topic's group and a scan take at once, each at its
-edge.
+"""Tests of limits at their edges: what a delivery, a commit, a topic's group and a scan take at
+once.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def test_an_ordered_channel_sorts_no_more_than_it_may_send(monkeypatch: pytest.M
 def test_an_ordered_delivery_asks_for_a_bounded_number_of_missing_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Blocks that are not here any more are asked for, so many at a time, and the rest is looked at
-    later.
+    """An ordered delivery requests a limited number of blocks that are no longer in memory, and
+    looks at the rest later.
     """
     harness = keyed()
     supply = cast("Any", harness.channel.supply)
@@ -142,7 +142,9 @@ def test_the_blocks_read_for_redelivery_are_bounded() -> None:
 def test_a_redelivery_of_several_blocks_is_bounded_in_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They go out as one block; what is too much for it waits for the next, and is not lost."""
+    """The messages are sent as one block. Those that do not fit into it wait for the next delivery
+    and are not lost.
+    """
     monkeypatch.setattr(options, "GATHER_BYTES_MAX", 1_000)
     blocks = {
         first: with_place(pack([b"x" * size]), first, 0)
@@ -204,7 +206,7 @@ def test_an_answer_from_another_consumer_does_not_change_a_lease(harness: Channe
     assert harness.stats() == (0, 1, 0)
 
 
-# What a topic gives
+# What a topic grants
 
 
 def test_a_run_has_a_bounded_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,14 +297,14 @@ def test_a_commit_names_a_bounded_number_of_parts(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_report_after_the_end_of_a_round_does_not_count_for_the_next() -> None:
-    """All that was asked late is dirty: that shall not make the next round, in which nobody is, go
-    round again at once.
+    """The late report says that all its channels were dirty. The next round has no dirty channels,
+    so the late report must not make another round follow at once.
     """
     bench = Bench(40, "a", "b")
     first = bench.begin()
     late = first[0]
     bench.report(first[1])
-    # The first one is overdue, and the round is over without it.
+    # The first report is overdue, and the round ended without it.
     bench.begin(options.SCAN_REPORT_MS + 1)
     second = bench.begin(options.SCAN_INTERVAL_MS)
     before = bench.rounds._answers, bench.rounds._dirty

@@ -1,4 +1,4 @@
-"""A topic's order: sequences, repeats, failed appends, credit, expiry; case by case."""
+"""Tests of a topic's order of blocks: sequences, repeats, failed appends, and expiry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from zsq.transport.wire.protocol import Unstored
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An append goes as soon as there is something for it, so that several are out."""
+    """Let each append start as soon as a block is ready, so that several appends are in
+    progress.
+    """
     monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", 0)
 
 
@@ -21,7 +23,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ("sequences", "answers"),
     [
         ((0, 1, 2), []),
-        ((0, 0, 1, 0), []),  # pending ones wait for their first
+        ((0, 0, 1, 0), []),  # a repeat of a pending block waits for the first answer
         ((0, 2), [(2, 1, E_SEQUENCE)]),
         ((1,), [(1, 0, E_SEQUENCE)]),
         ((0, 2, 3, 1, 2), [(2, 1, E_SEQUENCE), (3, 1, E_SEQUENCE)]),
@@ -43,7 +45,8 @@ def test_only_the_next_sequence_is_accepted(
     [
         ((3, [(1, 10), (2, 20)]), 2, ((2, 20),)),
         ((3, [(1, 10), (2, 20)]), 1, ((1, 10),)),
-        ((3, [(1, 10), (2, 20)]), 0, ((0, -1),)),  # stored, but where is no longer remembered
+        # The block is stored, but its offset is no longer remembered.
+        ((3, [(1, 10), (2, 20)]), 0, ((0, -1),)),
         ((3, [(1, 10), (2, 20)]), 4, (4, 3, E_SEQUENCE)),
     ],
 )
@@ -128,7 +131,9 @@ def test_a_failure_of_an_append_that_was_answered_is_ignored() -> None:
 
 
 def test_appends_before_a_failed_one_are_stored() -> None:
-    """Storage answers a write that fails at once, and those before it after their sync."""
+    """Storage answers a failed write at once, but it answers the writes before it only after their
+    sync.
+    """
     ordering = greeted()
     publish(ordering, 0)
     first = append(ordering)
@@ -171,7 +176,7 @@ def test_links_through_a_gateway_end_with_it() -> None:
 
 
 def test_producers_are_forgotten_a_week_after_their_last_use() -> None:
-    """Also those that were recovered and never heard of since."""
+    """This also holds for producers that were recovered and have not been heard from since."""
     week = options.PRODUCER_KEPT_S * S
     ordering = greeted({1: (5, [])})
     publish(ordering, 0)
@@ -216,7 +221,9 @@ def later(
 
 
 def handed(ordering: Ordering) -> tuple[list[int], list[int]]:
-    """Sequences that go to storage now: plain ones, and delayed ones behind them."""
+    """Return the sequences that go to storage now: plain blocks, and the delayed blocks behind
+    them.
+    """
     plain: list[int] = []
     while (append := ordering.next_append()) is not None:
         plain += [one.header.sequence for one in append[1]]

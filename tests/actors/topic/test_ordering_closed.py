@@ -1,5 +1,5 @@
-"""A topic that is closed to publishers: nothing new is taken, what was taken before is answered as
-ever.
+"""Tests of a topic that is closed to publishers: new blocks are refused, and blocks that were
+accepted before are answered as usual.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ HOUR_NS = 3_600_000_000_000
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An append goes as soon as there is something for it, so that several are out."""
+    """Let each append start as soon as a block is ready, so that several appends are in
+    progress.
+    """
     monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", 0)
 
 
@@ -32,7 +34,9 @@ def block(sequence: int) -> Block:
 
 
 def closed_after(stored: int, pending: int) -> Ordering:
-    """So many blocks stored, so many taken and not answered; then it is closed."""
+    """Return the order of a closed topic. `stored` blocks were stored before the close, and
+    `pending` more were accepted but not answered.
+    """
     ordering = Ordering({})
     assert ordering.hello(PEER, PRODUCER, HOUR_NS, 0) is not None
     for sequence in range(stored + pending):

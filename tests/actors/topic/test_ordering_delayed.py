@@ -1,5 +1,5 @@
-"""A producer's plain and delayed blocks, where storage has as many appends as it may: neither kind
-overtakes the other.
+"""Tests of a producer's plain and delayed blocks when storage has as many appends as it may have:
+no block overtakes an earlier one of the other kind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ MINE, OTHER = (b"mine",), (b"other",)
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An append goes as soon as there is something for it, so that several are out."""
+    """Let each append start as soon as a block is ready, so that several appends are in
+    progress.
+    """
     monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", 0)
 
 
@@ -26,7 +28,7 @@ def block(producer_id: int, sequence: int) -> Block:
 
 
 def crowded() -> Ordering:
-    """All appends that may be out are out, of another producer."""
+    """Return an order in which another producer's appends use the whole limit."""
     ordering = Ordering({})
     ordering.hello(MINE, 1, 30 * S, S)
     ordering.hello(OTHER, 2, 30 * S, S)
@@ -37,8 +39,8 @@ def crowded() -> Ordering:
 
 
 def test_a_delayed_block_waits_for_an_earlier_plain_block_in_the_queue() -> None:
-    """Were 1 durable without 0, and 0 lost by a crash, 0 would be taken for stored when it comes
-    again.
+    """If block 1 were stored first, and block 0 were then lost in a crash, a repeat of block 0
+    would be taken for a block that is already stored.
     """
     ordering = crowded()
     ordering.publish(MINE, block(1, 0), S)

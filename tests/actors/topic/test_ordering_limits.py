@@ -1,4 +1,6 @@
-"""A topic's limits: appends, what waits for them, credit, producers, answers remembered."""
+"""Tests of a topic's limits: appends, blocks that wait for an append, credit, producers, and
+remembered answers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ LITTLE = options.APPEND_BYTES_LITTLE
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An append goes as soon as there is something for it, so that several are out."""
+    """Let each append start as soon as a block is ready, so that several appends are in
+    progress.
+    """
     monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", 0)
 
 
@@ -42,7 +46,9 @@ def test_appends_are_bounded_in_bytes_and_in_number() -> None:
 def test_a_small_append_waits_for_the_answer_to_the_previous_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Many clients with a message each: one append of all of them, and not eight of an eighth."""
+    """If many clients publish one message each, one append must take all their blocks, and not
+    eight appends an eighth each.
+    """
     monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", LITTLE)
     ordering = greeted()
     publish(ordering, 0)
@@ -151,8 +157,8 @@ def test_blocks_of_too_many_active_producers_are_refused(monkeypatch: pytest.Mon
 def test_held_blocks_are_bounded_however_often_a_producer_reconnects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A producer that says Hello again gets its credit back while its blocks still wait: the topic
-    counts bytes too.
+    """A producer that sends Hello again gets its credit back while its earlier blocks still wait.
+    So the topic must also count the bytes that it holds.
     """
     ordering = Ordering({})
     for sequence in range(3):
@@ -172,7 +178,9 @@ def test_the_number_of_remembered_answers_is_bounded() -> None:
 
 
 def test_no_producer_is_forgotten_while_there_is_room() -> None:
-    """Else what a producer sends again after its connection was lost would be stored twice."""
+    """If the topic forgot a producer, blocks that the producer sends again after a lost connection
+    would be stored twice.
+    """
     ordering = Ordering({1: (5, [])})
     assert ordering.hello(A, ID, 30 * S, NOW) is not None
     assert brief(publish(ordering, 0)) == []

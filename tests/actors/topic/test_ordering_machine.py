@@ -1,10 +1,10 @@
-"""Several producers, a topic and its storage: resends, lost links, failing writes, restarts. Each
-block is stored once and in order.
+"""Test of several producers, a topic and its storage together, with resends, lost links, failing
+writes and restarts. Each block must be stored once and in order.
 
-A producer numbers its blocks and never gives up: after any doubt it opens a new link, says Hello
-and sends again what is not answered. The old link's words may still arrive. Storage writes at once
-or refuses, and syncs later. Some blocks are delayed: they commit elsewhere, after what was written
-before them is synced, and fail alone.
+A producer numbers its blocks and never gives up. When it is in doubt, it opens a new link, says
+Hello and sends all unanswered blocks again. Messages of the old link may still arrive. Storage
+writes or refuses a block at once, and syncs later. Some blocks are delayed. They are committed
+elsewhere, after a sync of what was written before them, and each of them can fail alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Append(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Of storage: where it lies, or None for a failure; of delayed blocks their keys."""
+    """An answer of storage: the offset, or None for a failure. For delayed blocks it has their
+    keys.
+    """
 
     request: int
     first_offset: int | None
@@ -42,14 +44,14 @@ class Answer(NamedTuple):
 
 
 class Producer:
-    """Its side of the protocol; `links` are the pipes to the topic, of which old ones may still
-    hold words.
+    """The producer's side of the protocol. `links` are the pipes to the topic. Old pipes may still
+    hold messages.
     """
 
     def __init__(self, number: int) -> None:
         self.id = number + 1
         self.made = 0
-        # Sequence -> offset, or the key of a delayed one.
+        # Sequence -> offset, or the key of a delayed block.
         self.told: dict[int, int | tuple[int, int]] = {}
         self.delayed: set[int] = set()
         self.unanswered: dict[int, Block] = {}
@@ -73,7 +75,7 @@ class Producer:
 class OrderingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        little = 150  # a block has about a hundred
+        little = 150  # a block has about a hundred bytes
         self.small = mock.patch.multiple(
             options,
             APPEND_BYTES_LITTLE=little,
@@ -86,9 +88,9 @@ class OrderingMachine(RuleBasedStateMachine):
         self.producers = [Producer(number) for number in range(3)]
         self.replies: dict[Peer, deque[Stored | Unstored | Delayed]] = {}
         self.disk: list[Block] = []
-        self.kept: list[Block] = []  # delayed blocks, durable
-        self.synced = 0  # blocks
-        self.offered: list[tuple[int, int]] = []  # what channels were shown
+        self.kept: list[Block] = []  # delayed blocks that are durable
+        self.synced = 0  # counted in blocks
+        self.offered: list[tuple[int, int]] = []  # the blocks that were offered to channels
         self.start()
 
     def start(self) -> None:
@@ -110,9 +112,9 @@ class OrderingMachine(RuleBasedStateMachine):
             )
         self.ordering = Ordering(rows)
         self.synced = len(self.disk)
-        # Request, first offset, blocks on disk after it.
+        # Request, first offset, number of blocks on disk after it.
         self.written: deque[tuple[int, int, int]] = deque()
-        # With the blocks of the log that must be synced before.
+        # With the number of blocks of the log that must be synced before it.
         self.delayed: deque[tuple[Append, int]] = deque()
         self.answers: deque[Answer] = deque()  # from storage
 
@@ -131,8 +133,8 @@ class OrderingMachine(RuleBasedStateMachine):
 
     @rule(number=PRODUCER, kinds=st.lists(st.booleans(), min_size=1, max_size=4))
     def publish_behind_a_crowd(self, number: int, kinds: list[bool]) -> None:
-        """As many appends are out as may be: what is plain must wait here, and what is delayed
-        behind it.
+        """Publish while as many appends as allowed are in progress. Plain blocks must wait in the
+        topic, and delayed blocks wait behind them.
         """
         for other in range(3):
             self.publish(other, [False])
@@ -167,7 +169,9 @@ class OrderingMachine(RuleBasedStateMachine):
                 producer.unanswered.pop(sequence, None)
 
     def check_key(self, producer: Producer, message: Delayed) -> None:
-        """Kept means durable, and every answer names the same key."""
+        """Check that a delayed block that was answered is durable, and that every answer names the
+        same key.
+        """
         assert message.sequence in producer.delayed
         (serial,) = [
             serial
@@ -178,7 +182,7 @@ class OrderingMachine(RuleBasedStateMachine):
         assert producer.told.setdefault(message.sequence, (9, serial)) == (9, serial)
 
     def check_answer(self, producer: Producer, sequence: int, offset: int) -> None:
-        """Stored means on disk, at that place."""
+        """Check that a block that was answered as stored is on disk at that offset."""
         place = 0
         for block in self.disk[: self.synced]:
             if (block.header.producer_id, block.header.sequence) == (producer.id, sequence):
@@ -268,8 +272,8 @@ class OrderingMachine(RuleBasedStateMachine):
 
     @rule(kept=st.integers(0, 5), dice=st.integers(0, 3))
     def restart(self, kept: int, dice: int) -> None:
-        """Storage and topic share one fate. Of what was not synced any beginning may have reached
-        the disk.
+        """Restart storage and the topic, which are one process. Any first part of the blocks that
+        were not synced may have reached the disk.
         """
         if dice == 2:
             del self.disk[self.synced + kept :]
@@ -278,7 +282,7 @@ class OrderingMachine(RuleBasedStateMachine):
             for producer in self.producers:
                 producer.reconnect()
 
-    # Laws
+    # Invariants
 
     @invariant()
     def each_once_and_in_order(self) -> None:

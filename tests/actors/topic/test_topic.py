@@ -1,5 +1,5 @@
-"""The topic's shell, with ports that only note: what of a producer is refused before anything is
-taken, and whose answers count.
+"""Tests of the topic's actor with ports that only record what was sent: which requests of a
+producer are refused, and from whom it accepts answers.
 """
 
 from __future__ import annotations

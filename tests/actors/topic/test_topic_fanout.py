@@ -1,4 +1,4 @@
-"""The topic's ring and each channel's place in it, case by case."""
+"""Tests of the topic's ring of blocks, and of each channel's position in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def add(fanout: Fanout, *, blocks: int = 1, size: int = 1) -> None:
 
 
 def sent(fanout: Fanout) -> list[tuple[str, list[int]]]:
-    """(channel, first offsets of its blocks); none: it is told that it is behind."""
+    """Return (channel, first offsets of its blocks). An empty list means that the channel is told
+    that it is behind.
+    """
     return [
         (peer[0].decode(), [block.first_offset for block in blocks])
         for peer, blocks in fanout.offers()
@@ -55,7 +57,7 @@ def test_credit_is_exceeded_by_at_most_one_block() -> None:
     add(fanout, blocks=5)
     assert fanout.attach(A, 0, SMALL.length + 1)
     assert sent(fanout) == [("a", [0, 10])]
-    assert fanout.credit(A, SMALL.length)  # an older word
+    assert fanout.credit(A, SMALL.length)  # an older message
     assert sent(fanout) == []
     assert fanout.credit(A, 2 * SMALL.length + 1)
     assert sent(fanout) == [("a", [20])]
@@ -119,8 +121,8 @@ def test_a_paused_topic_offers_only_messages_from_before_the_pause() -> None:
 
 
 def test_a_channel_at_the_end_of_a_paused_topic_waits_there() -> None:
-    """What lies behind that end has left the ring, but to be told to read it would be to read
-    nothing, again and again.
+    """The blocks behind that end have left the ring. If the channel were told to read them from
+    storage, it would read nothing, again and again.
     """
     fanout = Fanout(0)
     add(fanout)
@@ -138,8 +140,8 @@ def test_a_channel_at_the_end_of_a_paused_topic_waits_there() -> None:
 def test_a_detached_channel_that_grants_credit_is_told_that_it_is_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It cannot know that it was: nothing came. And what was sent before still counts against what
-    it grants.
+    """The channel cannot know that it was detached, because it received no message. The blocks that
+    it received before still count against the credit that it grants.
     """
     monkeypatch.setattr(options, "WINDOW_BYTES_MAX", SMALL.length)
     fanout = Fanout(0)
@@ -160,8 +162,8 @@ def test_a_detached_channel_that_grants_credit_is_told_that_it_is_behind(
 def test_blocks_committed_by_storage_itself_are_read_from_storage(
     next_offset: int, told: list[tuple[str, list[int]]], then: list[tuple[str, list[int]]]
 ) -> None:
-    """Attached at the head, within the ring, not at all; and one that has read it before the topic
-    heard of it.
+    """The channel is attached at the head, within the ring, or not at all, or it has read the
+    blocks before the topic learned of them.
     """
     fanout = Fanout(0)
     add(fanout, blocks=2)

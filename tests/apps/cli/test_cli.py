@@ -1,5 +1,5 @@
-"""The command line without a broker: exit codes, lines in and out, tables. The client is a double
-here.
+"""Tests of the command line without a broker: exit codes, lines of input and output, and tables.
+The client is a fake.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def test_a_line_over_the_limit_is_refused(tmp_path: Path) -> None:
 
 
 class BatchDouble:
-    """A delivery that notes what became of it."""
+    """A delivery that records how each message was answered."""
 
     def __init__(self, bodies: list[bytes]) -> None:
         self.bodies = bodies
@@ -227,7 +227,9 @@ def test_sub_ends_quietly_at_a_broken_pipe() -> None:
 
 
 class ReaderDouble:
-    """A topic of blocks; `later` are appended when the end was reached once."""
+    """A topic of blocks. The blocks of `later` are appended when a reader has reached
+    the end once.
+    """
 
     def __init__(self, *counts: int, start: int = 0, later: int = 0) -> None:
         self.start, self.later = start, later

@@ -1,5 +1,5 @@
-"""The command line against a broker: what is published comes out, once, and each kind of failure
-has its exit code.
+"""Tests of the command line with a real broker: what is published is received once, and each kind
+of failure has its exit code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LINES = b"".join(b"line %d\n" % number for number in range(5_000))
 
 
 class Shell:
-    """zsq with a broker's url."""
+    """Runs `zsq` with a broker's URL."""
 
     def __init__(self, broker: LocalBroker) -> None:
         self.broker = broker
@@ -80,7 +80,7 @@ def test_a_closed_pipe_gives_back_what_was_not_written(shell: Shell) -> None:
     shell("pub", "pipe", stdin=LINES)
     with shell.open("sub", "pipe", "archive") as sub:
         assert sub.stdout is not None
-        # Else all of it fits, where this process gets no turn in time.
+        # Otherwise all lines might fit into the pipe if this process is slow.
         fcntl.fcntl(sub.stdout, fcntl.F_SETPIPE_SZ, 4096)
         sub.stdout.readline()
         sub.stdout.close()
@@ -91,7 +91,7 @@ def test_a_closed_pipe_gives_back_what_was_not_written(shell: Shell) -> None:
             == b"zsq: channel 'archive' of topic 'pipe' does not exist; creating it\n"
         )
     got = shell("sub", "pipe", "archive", "-n", str(shell.channel("pipe", "archive")["depth"]))
-    # What was given back waits for a commit, so new ones may overtake it.
+    # Messages that were given back wait for a commit, so new ones may overtake them.
     lines = set(got.splitlines(keepends=True))
     assert len(lines) == got.count(b"\n")
     assert lines <= set(LINES.splitlines(keepends=True))
@@ -223,7 +223,7 @@ def test_lines_typed_slowly_are_stored_at_once(shell: Shell) -> None:
             pub.stdin.write(line)
             pub.stdin.flush()
             assert select.select([sub.stdout], [], [], 30)[0]
-            assert sub.stdout.readline() == line  # while the publisher still runs
+            assert sub.stdout.readline() == line  # the publisher is still running
         sub.terminate()
         _, said = pub.communicate(timeout=30)
         assert said.startswith(b"2 messages stored in slow")
@@ -232,7 +232,7 @@ def test_lines_typed_slowly_are_stored_at_once(shell: Shell) -> None:
 
 def test_topics_and_channels_are_managed_by_command(shell: Shell) -> None:
     shell("topic", "create", "made", "--sync", "interval")
-    shell("topic", "create", "made")  # once more is no error
+    shell("topic", "create", "made")  # creating it once more is no error
     shell("channel", "create", "made", "archive")
     shell("channel", "pause", "made", "archive")
     shell("pub", "made", stdin=b"one\ntwo\n")
@@ -261,7 +261,7 @@ def test_topics_and_channels_are_managed_by_command(shell: Shell) -> None:
 
 def test_each_failure_has_its_code(shell: Shell, tmp_path: Path) -> None:
     assert shell("pub", "bad name", code=2).startswith(b"zsq: E_BAD_NAME")
-    # And no count of nothing.
+    # The output does not begin with a count of 0 messages.
     assert shell("pub", "big", stdin=b"a" * (2 << 20), code=2).startswith(b"zsq: E_TOO_BIG")
     nobody = shell("stats", "--url", f"ipc://{tmp_path}/run", "--timeout", "0.3", code=3)
     assert nobody.startswith((b"zsq: E_UNREACHABLE", b"zsq: E_TIMEOUT"))
@@ -299,14 +299,15 @@ def test_a_signal_ends_at_once_what_waits_for_a_broker(
 ) -> None:
     with shell.open("--url", "ipc:///nowhere/run", *arguments) as waiting:
         catches = 0
-        while not catches >> (number - 1) & 1:  # until it has its handlers
+        # Wait until the command has installed its signal handlers.
+        while not catches >> (number - 1) & 1:
             status = Path(f"/proc/{waiting.pid}/status").read_text()
             catches = int(
                 next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1],
                 16,
             )
             if number == signal.SIGINT and not catches >> (signal.SIGTERM - 1) & 1:
-                catches = 0  # Python's own
+                catches = 0  # this handler is Python's own
         waiting.send_signal(number)
         assert waiting.wait(5) == 0
 

@@ -1,5 +1,5 @@
-"""Channels by command: made and set, moved, looked into. A real broker, and `zsq` as a person runs
-it.
+"""Tests of channels on the command line: creating, configuring, moving and peeking. They use a real
+broker and run `zsq` as a user does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zsq.apps.cli.app import run
 
 
 class Shell:
-    """zsq with a broker's url."""
+    """Runs `zsq` with a broker's URL."""
 
     def __init__(self, broker: LocalBroker) -> None:
         self.url = broker.url

@@ -1,5 +1,5 @@
-"""The command line for what a channel takes: tags, messages for one channel, samples; and how it
-says no.
+"""Tests of the command line for what a channel receives: tags, messages addressed to one channel,
+and samples. Wrong options are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""zsq pub --delay and zsq delayed, against a broker."""
+"""Tests of `zsq pub --delay` and `zsq delayed` with a broker."""
 
 from __future__ import annotations
 

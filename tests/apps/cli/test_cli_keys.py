@@ -1,4 +1,4 @@
-"""zsq keys, and what serve says of keys and access files that do not go together."""
+"""Tests of `zsq keys`, and of the errors of `zsq serve` when keys and access files do not match."""
 
 from __future__ import annotations
 
@@ -167,8 +167,8 @@ def test_a_clients_file_is_no_key_pair_of_a_broker_that_is_open_to_all(
 
 
 def test_a_key_is_on_disk_when_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its public half may be in an access file by the time that the power goes, and nobody can make
-    the other one again.
+    """If the power fails, the public half may be in an access file already. Then the secret half
+    must be on disk too, because it cannot be created again.
     """
     synced: list[tuple[str, int]] = []
 

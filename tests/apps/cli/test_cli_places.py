@@ -1,4 +1,4 @@
-"""Places and settings as people write them, without a broker."""
+"""Tests of positions and settings in the form in which users type them, without a broker."""
 
 from __future__ import annotations
 

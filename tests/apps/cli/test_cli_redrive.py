@@ -1,5 +1,5 @@
-"""zsq redrive, against a broker: dead letters go back to the channel that gave them up, and to
-nobody else.
+"""Tests of `zsq redrive` with a broker: dead letters go back to the channel that gave them up, and
+to no other channel.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ def run(broker: LocalBroker) -> Run:
 
 
 def die(broker: LocalBroker, topic: str, *bodies: bytes, channel: str = "c") -> None:
-    """These messages are published, and rejected by the channel; another channel has finished
-    them.
-    """
+    """Publish these messages and let the channel reject them. Another channel has finished them."""
     with zsq.Admin(broker.url) as admin:
         admin.create_channel(topic, channel)
         admin.create_channel(topic, "other")
@@ -72,7 +70,7 @@ def die(broker: LocalBroker, topic: str, *bodies: bytes, channel: str = "c") -> 
 
 
 def head(reader: zsq.Reader) -> int:
-    """0 while the topic of the dead letters is not made yet."""
+    """Return the end of the topic. It is 0 if the dead-letter topic does not exist yet."""
     try:
         return reader.head()[1]
     except zsq.NotFound:
@@ -80,7 +78,7 @@ def head(reader: zsq.Reader) -> int:
 
 
 def take(broker: LocalBroker, topic: str, channel: str, count: int) -> list[zsq.Message]:
-    """So many, and no more."""
+    """Receive and finish exactly `count` messages, and check that no more arrive."""
     with zsq.Consumer(topic, channel, url=broker.url) as consumer:
         found = [consumer.receive(10) for _ in range(count)]
         for message in found:
@@ -91,7 +89,7 @@ def take(broker: LocalBroker, topic: str, channel: str, count: int) -> list[zsq.
 
 
 def test_for_nothing_no_channel_is_made(broker: LocalBroker, run: Run) -> None:
-    """It would hold what comes to the topic, and keep it from being drained."""
+    """Such a channel would keep messages of the topic and prevent the topic from being drained."""
     with zsq.Admin(broker.url) as admin:
         admin.create_topic("never.c.dead")
         assert run("redrive", "never.c.dead", "--all").stdout == "nothing to send back\n"
@@ -199,8 +197,8 @@ def test_messages_that_are_no_letters_stay_and_keep_none_back(
 def test_a_redrive_of_a_topic_without_dead_letters_says_that_it_made_a_channel(
     broker: LocalBroker, run: Run
 ) -> None:
-    """The channel keeps the topic's log files. To delete it would lose the messages to the topic's
-    next first channel.
+    """The new channel keeps the topic's log files. If the command deleted the channel again, its
+    messages would go to the next channel that is created in the topic.
     """
     with zsq.Producer(broker.url) as producer:
         producer.publish_many("plain", [b"x", b"y"])

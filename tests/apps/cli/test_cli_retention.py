@@ -1,4 +1,6 @@
-"""Sizes and times as people write them, and how long a topic keeps what, by command."""
+"""Tests of sizes and times in the form in which users type them, and of retention settings on the
+command line.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,7 @@ def test_options_become_settings() -> None:
 
 
 class Shell:
-    """zsq with a broker's url."""
+    """Runs `zsq` with a broker's URL."""
 
     def __init__(self, broker: LocalBroker) -> None:
         self.environment = os.environ | {"ZSQ_URL": broker.url}

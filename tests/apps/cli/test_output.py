@@ -1,5 +1,5 @@
-"""What all commands have in common: JSON for programs, bars and colours for terminals only, words
-for the TAB key.
+"""Tests of what all commands have in common: JSON for programs, bars and colours only in terminals,
+and completion with the TAB key.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from zsq.apps.cli.output import tell, tell_line
 from zsq.apps.cli.progress import bar
 from zsq.storage.files import Files
 
-# These answer with an exit code, and say something only where that is not what was asked for; or
-# they run until they are stopped.
+# These commands answer with an exit code and print text only if something differs from what was
+# asked, or they run until they are stopped.
 SHOW_NOTHING = {
     "serve", "completion", "topic create", "topic close", "topic open", "topic retire", "topic delete", "topic pause", "topic unpause",
     "topic empty", "channel create", "channel delete", "channel pause", "channel unpause", "channel empty",
 }  # fmt: skip
-NOT_YET = {"keys server", "keys client", "keys token", "top"}  # others' commands
+# These commands may lack JSON output.
+NOT_YET = {"keys server", "keys client", "keys token", "top"}
 
 
 def leaves(command: click.Command, name: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -76,7 +77,7 @@ with bar("working", 4000, unit=sys.argv[1]) as advance:
 
 
 def drawn(unit: str, **environment: str) -> tuple[str, str]:
-    """stdout, and what came to the terminal that stderr is."""
+    """Run the program. Return its stdout, and what it wrote to the terminal on its stderr."""
     ours, theirs = pty.openpty()
     environ = os.environ | {"TERM": "xterm"} | environment
     with subprocess.Popen(
@@ -92,7 +93,7 @@ def drawn(unit: str, **environment: str) -> tuple[str, str]:
     while True:
         try:
             found = os.read(ours, 1 << 16)
-        except OSError:  # nobody has the other end any more
+        except OSError:  # the other end was closed
             break
         seen += found
     os.close(ours)
@@ -103,9 +104,9 @@ def test_a_bar_is_drawn_on_a_terminal_and_leaves_the_answer_alone() -> None:
     out, seen = drawn("bytes")
     assert out == "an answer\n"
     assert "working" in seen
-    assert "\x1b[3" in seen  # in colours
+    assert "\x1b[3" in seen  # with colours
     assert "answer" not in seen
-    assert seen.endswith("\x1b[2K")  # gone when the work is done
+    assert seen.endswith("\x1b[2K")  # it is erased when the work is done
 
 
 def test_no_colour_is_used_when_unwanted_and_no_bar_on_dumb_terminals() -> None:
@@ -142,7 +143,7 @@ def test_work_on_files_is_counted(tmp_path: Path) -> None:
 def words(
     line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> list[str]:
-    """What TAB offers behind `line`."""
+    """Return the words that the TAB key offers after `line`."""
     monkeypatch.setenv(completion.VARIABLE, "bash_complete")
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - (not line.endswith(" "))))

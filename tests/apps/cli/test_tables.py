@@ -1,5 +1,5 @@
-"""Tables in narrow terminals: names come first and keep 20 characters, figures go on in another
-table; nothing colours the terminal.
+"""Tests of tables in narrow terminals: names come first and keep 20 characters, further columns
+continue in another table, and control characters are shown escaped.
 """
 
 from __future__ import annotations

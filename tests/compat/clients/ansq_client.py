@@ -1,5 +1,5 @@
-"""ansq as a program: a client for Python on asyncio; it has no TLS, no compression, and a RDY of
-one where it uses lookups.
+"""A program that runs ansq, an asyncio client for Python. ansq has no TLS and no compression, and
+uses a RDY of 1 when it uses lookups.
 """
 
 from __future__ import annotations
@@ -68,8 +68,11 @@ async def consume(config: dict[str, Any], orders: asyncio.Queue[Order]) -> None:
         hearing = group.create_task(hear())
         while (order := await orders.get())["op"] != "close":
             message = held[key_of(order)]
-            # What it would do itself, but for its own guard against late answers.
-            connection = message._connection
+            connection = (
+                message._connection
+                # The message itself would use this connection. It is used directly here to bypass
+                # ansq's own check for late answers.
+            )
             if order["op"] == "finish":
                 await connection.fin(message.id)
             elif order["op"] == "requeue":

@@ -1,4 +1,4 @@
-"""gnsq as a program: a client for Python on gevent."""
+"""A program that runs gnsq, a client for Python on gevent."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Consumer:
             else {"nsqd_tcp_addresses": [config["nsqd"]]}
         )
         self.auto = config["auto"]
-        # The last OK is SUB's.
+        # The last OK is the answer to SUB.
         self.awaited = 1 + bool(config["tls_ca"]) + (config["deflate"] or config["snappy"])
         self.held: dict[tuple[str, int], Any] = {}
         self.consumer = gnsq.Consumer(

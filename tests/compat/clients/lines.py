@@ -1,9 +1,9 @@
-"""How a client's program and its test talk: a JSON object a line, orders on stdin, events on
-stdout; bodies as latin-1.
+"""The protocol between a client's program and its test: one JSON object per line, orders on stdin
+and events on stdout, bodies as latin-1.
 
 Orders: `pub`, `mpub`, `dpub` (topic, bodies, delay_ms), `finish`, `requeue`, `touch` (of a
 message's id and attempts), `close`. Events: `ready`, `stored`, `failed`, `message`, `error`,
-`lost`, `closed`. The end of stdin means `close`: no program outlives its test.
+`lost`, `closed`. The end of stdin means `close`, so that no program outlives its test.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def bodies_of(order: Order) -> list[bytes]:
 
 
 def key_of(order: Order) -> tuple[str, int]:
-    """A message that came twice is two."""
+    """Return a key that differs for two deliveries of one message."""
     return order["id"], order["attempts"]
 
 
 class Orders:
-    """Cuts what comes on stdin into orders; `read` is called when there is something."""
+    """Divides the input on stdin into orders. `read` is called when there is input."""
 
     def __init__(self, on_order: Callable[[Order], None]) -> None:
         self._on_order = on_order
@@ -61,5 +61,5 @@ class Orders:
 
 
 def arguments() -> tuple[str, dict[str, Any]]:
-    """What it shall be, `produce` or `consume`, and how."""
+    """Return the role of the program, `produce` or `consume`, and its configuration."""
     return sys.argv[1], json.loads(sys.argv[2])

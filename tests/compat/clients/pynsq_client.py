@@ -1,4 +1,4 @@
-"""pynsq as a program: NSQ's official client for Python, on tornado."""
+"""A program that runs pynsq, NSQ's official client for Python, on tornado."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def options_of(config: dict[str, Any]) -> dict[str, Any]:
 
 def end() -> None:
     say("closed")
-    os._exit(0)  # pynsq would connect again: its own programs end so, too
+    # Otherwise pynsq would connect again. Programs that use pynsq end in this way, too.
+    os._exit(0)
 
 
 class Producer:
@@ -83,7 +84,7 @@ class Consumer(nsq.Reader):  # type: ignore
 
     def _on_connection_ready(self, conn: Any, **more: Any) -> None:
         super()._on_connection_ready(conn, **more)
-        conn.on("response", self.on_response)  # of SUB; RDY has none
+        conn.on("response", self.on_response)  # The answer to SUB. RDY has no answer.
 
     def on_response(self, conn: object, data: bytes, **more: Any) -> None:
         say("ready" if data == b"OK" else "error", why=data.decode())

@@ -1,4 +1,6 @@
-"""The benchmarks' own parts: shapes, medians and ratios, processes that start together."""
+"""Tests of the parts of the benchmarks: shapes, medians and ratios, and processes that start
+together.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`bench all` on a real broker, the broker whose syncs take longer, and the rate of whoever speaks
-NSQ.
+"""Tests of `bench all` on a real broker, on a broker whose syncs take longer, and of the rate of a
+server that speaks NSQ's protocol.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_a_delay_is_seen_by_all_who_have_it_and_not_by_a_failure(tmp_path: Path)
 
 
 def test_the_rate_of_an_nsq_peer_is_measured(tmp_path: Path) -> None:
-    """It is meant for nsqd; our own gateway speaks the same."""
+    """The benchmark is meant for nsqd. The test uses our gateway, which speaks the same protocol."""
     port = nsq_peers.free_port()
     shape = Shape(2_000, 200, 500)
     with temporary_broker(

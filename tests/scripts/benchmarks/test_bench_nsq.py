@@ -1,5 +1,5 @@
-"""The benchmark of NSQ's protocol: its client must see what is missing, twice there, or not a
-message at all.
+"""Tests of the benchmark of NSQ's protocol: its client must notice a message that is missing, comes
+twice, or is no message at all.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def test_wrong_messages_and_error_frames_fail_the_benchmark() -> None:
 
 
 class FakeNsqd:
-    """The other end of a connection: its stream comes in pieces of any size, and what the client
-    says is kept.
+    """The other end of a connection. Its stream comes in pieces of any size, and it keeps what the
+    client sends.
     """
 
     def __init__(self, stream: bytes, piece: int) -> None:
@@ -83,14 +83,14 @@ class FakeNsqd:
         self._stream, self._piece = stream, piece
 
     def feed(self) -> bool:
-        """One piece more; False: there is none."""
+        """Send one more piece. Return False if there is none."""
         part, self._stream = self._stream[: self._piece], self._stream[self._piece :]
         if part:
             self.theirs.sendall(part)
         return bool(part)
 
     def close(self) -> bytes:
-        """What the client said."""
+        """Return what the client has sent."""
         self.ours.shutdown(socket.SHUT_WR)
         said = b""
         while part := self.theirs.recv(4096):
@@ -111,7 +111,7 @@ RESPONSES = (
 
 @pytest.mark.parametrize("piece", range(1, len(RESPONSES) + 1))
 def test_responses_and_heartbeats_are_told_apart_at_every_split(piece: int) -> None:
-    """A lone heartbeat is one of these pieces: nsqd sends it after 30 s without a command."""
+    """One of the pieces is a heartbeat alone: nsqd sends it after 30 s without a command."""
     nsqd = FakeNsqd(RESPONSES, piece)
     responses, count = nsq_client.Responses(nsqd.ours), 0
     while nsqd.feed():
@@ -177,7 +177,7 @@ def test_the_bare_loop_answers_like_a_server() -> None:
 
 @pytest.mark.slow
 def test_the_nsq_benchmark_also_measures_an_nsqd_on_path(tmp_path: Path) -> None:
-    """One of ours plays the nsqd on PATH."""
+    """One of our brokers plays the role of nsqd on PATH."""
     program = tmp_path / "bin" / "nsqd"
     program.parent.mkdir()
     serve = (

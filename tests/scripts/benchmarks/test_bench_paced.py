@@ -1,5 +1,5 @@
-"""Load by a timetable: what is due when, which percentiles are known, and that a stalled broker
-does not slow the publisher down.
+"""Tests of the load by a fixed timetable: when each message is due, which percentiles can be given,
+and that a broker that hangs does not slow the publisher down.
 """
 
 from __future__ import annotations

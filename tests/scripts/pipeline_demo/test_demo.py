@@ -1,4 +1,4 @@
-"""The demo's check must be able to fail: a lost, doubled or altered row, found by content."""
+"""Tests of the demo's check: it must find a lost, doubled or altered row, by its content."""
 
 from __future__ import annotations
 

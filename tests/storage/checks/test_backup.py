@@ -1,4 +1,6 @@
-"""A backup's manifest and files: what is checked, what is refused, what is not copied twice."""
+"""Tests of a backup's manifest and files: what is checked, what is refused, and what is not copied
+twice.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ CHUNK: Final = "topics/000001/00000000000000000000.chunk"
 
 
 def nothing(count: int) -> None:
-    """Nobody looks on."""
+    """A progress callback that does nothing."""
 
 
 def manifest(*files: FileRow) -> Manifest:
@@ -84,7 +86,7 @@ def test_each_text_that_is_no_manifest_is_refused(raw: bytes) -> None:
     "path", ["../etc/passwd", "/etc/passwd", "a/../../b", "a//b", "", ".", "a\0b", 7]
 )
 def test_each_manifest_path_that_leads_out_is_refused(path: Any) -> None:
-    """Its checksum is right: somebody made it so."""
+    """The checksum is correct, so the manifest was changed on purpose."""
     data = json.loads(encode_manifest(manifest(FileRow("x", 1, 1))))
     data["files"][0][0] = path
     head = {key: data.pop(key) for key in ("backup", "version", "checksum")}
@@ -96,7 +98,7 @@ def test_each_manifest_path_that_leads_out_is_refused(path: Any) -> None:
 
 
 def test_a_manifest_of_another_version_says_what_to_do() -> None:
-    """All else about it is right."""
+    """Everything else in the manifest is correct."""
     raw = encode_manifest(manifest(FileRow("x", 1, 1)))
     with pytest.raises(
         ForeignDirectory, match="version 2, and this zsq reads only version 1; use a newer"
@@ -107,7 +109,7 @@ def test_a_manifest_of_another_version_says_what_to_do() -> None:
 def test_a_copy_is_synced_at_its_end_and_after_every_few_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is given all of it at once lets the broker's own syncs wait behind it."""
+    """If a disk got the whole copy at once, the broker's own syncs would have to wait for it."""
     monkeypatch.setattr(backup, "PIECE_BYTES", 1_000)
     monkeypatch.setattr(backup, "SYNC_BYTES", 4_000)
     data = os.urandom(10_500)

@@ -1,5 +1,5 @@
-"""An open topic's files taken for a backup: opened elsewhere, they are the topic as it was,
-whatever happened between the parts.
+"""Tests of taking an open topic's files for a backup: opened elsewhere, they give the topic as it
+was, whatever happened between the parts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LATE: Final = [b"a", b"b", b"c"]
 
 
 def publish(harness: StorageHarness, blocks: int) -> None:
-    """Each by an append of its own, so that chunks roll."""
+    """Publish each block by a separate append, so that new chunks are begun."""
     for _ in range(blocks):
         harness.publish()
 
@@ -58,7 +58,7 @@ def take_log(harness: StorageHarness) -> LogTaken:
 
 
 def copied(harness: StorageHarness, taken: LogTaken, to: Path) -> str:
-    """As `zsq backup` copies it: of the newest chunk what counted."""
+    """Copy the taken files as `zsq backup` does: of the newest chunk only the part that counts."""
     folder = to / "clicks"
     shutil.copytree(f"{harness.directory}/backup", folder)
     os.truncate(folder / chunk_name(taken.bases[-1]), taken.newest_bytes)
@@ -109,8 +109,8 @@ def test_the_log_goes_on_and_the_copy_does_not(harness: StorageHarness, tmp_path
 
 
 def test_the_state_is_never_ahead_of_the_log(harness: StorageHarness, tmp_path: Path) -> None:
-    """Cursor, producers and snapshot are those of the first part; the log's replay brings what came
-    between.
+    """Cursor, producers and snapshot are those of the first part. When the copy is opened, recovery
+    adds from the log what was published in between.
     """
     assert harness.store is not None
     harness.publish(blocks=4)
@@ -141,8 +141,8 @@ def test_the_state_is_never_ahead_of_the_log(harness: StorageHarness, tmp_path: 
 def test_a_delayed_message_is_there_once(
     harness: StorageHarness, tmp_path: Path, written: int, removed: int, checkpoints: bool
 ) -> None:
-    """Written to the log, and removed where it waited, before the first part (0), or after the
-    first, second or last one.
+    """A message that is due is written to the log, and removed from the delayed messages. Each of
+    the two happens before the first part is taken (0), or after the first, second or last part.
     """
     assert harness.store is not None
     store = harness.store.make_delayed(1_000)
@@ -212,7 +212,7 @@ def test_copies_left_by_a_backup_are_removed_and_do_no_harm(harness: StorageHarn
     assert [finding.level for finding in report.findings] == ["note"]
     harness.open()
     assert harness.check() == list(range(20))
-    # As it is while it goes.
+    # Its state while it is being removed.
     harness.files.rename(f"{harness.directory}/backup", f"{harness.directory}/backup.tmp")
     assert is_captured(FILES, harness.directory)
     take_state(harness)

@@ -1,5 +1,5 @@
-"""fsck: every kind of damage is found, what can be repaired is, a second look finds nothing, and no
-byte is lost by it.
+"""Tests of fsck: it finds every kind of damage and repairs what can be repaired. A second check
+finds nothing, and no byte is lost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOW_NS = 9_000
 
 @pytest.fixture
 def topic(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """Sealed chunks 0 and 3 of three blocks each, and a last one of two; closed."""
+    """Make a closed topic: sealed chunks 0 and 3 with three blocks each, and a last one with two."""
     folder = tmp_path / "topic"
     folder.mkdir()
     made = type(harness)(folder, TINY)
@@ -102,7 +102,7 @@ def test_an_open_topic_is_refused(topic: StorageHarness) -> None:
 def test_each_byte_of_a_chunk_is_checked(
     topic: StorageHarness, base: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A process each time.
+    # Because it starts a process each time.
     monkeypatch.setattr("zsq.storage.checks.fsck.check_environment", lambda path: [])
     path = topic.chunk_path(base)
     good = path.read_bytes()
@@ -156,7 +156,7 @@ def flip_index(harness: StorageHarness) -> None:
 
 
 def other_index(harness: StorageHarness) -> None:
-    """Of this chunk by its seed, but not of its blocks."""
+    """Write an index that has the seed of this chunk, but does not match its blocks."""
     from zsq.storage.log.index import Index
 
     wrong = Index(4096)
@@ -253,7 +253,7 @@ def test_a_repair_keeps_the_bytes_that_it_changes(topic: StorageHarness) -> None
 
 
 def test_a_header_is_made_again_from_the_footer(topic: StorageHarness) -> None:
-    """One bad sector: it holds both copies."""
+    """One bad sector destroyed both copies of the header."""
     path = topic.chunk_path(0)
     before = path.read_bytes()
     topic.replace(path, bytes(128) + before[128:])
@@ -273,7 +273,7 @@ def test_damage_that_cannot_be_repaired_stays_reported(topic: StorageHarness) ->
 
 
 def test_an_unfinished_write_is_a_note(topic: StorageHarness) -> None:
-    """What the next start cuts off anyway, as after every kill."""
+    """The next start cuts it off anyway, as it does after every kill."""
     path = topic.chunk_path(6)
     topic.replace(path, path.read_bytes() + b"half a block")
     (finding,) = look(topic).findings
@@ -300,7 +300,7 @@ def test_blocks_whose_checksums_agree_and_whose_place_does_not(
 
 
 def placed_anew(data: bytes, at: int, **changed: int) -> bytes:
-    """A block's header with other fields, and its checksum right."""
+    """Change fields of a block's header, and make its checksum correct."""
     seed = decode_chunk_header(data).seed
     header = decode_disk_header(data[at : at + HEADER_BYTES], seed)
     assert header is not None
@@ -401,7 +401,7 @@ def test_a_foreign_directory_is_named_and_not_touched(topic: StorageHarness) -> 
 
 
 def test_a_chunk_that_was_put_back_is_named(topic: StorageHarness) -> None:
-    """Its hole was noted while it was gone; channels have passed it meanwhile."""
+    """The hole was recorded while the chunk was gone. Channels may have passed it meanwhile."""
     path = topic.chunk_path(3)
     away = path.with_suffix(".away")
     path.rename(away)
@@ -434,7 +434,9 @@ def test_a_bad_file_that_cannot_be_read_is_named_and_no_more(
 
 
 def test_a_check_changes_nothing(topic: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even its lock: it may lie on a file system that is mounted to be read only."""
+    """It does not even change the lock file: the topic may be on a file system that is mounted
+    read-only.
+    """
     real = os.open
 
     def read_only(path: Any, flags: int, *rest: Any, **more: Any) -> int:

@@ -1,4 +1,4 @@
-"""fsck where chunks are missing, and where a staged part is not the one that its row names."""
+"""Tests of fsck with missing chunks, and with a staged part that is not the one that its row names."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ def test_a_state_store_of_another_topic_is_told(tmp_path: Path, harness: Storage
 
 @pytest.fixture
 def gone(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """Chunk 3 of 0, 3 and 6 is missing, and it is noted; it lies beside them."""
+    """Of the chunks 0, 3 and 6, chunk 3 is missing and its hole is recorded. The chunk is still in
+    the folder under another name.
+    """
     folder = tmp_path / "gone"
     folder.mkdir()
     made = type(harness)(folder, TINY)

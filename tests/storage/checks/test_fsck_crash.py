@@ -1,5 +1,5 @@
-"""fsck --repair, cut off by a power cut or refused by the disk at each of its steps: nothing is
-lost, and a second one finishes.
+"""Tests of fsck --repair when a power cut interrupts it, or the disk refuses a call, at each of its
+steps: nothing is lost, and a second repair completes it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ LEFT = [0, 1, 2, 3, 5, 6, 7]
 def spoiled(
     tmp_path: Path, harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> StorageHarness:
-    """A header copy, a block, the footer and an index are damaged; closed. Each can be repaired but
-    the block's message.
+    """Make a closed topic with a damaged header copy, block, footer and index. All of them can be
+    repaired, except for the message of the block.
     """
-    # A process each time, and not what is tested here.
+    # It starts a process each time, and is not tested here.
     monkeypatch.setattr("zsq.storage.checks.fsck.check_environment", lambda path: [])
     folder = tmp_path / "spoiled"
     folder.mkdir()
@@ -54,7 +54,9 @@ def repair(harness: StorageHarness) -> TopicReport:
 
 
 def whole(harness: StorageHarness) -> None:
-    """All is repaired, or is by one more try; and what could be read before can be read."""
+    """Check that everything is repaired, if necessary by one more repair, and that all blocks can
+    be read that could be read before.
+    """
     assert repair(harness).damaged == []
     assert not [finding for finding in repair(harness).findings if finding.level == "damage"]
     harness.files.reset()

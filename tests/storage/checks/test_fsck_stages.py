@@ -1,5 +1,5 @@
-"""fsck and what is staged: a part that a start would drop, or a commit refuse, is damage, and said
-to be.
+"""Tests of fsck with staged blocks: a part that a start would drop, or a commit would refuse, is
+reported as damage.
 """
 
 from __future__ import annotations

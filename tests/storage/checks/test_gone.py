@@ -1,5 +1,5 @@
-"""What comes back, or is gone, as a whole: an older state store, the folder of delayed messages. A
-start says so, and fsck before it.
+"""Tests of an older state store that comes back, and of a folder of delayed messages that is gone.
+A start reports it, and so does fsck before the start.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Damage where there was damage before, or an unfinished write: it is told, kept and known like any
-other.
+"""Tests of new damage next to earlier damage or to an unfinished write: it is reported, kept and
+remembered like any other damage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPTIONS = StoreOptions(
 
 @pytest.fixture
 def topic(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """Five blocks in a sealed chunk, three in the last one; closed."""
+    """Make a closed topic: five blocks in a sealed chunk, three in the last one."""
     (tmp_path / "topic").mkdir()
     made = type(harness)(tmp_path / "topic", OPTIONS)
     made.open()
@@ -95,7 +95,7 @@ def test_new_damage_behind_known_damage_is_found_by_fsck(topic: StorageHarness) 
 
 
 def test_a_group_of_appended_and_adopted_parts_is_sound(group_case: StorageHarness) -> None:
-    """Its blocks lie at the end of one chunk, and its mark in another one."""
+    """Its blocks are at the end of one chunk, and its mark is in another one."""
     group_case.publish()
     a, b = group_case.stage("a", 1, blocks=1, count=1, size=1), group_case.stage("b", 1, blocks=5)
     group_case.seal(a, b)
@@ -125,7 +125,9 @@ def test_a_chunk_cut_within_its_header_is_mended_at_once(topic: StorageHarness, 
 
 
 def test_rot_where_an_unfinished_write_was_cut_off_is_told_and_kept(topic: StorageHarness) -> None:
-    """The file of what was cut off there has the name that the damage's is to have."""
+    """The bytes that were cut off are in a file that already has the name which the new damage
+    needs.
+    """
     topic.open()
     topic.publish(count=1, size=1)
     topic.sent.pop()
@@ -148,7 +150,7 @@ def test_rot_where_an_unfinished_write_was_cut_off_is_told_and_kept(topic: Stora
 
 
 def test_rot_next_to_what_is_known_is_told(topic: StorageHarness) -> None:
-    topic.path(index_name(5)).unlink()  # so that recovery looks at the whole chunk
+    topic.path(index_name(5)).unlink()  # so that recovery reads the whole chunk
     rot(topic, 5, 0)
     assert any("it is skipped" in alarm for alarm in topic.open().report.alarms)
     topic.abandon()
@@ -166,7 +168,7 @@ def test_rot_next_to_what_is_known_is_told(topic: StorageHarness) -> None:
 
 
 def test_bytes_cut_off_behind_known_damage_are_reported_too(topic: StorageHarness) -> None:
-    """And what is known of before stays: the bytes of the first damage are nowhere else by now."""
+    """The record of the first damage must stay, because its bytes are stored nowhere else."""
     rot(topic, 0, 0)
     look(topic, repair=True)
     topic.replace(topic.chunk_path(0), topic.chunk_path(0).read_bytes()[: CHUNK_HEADER_BYTES + 4])
@@ -197,7 +199,7 @@ def test_delayed_messages_of_another_topic_are_told(topic: StorageHarness) -> No
 
 
 def test_a_damaged_mark_at_the_end_of_an_adopted_chunk_is_kept(group_case: StorageHarness) -> None:
-    """No start sets that aside: the chunk is sealed, and its messages are all there."""
+    """A start does not set the mark aside: the chunk is sealed, and its messages are complete."""
     key = group_case.stage("a", 1, blocks=5)
     group_case.seal(key)
     group_case.commit(1, key)

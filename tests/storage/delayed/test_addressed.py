@@ -1,5 +1,5 @@
-"""The flag of blocks with messages for one channel is kept: in the log, over a start, from the
-ring, in a group, and through a delay.
+"""Tests of the flag of blocks with messages for one channel. It is kept in the log, over a start,
+in blocks from the ring, in a group, and through a delay.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def test_a_delay_keeps_the_flag_for_addressed_messages(harness: StorageHarness) 
 
 
 def test_a_group_keeps_the_flag_of_an_addressed_block(harness: StorageHarness) -> None:
-    """Staged blocks have no flags today; where one had this, the group's would come beside it."""
+    """Staged blocks have no flags today. If one had this flag, the flag of the group would be added
+    to it.
+    """
     harness.log.append([pack([b"a"])], harness.now_ns)
     chunk = harness.log._active
     pieces, _, _ = place(chunk, [addressed(b"b")], harness.now_ns, 0, IN_GROUP)

@@ -1,5 +1,5 @@
-"""What a flipped bit in LMDB's own bytes costs the delayed messages: keys, its two heads, an older
-transaction that comes back.
+"""Tests of flipped bits in LMDB's own bytes of the delayed messages: in keys, in its two heads, and
+an older transaction that comes back.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def bodies(store: DelayedStore, now_ns: int = DUE + 999) -> list[bytes | None]:
 
 
 def flip_keys(path: str, key: bytes, byte: int, bit: int) -> None:
-    """In all copies of a row's key that LMDB goes by; the copy inside the value stays."""
+    """Flip a bit in all copies of a row's key that LMDB uses. The copy inside the value stays
+    unchanged.
+    """
     file = Path(path) / "data.mdb"
     data = bytearray(file.read_bytes())
     at = data.find(key)
@@ -76,8 +78,8 @@ def flip_keys(path: str, key: bytes, byte: int, bit: int) -> None:
 def test_a_flipped_bit_in_a_key_costs_that_row_and_no_time(
     store: DelayedStore, byte: int, which: int
 ) -> None:
-    """Also where it then lies out of order. A due time in other centuries kept all others waiting,
-    and nobody was told.
+    """This also holds if the key is then out of order. A due time centuries away once made all
+    other messages wait, without any report.
     """
     for bit in range(8):
         keys = publish(store, 5)
@@ -100,8 +102,8 @@ def test_a_flipped_bit_in_a_key_costs_that_row_and_no_time(
 def test_a_flipped_bit_in_a_row_s_size_costs_that_row(
     harness: StorageHarness, which: int, place: int, bit: int
 ) -> None:
-    """LMDB, told to delete it, would move the rows of that page over each other; or failed at that,
-    in each life again.
+    """If the row were deleted, LMDB would move the rows of that page over each other, or fail in
+    each life again.
     """
     assert harness.store is not None
     blocks = [
@@ -127,8 +129,8 @@ def test_a_flipped_bit_in_a_row_s_size_costs_that_row(
 
 
 def flip_node(harness: StorageHarness, key: bytes, place: int, bit: int) -> None:
-    """In what stands before a key in LMDB's page: size of the value (2, 2), flags (2), size of the
-    key (2).
+    """Flip a bit in the fields before a key in LMDB's page: size of the value (2, 2), flags (2),
+    size of the key (2).
     """
     file = harness.path("delayed/data.mdb")
     data = bytearray(file.read_bytes())
@@ -141,8 +143,8 @@ def flip_node(harness: StorageHarness, key: bytes, place: int, bit: int) -> None
 def test_damage_that_is_met_late_in_a_life_is_marked_as_well(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the next start looks for it; and deleting what is damaged is marked as reading it
-    is.
+    """The mark makes the next start examine the store. Deleting a damaged row is marked too, like
+    reading it.
     """
     keys = publish(store, 5)
     store.close()
@@ -178,8 +180,8 @@ def test_cancelling_all_ends_a_turn_at_its_bytes_too(store: DelayedStore) -> Non
     assert store.cancel_some(99, 1 << 30) == 0
 
 
-# LMDB's two heads: at 16 of each of the first two pages; magic, version, ..., transaction in the
-# last 8 of 136 bytes
+# LMDB's two heads: at position 16 of each of the first two pages. They begin with magic and
+# version, and the transaction is in the last 8 of 136 bytes.
 
 TRANSACTION_AT = 16 + 128
 
@@ -221,8 +223,8 @@ ALL = [b"%03d" % number for number in range(6)]
 def test_a_flipped_bit_in_a_head_costs_no_message(
     harness: StorageHarness, newest: bool, byte: int, bit: int
 ) -> None:
-    """Flag, magic, version, number of the transaction: LMDB refuses it all, or takes the older one,
-    unnoticed.
+    """The bits are in the flags, the magic, the version, and the number of the transaction. LMDB
+    refuses the file, or uses the older head without notice.
     """
     filled(harness)
     change_head(harness, newest, byte, bit)
@@ -263,7 +265,7 @@ def test_a_crash_during_a_head_repair_starts_the_repair_again(harness: StorageHa
 
 
 def fall_back(harness: StorageHarness, last: Callable[[DelayedStore], object]) -> None:
-    """The whole file is one commit older than what is noted."""
+    """Replace the whole file by one that is one commit older than what is noted."""
     store = filled(harness)
     file = harness.path("delayed/data.mdb")
     older = file.read_bytes()
@@ -293,7 +295,9 @@ def test_an_older_commit_that_comes_back_is_counted(harness: StorageHarness) -> 
 
 
 def test_messages_back_by_an_older_commit_do_not_move_again(harness: StorageHarness) -> None:
-    """Its removal was the last commit, and the checkpoint has passed its block."""
+    """The lost commit removed messages that had moved to the log, and the checkpoint counts their
+    block.
+    """
 
     def move(store: DelayedStore) -> None:
         rows = store.due(DUE + 1, 1 << 20, 99)
@@ -333,9 +337,7 @@ def test_rescued_messages_that_are_in_the_log_do_not_move_again(harness: Storage
 def test_long_reads_are_marked_and_frequent_reads_now_and_then(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page that kills its reader is found out by the mark, also if it is not the first that is
-    read in a life.
-    """
+    """The mark tells which read killed the process, even if it was not the first read of that life."""
     publish(store, 3)
     marks: list[str] = []
     store.attempting = marks.append
@@ -397,7 +399,7 @@ def saved(path: Path) -> tuple[list[bytes], int, DelayedKey]:
 
 
 def test_serials_go_on_after_a_rescue(tmp_path: Path) -> None:
-    """Though the clock was put back behind them."""
+    """The clock was set back before the last serial numbers."""
     damaged_in_the_middle(tmp_path / "a")
     assert rescue(Files(), str(tmp_path / "a"), UUID, 5, Progress(), lambda store: None)[1] == 0
     found, lost, key = saved(tmp_path / "a")
@@ -407,8 +409,8 @@ def test_serials_go_on_after_a_rescue(tmp_path: Path) -> None:
 def test_a_rescue_continues_where_it_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before any step, and with any number of rows saved: nothing is begun anew, nothing twice,
-    nothing left out.
+    """It is killed before any step, and with any number of rows saved. Nothing is begun again,
+    nothing is saved twice, nothing is left out.
     """
     folder = tmp_path / "a"
     source = damaged_in_the_middle(folder)
@@ -417,7 +419,7 @@ def test_a_rescue_continues_where_it_was_killed(
     calls: list[tuple[str, ...]] = []
 
     def die(step: str, *arguments: str) -> object:
-        """After so many rows, as a start that took too long."""
+        """Stop after some rows, as a start does that takes too long."""
         calls.append((step, *arguments))
         if step == dying[-1]:
             if step != "meta":
@@ -466,7 +468,7 @@ def test_reading_backward_continues_at_its_border(tmp_path: Path) -> None:
 
 
 def test_a_step_whose_parent_is_gone_does_nothing(tmp_path: Path) -> None:
-    """Else two would write at once what comes out."""
+    """Otherwise two processes would write to the new environment at the same time."""
     source = damaged_in_the_middle(tmp_path / "a")
     with contextlib.closing(DelayedStore(source.path + ".rescue", UUID, create=True)):
         pass

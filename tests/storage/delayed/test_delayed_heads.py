@@ -1,5 +1,5 @@
-"""A power cut while one of LMDB's heads is mended, or soon after it: nothing acknowledged is lost,
-and the pages as they were are kept.
+"""Tests of power cuts while one of LMDB's heads is mended, or soon after: nothing acknowledged is
+lost, and the former pages are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DUE = 1_700_000_000_000_000_000
 
 
 class WatchedFiles(FaultyFiles):
-    """Notes the names that are changed while bytes that were written are not synced yet."""
+    """Records each name that is changed while written bytes are not synced yet."""
 
     def __init__(self, root: str) -> None:
         self.hasty: list[str] = []
@@ -58,7 +58,9 @@ class WatchedFiles(FaultyFiles):
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No damage here kills who reads it, and a process for each look would be most of the time."""
+    """Replace the separate process for each examination: the damage here kills no reader, and
+    processes would take most of the time.
+    """
     monkeypatch.setattr(delayed_recovery, "probe", meta_of)
     monkeypatch.setattr(delayed_recovery, "examine", lambda path: Verdict([], True))
 
@@ -68,8 +70,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_power_cut_at_every_change_of_the_mending(
     tmp_path: Path, harness: StorageHarness, loss: object, byte: int
 ) -> None:
-    """The file has the older head in both places for a moment: only the two pages beside it know of
-    the newest commit.
+    """For a moment the file has the older head in both places. Then only the copy of the two pages
+    contains the newest commit.
     """
     finished = False
     at = mended = 0
@@ -95,8 +97,8 @@ def test_a_power_cut_at_every_change_of_the_mending(
 
 
 def test_a_commit_after_a_head_repair_survives_a_power_cut(harness: StorageHarness) -> None:
-    """Were the pages as they were still under the name of a mending that goes on, they would be put
-    back over newer ones.
+    """The former pages must not keep the name of an unfinished mending. Otherwise the next start
+    would write them over newer pages.
     """
     filled(harness)
     change_head(harness, True, MAGIC_AT, 0)
@@ -105,7 +107,9 @@ def test_a_commit_after_a_head_repair_survives_a_power_cut(harness: StorageHarne
 
 
 def go_on(harness: StorageHarness) -> None:
-    """Some commits, so that both heads are newer; the power goes; they are there."""
+    """Make some commits, so that both heads are newer. Then cut the power, and check that the
+    commits are kept.
+    """
     assert harness.store is not None
     assert harness.store.delayed is not None
     for sequence in (6, 7, 8):
@@ -122,7 +126,7 @@ def go_on(harness: StorageHarness) -> None:
 
 
 def test_a_commit_after_a_failed_head_repair_survives_a_power_cut(harness: StorageHarness) -> None:
-    """The newest commit is in neither head: it is lost and told, and the older one goes on."""
+    """No head has the newest commit. It is lost and reported, and the older one is used."""
     fall_back(
         harness, lambda store: store.put([(pack([b"lost"], producer_id=7, sequence=6), DUE + 6)], 5)
     )
@@ -131,8 +135,8 @@ def test_a_commit_after_a_failed_head_repair_survives_a_power_cut(harness: Stora
 
 
 def test_a_commit_after_an_undone_head_repair_survives_a_power_cut(harness: StorageHarness) -> None:
-    """The pages are good as they were, and nothing speaks against them: the note of the newest
-    commit went with the power.
+    """The former pages are correct. The note of the newest commit was lost with the power, so
+    nothing shows that a commit is missing.
     """
     filled(harness)
     harness.abandon_cleanly()
@@ -147,7 +151,7 @@ def test_a_commit_after_an_undone_head_repair_survives_a_power_cut(harness: Stor
 
 @pytest.fixture
 def watched(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """A topic with a damaged head, closed."""
+    """Make a closed topic with a damaged head."""
     (tmp_path / "watched").mkdir()
     made = type(harness)(tmp_path / "watched", files=WatchedFiles(str(tmp_path / "watched")))
     made.open()
@@ -160,8 +164,8 @@ def watched(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
 def test_a_mended_head_is_on_disk_before_its_former_pages_are_put_away(
     watched: StorageHarness, commits: int
 ) -> None:
-    """Also where nothing came of it (more commits are noted than any head has), and it is as it was
-    before.
+    """This also holds if the mending fails (more commits are noted than any head has) and the
+    former pages are restored.
     """
     path = f"{watched.directory}/delayed"
     assert isinstance(watched.files, WatchedFiles)

@@ -1,5 +1,5 @@
-"""Delayed messages become due: into the log once, whatever dies in between; and what a damaged
-environment costs.
+"""Tests of delayed messages that become due: each moves to the log once, whatever process dies in
+between. Other tests damage the environment.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def publish(harness: StorageHarness) -> list[DelayedKey]:
 
 
 def move(harness: StorageHarness, now_ns: int = 99) -> list[DelayedRow]:
-    """What the storage actor does, in its order."""
+    """Move messages as the storage does it, in its order."""
     store = delayed(harness)
     rows = store.due(now_ns, 1 << 20, 99)
     harness.log.append([due_block(row) for row in rows], harness.now_ns)
@@ -96,8 +96,8 @@ def test_due_messages_are_moved_to_the_log(harness: StorageHarness) -> None:
 def test_a_power_cut_before_any_change_moves_each_message_once(
     tmp_path: Path, harness: StorageHarness, loss: object
 ) -> None:
-    """Also inside the recovery that follows, and with the checkpoint of the state store at any
-    place before.
+    """It is also cut inside the recovery that follows, with the checkpoint of the state store at
+    different places.
     """
     everything = sorted(body for bodies in BLOCKS for body in bodies)
     at = 0
@@ -134,7 +134,9 @@ def test_a_power_cut_before_any_change_moves_each_message_once(
 
 
 def test_a_message_moved_before_a_crash_is_not_moved_again(harness: StorageHarness) -> None:
-    """The one moment at which it lies in both."""
+    """At one moment the message is both in the log and among the delayed ones. The crash comes
+    then.
+    """
     publish(harness)
     store = delayed(harness)
     rows = store.due(99, 1 << 20, 2)
@@ -214,8 +216,8 @@ def test_an_environment_that_cannot_be_opened_is_set_aside_and_said(
 def test_after_a_death_the_environment_is_looked_through_and_what_is_whole_is_saved(
     harness: StorageHarness,
 ) -> None:
-    """A marker of the life before; one leaf is rotten. The rows of other leaves survive, the lost
-    ones are counted.
+    """A marker of the last life says that it died, and one leaf page is damaged. The rows of other
+    leaves survive, and the lost ones are counted.
     """
     store = delayed(harness)
     for number in range(40):
@@ -347,7 +349,7 @@ sys.stdout.write(repr((found, store.summary.lost, alarms)))
 
 
 def lives(directory: Path) -> tuple[list[str], int, list[str]]:
-    """Processes are started one after the other until one lives."""
+    """Start processes one after the other until one succeeds."""
     said = b""
     for _ in range(4):
         done = subprocess.run(
@@ -371,8 +373,8 @@ def lives(directory: Path) -> tuple[list[str], int, list[str]]:
 
 @pytest.mark.slow
 def test_flipped_bits_cost_only_their_messages_and_are_reported(tmp_path: Path) -> None:
-    """Anywhere in the file: no wrong body, no body twice; what is missing is counted; it comes up,
-    if need be by a rescue.
+    """The bits are anywhere in the file. No body is wrong or comes twice, and missing messages are
+    counted. The store can be started, if necessary by a rescue.
     """
     source = tmp_path / "source"
     (source / "delayed").mkdir(parents=True)
@@ -393,7 +395,8 @@ def test_flipped_bits_cost_only_their_messages_and_are_reported(tmp_path: Path) 
         directory = tmp_path / f"flip{turn}"
         shutil.copytree(source, directory)
         bit = chance.randrange(len(data) * 8)
-        if turn < 20:  # the two meta pages and the heads of pages are a small part, and matter most
+        # the two meta pages and the heads of pages are small, but damage in them matters most
+        if turn < 20:
             bit = (turn % (len(data) // 4096)) * 4096 * 8 + chance.randrange(64 * 8)
         changed = bytearray(data)
         changed[bit >> 3] ^= 1 << (bit & 7)
@@ -414,8 +417,8 @@ def test_flipped_bits_cost_only_their_messages_and_are_reported(tmp_path: Path) 
 def test_a_death_while_recovery_removes_what_has_moved(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint must not have passed the blocks by then: nobody would look for their keys
-    again, and they would come twice.
+    """The checkpoint must not have passed the blocks by then. Otherwise no start would look for
+    their keys again, and the messages would come twice.
     """
     publish(harness)
     store = delayed(harness)

@@ -1,5 +1,5 @@
-"""That a topic had delayed messages is on disk as long as it has: a folder that is gone is missed,
-once.
+"""Tests of the mark on disk that a topic has delayed messages: if their folder is gone, this is
+reported once.
 """
 
 from __future__ import annotations

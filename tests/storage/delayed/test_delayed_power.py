@@ -1,5 +1,5 @@
-"""Power cuts where an environment of delayed messages is made, noted and told of: what was
-acknowledged is found again, under its name.
+"""Tests of power cuts while an environment of delayed messages is made, or its state is noted: what
+was acknowledged is found again under its name.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ DUE = 1_700_000_000_000_000_000
 
 
 class ForgetfulFiles(FaultyFiles):
-    """LMDB's files too are there after a crash only if their folder was synced since they were
-    made; what is in them stays.
+    """A disk on which LMDB's files too survive a crash only if their folder was synced after they
+    were made. Their content survives.
     """
 
     def __init__(self, root: str) -> None:
@@ -90,7 +90,7 @@ def all_of(count: int) -> list[bytes]:
 
 
 def cut_power(harness: StorageHarness) -> None:
-    """What was not synced is gone, and nobody has looked yet."""
+    """Cut the power so that all unsynced changes are lost, and do not start the topic yet."""
     harness.abandon()
     harness.files.crash(keep_none)
 
@@ -99,14 +99,16 @@ def cut_power(harness: StorageHarness) -> None:
 
 
 def test_the_first_delayed_message_survives_a_power_cut(forgetful: StorageHarness) -> None:
-    """Its file has its name in the new folder before that one has its own."""
+    """The file gets its name in the new folder before the folder gets its own name."""
     publish(make(forgetful), 1)
     assert forgetful.crash(keep_none).report.alarms == []
     assert waiting(forgetful) == all_of(1)
 
 
 def test_the_environments_name_is_synced_although_its_mark_failed(harness: StorageHarness) -> None:
-    """The mark's own sync would hide that this one is missing."""
+    """If the mark were written, its sync would make the other name durable too and hide a missing
+    sync.
+    """
     harness.files.fail["open_new"] = {harness.files._calls.get("open_new", 0) + 1: errno.ENOSPC}
     publish(make(harness), 1)
     assert not harness.path("delayed.made").exists()
@@ -115,7 +117,7 @@ def test_the_environments_name_is_synced_although_its_mark_failed(harness: Stora
 
 
 def test_the_mark_of_an_environment_is_for_good(harness: StorageHarness) -> None:
-    """Else a folder that is lost before the next start would be missed by nobody."""
+    """Otherwise the loss of the folder before the next start would not be noticed."""
     make(harness)
     cut_power(harness)
     assert harness.path("delayed.made").exists()
@@ -138,7 +140,7 @@ def test_a_loss_is_told_once_also_if_the_power_goes_then(harness: StorageHarness
 
 
 def damage(harness: StorageHarness, keys: list[DelayedKey]) -> DelayedStore:
-    """A bit in each of these rows' bodies; the store is opened again."""
+    """Flip a bit in the body of each of these rows, and open the store again."""
     harness.abandon_cleanly()
     with lmdb.open(f"{harness.directory}/delayed", lock=False) as env, env.begin(write=True) as txn:
         for key in keys:
@@ -169,7 +171,7 @@ def test_a_damaged_row_that_was_deleted_is_found_in_its_file_after_a_power_cut(
 def test_a_rotten_disk_does_not_fill_the_folder_with_files(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond so many, rows are only counted."""
+    """When there are too many files, further rows are only counted."""
     monkeypatch.setattr(delayed_recovery, "BAD_ROWS_MAX", 2)
     store = damage(harness, publish(make(harness), 5)[:4])
     assert len(store.due(DUE + 99, 1 << 20, 99)) == 1
@@ -178,7 +180,7 @@ def test_a_rotten_disk_does_not_fill_the_folder_with_files(
 
 
 def test_a_turn_handles_a_bounded_number_of_damaged_rows(harness: StorageHarness) -> None:
-    """Each has a file, and all are deleted by one commit: the loop of the broker waits for that."""
+    """Each row gets a file, and all are deleted by one commit. The broker's loop waits meanwhile."""
     store = damage(harness, publish(make(harness), 7)[:6])
     kept: list[bytes] = []
     store.set_aside = lambda key, value, why: kept.append(key)
@@ -235,8 +237,8 @@ def test_an_environment_at_its_limit_takes_no_more_and_loses_nothing(
 
 
 def test_a_damaged_note_of_commits_is_ignored(tmp_path: Path) -> None:
-    """Believed, it would say that commits are missing, and count messages as lost that never
-    were.
+    """If the note were used, it would say that commits are missing, and messages would be counted
+    as lost that never existed.
     """
     note_progress(Files(), str(tmp_path), Progress(6, 100, 3))
     assert noted_progress(Files(), str(tmp_path)) == Progress(6, 100, 3)

@@ -1,5 +1,5 @@
-"""A rescue of delayed messages whose power goes: it is finished by the next start, and its steps
-are on disk, bounded and one at a time.
+"""Tests of power cuts during a rescue of delayed messages. The next start completes the rescue. Its
+steps are durable, bounded, and run one at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROWS = 4
 
 
 def newest(files: FaultyFiles) -> Choose:
-    """Only the last change reached the disk: a folder need not keep its names in the order in which
+    """Keep only the last change: a folder may store its names in another order than that in which
     they were made.
     """
 
@@ -52,7 +52,7 @@ LOSSES: dict[str, Callable[[FaultyFiles], Choose]] = {
 
 @pytest.fixture(autouse=True)
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What steps were taken: in this process, as no damage here kills who reads it."""
+    """Return the list of steps. They run in this process, because the damage here kills no reader."""
     taken: list[str] = []
 
     def run(step: str, *arguments: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def to_be_rescued(root: Path, harness: StorageHarness) -> StorageHarness:
-    """A topic whose next start rescues its delayed messages."""
+    """Make a topic whose next start rescues its delayed messages."""
     root.mkdir()
     made = type(harness)(root, files=ForgetfulFiles(str(root)))
     made.open()
@@ -89,8 +89,8 @@ def names(harness: StorageHarness) -> set[str]:
 def test_a_power_cut_at_every_change_of_a_rescue(
     tmp_path: Path, harness: StorageHarness, loss: str
 ) -> None:
-    """And another one after the start that finished it. Nothing is lost, nothing left over, and
-    what was damaged is kept.
+    """There is another power cut after the start that completed the rescue. Nothing is lost or left
+    over, and the damaged files are kept.
     """
     finished = False
     at = 0
@@ -131,8 +131,8 @@ def test_a_rescue_that_a_power_cut_ended_goes_on_behind_the_steps_that_were_done
     monkeypatch: pytest.MonkeyPatch,
     step: str,
 ) -> None:
-    """One of many rows takes longer than a start may take: begun anew each time, it would never
-    end.
+    """A rescue of many rows takes longer than a start may take. If each start began it again, it
+    would never end.
     """
     other = to_be_rescued(tmp_path / "one", harness)
     run = delayed_rescue._run
@@ -155,7 +155,7 @@ def test_a_rescue_that_a_power_cut_ended_goes_on_behind_the_steps_that_were_done
 
 
 def test_a_rescue_that_was_asked_for_is_done_once(tmp_path: Path, harness: StorageHarness) -> None:
-    """The word that asks for it does not come back with a power cut: what is sound by now would be
+    """The request must not come back after a power cut, because then a sound environment would be
     set aside.
     """
     made = harness.fresh(tmp_path, 1)
@@ -183,7 +183,7 @@ def environment(folder: Path) -> DelayedStore:
 
 
 def test_when_a_rescue_has_returned_all_names_are_on_disk(tmp_path: Path) -> None:
-    """Whoever looks at the folder with no start in between finds the messages under their name."""
+    """Code that looks at the folder without a start in between finds the messages under their name."""
     environment(tmp_path / "a")
     files = ForgetfulFiles(str(tmp_path / "a"))
     assert rescue(files, files.root, UUID, 5, Progress(), lambda store: None) == (
@@ -209,20 +209,20 @@ def test_when_a_rescue_was_finished_all_names_are_on_disk(tmp_path: Path) -> Non
 
 @pytest.fixture
 def paths(tmp_path: Path) -> tuple[str, str]:
-    """An environment, and one to save it in."""
+    """Make an environment, and a new one to which its messages are saved."""
     old = environment(tmp_path / "a").path
     DelayedStore(old + ".rescue", UUID, create=True).close()
     return old, old + ".rescue"
 
 
 def saved(path: str) -> tuple[int, int]:
-    """Messages, commits."""
+    """Return the number of messages and of commits."""
     with contextlib.closing(DelayedStore(path, UUID)) as store:
         return store.progress.messages, store.progress.commits
 
 
 def test_rows_saved_by_a_step_are_on_disk_before_the_step_counts(paths: tuple[str, str]) -> None:
-    """A step that is done is not done again; so a power cut must not take its rows."""
+    """A step that is done is not repeated, so a power cut must not lose its rows."""
     calls: list[LmdbCall] = []
 
     def see(call: LmdbCall) -> int:
@@ -243,7 +243,9 @@ def test_rows_saved_by_a_step_are_on_disk_before_the_step_counts(paths: tuple[st
 def test_a_commit_of_a_step_is_bounded_by_its_bytes_too(
     paths: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thousand rows of MiB each would be in memory at once, and a kill would lose all of them."""
+    """Otherwise a thousand rows of 1 MiB each would be in memory at once, and a kill would lose all
+    of them.
+    """
     size = 100
     monkeypatch.setattr(delayed_rescue, "BATCH_BYTES", 10 * size)
     take_step("forward", *paths, os.getppid(), 1_000, b"")
@@ -255,7 +257,9 @@ def test_a_commit_of_a_step_is_bounded_by_its_bytes_too(
 def test_a_step_waits_for_the_one_that_a_killed_parent_left(
     paths: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two that write at once, without LMDB's own lock, would write over each other's pages."""
+    """LMDB's own lock is off. Two processes that write at the same time would overwrite each
+    other's pages.
+    """
     files = Files()
     held = files.lock(f"{paths[1]}/{delayed_rescue.STEP_LOCK_NAME}")
     looked: list[int] = []

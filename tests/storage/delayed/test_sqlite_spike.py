@@ -1,5 +1,5 @@
-"""The spike that compares LMDB with SQLite still runs, and both engines keep what they are
-given.
+"""Tests of the experiment that compares LMDB with SQLite: it still runs, and both engines keep what
+they are given.
 """
 
 from __future__ import annotations

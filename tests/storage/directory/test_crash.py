@@ -1,5 +1,5 @@
-"""Power cuts at every change of the disk, with every kind of loss of what was not synced; and
-failing calls at every n.
+"""Tests of power cuts before every change of the disk, with different losses of what was not
+synced, and of failing calls at every n.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def work(harness: StorageHarness) -> None:
-    """Appends, syncs, checkpoints, rolls: about 40 changes of the disk."""
+    """Make appends, syncs, checkpoints and new chunks: about 40 changes of the disk."""
     for turn in range(7):
         harness.publish(blocks=1 + turn % 3)
         if turn % 2:
@@ -42,7 +42,7 @@ def only_one(number: int) -> Choose:
 
 
 def torn_at(unit: int) -> Choose:
-    """Of each pending write only its first `unit` bytes arrived."""
+    """Keep only the first `unit` bytes of each pending write."""
     return lambda i, change: min(unit, len(change.data)) if change.kind == "write" else 1
 
 
@@ -94,13 +94,14 @@ def test_promises_hold_after_a_power_cut_before_any_change(
         run_until_cut(other, at)
         other.crash(LOSSES[loss]())
         other.check()
-        other.crash(keep_none)  # recovery synced what it took over: a second crash changes nothing
+        # recovery synced everything that it uses, so a second crash changes nothing
+        other.crash(keep_none)
         again = other.check()
         other.sent = other.sent[: again[-1] + 1] if again else []
         other.publish()
         other.sync()
         other.check()
-        other.crash(keep_all)  # what was cut off must not follow what came in its place
+        other.crash(keep_all)  # bytes that were cut off must not come back after the new ones
         other.check()
         other.abandon()
 
@@ -114,8 +115,8 @@ def make(root: Path, number: int) -> Path:
 def test_promises_hold_after_a_power_cut_inside_recovery(
     tmp_path: Path, harness: StorageHarness
 ) -> None:
-    """At each change that recovery makes, after a torn write in the middle: the next recovery ends
-    the same.
+    """A write was torn in the middle. The power is cut at each change that recovery makes, and the
+    next recovery has the same result.
     """
     for at in range(1, 30):
         other = type(harness)(make(tmp_path, at))
@@ -230,7 +231,7 @@ def test_a_failing_call_at_any_step_loses_nothing_acknowledged(
             other.abandon()
             if not other.files.fail[call].keys() & range(other.files._calls.get(call, 0) + 1):
                 break  # there were fewer such calls
-            continue  # the call was for an index, which is a cache
+            continue  # the call was for an index, which can be made again
         if refused_for_ever:
             with pytest.raises(StoreFailed):
                 other.log.append([], 0)
@@ -249,7 +250,7 @@ def test_a_failing_call_at_any_step_loses_nothing_acknowledged(
 
 
 def test_a_failed_sync_is_never_followed_by_success(harness: StorageHarness) -> None:
-    """What the failed sync covered shows in reads and is not on disk: recovery writes it back
+    """Reads show what the failed sync covered, but it is not on disk. Recovery writes it again
     before it counts.
     """
     harness.publish(blocks=2)
@@ -262,7 +263,7 @@ def test_a_failed_sync_is_never_followed_by_success(harness: StorageHarness) -> 
     assert harness.log.synced_end == 0
     assert harness.store is not None
     harness.abandon()
-    for fd in list(harness.files._nodes):  # the process ends, the machine does not
+    for fd in list(harness.files._nodes):  # the process ends, but the machine does not
         harness.files.close(fd)
     for fd in list(harness.files._locks):
         harness.files.close(fd)
@@ -290,8 +291,8 @@ def test_short_writes_are_cut_back(harness: StorageHarness, written: int) -> Non
 
 
 def test_blocks_of_a_refused_append_do_not_come_back(harness: StorageHarness) -> None:
-    """The first block of a refused append was written whole before the space ended; then the power
-    goes, and the cut with it.
+    """The first block of a refused append was written completely before the space ended. Then a
+    power cut undoes the truncation.
     """
     harness.publish()
     harness.sync()

@@ -1,5 +1,5 @@
-"""Opening a directory: lock, identity, recovery's report, producers brought up to date; and the
-seam itself.
+"""Tests of opening a directory: the lock, the identity, the report of recovery, producers that are
+brought up to date, and the calls of the operating system.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def test_each_call_to_the_operating_system_does_what_it_promises(
 
 
 def test_a_write_that_stops_early_is_a_short_write(tmp_path: Path) -> None:
-    """A real one, from the kernel: a limit on the size of files."""
+    """The kernel makes the short write: the test limits the size of files."""
     program = (
         "import resource, signal, sys\n"
         "from zsq.storage.errors import ShortWrite\n"
@@ -285,7 +285,9 @@ def test_a_full_disk_keeps_no_topic_from_starting_for_its_identity(
 
 @pytest.mark.parametrize("call", ["truncate", "sync", "writev"])
 def test_a_start_that_fails_leaves_nothing_open(harness: StorageHarness, call: str) -> None:
-    """A broker's process ends; who embeds a store, or repairs a topic, goes on."""
+    """A broker's process ends then, but a program that embeds a store, or repairs a topic,
+    continues.
+    """
     harness.publish()
     harness.sync()
     harness.publish(2)

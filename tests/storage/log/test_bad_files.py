@@ -1,5 +1,5 @@
-"""`.bad` files: what is damaged is kept with its offsets, known at the next start, and forgotten if
-it can be read again.
+"""Tests of `.bad` files: damaged bytes are kept with their offsets, known at the next start, and
+forgotten if they can be read again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ TINY = StoreOptions(
 
 @pytest.fixture
 def chunks(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """Sealed chunks of three blocks each and a last one of two, a message a block; open."""
+    """Make an open topic: sealed chunks of three blocks each and a last one of two, one message in
+    each block.
+    """
     folder = tmp_path / "chunks"
     folder.mkdir()
     made = type(harness)(folder, TINY)
@@ -54,7 +56,7 @@ def chunks(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
 
 
 def block_at(harness: StorageHarness, base: int, number: int) -> tuple[int, int]:
-    """(position, end) of a block of a chunk."""
+    """Return (position, end) of a block of a chunk."""
     data = harness.chunk_path(base).read_bytes()
     positions = [at for at in range(0, len(data), 8) if data[at : at + 4] == b"ZSQD"]
     end = (
@@ -65,7 +67,7 @@ def block_at(harness: StorageHarness, base: int, number: int) -> tuple[int, int]
 
 
 def spoil(harness: StorageHarness, base: int, number: int) -> bytes:
-    """Flip a bit in a block's columns; returns the block as it is then."""
+    """Flip a bit in a block's columns, and return the changed block."""
     position, end = block_at(harness, base, number)
     path = harness.chunk_path(base)
     data = harness.flipped(path.read_bytes(), (position + 70) * 8)
@@ -140,7 +142,7 @@ def test_damage_that_recovery_finds_is_kept_and_known(chunks: StorageHarness) ->
 
 
 def test_a_block_that_can_be_read_again_is_not_lost(chunks: StorageHarness) -> None:
-    """A disk or a memory that failed for a moment."""
+    """A disk or a memory may fail for a moment only."""
     good = chunks.chunk_path(0).read_bytes()
     spoil(chunks, 0, 1)
     with pytest.raises(Damaged):
@@ -243,8 +245,8 @@ def test_a_chunk_that_is_gone_is_an_alarm_and_a_hole(chunks: StorageHarness) -> 
 
 @pytest.mark.parametrize("base", [0, 3, 6])
 def test_a_chunk_that_comes_back_is_lost_no_more(chunks: StorageHarness, base: int) -> None:
-    """Its hole has a file of no bytes, so that nobody forgets it; and it goes when the chunk covers
-    the offsets again.
+    """The hole has a file without bytes, so that it is remembered. The file is removed when the
+    chunk covers the offsets again.
     """
     chunks.abandon_cleanly()
     path = chunks.chunk_path(base)
@@ -255,7 +257,7 @@ def test_a_chunk_that_comes_back_is_lost_no_more(chunks: StorageHarness, base: i
     expected = [sequence for sequence in range(8) if not base <= sequence < min(base + 3, 8)]
     assert chunks.check(lost_max=3) == expected
     keep(chunks)
-    if base:  # what lies before the first chunk is not in the log at all
+    if base:  # offsets before the first chunk do not belong to the log
         (head,) = bad_heads(Files(), chunks.directory)
         assert (head.bad.bytes, head.bad.first_offset, head.kept) == (0, base, 0)
         report = chunks.restart().report
@@ -336,7 +338,7 @@ def test_the_survey_goes_on_where_recovery_stopped(
 def test_lost_ranges_never_overlap_and_skip_leads_behind_them(
     found: list[tuple[int, int]], offset: int
 ) -> None:
-    # Any folder without .bad files.
+    # A folder without .bad files.
     book = DamageBook(Files(), "/proc/self/fdinfo", [Hole(*hole) for hole in found])
     lost = {first + i for first, count in found for i in range(count)}
     assert sum(hole.count for hole in book.holes) == len(lost) == book.messages

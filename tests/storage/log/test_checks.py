@@ -1,7 +1,8 @@
-"""Each check of what is read from disk by itself: only that one thing is wrong, and every checksum
-over it is right.
+"""Tests of each check of data from disk, one at a time: only one thing is wrong, and every checksum
+over it is correct.
 
-And the syncs that only the disk sees: LMDB's own, and those of small files and folders.
+Other tests here check syncs that only the disk sees: LMDB's own, and those of small files and
+folders.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ FOOTER = ChunkFooter(10, 20, 4096)
 
 
 def changed(data: bytes, at: int, new: bytes, *, seed: int = 0) -> bytes:
-    """With other bytes there, and the checksum at its end made right."""
+    """Replace bytes, and make the checksum at the end correct."""
     body = data[:at] + new + data[at + len(new) : -4]
     return body + crc32c(body, seed).to_bytes(4, "little")
 
@@ -126,7 +127,9 @@ def test_a_checkpoint_of_another_version_is_refused() -> None:
 
 
 def test_a_row_too_short_for_a_blocks_header_has_not_its_size() -> None:
-    """What LMDB says of its size is wrong, then, and no more is to be believed of it."""
+    """In this case the size that LMDB reports is wrong, so nothing else that it says about the row
+    can be used.
+    """
     key, value = delayed_format.encode_row(
         delayed_format.DelayedRow(delayed_format.DelayedKey(1, 2), pack([b"body"]))
     )
@@ -153,7 +156,7 @@ def test_delayed_messages_of_another_version_are_refused(tmp_path: Path) -> None
 
 
 def snapshot(**changes: Any) -> bytes:
-    """A snapshot whose head says something else, under a right checksum."""
+    """Return a snapshot with a changed head and a correct checksum."""
     rows = [(META, wrap(META, pack_value(new_meta(bytes(16), 0))))]
     data = encode_snapshot(bytes(16), 5, rows, {})
     line, _, rest = data.partition(b"\n")
@@ -180,7 +183,7 @@ def test_a_snapshots_head_is_checked() -> None:
 
 
 class Seen:
-    """The names that were made durable, in order."""
+    """Records the names that were made durable, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
@@ -279,7 +282,7 @@ def test_a_commit_is_synced_and_its_head_durable(tmp_path: Path, kind: str) -> N
 
 
 class Free(Files):
-    """A file system with so many free bytes; it counts how often it is asked."""
+    """A file system with so many free bytes. It counts how often it is asked."""
 
     def __init__(self, free: int) -> None:
         self.free = free

@@ -1,5 +1,5 @@
-"""An entry of an index is believed only if the block it points at is the one it means; and how a
-block's header is looked for.
+"""Tests of index entries and of the search for block headers: an entry is used only if it points at
+the block that it describes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def test_an_index_entry_that_points_at_another_block_is_not_used(harness: StorageHarness) -> None:
-    """An index of the same chunk from before its end was cut off and written anew may point at any
-    of its blocks.
+    """An old index of the same chunk may point at any of its blocks, if the end of the chunk was
+    cut off and written again.
     """
     for _ in range(2):
         harness.publish()
@@ -85,8 +85,8 @@ def test_a_header_across_the_border_of_two_reads_is_found(
 
 
 def test_blocks_that_are_cut_off_are_removed_from_the_index(harness: StorageHarness) -> None:
-    """Else a sealed chunk's index would point into blocks that were written since, and be made anew
-    at each look.
+    """Otherwise the index of a sealed chunk would point into newer blocks, and would be rebuilt
+    each time it is used.
     """
     harness.abandon_cleanly()
     harness.options = replace(harness.options, index_every_bytes=1)
@@ -111,7 +111,7 @@ def test_blocks_that_are_cut_off_are_removed_from_the_index(harness: StorageHarn
 
 
 def test_a_chunk_of_another_topic_is_refused_by_its_uuid_alone(harness: StorageHarness) -> None:
-    """It has the name, the first offset and the checksums that it should have."""
+    """The name, the first offset and the checksums of the chunk are as they should be."""
     harness.publish()
     harness.sync()
     harness.abandon_cleanly()
@@ -126,8 +126,8 @@ def test_a_chunk_of_another_topic_is_refused_by_its_uuid_alone(harness: StorageH
 def test_sizes_of_complete_chunks_are_known_without_opening_them(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A console asks for every channel of every topic; but where the footer is missing nothing is
-    known without a look.
+    """The console needs the sizes for every channel of every topic. A chunk without a footer must
+    be opened.
     """
     while len(harness.log.chunks) < 3:
         harness.publish()

@@ -1,5 +1,5 @@
-"""What is told of chunks: states, sizes, times, and counts of writes and reads, in total and in the
-last second.
+"""Tests of the statistics of chunks: states, sizes, times, and counts of writes and reads, in total
+and in the last second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SECOND = 1_000_000_000
 
 @pytest.fixture
 def logged(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """Chunks of two blocks; a ring that keeps one or two."""
+    """Make a log with chunks of two blocks, and a ring that keeps one or two."""
     folder = tmp_path / "logged"
     folder.mkdir()
     made = type(harness)(
@@ -83,7 +83,7 @@ def test_an_adopted_chunk_says_so(group_case: StorageHarness) -> None:
 
 
 def test_writes_of_appended_and_adopted_groups_are_counted(group_case: StorageHarness) -> None:
-    """Appended ones and adopted ones; what is told at once is what is told after a restart."""
+    """The statistics after the commit are the same as after a restart."""
     group_case.publish()
     small = group_case.stage("small", 1, blocks=1)
     group_case.seal(small)

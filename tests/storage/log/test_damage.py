@@ -1,5 +1,5 @@
-"""Flipped bits, cut files, lost indexes: all detected, at most one block lost, never a wrong body,
-no offset given twice.
+"""Tests of flipped bits, cut files and lost indexes: all are detected, at most one block is lost,
+no body is wrong, and no offset is given twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TINY = StoreOptions(chunk_bytes=460, index_every_bytes=1, map_bytes=1 << 20, res
 
 @pytest.fixture
 def two_chunks(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """A sealed chunk of three blocks and a last one of two; closed."""
+    """Make a closed topic: a sealed chunk of three blocks and a last one of two."""
     folder = tmp_path / "two"
     folder.mkdir()
     made = type(harness)(folder, TINY)
@@ -77,8 +77,8 @@ def test_no_flipped_bit_costs_more_than_one_block(two_chunks: StorageHarness, ba
 
 @pytest.mark.parametrize("base", [0, 3])
 def test_a_file_cut_at_any_byte_serves_what_is_left(two_chunks: StorageHarness, base: int) -> None:
-    """Somebody cut a file whose content was synced: what is left is served, new messages come
-    behind what was lost.
+    """The content was synced before the file was cut. What is left can be read, and new messages
+    get offsets after the lost ones.
     """
     path = two_chunks.chunk_path(base)
     good = path.read_bytes()
@@ -120,8 +120,8 @@ def test_new_messages_come_behind_a_lost_tail(two_chunks: StorageHarness) -> Non
 
 
 def test_damage_in_the_middle_keeps_what_is_behind(harness: StorageHarness) -> None:
-    """Without any checkpoint: a later block vouches for the earlier one, which was synced when the
-    later was written.
+    """There is no checkpoint. The later block attests the earlier one, which was synced when the
+    later one was written.
     """
     for _ in range(3):
         harness.publish()
@@ -137,8 +137,8 @@ def test_damage_in_the_middle_keeps_what_is_behind(harness: StorageHarness) -> N
 
 
 def test_a_torn_block_and_the_block_after_it_are_cut_and_set_aside(harness: StorageHarness) -> None:
-    """Nobody vouches that the first was ever synced: its producer will send both again, and both
-    are stored then.
+    """Nothing attests that the first block was ever synced. Its producer will send both again, and
+    then both are stored.
     """
     harness.publish()
     harness.sync()
@@ -165,8 +165,8 @@ def test_a_torn_block_and_the_block_after_it_are_cut_and_set_aside(harness: Stor
 
 
 def test_a_tail_that_is_cut_off_is_kept(harness: StorageHarness) -> None:
-    """The last block, acknowledged and rotten: it cannot be told from a torn write, so at least its
-    bytes are there.
+    """The last block was acknowledged and then damaged. It looks like an unfinished write, so at
+    least its bytes are kept.
     """
     harness.publish(blocks=2)
     end = CHUNK_HEADER_BYTES + harness.log.read(0, 1, 3)[0].length
@@ -184,8 +184,8 @@ def test_a_tail_that_is_cut_off_is_kept(harness: StorageHarness) -> None:
 def test_a_page_of_the_last_chunk_that_cannot_be_read_stops_no_start(
     tmp_path: Path, harness: StorageHarness
 ) -> None:
-    """What is known to have been synced there is a hole; what is not is neither cut off nor served:
-    the start is refused.
+    """If it is known that the page was synced, its blocks are a hole. If it is not known, they are
+    neither cut off nor returned, and the start is refused.
     """
     (tmp_path / "pages").mkdir()
     pages = type(harness)(tmp_path / "pages", replace(TINY, chunk_bytes=1 << 16))
@@ -205,7 +205,7 @@ def test_a_page_of_the_last_chunk_that_cannot_be_read_stops_no_start(
         pages.open()
     assert path.stat().st_size == size
     pages.files.unreadable = ("", 0)
-    pages.open()  # syncs it, and commits that
+    pages.open()  # this syncs the page, and commits that it is synced
     pages.abandon()
     pages.files.unreadable = broken
     report = pages.open().report
@@ -250,7 +250,9 @@ def test_damage_found_by_a_read_is_named_once_and_stepped_over(harness: StorageH
 
 
 def test_bytes_in_a_body_never_pass_for_a_block(harness: StorageHarness) -> None:
-    """A body that holds a block in disk form, but of a seed that its writer had to guess."""
+    """The body contains a block in the format on disk. Its writer had to guess the seed, so it is
+    not accepted.
+    """
     inner = pack([b"forged"])
     forged = inner.wire_header().replace(b"ZSQB", b"ZSQD") + inner.payload
     harness.sent.append((forged * 3,))
@@ -272,7 +274,7 @@ def test_bytes_in_a_body_never_pass_for_a_block(harness: StorageHarness) -> None
 def test_a_body_full_of_headers_beginnings_costs_few_decodings(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch, unit: bytes
 ) -> None:
-    """Behind a damaged header the next one is looked for in bytes that a publisher chose."""
+    """After a damaged header, the next one is searched for in bytes that a publisher has chosen."""
     big = StoreOptions(chunk_bytes=1 << 22, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
     harness.abandon_cleanly()
     harness.options = big
@@ -325,8 +327,8 @@ def test_a_lost_or_wrong_index_costs_no_message(two_chunks: StorageHarness) -> N
 
 
 def test_an_index_entry_is_believed_only_if_the_header_agrees(two_chunks: StorageHarness) -> None:
-    """The chunk's header at an entry is damaged after the index was written: the walk goes around
-    it.
+    """The block's header at an entry was damaged after the index was written. The reader then skips
+    that block.
     """
     position = two_chunks.chunk_path(0).read_bytes().index(b"ZSQD", CHUNK_HEADER_BYTES + 8)
     two_chunks.flip(two_chunks.chunk_path(0), position * 8)
@@ -368,8 +370,8 @@ def test_chunks_of_another_topic_are_refused(
 def test_only_the_block_that_the_disk_cannot_read_is_lost(
     two_chunks: StorageHarness, base: int
 ) -> None:
-    """Reads fail for ever in one place (the block after the chunk's first): it is named, and
-    stepped over.
+    """Reads fail permanently in one place (the block after the chunk's first one). The error names
+    the lost offsets, and reading continues after them.
     """
     position = two_chunks.chunk_path(base).read_bytes().index(b"ZSQD", CHUNK_HEADER_BYTES + 8)
     two_chunks.open()
@@ -386,7 +388,9 @@ def test_only_the_block_that_the_disk_cannot_read_is_lost(
 def test_a_chunk_that_cannot_be_opened_now_is_not_damaged(
     two_chunks: StorageHarness, code: int
 ) -> None:
-    """Once is not even told; for longer is an error that leaves everything as it was."""
+    """A single failure is not even reported. A longer one is an error that leaves everything as it
+    was.
+    """
     two_chunks.open()
     two_chunks.restart()  # the first opening read the old chunk for its producers
     before = two_chunks.files._calls.get("open_read", 0)
@@ -401,7 +405,7 @@ def test_a_chunk_that_cannot_be_opened_now_is_not_damaged(
 def test_a_chunk_not_opened_at_the_start_is_an_alarm_and_read_later(
     two_chunks: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    two_chunks.open()  # reads the old chunk for its producers
+    two_chunks.open()  # this reads the old chunk for its producers
     two_chunks.abandon_cleanly()
     real = two_chunks.files.open_read
 

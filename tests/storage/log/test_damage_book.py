@@ -1,4 +1,4 @@
-"""What is remembered of damage: how much of it, for how long, and when a hole is none any more."""
+"""Tests of the record of damage: how much is remembered, for how long, and when a hole ends."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ TINY = StoreOptions(
 
 @pytest.fixture
 def topic(tmp_path: Path, harness: StorageHarness) -> Iterator[StorageHarness]:
-    """Sealed chunks 0 and 3 of three blocks each, and a last one of two, a message a block;
-    open.
+    """Make an open topic: sealed chunks 0 and 3 of three blocks each, and a last one of two, one
+    message in each block.
     """
     (tmp_path / "topic").mkdir()
     made = type(harness)(tmp_path / "topic", TINY)
@@ -113,7 +113,7 @@ def test_a_chunk_that_comes_back_without_its_first_message_is_still_a_hole(
     job()
     topic.abandon_cleanly()
     away.rename(path)
-    topic.flip(path, (CHUNK_HEADER_BYTES + 20) * 8)  # the first block's header
+    topic.flip(path, (CHUNK_HEADER_BYTES + 20) * 8)  # the header of the first block
     topic.files.reset()
     report = topic.open().report
     assert report.holes == ((3, 3),), "the first of its messages is not there"
@@ -225,7 +225,7 @@ def test_readable_pages_beside_an_unreadable_one_are_set_aside(harness: StorageH
 def test_the_newest_messages_are_counted_without_those_that_are_lost(
     harness: StorageHarness, count: int, end: int, found: int
 ) -> None:
-    """Of 0 to 12, with 3, 4, 8 and 9 lost."""
+    """The messages are 0 to 12, and 3, 4, 8 and 9 are lost."""
     harness.publish(blocks=4, count=3)
     harness.sync()
     for hole in (Hole(3, 2), Hole(8, 2)):

@@ -1,4 +1,6 @@
-"""FORMAT.md against the code: every example in it is made here again and compared, byte by byte."""
+"""Tests of FORMAT.md against the code: every example in it is made here again and compared byte by
+byte.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ BLOCK: Final = pack([b"hello", b"zsq"], keys=[b"k", None], producer_id=77, seque
 
 
 def examples() -> dict[str, bytes]:
-    """What FORMAT.md shows, by the names it gives."""
+    """Return the examples in FORMAT.md, by the names that it gives them."""
     index = Index(4096)
     index.note(0, CHUNK_HEADER_BYTES, 250)
     stage = bytes(range(16))
@@ -140,7 +142,7 @@ def examples() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("user", ["", "etl"])
 def test_rows_and_marks_with_and_without_a_user_are_read(user: str) -> None:
-    """Those without are as the first version wrote them."""
+    """The first version wrote rows and marks without a user."""
     stage, done = (
         StageRow("q", 7, "app", 0, 1, 2, 3, 4, True, (), 5, user),
         TransactionRow(7, "app", 1000, 8, 250, user),

@@ -1,5 +1,5 @@
-"""Groups on a good day: offsets, times, what readers see of marks and adopted chunks, measures, and
-replay.
+"""Tests of groups without failures: offsets, times, how readers see marks and adopted chunks,
+sizes, and recovery.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def test_an_appended_group_takes_one_write_and_one_sync(group_case: StorageHarne
 
 
 def test_an_adopted_group_is_not_written_again(group_case: StorageHarness) -> None:
-    """Its bytes are not written again; blocks before it become durable with it; the next chunk
-    begins at the next append.
+    """The blocks before the group become durable with it, and the next chunk begins at the next
+    append.
     """
     group_case.publish()
     a, b, c = (
@@ -152,8 +152,8 @@ def test_an_adopted_group_is_not_written_again(group_case: StorageHarness) -> No
 def test_consecutive_adopted_groups_leave_no_gap_and_lose_no_mark(
     group_case: StorageHarness,
 ) -> None:
-    """Nothing between them, no message before them: the empty chunk's name is taken over, and no
-    mark is lost.
+    """There is nothing between the groups, and no message before them. The next group takes over
+    the name of the empty chunk.
     """
     for version in range(1, 5):
         key = group_case.stage(f"s{version}", version, blocks=4)
@@ -207,10 +207,10 @@ def test_a_group_committed_inside_an_outstanding_sync_completes_it(
         ticket.run()
         assert group_case.log.finish_sync(ticket) == group_case.log.end
         assert group_case.log.unsynced_bytes == 0
-    ticket = group_case.log.begin_sync()  # on the adopted chunk
+    ticket = group_case.log.begin_sync()  # for the adopted chunk
     group_case.publish()
     assert ticket.done, "the roll ran it: the file may be closed from here on"
-    for _ in range(12):  # so many rolls that its file is closed
+    for _ in range(12):  # so many new chunks that its file is closed
         group_case.publish(count=15)
     ticket.run()
     group_case.log.finish_sync(ticket)
@@ -269,8 +269,8 @@ def test_replay_knows_the_later_version_and_forgets_older_stages(
 
 
 def test_a_mark_at_the_checkpoint_is_seen(group_case: StorageHarness) -> None:
-    """The checkpoint came to the group's end without its transaction: whoever wrote it did not know
-    the order.
+    """A checkpoint reached the group's end without the transaction of the group, because the writer
+    of the checkpoint did not know their order.
     """
     for version, blocks in ((1, 1), (2, 4)):
         key = group_case.stage(f"s{version}", version, blocks=blocks)
@@ -284,8 +284,8 @@ def test_a_mark_at_the_checkpoint_is_seen(group_case: StorageHarness) -> None:
 
 
 def test_a_part_that_is_not_what_was_sealed_is_refused(group_case: StorageHarness) -> None:
-    """Gone, short, or with a wrong byte: nothing happens, and what was there can be committed
-    without it.
+    """A part is missing, short, or has a wrong byte. The commit changes nothing, and the other
+    parts can be committed without it.
     """
     good = [group_case.stage("a", 1), group_case.stage("b", 1, blocks=4)]
     bad = [group_case.stage("c", 1), group_case.stage("d", 1, blocks=4)]
@@ -363,8 +363,8 @@ def test_jobs_are_forgotten_after_a_week_or_when_there_is_no_room() -> None:
 
 
 def test_a_failed_mark_leaves_nothing_behind_the_footer(group_case: StorageHarness) -> None:
-    """What the first try has left behind the footer is cut off: a footer is looked for at the end
-    of the file.
+    """The first try has written bytes after the footer. They are cut off, because readers expect a
+    footer at the end of the file.
     """
     keys = [group_case.stage(name, 1, blocks=5) for name in "abcd"]
     group_case.seal(*keys)
@@ -381,7 +381,7 @@ def test_a_failed_mark_leaves_nothing_behind_the_footer(group_case: StorageHarne
 
 
 def test_recovery_finishes_a_commit_and_says_so(group_case: StorageHarness) -> None:
-    """All is in its place, with its name on disk, and the chunk before it has its footer."""
+    """All files are in their places, with durable names, and the chunk before them has its footer."""
     keys = [group_case.stage(name, 1, blocks=5) for name in "abc"]
     group_case.seal(*keys)
     group_case.publish()
@@ -415,7 +415,7 @@ def test_a_refused_group_does_not_change_the_chunk_before_it(group_case: Storage
 
 
 def test_an_empty_commit_is_remembered_after_a_mark_before_it(group_case: StorageHarness) -> None:
-    """It has a row and no mark; the last mark is read again at each start."""
+    """The empty commit has a row and no mark. The last mark is read again at each start."""
     key = group_case.stage("a", 1)
     group_case.seal(key)
     group = group_case.commit(1, key)

@@ -1,5 +1,5 @@
-"""Power cuts at every change of the disk while blocks are staged, sealed, committed and purged; and
-failing calls at every n.
+"""Tests of power cuts before every change of the disk while blocks are staged, sealed, committed
+and purged, and of failing calls at every n.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ LOSSES: dict[str, Callable[[], Choose]] = {
 
 
 def small(harness: StorageHarness) -> None:
-    """Two parts appended, the first sealed in between; other publishers before and behind; a second
-    group whose state lags.
+    """Append two parts, the first of which had an interim seal. Other blocks are published before
+    and after. The state of a second group is not committed.
     """
     harness.publish()
     harness.sync()
@@ -76,8 +76,8 @@ def small(harness: StorageHarness) -> None:
 
 
 def mixed(harness: StorageHarness) -> None:
-    """A part of several files, a small one, a large one of one file: into a chunk with blocks that
-    nobody synced.
+    """Commit a part of several files, a small one, and a large one of one file. The last chunk has
+    blocks that are not synced.
     """
     harness.publish()
     a, b, c = (
@@ -93,8 +93,8 @@ def mixed(harness: StorageHarness) -> None:
 
 
 def adopted(harness: StorageHarness) -> None:
-    """Into the empty chunk of a new topic, then behind an adopted one, then behind a chunk with
-    blocks; no part is appended.
+    """Commit groups without an appended part: into the empty chunk of a new topic, after an adopted
+    chunk, and after a chunk with blocks.
     """
     a, b = harness.stage("a", 1, blocks=4), harness.stage("b", 1, blocks=9)
     harness.seal(a, b)
@@ -111,7 +111,9 @@ def adopted(harness: StorageHarness) -> None:
 
 
 def leftovers(harness: StorageHarness) -> None:
-    """Aborted, sealed and never committed, sealed in between only, and never sealed."""
+    """Leave stages in each state: aborted, sealed and never committed, with an interim seal only,
+    and never sealed.
+    """
     a, b = harness.stage("a", 1), harness.stage("b", 1, blocks=9)
     harness.seal(a)
     harness.seal(b, final=False)
@@ -148,8 +150,8 @@ def cut_at_each(
     assert number > 20
 
 
-# The others take four minutes more: with ZSQ_TEST_WHOLE. `scripts/prove crash-states` tries them
-# all on staged groups, and more.
+# The other losses take four minutes more. They run if ZSQ_TEST_WHOLE is set. `scripts/prove
+# crash-states` tries all of them on staged groups, and more.
 QUICK = ("all kept", "none kept", "names only", "the oldest dropped", "torn at 300")
 
 
@@ -161,7 +163,8 @@ def test_promises_hold_after_a_power_cut_before_any_change(
     for other in cut_at_each(group_case, tmp_path, WORKS[work]):
         other.crash(LOSSES[loss]())
         other.check()
-        other.crash(keep_none)  # recovery synced what it took over: a second crash changes nothing
+        # recovery synced everything that it uses, so a second crash changes nothing
+        other.crash(keep_none)
         other.check()
         other.go_on()
         other.crash(keep_all)
@@ -169,8 +172,8 @@ def test_promises_hold_after_a_power_cut_before_any_change(
 
 
 def test_power_cuts_alone_raise_no_alarm(tmp_path: Path, group_case: StorageHarness) -> None:
-    """The footer that recovery writes behind a commit which was not finished must be on disk before
-    the log goes on in another chunk.
+    """Recovery writes a footer after an unfinished commit. It must be on disk before the log
+    continues in another chunk.
     """
     for other in cut_at_each(group_case, tmp_path, mixed):
         for loss in (keep_all, keep_none):
@@ -182,8 +185,8 @@ def test_power_cuts_alone_raise_no_alarm(tmp_path: Path, group_case: StorageHarn
 
 
 def before_the_sync(harness: StorageHarness) -> int:
-    """A group of two blocks, appended and written, and the power gone before its sync; the size of
-    what was written.
+    """Append a group of two blocks, and cut the power after its write and before its sync. Return
+    the size of the write.
     """
     harness.publish()
     harness.sync()
@@ -196,7 +199,7 @@ def before_the_sync(harness: StorageHarness) -> int:
 
 
 def test_every_byte_of_a_groups_write(tmp_path: Path, group_case: StorageHarness) -> None:
-    """Whole blocks of it are worth nothing without the mark."""
+    """Without the mark, complete blocks of the group do not count."""
     size = before_the_sync(group_case.fresh(tmp_path, 1000))
     for kept in range(size + 1):
         other = group_case.fresh(tmp_path, kept)
@@ -209,8 +212,8 @@ def test_every_byte_of_a_groups_write(tmp_path: Path, group_case: StorageHarness
 
 
 def test_a_group_torn_in_the_middle_is_cut_whole(group_case: StorageHarness) -> None:
-    """Its mark is there, and a block before it is not: nothing vouches that any of it was
-    acknowledged.
+    """The mark is complete, but a block before it is not. Nothing attests that any part of the
+    group was acknowledged.
     """
     size = before_the_sync(group_case)
     group_case.abandon()
@@ -236,8 +239,8 @@ def test_a_group_torn_in_the_middle_is_cut_whole(group_case: StorageHarness) -> 
 def test_promises_hold_after_a_power_cut_inside_recovery(
     tmp_path: Path, group_case: StorageHarness, work: str, loss: str
 ) -> None:
-    """At each change that recovery makes, after a cut in the second half of the work: the next
-    recovery ends well all the same.
+    """The first cut is in the second half of the work. Then the power is cut at each change that
+    recovery makes, and the next recovery succeeds.
     """
     total = count_changes(group_case.fresh(tmp_path, 0), WORKS[work])
     number = points = 0

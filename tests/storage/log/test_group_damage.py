@@ -1,5 +1,5 @@
-"""Flipped bits in groups, marks and adopted chunks: at most one block is lost, nothing stops, and
-nothing is shown that is not there.
+"""Tests of flipped bits in groups, marks and adopted chunks: at most one block is lost, nothing
+stops, and nothing wrong is returned.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def grouped(group_case: StorageHarness) -> StorageHarness:
-    """Blocks, an appended group, blocks; a mixed group behind them; blocks. Closed; the state knows
-    all of it.
+    """Make a closed topic: blocks, an appended group, blocks, a group that is partly appended and
+    partly adopted, blocks. The state knows all of it.
     """
     group_case.publish(count=3, size=1)
     a = group_case.stage("a", 1, blocks=1, size=1)
@@ -55,15 +55,15 @@ def everything(harness: StorageHarness) -> dict[int, tuple[bytes | None, ...]]:
 def test_a_flipped_bit_in_any_byte_costs_at_most_one_block(
     grouped: StorageHarness, base: int
 ) -> None:
-    """Also of the marks, one in the middle of a chunk and one at the end of an adopted one: there
-    no message is lost.
+    """The marks are included: one in the middle of a chunk, and one at the end of an adopted chunk.
+    A flipped bit in a mark loses no message.
     """
     path = grouped.chunk_path(base)
     whole = path.read_bytes()
     grouped.open()
     good = everything(grouped)
     grouped.abandon_cleanly()
-    mark = b"first"  # a word in each mark
+    mark = b"first"  # a word that is in each mark
     marks = [at for at in range(len(whole)) if whole.startswith(mark, at)]
     for byte in range(len(whole)):
         grouped.flip(path, byte * 8 + byte % 8)
@@ -89,8 +89,8 @@ def test_a_flipped_bit_in_any_byte_costs_at_most_one_block(
 
 @pytest.mark.parametrize("base", [0, 15])
 def test_a_damaged_mark_that_the_state_does_not_know(group_case: StorageHarness, base: int) -> None:
-    """What was acknowledged behind it vouches for the group: its messages stay. Its transaction is
-    lost, and a person is told.
+    """A message that was acknowledged after the mark attests the group, so its messages stay. Its
+    transaction is lost, and an alarm says so.
     """
     a = group_case.stage("a", 1, blocks=1 if base == 0 else 4)
     group_case.publish()
@@ -118,7 +118,7 @@ def test_a_damaged_mark_that_the_state_does_not_know(group_case: StorageHarness,
 def test_a_damaged_mark_at_the_end_that_the_state_knows(
     group_case: StorageHarness, tmp_path: Path
 ) -> None:
-    """Nothing behind it vouches for it, but the state does."""
+    """Nothing after the mark attests it, but the state does."""
     for number in range(200):
         (tmp_path / f"run{number}").mkdir()
         harness = type(group_case)(tmp_path / f"run{number}", group_case.options)
@@ -146,7 +146,9 @@ def test_a_damaged_mark_at_the_end_that_the_state_knows(
 
 
 def test_a_bad_footer_of_an_adopted_chunk_loses_nothing(grouped: StorageHarness) -> None:
-    """Of the last chunk, too: what the next one's name says, or the blocks, is as good."""
+    """This holds for the last chunk too. The name of the next chunk, or the blocks themselves, give
+    the same information.
+    """
     grouped.open()
     good = everything(grouped)
     grouped.abandon_cleanly()
@@ -167,8 +169,8 @@ def test_a_bad_footer_of_an_adopted_chunk_loses_nothing(grouped: StorageHarness)
 def test_a_sealed_file_that_was_exchanged_is_refused(
     group_case: StorageHarness, whose: str
 ) -> None:
-    """By one of its size: readers would miss what was acknowledged, or be shown another topic's
-    messages.
+    """The other file has the same size. Readers would miss acknowledged messages, or receive
+    messages of another topic.
     """
     c, d = group_case.stage("c", 1, blocks=4), group_case.stage("d", 1, blocks=4)
     group_case.seal(c, d)
@@ -186,7 +188,7 @@ def test_a_sealed_file_that_was_exchanged_is_refused(
 
 
 def test_the_file_of_an_unfinished_commit_is_gone(group_case: StorageHarness) -> None:
-    """Told, and stepped over: what is there is served."""
+    """The loss is reported and skipped, and the remaining messages can be read."""
     c, d = group_case.stage("c", 1, blocks=4), group_case.stage("d", 1, blocks=4)
     group_case.publish()
     group_case.seal(c, d)
@@ -207,7 +209,7 @@ def test_the_file_of_an_unfinished_commit_is_gone(group_case: StorageHarness) ->
 def test_nothing_is_appended_to_an_adopted_chunk_without_a_footer(
     group_case: StorageHarness, tmp_path: Path, lag: bool
 ) -> None:
-    """Replay would not see the producers of what follows the mark there."""
+    """Otherwise recovery would not see the producers of the blocks after the mark."""
     harness = type(group_case)(
         tmp_path, dataclasses.replace(group_case.options, chunk_bytes=1 << 20)
     )

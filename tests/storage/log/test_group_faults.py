@@ -1,5 +1,5 @@
-"""Calls that fail while blocks are staged, sealed and committed, at the n-th for every n: nothing
-happened, or recovery finishes it.
+"""Tests of calls that fail while blocks are staged, sealed and committed, at the n-th call for
+every n: nothing has happened, or recovery completes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def prepared(harness: StorageHarness, adopt: bool) -> list[bytes]:
-    """Publishers' blocks, some synced; and the parts of a commit."""
+    """Publish blocks, some of them synced, and make the parts of a commit."""
     harness.publish()
     harness.sync()
     harness.publish()
@@ -30,8 +30,8 @@ def prepared(harness: StorageHarness, adopt: bool) -> list[bytes]:
 
 
 def nothing_happened(harness: StorageHarness, keys: list[bytes]) -> None:
-    """A refused commit leaves the topic and the stages as they were: publishers go on, and then the
-    same commit succeeds.
+    """Check that a refused commit left the topic and the stages as they were: publishing continues,
+    and then the same commit succeeds.
     """
     harness.check()
     harness.publish()
@@ -44,7 +44,9 @@ def nothing_happened(harness: StorageHarness, keys: list[bytes]) -> None:
 
 
 def finished_or_not_at_all(harness: StorageHarness, keys: list[bytes], loss: Choose) -> None:
-    """The log takes nothing more; recovery makes the group whole or finds nothing of it."""
+    """Check that the log accepts nothing more, and that recovery completes the group or finds
+    nothing of it.
+    """
     for call in (
         lambda: harness.log.append([], 0),
         harness.log.begin_sync,
@@ -115,8 +117,8 @@ def test_each_failing_call_of_a_commit(
         assert refused >= 2
     if (
         call in {"sync", "sync_folder"}
-        # What a failed sync has lost is not known; but for the header of a chunk that is removed
-        # again.
+        # It is not known what a failed sync has lost. The only exception is the header of a chunk
+        # that is removed again.
     ):
         assert refused <= (2 if call == "sync" and code == errno.ENOSPC else 0)
 
@@ -194,8 +196,8 @@ def test_a_failing_call_of_staging_breaks_no_promise(
 def test_a_footer_whose_sync_failed_is_written_again(
     tmp_path: Path, group_case: StorageHarness
 ) -> None:
-    """Of the chunk before adopted ones: else it is gone with the power, and each later start speaks
-    of damage.
+    """It is the footer of the chunk before the adopted ones. If a power cut could remove it, each
+    later start would report damage.
     """
     number = 0
     while number := number + 1:
@@ -221,8 +223,8 @@ def test_a_footer_whose_sync_failed_is_written_again(
 def test_the_longer_end_of_a_commit_that_was_refused_is_cut_off(
     group_case: StorageHarness, loss: Choose
 ) -> None:
-    """The next one may be of fewer stages: its mark is shorter, and nothing may follow the footer
-    behind it.
+    """The next commit may have fewer stages and a shorter mark. Nothing may follow the footer after
+    it.
     """
     keys = prepared(group_case, adopt=True)
     group_case.files.fail["rename"] = {group_case.files._calls.get("rename", 0) + 1: errno.ENOSPC}
@@ -230,7 +232,7 @@ def test_the_longer_end_of_a_commit_that_was_refused_is_cut_off(
         group_case.commit(1, *keys)
     group_case.files.fail.clear()
     group_case.commit(1, keys[-1])
-    group_case.sealed.clear()  # the others went with their version
+    group_case.sealed.clear()  # the other stages were dropped with their version
     assert group_case.crash(loss).report.alarms == []
     group_case.check()
     group_case.publish()

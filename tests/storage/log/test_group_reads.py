@@ -1,5 +1,5 @@
-"""Reading where there are groups: by offset, by time, by bytes; marks and adopted chunks are not to
-be noticed.
+"""Tests of reading where there are groups: by offset, by time, by bytes. Readers do not notice
+marks and adopted chunks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def test_a_time_gives_the_same_offset_with_groups_in_between(group_case: StorageHarness) -> None:
-    """Publishers at 1010 and so on, between them an appended group and an adopted one."""
+    """The publishes are at 1010 and so on, with an appended group and an adopted one between them."""
     starts: list[tuple[int, int]] = []
     for turn in range(12):
         group_case.publish(count=4)
@@ -68,9 +68,7 @@ def test_time_to_offset_steps_over_a_lost_chunk(group_case: StorageHarness) -> N
 def test_a_measure_agrees_with_the_sum_over_all_blocks(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Against a naive sum over all blocks. Marks count as bytes, so there is some play, and it is
-    known.
-    """
+    """Marks count as bytes, so the result may differ from the sum by a known amount."""
     harness = grouped_harness(tmp_path_factory, data)
     blocks = harness.read_all()
     end = harness.log.end
@@ -126,7 +124,7 @@ def test_a_read_begins_with_the_block_of_its_offset(
 def grouped_harness(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> StorageHarness:
-    """A few publishes and groups of any size; maybe opened anew."""
+    """Make a topic with a few publishes and groups of any size. It may be opened again."""
     conftest = sys.modules["tests.storage.conftest"]
     harness: StorageHarness = conftest.StorageHarness(
         tmp_path_factory.mktemp("files"), conftest.GROUPS
@@ -151,7 +149,9 @@ def grouped_harness(
 
 
 def test_blocks_of_a_staged_file_keep_their_columns(group_case: StorageHarness) -> None:
-    """Keys, tags, headers, times: what was pushed is what is read, appended or adopted."""
+    """Keys, tags, headers and times are read as they were pushed, whether the part was appended or
+    adopted.
+    """
     sent = pack(
         [b"body" * 200, b""],
         keys=[b"k", None],
@@ -178,8 +178,8 @@ def test_blocks_of_a_staged_file_keep_their_columns(group_case: StorageHarness) 
 
 
 def test_marks_are_not_indexed(tmp_path: Path, group_case: StorageHarness) -> None:
-    """The index is the same whoever makes it: the log as it writes, recovery, or a reader who lost
-    it.
+    """The index is the same whether it is made by the log as it writes, by recovery, or by a reader
+    without an index file.
     """
     (tmp_path / "each").mkdir()
     harness = type(group_case)(

@@ -1,5 +1,5 @@
-"""The last chunk at a start: what is written back, what is cut, what is set aside; and a walk over
-a file that ends too soon.
+"""Tests of the last chunk at a start: what is written back, what is cut off, what is set aside, and
+reading through a file that ends too soon.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TINY = StoreOptions(
 
 @pytest.fixture
 def rewrites(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """(begin, end) of each write into the first chunk from now on."""
+    """Return (begin, end) of each write into the first chunk from now on."""
     found: list[tuple[int, int]] = []
     real = harness.files.writev
 
@@ -53,8 +53,8 @@ def rewrites(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> list[t
 
 
 def test_bytes_after_the_checkpoint_are_written_back(harness: StorageHarness) -> None:
-    """A sync failed: the page cache shows what the disk never got, and recovery must not count it
-    as it is.
+    """After a failed sync, the page cache contains bytes that never reached the disk. Recovery must
+    not count them without writing them again.
     """
     harness.publish()
     harness.sync()
@@ -116,7 +116,7 @@ def test_only_the_page_that_the_disk_cannot_read_is_not_written_back(
 def test_a_hole_is_known_also_where_there_is_no_space_for_its_file(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch, torn: bool
 ) -> None:
-    """Also where a write behind it never finished, and is cut off."""
+    """With `torn`, an unfinished write after the hole is cut off too."""
     for _ in range(3):
         harness.publish()
         harness.sync()
@@ -147,8 +147,8 @@ def test_a_hole_is_known_also_where_there_is_no_space_for_its_file(
 def test_torn_writes_with_complete_blocks_are_always_kept(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """A machine that loses its power each hour leaves a torn end each time; what was whole behind
-    one is worth more.
+    """A machine that often loses its power leaves an unfinished write each time. Those with
+    complete blocks after them are kept without a limit.
     """
     monkeypatch.setattr(recovery, "BAD_FILES_MAX", 0)
     harness.publish()
@@ -194,9 +194,7 @@ def test_a_last_chunk_without_a_header_is_set_aside_for_good(
 
 @pytest.mark.parametrize("left", range(1, 40, 3))
 def test_a_walk_ends_where_the_file_ends_too_soon(harness: StorageHarness, left: int) -> None:
-    """Somebody cut it while it was open: the search for the next header goes forwards all the
-    same.
-    """
+    """The file was cut while it was open. The search for the next header ends nevertheless."""
     for _ in range(3):
         harness.publish()
     harness.sync()

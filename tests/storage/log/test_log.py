@@ -1,4 +1,6 @@
-"""The log on a good day: offsets, times, rolls, tickets, reads by offset and by time."""
+"""Tests of the log without failures: offsets, times, new chunks, tickets, and reads by offset and
+by time.
+"""
 
 from __future__ import annotations
 
@@ -293,9 +295,9 @@ def test_work_per_append_does_not_depend_on_messages(
             nonlocal number
             number += event in {"call", "c_call"}
 
-        gc.disable()  # its callbacks would be counted too
+        gc.disable()  # the calls of its callbacks would be counted too
         sys.setprofile(profile)
-        big.log.append([block], 10**12 * count)  # so much later that free space is asked again
+        big.log.append([block], 10**12 * count)  # so much later that free space is asked for again
         sys.setprofile(None)
         gc.enable()
         calls.append(number)
@@ -304,7 +306,7 @@ def test_work_per_append_does_not_depend_on_messages(
 
 
 def test_only_the_latest_positions_of_readers_are_remembered(harness: StorageHarness) -> None:
-    """A reader at each block of a long topic, once."""
+    """Each block of a long topic is read once, and each of these reads counts as another reader."""
     for _ in range(HINTS_MAX + 20):
         harness.publish(count=1)
     harness.sync()

@@ -1,5 +1,5 @@
-"""Pages are given back behind a reader that is far behind, and only there; and the newest messages
-found by walking back.
+"""Tests of a reader that is far behind: it gives pages back to the system after reading them, and
+other readers do not. Other tests find the newest messages by reading backward.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAGES = PAGE_BYTES * 4
 
 
 class Backlog:
-    """A log whose advice is recorded by chunk, with bounds of some pages."""
+    """A log with limits of a few pages. It records the advice to the system, by chunk."""
 
     def __init__(self, folder: Path, harness: StorageHarness, chunk_bytes: int) -> None:
         folder.mkdir()
@@ -125,7 +125,7 @@ def test_a_reader_near_the_end_gives_nothing_back(tmp_path: Path, harness: Stora
 
 
 def test_a_lone_read_gives_nothing_back(tmp_path: Path, harness: StorageHarness) -> None:
-    """Somebody looks at one old message."""
+    """One old message is read, as a person does who looks at it."""
     made = backlog(tmp_path, harness, 1 << 20)
     made.fill(PAGES * 6)
     made.harness.log.read(3, 100, made.harness.log.end)
@@ -155,7 +155,7 @@ def test_reads_go_on_when_the_system_refuses_the_advice(
 
 @pytest.fixture
 def walked(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """Five chunks, blocks of one to three messages."""
+    """Make a topic with five chunks, and blocks of one to three messages."""
     folder = tmp_path / "walked"
     folder.mkdir()
     made = type(harness)(folder, harness.options)
@@ -192,7 +192,7 @@ def test_a_mark_is_walked_over(group_case: StorageHarness) -> None:
 def test_damage_costs_its_block_and_no_more(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Flip any bit of a chunk: what is found are the newest that can be read (or a few more)."""
+    """Flip any bit of a chunk: the newest readable messages are found (or a few more)."""
     from tests.storage.conftest import StorageHarness
 
     made = StorageHarness(tmp_path_factory.mktemp("walk"))
@@ -226,8 +226,8 @@ def test_a_small_far_distance_also_bounds_the_pages_kept_for_others() -> None:
 
 
 def test_many_chunks_before_the_end_are_far_whatever_their_sizes(harness: StorageHarness) -> None:
-    """Of which nothing may be known yet; and a log of a hundred thousand chunks is not counted
-    through at each step.
+    """The sizes of these chunks may not be known yet, and a log of a hundred thousand chunks must
+    not be counted at each step.
     """
     harness.publish()
     harness.sync()

@@ -1,5 +1,5 @@
-"""Small parts that are merged before their commit: which, in what order, and that no crash or full
-disk leaves half of it.
+"""Tests of small parts that are merged before their commit: which parts, in which order, and that
+no crash or full disk leaves half of it.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepared(harness: StorageHarness, parts: int = 12) -> list[bytes]:
-    """Publishers' blocks, some synced; and parts too many to be appended, a large one and one of
-    several files among them.
+    """Publish blocks, some of them synced, and make a commit with too many parts to be appended.
+    One part is large, and one has several files.
     """
     harness.publish()
     harness.sync()
@@ -162,8 +162,8 @@ def fresh(harness: StorageHarness, root: Path, number: int) -> StorageHarness:
 def test_a_power_cut_before_any_change_leaves_parts_or_the_group(
     tmp_path: Path, group_case: StorageHarness, loss: str
 ) -> None:
-    """The sealed parts are there, or the whole group is; the merge leaves nothing, and can be done
-    again.
+    """Either the sealed parts are present, or the whole group is. The merge leaves no files, and
+    can be repeated.
     """
     number, finished = 0, False
     before = _changes_before_the_commit(fresh(group_case, tmp_path, 0))
@@ -251,9 +251,7 @@ def test_each_failing_call_of_a_merge(
 
 @pytest.mark.usefixtures("small_steps")
 def test_a_merged_part_is_on_disk(group_case: StorageHarness) -> None:
-    """So the commit, which syncs each of these files once more, finds only its own few bytes to
-    write.
-    """
+    """The commit syncs each of these files once more, but has only a few bytes of its own to write."""
     harness = group_case
     merge = harness.log.begin_merge([harness.staging.part(key) for key in prepared(harness)])
     assert merge is not None
@@ -304,8 +302,8 @@ def test_a_merge_that_is_given_up_leaves_nothing(
 def test_each_step_of_a_merge_is_bounded_and_synced(
     group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch, buffers_max: int
 ) -> None:
-    """A seal that waits for the same thread has its turn in between, and its sync does not wait for
-    what a merge has left behind.
+    """A seal can run in the same thread between two steps. Its sync then does not wait for bytes
+    that the merge has not synced.
     """
     harness = group_case
     keys = prepared(harness)

@@ -1,5 +1,5 @@
-"""A whole, good block in the wrong place (a write that went astray, an old page that came back) is
-damage, and costs what it lies on.
+"""Tests of a correct block in the wrong place (by a misplaced write, or an old page that came
+back): it is damage, and only the block in that place is lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SMALL = StoreOptions(
 
 @pytest.fixture
 def topic(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """Five blocks of one size in a sealed chunk, two in the last one; closed."""
+    """Make a closed topic: five blocks of one size in a sealed chunk, two in the last one."""
     (tmp_path / "topic").mkdir()
     made = type(harness)(tmp_path / "topic", SMALL)
     made.open()
@@ -38,7 +38,7 @@ def topic(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
 
 
 def place(harness: StorageHarness, base: int, source: int, target: int) -> None:
-    """The block of one number over another one's place, or behind the last one."""
+    """Copy a block to the place of another one, or after the last one."""
     path = harness.chunk_path(base)
     data = bytearray(path.read_bytes())
     size = int.from_bytes(data[CHUNK_HEADER_BYTES + 8 : CHUNK_HEADER_BYTES + 12], "little")
@@ -68,7 +68,9 @@ def test_a_block_written_over_another_one_costs_only_that_one(
 def test_a_copy_of_an_old_block_after_the_last_one_is_ignored(
     topic: StorageHarness, source: int
 ) -> None:
-    """As an append that went astray leaves it; it used to set the log's end back to its own."""
+    """A misplaced append leaves such a copy. In an earlier version it moved the end of the log
+    back.
+    """
     place(topic, 5, source, 2)
     report = topic.open().report
     assert topic.log.end == 7
@@ -103,9 +105,11 @@ def test_a_staged_block_in_the_wrong_place_is_not_committed(topic: StorageHarnes
 def test_a_chunk_under_a_name_in_the_middle_of_another_one_is_not_used(
     topic: StorageHarness, base: int, surveyed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy somebody made: those messages were taken for lost, and given again."""
+    """Such a file may be a copy that a person made. In an earlier version the messages in its range
+    counted as lost, and the copied messages were returned again.
+    """
     topic.replace(topic.chunk_path(base), topic.chunk_path(0).read_bytes())
-    if not surveyed:  # its turn has not come
+    if not surveyed:  # the survey has not reached the file yet
         monkeypatch.setattr("zsq.storage.log.survey.Survey.take", lambda *_: None)
     for first in range(6):
         report = topic.open().report
@@ -132,7 +136,7 @@ def test_a_stray_chunk_counts_nowhere(topic: StorageHarness) -> None:
 
 
 def test_old_blocks_without_their_position_are_read(topic: StorageHarness) -> None:
-    """As they were written before they did."""
+    """The first versions wrote blocks without their position."""
     data = topic.path(chunk_name(0)).read_bytes()
     header = data[CHUNK_HEADER_BYTES : CHUNK_HEADER_BYTES + HEADER_BYTES]
     seed = int.from_bytes(data[24:28], "little")
@@ -143,8 +147,8 @@ def test_old_blocks_without_their_position_are_read(topic: StorageHarness) -> No
 
 
 def test_offsets_in_a_stray_file_are_read_from_the_chunk_before_it(topic: StorageHarness) -> None:
-    """A file whose name says that it begins in the middle of another chunk: nobody looks for
-    offsets in it.
+    """The name of the file is an offset in the middle of another chunk. No offset is looked up in
+    it.
     """
     topic.open()
     headers = [header.first_offset for header, _ in topic.log.headers(3)]

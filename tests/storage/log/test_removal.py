@@ -1,5 +1,5 @@
-"""How chunks go: behind the committed start, all of them, whatever happens on the way, and never
-the last.
+"""Tests of the removal of chunks: all chunks before the committed start are removed, whatever
+happens meanwhile, but never the last one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def fill(harness: StorageHarness) -> int:
-    """Some chunks, all of it synced and behind the checkpoint, one with a file set aside; the base
-    of the fourth.
+    """Make some chunks. All of them are synced and counted by the checkpoint, and two have a file
+    that was set aside. Return the first offset of the fourth.
     """
     while len(harness.log.chunks) < 6:
         harness.publish(blocks=2)
@@ -51,7 +51,7 @@ def log_names(harness: StorageHarness) -> list[str]:
 
 
 def check(harness: StorageHarness, start: int) -> None:
-    """The log is what lies at or above `start`, whole, and nothing else is there."""
+    """Check that the log has every message from `start` on, and that there are no other files."""
     assert harness.log.start == start
     blocks = harness.read_all()
     assert not harness.damage
@@ -83,7 +83,7 @@ def test_chunks_are_removed_with_all_their_other_files(harness: StorageHarness) 
 def test_the_oldest_chunk_is_removed_first_and_after_its_other_files(
     harness: StorageHarness,
 ) -> None:
-    """So whatever is left is a log without a gap, and no file without its chunk."""
+    """So an interruption leaves a log without a gap, and no file without its chunk."""
     start = fill(harness)
     bases = harness.log.chunks[:3]
     gone: list[str] = []
@@ -126,8 +126,8 @@ def test_a_power_cut_during_a_removal_leaves_a_whole_log(
 
 
 def test_removed_chunks_do_not_come_back_after_a_power_cut(harness: StorageHarness) -> None:
-    """Else a power cut gives the space back to nobody until the next start, and a backup has chunks
-    that the state says are gone.
+    """Otherwise a power cut would keep the space occupied until the next start, and a backup would
+    have chunks that the state does not know.
     """
     start = fill(harness)
     remove(harness, start)
@@ -139,8 +139,8 @@ def test_removed_chunks_do_not_come_back_after_a_power_cut(harness: StorageHarne
 
 
 def test_names_that_come_back_alone_are_removed_too(harness: StorageHarness) -> None:
-    """Removals that were not synced may be undone in any choice: the chunk stays gone, what
-    belonged to it is back.
+    """A power cut may undo any of the removals that were not synced: here the chunk stays removed,
+    and its other files are back.
     """
     start = fill(harness)
     bases = harness.log.chunks
@@ -164,7 +164,9 @@ def test_no_chunk_is_removed_before_the_commit(harness: StorageHarness) -> None:
 
 
 def test_a_start_beyond_the_log_takes_all_but_the_last_chunk(harness: StorageHarness) -> None:
-    """It cannot be: the state never runs ahead. But if it does, a log is left."""
+    """This cannot happen, because the state is never ahead of the log. If it happened, a log would
+    be left.
+    """
     fill(harness)
     last = harness.log.chunks[-1]
     harness.abandon_cleanly()
@@ -218,11 +220,11 @@ def test_chunks_that_could_not_be_removed_are_removed_the_next_time(
 
 
 def test_a_read_at_a_removed_offset_begins_with_what_follows(harness: StorageHarness) -> None:
-    """One that stands at a removed chunk's end, one inside, one before: none sees damage, or a file
-    that is gone.
+    """The reads begin at the end of a removed chunk, inside it, and before it. None of them reports
+    damage or a missing file.
     """
     start = fill(harness)
-    harness.restart()  # so that reads come from files
+    harness.restart()  # so that reads come from the files, not from the ring
     log = harness.log
     first_of_kept = log.read(start, 1, log.end)[0]
     for offset in (0, log.chunks[1], log.chunks[2]):
@@ -274,8 +276,8 @@ def test_the_time_of_a_chunks_last_message_is_known(harness: StorageHarness) -> 
             b for b in harness.read_all() if b.first_offset == harness.log.chunks[5]
         ).header.time_ns
     )
-    # One whose footer cannot be read: what the next one says. Later, so it is kept longer and not
-    # shorter.
+    # A chunk whose footer cannot be read: its time is taken from the next chunk. That time is
+    # later, so the chunk is kept longer, not shorter.
     path = harness.chunk_path(harness.log.chunks[2])
     path.write_bytes(path.read_bytes()[:-1])
     keeper = LogKeeper(harness.files, harness.directory, identity, harness.log)
@@ -314,8 +316,8 @@ def test_the_floor_is_the_first_unfinished_that_is_still_there(
     following: int,
     start: int,
 ) -> None:
-    """A deferred one below the start may lie there for an hour: it holds nothing back, the part of
-    it above does.
+    """A range of deferred messages may begin before the start. Its part before the start does not
+    matter, but its part after the start counts.
     """
     rows = []
     end = 0
@@ -341,8 +343,8 @@ def test_the_floor_is_the_first_unfinished_that_is_still_there(
 
 
 def test_a_group_whose_first_chunks_are_gone_is_no_alarm(group_case: StorageHarness) -> None:
-    """The mark of the last chunk names all that was adopted with it, and the chunk before: those
-    are looked for at each start.
+    """The mark of the last chunk names all chunks that were adopted with it, and the chunk before
+    them. Each start looks for them.
     """
     harness = group_case
     harness.publish()

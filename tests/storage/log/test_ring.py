@@ -1,4 +1,6 @@
-"""The ring against the file: the same blocks, no read of the file, bounded in bytes and in time."""
+"""Tests of the ring against the file: reads return the same blocks without reading the file, and
+its size and the age of its blocks are limited.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ SECOND = 1_000_000_000
 
 @pytest.fixture
 def ringed(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """A log with a ring of a few blocks."""
+    """Make a log with a ring of a few blocks."""
     folder = tmp_path / "ringed"
     folder.mkdir()
     made = type(harness)(folder, replace(harness.options, ring_bytes=2000 + 8 * BLOCK_COST))
@@ -140,7 +142,7 @@ def test_bytes_are_bounded_and_freed_at_once() -> None:
 
 
 def test_removed_blocks_leave_no_memory_in_use() -> None:
-    """Also where it is never empty, for months."""
+    """This also holds if the ring is never empty for months."""
     ring = Ring(1000, SECOND)
     for number in range(4 * _COMPACT_AT):
         ring.push(number, number + 1, [block(1)], 0, 100, 0)
@@ -159,7 +161,9 @@ def test_an_answer_keeps_to_its_bytes_within_an_append() -> None:
 
 
 def test_no_more_blocks_than_a_message_may_carry(ringed: StorageHarness) -> None:
-    """From the ring and from the file; the next read goes on where it stopped."""
+    """The limit holds for reads from the ring and from the file. The next read continues where this
+    one stopped.
+    """
     ringed.publish(blocks=9, count=1)
     ringed.sync()
     kept = ringed.log.read(0, 1 << 20, 9, 4)
@@ -188,7 +192,9 @@ def test_a_ring_of_zero_bytes_keeps_nothing() -> None:
 def test_reads_agree_with_a_model_of_the_ring(
     pushes: list[tuple[list[int], int, bool]], offset: int, bytes_max: int, end: int
 ) -> None:
-    """A list of blocks, cut at the front; time-outs and gaps in between."""
+    """The model is a list of blocks that is cut at the front. There are time-outs and gaps between
+    the blocks.
+    """
     ring = Ring(700, 5)
     model: list[list[tuple[int, Block, int]]] = []
     sizes: list[tuple[int, int]] = []

@@ -1,5 +1,5 @@
-"""A staged file is the one its row names: whose it is, which one, and that its blocks are in their
-order.
+"""Tests of a staged file: it must be the one that its row names, belong to this stage, and have its
+blocks in order.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def test_a_staged_file_of_another_topic_or_another_life_is_not_taken(
 
 
 def test_blocks_of_a_staged_file_are_in_their_order(harness: StorageHarness) -> None:
-    """Their checksums and places are right, and their numbers are not: a commit would give offsets
-    to the wrong ones.
+    """The checksums and positions are correct, but the numbers are not. A commit would give the
+    offsets to the wrong blocks.
     """
     key, path = staged(harness)
     part = harness.staging.part(key)

@@ -1,4 +1,6 @@
-"""The disk queue: its promises one by one, damage, what an NSQ left behind, and nsqd's formats."""
+"""Tests of the disk queue: its promises one by one, damage, files that NSQ left, and the formats of
+nsqd.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ from zsq.storage.nsq.disk_queue_format import (
 from zsq.transport.errors import UsageError
 
 NAME = "clicks:archive"
-BODIES = [b"body %d" % number for number in range(9)]  # 10 bytes each with its length
-SIX = 60  # bytes: six bodies a file
+BODIES = [b"body %d" % number for number in range(9)]  # 10 bytes each, including the length
+SIX = 60  # bytes: six bodies in each file
 
 
 def data(folder: Path, number: int) -> Path:
@@ -46,7 +48,7 @@ def data(folder: Path, number: int) -> Path:
 
 
 def left(folder: Path, meta: Meta | None, *contents: bytes) -> None:
-    """What somebody left: metadata, and data files from 0 on."""
+    """Write metadata, and data files from number 0 on, as another program left them."""
     for number, content in enumerate(contents):
         data(folder, number).write_bytes(content)
     if meta is not None:
@@ -79,7 +81,7 @@ def test_a_file_that_grows_while_it_is_read_is_read_to_its_end(tmp_path: Path) -
     with DiskQueue(tmp_path, NAME, max_bytes_per_file=SIX) as queue:
         queue.put(BODIES[0])
         assert queue.peek() == BODIES[0]
-        queue.put_many(BODIES[1:])  # the file is left for the next one meanwhile
+        queue.put_many(BODIES[1:])  # meanwhile a new file is begun
         assert list(queue) == BODIES
 
 
@@ -201,7 +203,7 @@ def test_a_queue_is_opened_once(tmp_path: Path) -> None:
 
 
 def test_nsqd_and_a_disk_queue_exclude_each_other(tmp_path: Path) -> None:
-    """nsqd flocks its data path itself."""
+    """nsqd locks its data path with flock."""
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,21 +264,22 @@ def test_a_forked_process_cannot_use_the_queue_and_does_not_hold_its_lock(tmp_pa
     assert (ended.returncode, ended.stdout) == (0, "well\n"), ended.stderr
 
 
-# What somebody left
+# Files that were left
 
 
 @pytest.mark.parametrize(
     ("meta", "contents", "expected", "write_file"),
     [
         # NSQ would begin anew over it.
+        # NSQ would overwrite it.
         (
             None,
             (RECORDS, RECORDS[:20]),
             [*BODIES[:6], *BODIES[:2]],
             2,
         ),
-        (Meta(2, 0, 0, 0, 20), (RECORDS,), BODIES[:6], 1),  # older than the data
-        # A roll that it does not know of.
+        (Meta(2, 0, 0, 0, 20), (RECORDS,), BODIES[:6], 1),  # the metadata is older than the data
+        # The metadata does not know of the new file.
         (
             Meta(2, 0, 0, 0, 20),
             (RECORDS, RECORDS[:10]),
@@ -285,6 +288,7 @@ def test_a_forked_process_cannot_use_the_queue_and_does_not_hold_its_lock(tmp_pa
         ),
         (Meta(9, 0, 10, 0, 60), (RECORDS[:40],), BODIES[1:4], 1),  # data is lost
         # A write that never finished.
+        # An unfinished write.
         (
             Meta(6, 0, 0, 0, 60),
             (RECORDS + b"\0\0\0\x06bo",),
@@ -293,21 +297,23 @@ def test_a_forked_process_cannot_use_the_queue_and_does_not_hold_its_lock(tmp_pa
         ),
         (Meta(6, 0, 0, 0, 60), (RECORDS + b"\0\0",), BODIES[:6], 1),
         # A write of which only the size reached the disk.
+        # A write of which only the size reached the disk.
         (
             Meta(6, 0, 0, 0, 60),
             (RECORDS + bytes(50),),
             BODIES[:6],
             1,
         ),
-        (Meta(-3, 0, 10, 0, 60), (RECORDS,), BODIES[1:6], 0),  # a count that drifted
-        # The read position, or the depth: some may come twice, none is lost.
+        (Meta(-3, 0, 10, 0, 60), (RECORDS,), BODIES[1:6], 0),  # a wrong count
+        # The read position or the depth is wrong: some messages may come twice, none is lost.
         (
             Meta(5, 0, 60, 0, 60),
             (RECORDS,),
             BODIES[:6],
             0,
         ),
-        (Meta(6, 3, 70, 3, 60), (), [], 3),  # reading beyond writing, and no file at all
+        # the read position is after the write position, and there is no file at all
+        (Meta(6, 3, 70, 3, 60), (), [], 3),
     ],
 )
 def test_data_counts_and_not_the_metadata(
@@ -422,8 +428,8 @@ def test_messages_and_topic_lists_come_back_as_they_were_written() -> None:
 
 @pytest.mark.parametrize("far", [10**9, 10**18])
 def test_a_file_number_that_is_far_off_is_not_counted_up_to(tmp_path: Path, far: int) -> None:
-    """Metadata has no checksum. One file after the other up to there, each noted on disk, would
-    take for ever.
+    """Metadata has no checksum. If the queue went on file by file up to that number, with a change
+    of the metadata for each, it would never end.
     """
     left(tmp_path, Meta(6, far, 0, far, 0), RECORDS)
     with DiskQueue(tmp_path, NAME) as queue:

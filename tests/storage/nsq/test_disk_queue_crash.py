@@ -1,5 +1,5 @@
-"""The disk queue loses power at every change of the disk, and on a disk that is full or fails; what
-it promised holds.
+"""Tests of the disk queue with power cuts before every change of the disk, and on a disk that is
+full or fails: its promises hold.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS: tuple[Step, ...] = (
 
 
 def some(seed: int) -> Choose:
-    """Any part of what was pending reached the disk."""
+    """Keep a random part of the pending changes."""
     chance = random.Random(seed)
 
     def choose(number: int, change: Change) -> int:
@@ -36,7 +36,7 @@ def some(seed: int) -> Choose:
 
 
 class Life:
-    """A queue's life and what was promised meanwhile. Messages are numbered from 0 as they are
+    """A queue's life, and what was promised meanwhile. Messages are numbered from 0 as they are
     put.
     """
 
@@ -97,8 +97,8 @@ class Life:
             for message in messages
             if re.fullmatch(rb"message \d+", message)
         ]
-        # There is no checksum: what was not synced may come back with zeros in it, and hides what
-        # lies behind it.
+        # There is no checksum. So what was not synced may come back with zeros in it, and then the
+        # records after it cannot be found.
         torn = next(
             (
                 number
@@ -122,8 +122,8 @@ class Life:
 
 
 def renames_only(number: int, change: Change) -> int:
-    """The metadata has its new name; a data file that was made before it is not there, one that was
-    removed before it is.
+    """Keep only the renames of the metadata. A data file that was made before is missing, and one
+    that was removed before is back.
     """
     made = [name for _, name, node in change.entries if node is not None]
     return int(change.kind == "rename" or (change.kind == "create" and made[0].endswith(".tmp")))
@@ -155,7 +155,7 @@ def test_power_is_cut_at_every_change(tmp_path: Path, sync_every: int, kept: str
         life.files.crash(choose(change))
         with life.open() as queue:
             life.check(queue)
-            queue.put(b"message %d" % life.put_begun)  # and it goes on
+            queue.put(b"message %d" % life.put_begun)  # the queue can be used again
             assert queue.get() == b"message %d" % life.put_begun
         assert len([path for path in root.iterdir() if path.suffix != ".bad"]) <= 2, (
             "files that were read are removed"
@@ -164,12 +164,12 @@ def test_power_is_cut_at_every_change(tmp_path: Path, sync_every: int, kept: str
 
 
 def metadata_only(number: int, change: Change) -> int:
-    """What befell the metadata's names reached the disk, and of other names nothing."""
+    """Keep only the changes to the metadata's names."""
     return int(any(meta_name(NAME) in name for _, name, _ in change.entries))
 
 
 def test_a_queue_that_was_deleted_does_not_come_back(tmp_path: Path) -> None:
-    """Files that are there without metadata are read from their first on."""
+    """Data files without metadata would be read from the first one on."""
     files = FaultyFiles(str(tmp_path))
     queue = DiskQueue(tmp_path, NAME, max_bytes_per_file=40, files=files)
     queue.put_many([b"message %d" % number for number in range(9)])
@@ -180,8 +180,8 @@ def test_a_queue_that_was_deleted_does_not_come_back(tmp_path: Path) -> None:
 
 
 def test_bytes_that_were_set_aside_are_kept_wherever_power_is_cut(tmp_path: Path) -> None:
-    """Under its old name, the metadata ahead of it, it would be taken for a file that was read, and
-    removed.
+    """If the damaged file kept its old name while the metadata is ahead of it, the next start would
+    take it for a file that was read, and remove it.
     """
     change = 0
     got = None
@@ -240,7 +240,8 @@ def test_a_process_that_dies_loses_nothing_that_was_put(tmp_path: Path) -> None:
     queue = life.open()
     life.step(queue, "many", 9)
     life.step(queue, "get", 2)
-    life.files.power_cut_at = 1  # the process ends without a word, the machine lives on
+    # the process dies without closing the queue, and the machine continues
+    life.files.power_cut_at = 1
     with pytest.raises(PowerCut):
         queue.close()
     life.files.crash(keep_all)
@@ -250,8 +251,8 @@ def test_a_process_that_dies_loses_nothing_that_was_put(tmp_path: Path) -> None:
 
 
 def test_salvaged_messages_are_on_disk_after_the_next_opening(tmp_path: Path) -> None:
-    """First the process dies, and all lies in the page cache; then, after the next opening, the
-    power fails.
+    """First the process dies, so all messages are in the page cache only. After the next opening
+    the power is cut.
     """
     life = Life(tmp_path, 1000)
     queue = life.open()
@@ -291,8 +292,8 @@ def test_a_failed_sync_ends_the_queue(tmp_path: Path, number: int) -> None:
 @pytest.mark.parametrize("call", ["writev", "open_new", "sync_folder"])
 @pytest.mark.parametrize("number", range(1, 14))
 def test_a_full_disk_refuses_and_stores_nothing(tmp_path: Path, call: str, number: int) -> None:
-    """Whatever call finds no space: the put is refused or done, and nothing is there twice or
-    missing.
+    """Whichever call finds no space, the put is either refused or done, and no message is doubled
+    or missing.
     """
     files = FaultyFiles(str(tmp_path))
     stored: list[bytes] = []
@@ -321,8 +322,8 @@ def test_a_full_disk_refuses_and_stores_nothing(tmp_path: Path, call: str, numbe
 def test_a_batch_without_space_says_how_many_messages_are_stored(
     tmp_path: Path, call: str, sync_every: int
 ) -> None:
-    """At whichever call, and for good: so many are in the queue as were said, before and after a
-    crash, and no more.
+    """Any call may find no space, permanently. Before and after a crash the queue has exactly as
+    many messages as the error said.
     """
     said = set()
     for number in range(1, 40):
@@ -406,6 +407,7 @@ def test_an_unreadable_page_costs_only_later_messages_of_its_file(tmp_path: Path
     with DiskQueue(tmp_path, NAME, max_bytes_per_file=40, files=files) as queue:
         queue.put_many([b"message %d" % number for number in range(9)])
         # In its second record; three lie in a file.
+        # In its second record; each file has three.
         files.unreadable = (
             f"{NAME}.diskqueue.000001.dat",
             14,

@@ -1,5 +1,5 @@
-"""The disk queue where sizes meet their limits: rubbish behind records, little space, many reads,
-much to count.
+"""Tests of the disk queue at its limits: garbage after records, little space, many reads, and many
+messages to count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zsq.storage.nsq.disk_queue_format import Meta, data_name, encode_meta, enco
 from zsq.storage.nsq.disk_queue_recovery import QueueFiles, doubt_about
 
 NAME = "jobs"
-BODIES = [b"message %d" % number for number in range(8)]  # 13 bytes each with its length
+BODIES = [b"message %d" % number for number in range(8)]  # 13 bytes each, including the length
 RECORDS = b"".join(map(encode_record, BODIES[:3]))
 
 
@@ -35,7 +35,7 @@ def bad(folder: Path) -> list[str]:
 def test_a_few_bytes_behind_the_last_record_cost_no_other_file(
     tmp_path: Path, rubbish: int
 ) -> None:
-    """Fewer than a length takes: of a file that is written no more."""
+    """There are fewer bytes than a length has, in a file that is not written any more."""
     left(tmp_path, Meta(4, 0, 0, 1, 13), RECORDS + b"\xff" * rubbish, encode_record(BODIES[3]))
     with DiskQueue(tmp_path, NAME) as queue:
         assert list(queue) == BODIES[:4]
@@ -43,7 +43,7 @@ def test_a_few_bytes_behind_the_last_record_cost_no_other_file(
 
 
 def test_an_impossible_length_at_the_end_is_no_unfinished_write(tmp_path: Path) -> None:
-    """It is not cut off: nobody wrote it, so nobody knows what it was."""
+    """The bytes are not cut off: the queue did not write them, so it is unknown what they are."""
     rubbish = b"\x7f\xff\xff\xff and more"
     left(tmp_path, Meta(3, 0, 0, 0, len(RECORDS)), RECORDS + rubbish)
     with DiskQueue(tmp_path, NAME) as queue:
@@ -66,14 +66,19 @@ def test_records_are_read_many_at_a_time(tmp_path: Path) -> None:
 
 
 def test_bytes_of_a_refused_put_are_gone_when_a_smaller_one_follows(tmp_path: Path) -> None:
-    """Its end would stand behind the smaller one, in a file that is read to its end."""
+    """The end of the refused record would follow the smaller one, in a file that is read to its
+    end.
+    """
     files = FaultyFiles(str(tmp_path))
     with DiskQueue(tmp_path, NAME, max_bytes_per_file=100, files=files) as queue:
         queue.put(BODIES[0])
         files.short = {files._calls["writev"] + 1: 80}
         with pytest.raises(DiskFull):
-            # Up to 93; seven of the others end at 91, and the eighth goes into the next file.
-            queue.put(b"x" * 80)
+            queue.put(
+                b"x" * 80
+                # up to position 93; seven of the others end at 91, and the eighth goes into the
+                # next file
+            )
         for body in BODIES[1:]:
             queue.put(body)
         assert list(queue) == BODIES
@@ -83,7 +88,7 @@ def test_bytes_of_a_refused_put_are_gone_when_a_smaller_one_follows(tmp_path: Pa
 def test_the_name_of_a_file_is_synced_before_metadata_count_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the folder's sync found no space the first time."""
+    """This also holds if the folder's sync found no space the first time."""
     files = FaultyFiles(str(tmp_path))
     unnamed: list[str] = []
     real = files.rename
@@ -106,7 +111,7 @@ def test_the_name_of_a_file_is_synced_before_metadata_count_it(
 
 
 def test_more_than_can_be_counted_at_a_start_is_believed(tmp_path: Path) -> None:
-    """Nothing else speaks against the metadata; to read hundreds of gigabytes for it would take
+    """Nothing else contradicts the metadata. To read hundreds of gigabytes to check it would take
     hours.
     """
     meta = Meta(2, 0, 0, 0, len(RECORDS))

@@ -1,5 +1,5 @@
-"""The disk queue's metadata has no checksum: whatever bit or digit of it is turned, nothing that
-was not read is lost by it.
+"""Tests of the disk queue's metadata, which has no checksum: whichever bit or digit of it changes,
+no unread message is lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RECORD_BYTES = len(encode_record(BODIES[0]))
 
 
 def arrange(folder: Path, read: int, meta: bytes | None = None) -> bytes:
-    """Forty messages in four files, so many of them read; returns what the metadata is, or was."""
+    """Write forty messages in four files, of which `read` are read. Return the correct metadata."""
     folder.mkdir()
     for number in range(read // 10, 4):
         data = b"".join(map(encode_record, BODIES[number * 10 : number * 10 + 10]))
@@ -37,7 +37,7 @@ def arrange(folder: Path, read: int, meta: bytes | None = None) -> bytes:
 
 
 def turned(right: bytes) -> Iterator[bytes]:
-    """Each bit of it turned, each digit another."""
+    """Yield the metadata with each bit flipped, and with each digit replaced."""
     for at, byte in enumerate(right):
         others = {byte ^ 1 << bit for bit in range(8)} | (
             set(b"0123456789") if chr(byte).isdigit() else set()
@@ -78,7 +78,7 @@ def test_opening_removes_nothing_also_of_a_queue_that_is_not_counted(
         folder = tmp_path / str(case)
         arrange(folder, read, meta)
         before = data_files(folder)
-        for _ in range(2):  # nor the next time, when the metadata is what the first found out
+        for _ in range(2):  # a second time too, with the metadata that the first start wrote
             with DiskQueue(folder, NAME):
                 assert before.items() <= data_files(folder).items(), f"{meta!r}"
 
@@ -115,8 +115,8 @@ def test_wrong_metadata_are_reported_with_the_reason(tmp_path: Path, line: str, 
     ],
 )
 def test_numbers_that_nsqd_cannot_have_written_are_damage(tmp_path: Path, line: str) -> None:
-    """What was put behind such a file number was not there the next time: its metadata was too long
-    to be read.
+    """In an earlier version, messages after such a file number were lost at the next opening,
+    because the metadata was too long to be read.
     """
     (tmp_path / meta_name(NAME)).write_bytes(f"{line}\n".encode())
     with DiskQueue(tmp_path, NAME) as queue:
@@ -127,7 +127,7 @@ def test_numbers_that_nsqd_cannot_have_written_are_damage(tmp_path: Path, line: 
 
 
 def test_a_write_position_inside_a_message_cuts_nothing_off(tmp_path: Path) -> None:
-    """What lies there may look like the length of a record that does not end."""
+    """The bytes there may look like the length of an unfinished record."""
     bodies = [b"\0\0\1\0" * 6] * 5
     data = b"".join(map(encode_record, bodies))
     for position in range(len(data)):
@@ -141,7 +141,7 @@ def test_a_write_position_inside_a_message_cuts_nothing_off(tmp_path: Path) -> N
 
 
 def test_a_name_with_a_number_beyond_what_nsqd_counts_to_is_not_the_queues(tmp_path: Path) -> None:
-    """The metadata of a file behind it could not be read again."""
+    """The metadata for a file with a higher number could not be read again."""
     other = tmp_path / f"{NAME}.diskqueue.{'9' * 20}.dat"
     other.write_bytes(b"somebody's")
     for body in BODIES[:3]:

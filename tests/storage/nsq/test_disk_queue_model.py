@@ -1,7 +1,7 @@
-"""The disk queue against go-diskqueue's rules: the same messages and, when both are closed, the
-same files.
+"""Model test of the disk queue against go-diskqueue's rules: the same messages and, when both are
+closed, the same files.
 
-Each also opens what the other left.
+Each also opens the files that the other left.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ NAME = "clicks:archive"
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All but what go-diskqueue leaves as `.bad` although it was read to its end."""
+    """Return all files, except those that go-diskqueue leaves as `.bad` although it read them to
+    their end.
+    """
     return {
         path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith(".bad")
     }
 
 
 class Both(RuleBasedStateMachine):
-    """The same calls on both, in two folders; at a change of hands the folders are exchanged."""
+    """The same calls on both queues, in two folders. `change_hands` exchanges the folders."""
 
     @initialize(sync_every=st.sampled_from([1, 3, 1000]))
     def begin(self, sync_every: int) -> None:
@@ -89,7 +91,7 @@ class Both(RuleBasedStateMachine):
 
     @rule()
     def change_hands(self) -> None:
-        """What go-diskqueue left is opened here, and the other way round."""
+        """Open here what go-diskqueue left, and the other way round."""
         self.shut()
         self.ours_in, self.go_in = self.go_in, self.ours_in
         self.open()

@@ -1,5 +1,5 @@
-"""Staging: order, seals, files, bounds, what a restart finds; and any mix of it all with commits
-and crashes.
+"""Tests of staging: order, seals, files, limits, what a restart finds, and random sequences of
+these with commits and crashes.
 """
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ def test_many_blocks_are_appended_in_few_writes(group_case: StorageHarness) -> N
 
 
 def test_few_files_are_open(group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that gives way is synced first: what is in the page cache only needs its descriptor,
-    to learn of a failed write-back.
+    """A file is synced before it is closed for another one. Without its descriptor, a failed
+    write-back of its pages would not be noticed.
     """
     monkeypatch.setattr(stage, "OPEN_FILES_MAX", 2)
     keys = [group_case.stage(name, 1, blocks=1) for name in "abcde"]
@@ -316,8 +316,8 @@ def test_a_damaged_stage_is_dropped_and_the_topic_starts(
 
 
 def test_a_sealed_stage_that_cannot_be_read_now_stays(group_case: StorageHarness) -> None:
-    """Its commit is refused until it can be. One that is still written to goes: its writer would
-    meet that disk again and again.
+    """Its commit is refused until it can be read. A stage that is still being written is dropped,
+    because its writer would meet the bad disk again and again.
     """
     good, bad, going = (
         group_case.stage("a", 1),
@@ -369,8 +369,8 @@ def test_the_store_closes_staged_files(group_case: StorageHarness) -> None:
 def test_a_block_that_was_cut_off_does_not_count_as_synced(
     group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file gave way, synced, to the stage's next one, for which there was no space: what takes
-    its place must be synced again.
+    """The first file was synced and closed, because the stage needed its next file. There was no
+    space for that. The block that is then written into the first file must be synced again.
     """
     monkeypatch.setattr(stage, "OPEN_FILES_MAX", 1)
     group_case.staging.open(STAGE, ONE, 0, 1)

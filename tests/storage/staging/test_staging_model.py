@@ -1,5 +1,5 @@
-"""Publishers, writers, seals, commits, aborts, restarts and crashes in any order; after each step
-all promises hold.
+"""Model test of publishers, writers, seals, commits, aborts, restarts and crashes in any order.
+After each step all promises are checked.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class Machine(RuleBasedStateMachine):
-    """Publishers, writers, seals, commits, aborts, restarts and crashes in any order; after each
-    step all promises hold.
+    """Publishers, writers, seals, commits, aborts, restarts and crashes in any order. After each
+    step all promises are checked.
     """
 
     harness: StorageHarness

@@ -1,5 +1,5 @@
-"""A channel's row: the bytes that every version so far has written, and what a newer one has added,
-stay as they are.
+"""Tests of a channel's row: the bytes that all versions so far have written can be read, and fields
+of a newer version are kept.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ NEW = bytes.fromhex(
     "86a46e65787405a5626567696e02a6706175736564c2aa637265617465645f6e73cf0de0b6b3a7640000"
     "a8636f756e7465727381ac66696e6973685f636f756e7403a873657474696e677381a76f726465726564c3"
 )
-# The same after a commit of its channel: {..., "emptied": ((7, 9),)}
+# The same row after a commit of its channel: {..., "emptied": ((7, 9),)}
 SAVED = bytes.fromhex(
     "87a46e65787406a5626567696e02a6706175736564c2aa637265617465645f6e73cf0de0b6b3a7640000"
     "a8636f756e7465727381ac66696e6973685f636f756e7404"
     "a873657474696e677381a76f726465726564c3a7656d7074696564919207" + "09"
 )
-# Of 0.1.0, and of an import from nsqd: {"next": 5, "paused": True, "created_ns": 1, "counters": {}}
+# Written by version 0.1.0, and by an import from nsqd: {"next": 5, "paused": True, "created_ns": 1,
+# "counters": {}}
 FIRST = bytes.fromhex("84a46e65787405a6706175736564c3aa637265617465645f6e7301a8636f756e7465727380")
-# The same after a commit of its channel: {..., "settings": {}, "begin": 5, "emptied": ()}
+# The same row after a commit of its channel: {..., "settings": {}, "begin": 5, "emptied": ()}
 FIRST_SAVED = bytes.fromhex(
     "87a46e65787405a6706175736564c3aa637265617465645f6e7301"
     "a8636f756e7465727380a873657474696e677380a5626567696e05a7656d707469656490"
 )
-# As an ephemeral channel says it: {"next": 5, "paused": False, "counters": {}, "settings": {},
+# The row of an ephemeral channel: {"next": 5, "paused": False, "counters": {}, "settings": {},
 # "first": 3, "begin": -1, "emptied": ()}
 SAID = bytes.fromhex(
     "87a46e65787405a6706175736564c2a8636f756e7465727380"

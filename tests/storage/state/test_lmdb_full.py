@@ -1,5 +1,5 @@
-"""A disk that is full under LMDB: at its pages nothing has happened; at the head of its file nobody
-knows, and the store has failed.
+"""Tests of LMDB on a full disk: if its pages find no space, nothing has happened. If the head of
+its file finds none, the outcome is unknown, and the store has failed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CODES = [errno.ENOSPC, errno.EDQUOT]
 
 
 class Disk:
-    """`full`: which calls fail; "head" are writes of LMDB's head."""
+    """`full`: the kind of calls that fail. "head" means writes of LMDB's head."""
 
     def __init__(self, code: int) -> None:
         self.code = code

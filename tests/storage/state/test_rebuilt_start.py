@@ -1,5 +1,5 @@
-"""A state made again from a snapshot that is older than the log's start: chunks went meanwhile, and
-nobody misses them.
+"""Tests of a state that is rebuilt from a snapshot older than the log's start: chunks were removed
+meanwhile, and they are not reported as missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROW = ChannelRow(2)
 
 
 def rebuilt(harness: StorageHarness) -> int:
-    """With the snapshot from before `start` moved; returns that."""
+    """Damage the state, and restore the snapshot from before `start` moved. Return the start."""
     start = fill(harness)
     state_of(harness).commit(
         StateBatch(
@@ -62,7 +62,7 @@ def test_channels_go_on_at_the_logs_start(harness: StorageHarness) -> None:
 
 
 def test_chunks_that_are_gone_otherwise_are_missed(harness: StorageHarness) -> None:
-    """Of a state that was not made again: somebody took them, and may bring them back."""
+    """This state was not rebuilt. The chunks were taken away by somebody who may bring them back."""
     fill(harness)
     state_of(harness).commit(StateBatch(channel_puts={"c": ROW}))
     first, second = harness.log.chunks[:2]
@@ -76,7 +76,7 @@ def test_chunks_that_are_gone_otherwise_are_missed(harness: StorageHarness) -> N
 
 
 def test_a_snapshot_that_cannot_be_read_now_is_waited_for(harness: StorageHarness) -> None:
-    """Without it all channels would be gone, for a disk that failed for a moment."""
+    """Without the snapshot all channels would be lost, because of a disk that failed for a moment."""
     state_of(harness).commit(StateBatch(channel_puts={"c": replace(ROW, next_offset=0)}))
     harness.abandon()
     spoil(harness)

@@ -1,4 +1,6 @@
-"""The state store: what is committed comes back, what is damaged is named, a full map grows."""
+"""Tests of the state store: what is committed is read again, damage is reported, and a full map
+grows.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +182,9 @@ def test_each_flipped_bit_of_a_value_is_detected(state: StateStore, tmp_path: Pa
 
 @pytest.mark.parametrize("what", ["gone", "moved", "old", "doubled", "swapped"])
 def test_rows_that_vanish_move_or_come_back(state: StateStore, tmp_path: Path, what: str) -> None:
-    """Each value is right in itself: only the sum over all rows, or the key inside, tells."""
+    """Each value is correct in itself. Only the sum over all rows, or the key inside the value,
+    shows the change.
+    """
     state.commit(StateBatch(hole_puts=[("a", 5, 2, 1, 0), ("a", 9, 2, 1, 0)]))
     state.close()
     old: list[bytes] = []
@@ -363,7 +367,9 @@ def test_many_are_cleared_at_once_and_removed_by_and_by(
 
 
 def test_due_rows_come_from_both_ends_of_the_time(state: StateStore) -> None:
-    """What is due later than can be is named too: the clock was wrong, and is right now."""
+    """Rows that are due later than possible are returned too: the clock was wrong when they were
+    written.
+    """
     dues = [10, 20, 500, 600, 9_000, 9_001, 9_002]
     rows = [HoleRow(i, 1, 1, due) for i, due in enumerate(dues)]
     others = [("c\x01", 1, 1, 1, 99_999), ("cc", 1, 1, 1, 99_999), ("b", 1, 1, 1, 99_999)]
@@ -379,11 +385,11 @@ def test_due_rows_come_from_both_ends_of_the_time(state: StateStore) -> None:
 
 
 def flip_in_place(folder: Path, key: bytes, bit: int) -> None:
-    """One bit of a key where LMDB keeps it: the row stays where it is, in the wrong order."""
+    """Flip a bit of a key where LMDB keeps it. The row stays in its place, now in the wrong order."""
     data = bytearray((folder / "data.mdb").read_bytes())
     at = data.find(key)
     while at >= 0:
-        # The value behind it begins with checksum, length and the key once more.
+        # The value after the key begins with checksum, length and a copy of the key.
         if data[at + len(key) + 6 :].startswith(key):
             data[at + bit // 8] ^= 1 << bit % 8
         at = data.find(key, at + 1)
@@ -433,7 +439,7 @@ def test_a_bit_in_the_lowest_deferred_start_is_noticed(
 
 
 def found_of(state: StateStore, channel: str) -> list[Any]:
-    """What each way to the deferred rows says; None: that they are damaged."""
+    """Return the result of each way to read the deferred rows, or None if it reports damage."""
     reads: list[Callable[[], object]] = [
         lambda: list(state.deferred_rows(channel)),
         lambda: state.first_unfinished(channel),
@@ -455,8 +461,8 @@ def found_of(state: StateStore, channel: str) -> list[Any]:
 def test_a_bit_in_the_name_of_a_deferred_row_hides_none(
     state: StateStore, tmp_path: Path, name: str, row: int
 ) -> None:
-    """It ends the row's range before its time, lets it begin too late, or leads a search for
-    another channel astray.
+    """The changed key could end the range of rows too early, let it begin too late, or mislead the
+    search for another channel.
     """
     names = ["bb", "cc", "dd"]
     holes = [(one, start, 1, 1, 10 + start) for one in names for start in range(10, 15)]

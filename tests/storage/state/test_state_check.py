@@ -1,5 +1,5 @@
-"""Checking an environment in a process of its own: a sound one is sound, any other is told, and
-nothing is changed.
+"""Tests of the check of an environment in a separate process: a sound one passes, damage is
+reported, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def test_rows_that_differ_from_what_was_written_are_found(
 
 
 def test_an_environment_of_another_kind_is_checked_too(tmp_path: Path) -> None:
-    """Whatever has our envelope: delayed messages."""
+    """The check works for every environment whose values have our envelope, such as the delayed
+    messages.
+    """
     tamper(
         tmp_path, lambda txn: [txn.put(b"%d" % i, wrap(b"%d" % i, bytes(i))) for i in range(500)]
     )
@@ -149,7 +151,7 @@ def test_a_large_one_is_not_copied_and_gets_more_time(
 
 
 def test_a_failing_commit_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading does not look at the lists of free pages: only a commit does."""
+    """Reading does not use the lists of free pages. Only a commit does."""
 
     def fail(txn: Any, turn: int) -> None:
         raise lmdb.CorruptedError("by plan")

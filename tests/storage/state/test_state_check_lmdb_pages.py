@@ -1,5 +1,5 @@
-"""What LMDB's pages say of themselves: a sound environment passes whatever it went through, a
-flipped bit of a page's head is found.
+"""Tests of the check of LMDB's pages: a sound environment passes whatever happened to it, and a
+flipped bit in the head of a page is found.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def wrong(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_sound_environment_passes_the_check(tmp_path: Path, seed: int) -> None:
-    """Branches, overflow pages, long lists of free pages, and none of all that."""
+    """The environments have branch pages, overflow pages and long lists of free pages, or none of
+    these.
+    """
     source = random.Random(seed)
     with lmdb.open(str(tmp_path), lock=False, map_size=1 << 28, sync=False) as env:
         assert wrong(tmp_path) == []
@@ -51,7 +53,7 @@ def first_node(data: bytes, page: int) -> int:
 
 
 def test_flipped_bits_in_the_heads_of_pages_are_found(tmp_path: Path) -> None:
-    """Of the list of free pages, of a branch, of a leaf, of an overflow page."""
+    """The pages are one of the list of free pages, a branch, a leaf, and an overflow page."""
     with lmdb.open(str(tmp_path), lock=False, map_size=1 << 24) as env:
         for turn in range(4):
             with env.begin(write=True) as txn:

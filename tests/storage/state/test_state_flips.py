@@ -1,5 +1,5 @@
-"""Flipped bits in LMDB's file: detected or harmless. In processes that may die of it, and are
-started again.
+"""Tests of flipped bits in LMDB's file: they are detected or harmless. The processes may crash, and
+are started again.
 """
 
 from __future__ import annotations

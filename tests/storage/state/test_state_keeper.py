@@ -1,5 +1,5 @@
-"""When a snapshot of the state is written: not oftener than it is worth, and not more seldom than a
-start can stand.
+"""Tests of when a snapshot of the state is written: often enough for a fast start, but not more
+often than needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def test_later_snapshots_wait_a_minute_or_longer_for_a_large_state(
     state.commit(StateBatch(synced_end=0))
     now[0] += 100
     assert not keeper.is_due()
-    monkeypatch.setattr(state_keeper, "SNAPSHOT_STEP_BYTES", 1)  # hours, if there were no limit
+    # without a limit it would be written only after hours
+    monkeypatch.setattr(state_keeper, "SNAPSHOT_STEP_BYTES", 1)
     keeper.write()
     state.commit(StateBatch(synced_end=0))
     now[0] += state_keeper.SNAPSHOT_LATEST_S
@@ -58,8 +59,8 @@ def test_later_snapshots_wait_a_minute_or_longer_for_a_large_state(
 def test_many_starts_within_a_minute_make_the_store_suspect_and_not_those_of_a_day(
     tmp_path: Path, every_s: int, suspected: bool
 ) -> None:
-    """Each came to a commit. -1: the clock is set back each time, so that those before seem to be
-    to come.
+    """Each start came to a commit. With -1 the clock is set back each time, so that earlier starts
+    seem to be in the future.
     """
     found = []
     for number in range(3 * state_keeper.STARTS_MAX):

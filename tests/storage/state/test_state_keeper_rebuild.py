@@ -1,5 +1,5 @@
-"""A damaged state store is set aside and made again from its snapshot and the log: redeliveries,
-not losses.
+"""Tests of a damaged state store: it is set aside and rebuilt from its snapshot and the log.
+Messages may be delivered again, but none is lost.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def table_of(harness: StorageHarness) -> Table:
 
 
 def work(harness: StorageHarness) -> Table:
-    """Four blocks; channels, of which one has deferred and other holes; a snapshot in between; then
-    things that only the log knows.
+    """Make four blocks, and channels, one of which has deferred and other holes. Write a snapshot
+    in between. Then publish what only the log knows.
     """
     for _ in range(2):
         harness.publish()
@@ -236,12 +236,12 @@ def test_a_rebuild_on_a_full_disk_keeps_the_damaged_store(harness: StorageHarnes
     assert table_of(harness).channels["c"] == ROW
 
 
-# What is noticed
+# How damage is noticed
 
 
 def test_a_store_older_than_its_snapshot_is_made_again(harness: StorageHarness) -> None:
-    """LMDB chooses between two heads by a number; a bit of it, and the commit before is back: right
-    in itself.
+    """LMDB chooses between two heads by a number. A flipped bit in it brings back the commit
+    before, which is correct in itself.
     """
     work(harness)
     old = harness.path("state/data.mdb").read_bytes()
@@ -273,7 +273,7 @@ def test_damage_met_in_deferred_rows_is_repaired_by_the_next_start(harness: Stor
 def test_after_two_starts_without_a_commit_the_store_is_examined_first(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LMDB crashed each time. Nothing but the note is left of that."""
+    """LMDB crashed each time, and only the note of the starts is left."""
     work(harness)
     harness.abandon()
     real = StateStore.__init__
@@ -299,7 +299,8 @@ def test_a_sound_store_is_not_set_aside_and_not_examined_for_ever(
     work(harness)
     asked: list[str] = []
     monkeypatch.setattr(state_rebuild, "examine", answer(asked))
-    for _ in range(2):  # killed before its first commit, each time: the next start commits to know
+    # killed before its first commit each time; the next start makes a commit itself to find out
+    for _ in range(2):
         harness.abandon()
         assert harness.open().report.alarms == []
     assert asked == []
@@ -315,7 +316,7 @@ def test_a_sound_store_is_not_set_aside_and_not_examined_for_ever(
 def test_after_too_many_starts_in_a_short_time_the_store_is_examined(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It dies of something later than its first commit."""
+    """The process dies of something after its first commit."""
     asked: list[str] = []
     monkeypatch.setattr(state_rebuild, "examine", answer(asked))
     for _ in range(state_keeper.STARTS_MAX - 1):

@@ -1,5 +1,5 @@
-"""A state store is made again, and the power goes: each name is on disk before the next relies on
-it; nothing is wiped or done twice.
+"""Tests of power cuts while a state store is rebuilt: each name is on disk before the next step
+needs it, and nothing is erased or done twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OTHER_UUID = bytes(16)
 
 
 def forgetful(root: Path, harness: StorageHarness) -> StorageHarness:
-    """A topic whose state is damaged, closed."""
+    """Make a closed topic whose state is damaged."""
     root.mkdir()
     made = type(harness)(root, files=ForgetfulFiles(str(root)))
     made.open()
@@ -38,7 +38,7 @@ def forgetful(root: Path, harness: StorageHarness) -> StorageHarness:
 
 
 def tear(harness: StorageHarness) -> None:
-    """The snapshot: its head can be read, and tells of more commits than a new store has."""
+    """Cut the snapshot. Its head can still be read, and gives more commits than a new store has."""
     path = harness.path(SNAPSHOT_NAME)
     path.write_bytes(path.read_bytes()[:-1])
     harness.files.reset()
@@ -53,7 +53,7 @@ def of_state(harness: StorageHarness) -> set[str]:
 def test_a_power_cut_at_every_change(
     tmp_path: Path, harness: StorageHarness, loss: str, torn: bool
 ) -> None:
-    """And another one after the start that finished it."""
+    """There is another power cut after the start that completed the rebuild."""
     wanted = {"state", "state.starts", "state.bad-1", *([f"{SNAPSHOT_NAME}.bad-1"] if torn else [])}
     finished = False
     at = 0
@@ -86,8 +86,8 @@ def test_a_power_cut_at_every_change(
 def test_a_missing_state_is_not_made_twice_because_a_bad_snapshot_came_back(
     tmp_path: Path, harness: StorageHarness
 ) -> None:
-    """No other rename comes between that of the snapshot and that of the new store, which it would
-    speak against.
+    """The rename of the snapshot must be durable before the new store gets its name. Otherwise the
+    old snapshot could come back and contradict the new store.
     """
     finished = False
     at = 0
@@ -111,7 +111,7 @@ def test_a_missing_state_is_not_made_twice_because_a_bad_snapshot_came_back(
 
 
 def test_the_name_of_a_rebuilt_store_is_synced(tmp_path: Path, harness: StorageHarness) -> None:
-    """Whoever looks at the folder with no start in between finds it."""
+    """Code that looks at the folder without a start in between finds the store."""
     other = forgetful(tmp_path / "one", harness)
     rebuild_state(other.files, other.directory, IDENTITY.uuid_bytes, 1 << 20, "it is damaged")
     other.files.crash(keep_none)
@@ -135,7 +135,9 @@ def test_the_name_of_a_store_is_synced_when_its_rebuild_is_finished(
 
 
 def test_a_snapshot_with_another_topics_checkpoint_is_not_used(harness: StorageHarness) -> None:
-    """Its head says that it is this one's. A store made from it would be refused by every start."""
+    """The head of the snapshot names this topic, but its content does not. A store made from it
+    would be refused by every start.
+    """
     work(harness)
     harness.abandon()
     spoil(harness)

@@ -1,5 +1,5 @@
-"""On PYTHONPATH of a broker under test: its syncs fail with EIO as long as the file that
-ZSQ_SABOTAGE names is there.
+"""Module on the PYTHONPATH of a broker under test. All syncs fail with EIO while the file that
+ZSQ_SABOTAGE names exists.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Reads the logs and the dead letters of the soak while they are still kept, and tells the ledger
-what they hold.
+"""Audit of the soak: it reads the logs and the dead letters before retention removes them, and
+reports to the ledger what they contain.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ READ_S: Final = 120.0
 
 
 class Audit:
-    """One reader a topic. `dying`: the channels that have dead letters."""
+    """One reader for each topic. `dying` has the channels that have dead letters."""
 
     def __init__(
         self, ledger: Ledger, url: str, topics: Sequence[Topic], dying: Sequence[Channel]
@@ -28,15 +28,15 @@ class Audit:
         self._dying = {channel.name: channel for channel in dying}
         self._dead_read_to = dict.fromkeys(self._dying, 0)
         self._url = url
-        self._lock = threading.Lock()  # the operator reads, too
+        self._lock = threading.Lock()  # the operator's thread reads too
 
     def head(self, topic: Topic) -> tuple[int, int]:
-        """The oldest offset kept, and the next one to come."""
+        """Return the oldest offset that the log still has, and the next offset to be given out."""
         with zsq.Reader(topic.name, url=self._url, timeout=READ_S, patient=True) as reader:
             return reader.head()
 
     def all(self) -> None:
-        """Read everything, then compare what retention removed."""
+        """Read everything new, then compare what retention has removed."""
         for topic in self.topics:
             start, _ = self.head(topic)
             self.read(topic)
@@ -46,7 +46,7 @@ class Audit:
             self.ledger.removed(topic, start)
 
     def read(self, topic: Topic) -> None:
-        """From where it was left to the present end."""
+        """Read from where the last call stopped to the present end."""
         with (
             self._lock,
             zsq.Reader(topic.name, url=self._url, timeout=READ_S, patient=True) as reader,
@@ -96,4 +96,4 @@ class Audit:
                             self._dead_read_to[channel.name], block.next_offset
                         )
         except zsq.NotFound:
-            return  # none has died yet
+            return  # the channel has no dead letters yet

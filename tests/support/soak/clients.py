@@ -1,5 +1,5 @@
-"""The clients of the soak: threads that publish and consume, and write down in the ledger what they
-ask and what they are told.
+"""The clients of the soak: threads that publish and consume, and record in the ledger what they ask
+and what the broker answers.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from support.soak.ledger import Channel, Ledger, Topic, body_of
 
 import zsq
 
-PATIENCE_S: Final = 180.0  # of a client: a restart is no error
+PATIENCE_S: Final = 180.0  # time-out of a client: a restart of the broker must not end it
 HEARTBEAT_MS: Final = 1_000
 MESSAGE_TIMEOUT_S: Final = 3.0
 READY: Final = 400
 FLUSH_S: Final = 0.3
-WINDOW: Final = 4  # publishes of a producer on their way
-BLOCK: Final = 60  # messages of a publish, at most
-PACE_S: Final = 0.2  # between two publishes of a producer, on average
+WINDOW: Final = 4  # publishes of a producer that are not answered yet, at most
+BLOCK: Final = 60  # messages of one publish, at most
+PACE_S: Final = 0.2  # seconds between two publishes of a producer, on average
 DELAYED_SHARE: Final = 0.15
 LONG_SHARE: Final = 0.02
 REQUEUED_EVERY: Final = 97
-REJECTED_EVERY: Final = 211  # of a channel with dead letters
-POISON_EVERY: Final = 307  # never finished there: it dies by its attempts
+REJECTED_EVERY: Final = 211  # in a channel with dead letters
+POISON_EVERY: Final = 307  # in such a channel these are never finished: they use up their attempts
 
 
 class Worker(threading.Thread):
-    """A thread whose failure is a complaint. Those that can be paused set `idle` when they have
-    nothing on its way.
+    """A thread that reports its failure to the ledger as a complaint. A worker that can be paused
+    sets `idle` when none of its requests is unanswered.
     """
 
     def __init__(self, ledger: Ledger, name: str) -> None:
@@ -55,8 +55,8 @@ class Worker(threading.Thread):
 
 
 class Publishing(Worker):
-    """Publishes blocks, singles and delayed messages to the standing topics, with several of them
-    on their way.
+    """A producer: it publishes blocks, single messages and delayed messages to the permanent
+    topics, with several unanswered at a time.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Publishing(Worker):
         self.random = random.Random(seed)
         self.pace_s = pace_s
         self.url = url
-        # Topic, number, key, due: what may be cancelled.
+        # Topic, number, key, due time of messages that may be cancelled.
         self.keys: deque[tuple[Topic, int, str, int]] = deque(maxlen=4_000)
         self._out: deque[tuple[Topic, range, int, zsq.Receipt]] = deque()
 
@@ -125,8 +125,8 @@ class Publishing(Worker):
 
 
 class Consuming(Worker):
-    """One consumer of one channel: it finishes, requeues, rejects, touches, and now and then
-    forgets what it holds.
+    """One consumer of one channel. It finishes, requeues, rejects and touches messages, and leaves
+    some without an answer.
     """
 
     def __init__(
@@ -146,7 +146,8 @@ class Consuming(Worker):
         self.dying = dying
         self.url = url
         self.ordered = ordered
-        self.renew = threading.Event()  # subscribe again, with nothing of the old subscription left
+        # set to order a new subscription that keeps nothing of the old one
+        self.renew = threading.Event()
         self.unconfirmed: list[int] = []
         self._flushed_s = time.monotonic()
 
@@ -183,7 +184,7 @@ class Consuming(Worker):
             else:
                 self._must_be_refused(message)
         if chance < 0.01:
-            return  # forgotten: its lease ends, and it comes again
+            return  # no answer: the leases end, and the messages are delivered again
         if chance < 0.05:
             batch.touch()
         finished = []
@@ -203,7 +204,9 @@ class Consuming(Worker):
             message.finish()
 
     def _must_be_refused(self, message: zsq.Message) -> None:
-        """Another consumer's finish of it was confirmed: the broker must not take this one."""
+        """Finish a message although another consumer's finish of it was confirmed. The broker must
+        refuse.
+        """
         try:
             message.finish(sync=True)
         except (zsq.LeaseLost, zsq.BrokerUnreachable):
@@ -213,8 +216,8 @@ class Consuming(Worker):
             self.ledger.complain(f"{text} was under a lease after another finish was confirmed")
 
     def _settle(self, settle: Callable[[], object]) -> None:
-        """The finishes are confirmed, or in doubt: then they count as told, and their messages may
-        come again.
+        """Wait until the finishes are confirmed. If they are in doubt, they stay recorded as sent,
+        and their messages may be delivered again.
         """
         offsets, self.unconfirmed = self.unconfirmed, []
         try:
@@ -227,7 +230,7 @@ class Consuming(Worker):
 
     def _close(self, consumer: zsq.Consumer) -> None:
         with contextlib.suppress(zsq.LeaseLost, zsq.BrokerUnreachable, zsq.NotFound):
-            # `close` only logs which finishes were lost with an earlier link.
+            # `close` would only log which finishes were lost with an earlier connection.
             self._settle(consumer.flush)
         with contextlib.suppress(zsq.LeaseLost, zsq.BrokerUnreachable, zsq.NotFound):
             consumer.close(PATIENCE_S)
@@ -261,7 +264,7 @@ class Group:
             member.start()
 
     def stop(self) -> None:
-        """Close all; what they hold goes back."""
+        """Close all consumers. The messages that they hold are given back to the channel."""
         for member in self.members:
             member.ending.set()
         for member in self.members:
@@ -271,7 +274,7 @@ class Group:
         self.members = []
 
     def renew(self) -> None:
-        """Return when each has subscribed again."""
+        """Make each consumer subscribe again, and return when all have done so."""
         for member in self.members:
             member.renew.set()
         deadline = time.monotonic() + PATIENCE_S

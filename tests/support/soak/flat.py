@@ -1,5 +1,5 @@
-"""Flatness: what the broker's processes hold (descriptors, threads, memory) and what lies on disk
-must not grow once it is warm.
+"""Growth check of the soak: after a warm-up, the broker's processes must not use more and more
+descriptors, threads or memory, and the files on disk must not grow.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from support.memory import private_bytes
 from support.torture.processes import Process
 
 MIB: Final = 1 << 20
-SAMPLES_MIN: Final = 3  # of a process in a third; fewer say nothing
+# samples of a process in each third of the run; with fewer, its growth is not judged
+SAMPLES_MIN: Final = 3
 
 
 class Allowance(NamedTuple):
-    """The last third may be above the second one by this share and this amount."""
+    """The last third may exceed the second one by this share and this amount."""
 
     share: float
     amount: float
 
 
-# A topic or channel of short life has up to eight descriptors in the supervisor and in the gateway,
-# and some ten files. The first large buffer that a process sends without copying starts pyzmq's
-# collector: a thread, and the two of its own context. That may happen at any time, but only once,
-# so these do not count.
+# A short-lived topic or channel has up to eight descriptors in the supervisor and in the gateway,
+# and about ten files. When a process sends its first large buffer without copying it, pyzmq starts
+# its garbage collector: one thread, and the two threads of a separate context. That may happen at
+# any time, but only once, so these threads do not count.
 COLLECTOR_THREADS: Final = 3
-REAPER: Final = "ZMQbg/Reaper"  # libzmq has one for each context
+REAPER: Final = "ZMQbg/Reaper"  # libzmq has one such thread for each context
 OF_A_PROCESS: Final = {
     "descriptors": Allowance(0.0, 20),
     "threads": Allowance(0.0, 1),
@@ -50,12 +51,12 @@ OF_ALL: Final = {
 
 @dataclass
 class Sample:
-    """One look. `processes`: title -> figure -> value; `all`: figure -> value."""
+    """One measurement. `processes`: title -> figure -> value. `all`: figure -> value."""
 
     at_s: float
     processes: dict[str, dict[str, float]]
     all: dict[str, float]
-    # Title -> the names of its threads, for who reads that they grew.
+    # Title -> the names of its threads, for people who read that the number grew.
     threads: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -64,7 +65,7 @@ def look(at_s: float, processes: Sequence[Process], folder: Path) -> Sample:
     found: dict[str, dict[str, float]] = {}
     names: dict[str, tuple[str, ...]] = {}
     for process in processes:
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             threads = tuple(
                 sorted(
                     path.read_text().strip()
@@ -93,9 +94,10 @@ def look(at_s: float, processes: Sequence[Process], folder: Path) -> Sample:
 
 def growths(samples: Sequence[Sample], warm_s: float, end_s: float) -> list[str]:
     """Return what grew: the median of the last third of [`warm_s`, `end_s`] is above that of the
-    third before by more than is allowed.
+    second third by more than is allowed.
 
-    The first third is for what fills once: caches, pools, the log up to what retention keeps.
+    The first third is left out, because some things grow only at the start: caches, pools, and the
+    log until retention removes its oldest chunks.
     """
     third = (end_s - warm_s) / 3
     series: tuple[dict[tuple[str, str], list[float]], ...] = (defaultdict(list), defaultdict(list))
@@ -115,8 +117,8 @@ def growths(samples: Sequence[Sample], warm_s: float, end_s: float) -> list[str]
 
 
 def _threads(who: str, figure: str, samples: Sequence[Sample]) -> str:
-    """Return which threads of a process were there at its first and its last look, or "" for
-    another figure.
+    """Return the threads of a process in its first and its last sample. For another figure return
+    "".
     """
     seen = [sample.threads[who] for sample in samples if who in sample.threads]
     return (
@@ -138,7 +140,7 @@ def _growth(who: str, figure: str, before: list[float], after: list[float]) -> s
 
 
 def table(samples: Sequence[Sample]) -> str:
-    """Return the totals of ten looks, evenly chosen, for people."""
+    """Return a table for people: the totals of ten samples, evenly spaced."""
     lines = ["      at s  descriptors  threads  memory MiB  files  MiB on disk"]
     step = max(1, len(samples) // 10)
     for sample in samples[::step]:

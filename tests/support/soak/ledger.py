@@ -1,18 +1,18 @@
-"""The ledger of the soak: what became of every message, kept outside of the broker and without any
-input or output.
+"""The ledger of the soak: a record of what happened to every message. It is kept outside of the
+broker, and does no input or output.
 
-A message has a number, which its body carries. The ledger knows of each number when it was sent,
-answered, due and cancelled, and at which offset it stands. It knows of each channel and each offset
-whether the message was delivered, finished, dead-lettered or passed. `removed` and `unexplained`
-compare the two: whatever has no explanation is a broken promise.
+Each message has a number, which its body carries. For each number the ledger knows when the message
+was sent, answered, due and cancelled, and at which offset it is stored. For each channel and each
+offset it knows whether the message was delivered, finished, dead-lettered or passed over. `removed`
+and `unexplained` compare the two. If they find something without an explanation, the broker has
+broken a promise.
 
-Clients write down what they are about to ask before they ask it, and what was answered after they
-were told. So a kill between the two weakens what the ledger can claim and never makes it claim
-something false.
+Clients record a request before they send it, and its answer after they receive it. If a kill comes
+between the two, the ledger can claim less, but it never claims anything false.
 
-While an operator moves a channel with `seek` and its consumers go on, a delivery may be from before
-the move or from after it. Such a channel is *turbulent* until all of its consumers have subscribed
-again, and deliveries are not compared in that time.
+If an operator moves a channel with `seek` while its consumers continue, a delivery may be from
+before the move or from after it. Such a channel is *turbulent* until all of its consumers have
+subscribed again. Deliveries are not compared in that time.
 """
 
 from __future__ import annotations
@@ -26,29 +26,31 @@ from dataclasses import dataclass, field
 from typing import Final
 
 COMPLAINTS_MAX: Final = (
-    200  # the first ones say what is wrong; a bound for a run in which everything is
+    # a limit for a run in which everything fails: the first complaints already show what is wrong
+    200
 )
-SHOWN: Final = 5  # numbers named in one complaint
+SHOWN: Final = 5  # numbers listed in one complaint
 
-# What is known of a message in a channel, at its offset. A confirmed finish is FINISHED plus the
-# number of the consumer.
+# States of a message in a channel, by its offset. A confirmed finish is FINISHED plus the number of
+# the consumer.
 AWAITED, TOLD, PASSED, EITHER, DEAD, FINISHED = range(6)
-STEP_MAX: Final = 50_000_000  # no run has so many messages: an offset that is so far ahead is wrong
-# By a seek that passes it.
+# no run has so many messages, so a larger step in the offsets is an error
+STEP_MAX: Final = 50_000_000
+# State before a seek -> state of an offset that the seek passes over.
 LEFT_OUT: Final = bytes(
     PASSED if state in (AWAITED, TOLD, EITHER) else state for state in range(256)
 )
-NOT_ASKED, ASKED, CANCELLED = range(3)  # of a delayed message
+NOT_ASKED, ASKED, CANCELLED = range(3)  # states of the cancellation of a delayed message
 
 
 def body_of(number: int, size: int) -> bytes:
-    """Return a body of about `size` bytes that carries its number and a checksum of all of it."""
+    """Return a body of about `size` bytes that carries its number and a checksum of the whole body."""
     text = b"%012d:" % number + b"z" * size
     return text + b"%08x" % zlib.crc32(text)
 
 
 def number_of(body: bytes) -> int:
-    """Return the number of a body, or -1 where the body was altered or is not one of ours."""
+    """Return the number of a body, or -1 if the body was altered or was not made by `body_of`."""
     if len(body) < 21 or not body[:12].isdigit() or body[-8:] != b"%08x" % zlib.crc32(body[:-8]):
         return -1
     return int(body[:12])
@@ -56,21 +58,23 @@ def number_of(body: bytes) -> int:
 
 @dataclass
 class Topic:
-    """One life of a topic: a topic that is made again under the same name is another one."""
+    """One life of a topic. A topic that is deleted and made again under the same name is another
+    `Topic`.
+    """
 
     name: str
     first: int = 0  # the offset with which this life begins
     at: dict[int, int] = field(default_factory=dict)  # offset -> number
-    start: int = 0  # the oldest offset that the log holds, as far as it was compared
-    read_to: int = 0  # how far the log was read
+    start: int = 0  # the oldest offset of the log in the last comparison
+    read_to: int = 0  # the offset up to which the log was read
     deleted: bool = False
     removed: int = 0
     channels: list[Channel] = field(default_factory=list)
 
 
 class Table:
-    """A byte for each offset from `first` on: a topic that is made again may begin at an offset of
-    2^32 and more.
+    """One byte for each offset from `first` on. A topic that is made again may begin at an offset
+    of 2^32 or more.
     """
 
     def __init__(self, first: int) -> None:
@@ -79,7 +83,7 @@ class Table:
 
     @property
     def end(self) -> int:
-        """The offset behind the last one that has a byte."""
+        """Return the offset after the last one that has a byte."""
         return self._first + len(self._bytes)
 
     def extend(self, count: int) -> None:
@@ -97,7 +101,7 @@ class Table:
         self._bytes[part] = bytes([value]) * len(self._bytes[part])
 
     def leave_out(self, end: int) -> None:
-        """Translate what is before `end` by LEFT_OUT."""
+        """Translate the bytes before `end` by the table LEFT_OUT."""
         part = self._part(self._first, end)
         self._bytes[part] = self._bytes[part].translate(LEFT_OUT)
 
@@ -123,15 +127,16 @@ class Channel:
     name: str
     consumers: int = 1
     turbulent: bool = False
-    told_since: set[int] = field(default_factory=set)  # since the seek began
+    # offsets whose finish was sent since the seek began
+    told_since: set[int] = field(default_factory=set)
     sought_ns: int = 0  # when the last seek was answered
     deleted: bool = False
 
     def __post_init__(self) -> None:
         self.state = Table(self.topic.first)
-        # At which attempt a confirmed finish was made.
+        # By offset: the attempt whose finish was confirmed.
         self.finished_attempt = Table(self.topic.first)
-        # Of each consumer, the last one that it got.
+        # For each consumer, by offset: the last attempt that it received.
         self.attempts = [Table(self.topic.first) for _ in range(self.consumers)]
 
     @property
@@ -152,8 +157,8 @@ class Channel:
 
 
 class Ledger:
-    """Everything that was promised and everything that was seen. All methods may be called by any
-    thread.
+    """The record of everything that was promised and everything that was seen. Any thread may call
+    any method.
     """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
@@ -162,7 +167,7 @@ class Ledger:
         self.complaints: list[str] = []
         self.counts: Counter[str] = Counter()
         self.topics: list[Topic] = []
-        self._topic = array("H")  # of each number
+        self._topic = array("H")  # by the number of the message
         self._answered = bytearray()
         self._cancel = bytearray()
         self._due_ns = array("q")
@@ -178,7 +183,7 @@ class Ledger:
     def messages(self) -> int:
         return len(self._offset)
 
-    # What the operator and the producers write down
+    # What the operator and the producers record
 
     def add_topic(self, name: str, first: int = 0) -> Topic:
         with self._lock:
@@ -189,7 +194,7 @@ class Ledger:
     def add_channel(
         self, topic: Topic, name: str, floor: tuple[int, int], consumers: int = 1
     ) -> Channel:
-        """`floor`: where the channel began, as (at least, at most)."""
+        """Add a channel. `floor` gives the offset at which it began, as (at least, at most)."""
         with self._lock:
             channel = Channel(topic, name, consumers)
             if floor[1]:
@@ -200,7 +205,9 @@ class Ledger:
             return channel
 
     def delete_topic(self, topic: Topic) -> None:
-        """An operator asked for it: nothing of it is awaited any more."""
+        """Record that an operator asked to delete the topic: none of its messages is expected any
+        more.
+        """
         with self._lock:
             topic.deleted = True
             self.counts["topics deleted"] += 1
@@ -223,7 +230,7 @@ class Ledger:
             return range(first, first + count)
 
     def acknowledged(self, numbers: Sequence[int], offset: int = -1) -> None:
-        """The publish was answered, with its first offset where that is known."""
+        """Record that the publish was answered, and its first offset if that is known."""
         with self._lock:
             for index, number in enumerate(numbers):
                 self._answered[number] = 1
@@ -233,13 +240,15 @@ class Ledger:
                     )
 
     def cancelling(self, numbers: Iterable[int]) -> None:
-        """These delayed messages are about to be cancelled."""
+        """Record that these delayed messages are about to be cancelled."""
         with self._lock:
             for number in numbers:
                 self._cancel[number] = ASKED
 
     def cancelled(self, numbers: Sequence[int], outcome: Sequence[bool]) -> None:
-        """The broker answered: True, it will never come; False, it is in the topic already."""
+        """Record the broker's answers. True: the message will never be delivered. False: it is
+        already in the topic.
+        """
         with self._lock:
             for number, done in zip(numbers, outcome, strict=True):
                 self._cancel[number] = CANCELLED if done else NOT_ASKED
@@ -249,10 +258,12 @@ class Ledger:
                     )
             self.counts["cancelled"] += sum(outcome)
 
-    # What is seen of a message anywhere
+    # What is seen of a message, from any source
 
     def _place(self, topic: Topic, offset: int, number: int, who: str) -> None:
-        """Note that an offset names this message: it always has, and no other does."""
+        """Record that this offset belongs to this message. Complain if the offset belonged to
+        another message, or the message to another offset.
+        """
         known = topic.at.setdefault(offset, number)
         if known != number:
             self.complain(f"{topic.name}: offset {offset} named {known}, and now {who} {number}")
@@ -265,7 +276,7 @@ class Ledger:
             )
 
     def _seen(self, topic: Topic, offset: int, body: bytes, who: str) -> int:
-        """Return the number of a body that came from the broker, or -1 after a complaint."""
+        """Return the number of a body that came from the broker, or complain and return -1."""
         number = number_of(body)
         if number < 0:
             self.complain(
@@ -286,7 +297,9 @@ class Ledger:
         return number
 
     def logged(self, topic: Topic, offset: int, body: bytes) -> None:
-        """The log holds this message. It is read in order of offsets, without a gap."""
+        """Record that the log contains this message. The log must be read in order of offsets,
+        without a gap.
+        """
         with self._lock:
             if offset != topic.read_to:
                 self.complain(
@@ -296,17 +309,17 @@ class Ledger:
             self._seen(topic, offset, body, "the log holds")
 
     def finished(self, channel: Channel) -> int:
-        """Return how many messages of the channel were finished; also those whose confirmation was
-        lost, and that did not come again.
+        """Return how many messages of the channel were finished. Messages count too whose
+        confirmation was lost and which were not delivered again.
         """
         with self._lock:
             return sum(state == TOLD or state >= FINISHED for state in channel.state)
 
-    # What consumers write down
+    # What consumers record
 
     def got(self, channel: Channel, consumer: int, offset: int, attempts: int, body: bytes) -> bool:
-        """A delivery, before it is answered. False: the broker must refuse this consumer's finish,
-        for another one's was confirmed.
+        """Record a delivery before it is answered. Return False if the broker must refuse this
+        consumer's finish, because another consumer's finish was confirmed.
         """
         with self._lock:
             topic, name = channel.topic, channel.name
@@ -345,7 +358,7 @@ class Ledger:
             return True
 
     def told(self, channel: Channel, offsets: Iterable[int]) -> None:
-        """These are about to be finished."""
+        """Record that these messages are about to be finished."""
         with self._lock:
             for offset in offsets:
                 channel.reach(offset)
@@ -355,7 +368,7 @@ class Ledger:
                     channel.told_since.add(offset)
 
     def confirmed(self, channel: Channel, consumer: int, offsets: Iterable[int]) -> None:
-        """The broker confirmed the finish of these."""
+        """Record that the broker confirmed the finish of these messages."""
         with self._lock:
             if channel.turbulent:
                 return
@@ -377,7 +390,9 @@ class Ledger:
                 self.counts["finishes confirmed"] += 1
 
     def dead(self, channel: Channel, offset: int, body: bytes, at_ns: int) -> None:
-        """The dead-letter topic holds this message of the channel since `at_ns`."""
+        """Record that the dead-letter topic has contained this message of the channel since
+        `at_ns`.
+        """
         with self._lock:
             number = self._seen(
                 channel.topic, offset, body, f"the dead letters of {channel.name} hold"
@@ -397,14 +412,17 @@ class Ledger:
     # Seeks
 
     def seek_begins(self, channel: Channel, turbulent: bool) -> None:
-        """A seek is about to be asked. `turbulent`: the channel's consumers go on meanwhile."""
+        """Record that a seek is about to be requested. `turbulent`: the channel's consumers
+        continue meanwhile.
+        """
         with self._lock:
             channel.turbulent, channel.told_since = turbulent, set()
 
     def seek_answered(self, channel: Channel, place: int) -> None:
-        """The channel is at `place`: what is behind it comes (again), what is before it does not.
+        """Record that the channel is now at `place`. Messages from there on are delivered (again),
+        earlier ones are not.
 
-        The log was read to its end after the answer and before this: so all that stands before
+        Before this call, and after the answer, the log was read to its end. So every message before
         `place` is known.
         """
         with self._lock:
@@ -414,7 +432,8 @@ class Ledger:
             channel.state.fill(place, channel.state.end, 0)
             for table in (channel.finished_attempt, *channel.attempts):
                 table.fill(channel.topic.first, table.end, 0)
-            for offset in channel.told_since:  # of the old place or of the new one
+            # it is unknown whether they were finished before the seek or after it
+            for offset in channel.told_since:
                 if offset >= place:
                     channel.state[offset] = TOLD
                 elif channel.state[offset] == PASSED:
@@ -422,15 +441,18 @@ class Ledger:
             self.counts["seeks"] += 1
 
     def seek_settled(self, channel: Channel) -> None:
-        """All consumers of the channel have subscribed again after the seek was answered."""
+        """Record that all consumers of the channel have subscribed again after the answer to the
+        seek.
+        """
         with self._lock:
             channel.turbulent, channel.told_since = False, set()
 
     # Comparing
 
     def removed(self, topic: Topic, start: int) -> None:
-        """The log begins at `start` now: every channel must be done with all before it. Dead
-        letters were read after this was seen.
+        """Compare after the log's start has moved to `start`: every channel must be done with all
+        messages before it. The dead letters must be read between noticing the new start and this
+        call.
         """
         with self._lock:
             if topic.deleted or any(channel.turbulent for channel in topic.channels):
@@ -458,8 +480,8 @@ class Ledger:
         return self._now_ns()
 
     def missing(self, due_ns: int | None = None) -> list[int]:
-        """Return the numbers that were acknowledged, were due at `due_ns` (default: now), and stand
-        nowhere.
+        """Return the numbers that were acknowledged and were due at `due_ns` (default: now), but
+        are not in the log.
         """
         with self._lock:
             now = self._now_ns() if due_ns is None else due_ns
@@ -487,8 +509,8 @@ class Ledger:
             ]
 
     def in_doubt(self, topic: Topic) -> int:
-        """Return how many delayed messages may wait or not: their publish or their cancelling was
-        not answered.
+        """Return for how many delayed messages it is unknown if they still wait: their publish or
+        their cancellation was not answered.
         """
         with self._lock:
             now, which = self._now_ns(), self.topics.index(topic)
@@ -500,12 +522,12 @@ class Ledger:
             )
 
     def unexplained(self, due_ns: int | None = None) -> Counter[str]:
-        """Return what became of each message and of each message in each channel; complain of what
-        has no explanation.
+        """Return how many messages ended in which way, in the log and in each channel. Complain
+        about each message without an explanation.
 
-        To be called while nothing is published and all channels are empty. `due_ns`: when the log
-        was last read to its end (default: now). What became due after that may be on its way into
-        the log.
+        Call this only while nothing is published and all channels are empty. `due_ns`: when the log
+        was last read to its end (default: now). Messages that became due later may not be in the
+        log yet.
         """
         with self._lock:
             found: Counter[str] = Counter()

@@ -1,5 +1,5 @@
-"""The operator of the soak: seeks, topics and channels made and deleted, delayed messages
-cancelled, one act after the other.
+"""The operator of the soak: one action at a time, it moves channels, makes and deletes topics and
+channels, and cancels delayed messages.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ import zsq
 
 Found = TypeVar("Found")
 
-ASKED_S: Final = 120.0  # an order is repeated so long, over restarts of whatever carries it out
-VISITS_MAX: Final = 3  # channels of short life at a time
+# a request is repeated for so long, over restarts of the processes that serve it
+ASKED_S: Final = 120.0
+VISITS_MAX: Final = 3  # short-lived channels that exist at the same time
 VISIT_S: Final = (3.0, 25.0)
-BRIEF_NAMES: Final = 4  # topics of short life take these names in turn
+BRIEF_NAMES: Final = 4  # short-lived topics take these names in turn
 CANCELS_MAX: Final = 20
 
 
 def until_done(ask: Callable[[], Found]) -> Found:
-    """Ask until it is answered: whatever carries it out may be killed meanwhile."""
+    """Repeat a request until it is answered. The processes that serve it may be killed meanwhile."""
     deadline = time.monotonic() + ASKED_S
     while True:
         try:
@@ -42,8 +43,8 @@ def until_done(ask: Callable[[], Found]) -> Found:
 
 
 def until_gone(delete: Callable[[], object]) -> None:
-    """Ask for a deletion until it is answered; where the answer was lost, nothing is there the next
-    time.
+    """Repeat a deletion until it is answered. If the answer was lost, the next request finds
+    nothing, and that counts as done.
     """
     with contextlib.suppress(zsq.NotFound):
         until_done(delete)
@@ -51,14 +52,14 @@ def until_gone(delete: Callable[[], object]) -> None:
 
 @dataclass
 class Visit:
-    """A channel of short life."""
+    """A short-lived channel."""
 
     group: Group
     until_s: float
 
 
 class Operator(Worker):
-    """Carries out its acts by a seeded choice, until it is told to end. While it is paused it does
+    """Carries out its actions by a seeded choice until `ending` is set. While it is paused it does
     nothing.
     """
 
@@ -114,7 +115,9 @@ class Operator(Worker):
         return self.random.choice(("earliest", "latest", anywhere, near))
 
     def _seek_back(self, admin: zsq.Admin) -> None:
-        """While nobody consumes: what is before the move and what is after it is certain."""
+        """Move a channel back while it has no consumers, so that it is certain which deliveries
+        came before the move.
+        """
         group = self.random.choice(self.movable)
         group.stop()
         self.ledger.seek_begins(group.channel, turbulent=False)
@@ -130,7 +133,7 @@ class Operator(Worker):
         self.ledger.counts["seeks under load"] += 1
 
     def _seek_forward(self, admin: zsq.Admin) -> None:
-        """To leave out what waits."""
+        """Move a channel forward, to skip the messages that wait."""
         group = self.random.choice(self.movable)
         group.stop()
         self.ledger.seek_begins(group.channel, turbulent=False)
@@ -143,7 +146,7 @@ class Operator(Worker):
         self.audit.read(topic)
         self.ledger.seek_answered(channel, int(answer["offset"]))
 
-    # Channels and topics of short life
+    # Short-lived channels and topics
 
     def _visit(self, admin: zsq.Admin) -> None:
         if len(self.visits) >= VISITS_MAX:
@@ -174,8 +177,8 @@ class Operator(Worker):
             self.visits.remove(visit)
 
     def _brief(self, admin: zsq.Admin) -> None:
-        """A topic that is made, published to, consumed in part or in whole, and deleted; the next
-        one of its name goes on behind it.
+        """Make a topic, publish to it, consume some or all of it, and delete it. The next topic of
+        this name continues after its last offset.
         """
         self._number += 1
         name = f"brief-{self._number % BRIEF_NAMES}"
@@ -222,7 +225,7 @@ class Operator(Worker):
         now_ns = time.time_ns()
         for _ in range(min(CANCELS_MAX, len(producer.keys))):
             topic, number, key, due_ns = producer.keys.pop()
-            # Some of them when they are due, or were.
+            # Some of them are cancelled at or after their due time.
             if due_ns - now_ns > 500_000_000 or self.random.random() < 0.2:
                 chosen.setdefault(topic.name, []).append((number, key))
         for name, pairs in chosen.items():
@@ -230,11 +233,11 @@ class Operator(Worker):
             try:
                 outcome = admin.delayed_cancel(name, [key for _, key in pairs])
             except (zsq.BrokerUnreachable, zsq.Refused):
-                continue  # in doubt: they may come or not
+                continue  # it is unknown whether they were cancelled
             self.ledger.cancelled([number for number, _ in pairs], outcome)
 
     def cancel_all(self, admin: zsq.Admin, topic: Topic) -> None:
-        """At the end: as many must wait as the ledger says."""
+        """Cancel all delayed messages at the end. As many must wait as the ledger says."""
         waiting = self.ledger.waiting(topic)
         in_doubt = self.ledger.in_doubt(topic)
         asked = self.ledger.counts["cancelled"]

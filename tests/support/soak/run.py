@@ -1,5 +1,5 @@
-"""The soak: a real broker under a mixed load for minutes or hours, kills at intervals, and a ledger
-that must explain every message.
+"""The soak: a real broker under a mixed load for minutes or hours, with kills at intervals. A
+ledger must explain what happened to every message.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ import zsq
 STEADY, ROUGH = (
     "steady",
     "rough",
+    # After the first third of the run no process of the steady topic is killed, so that a leak has
+    # time to show.
 )
 PLAIN: Final = ((STEADY, "keep"), (ROUGH, "plain"))
 ORDERED: Final = (STEADY, "strict")
@@ -45,10 +47,10 @@ SERVE: Final = (
 START_S: Final = 120.0
 DRAIN_S: Final = 240.0
 AUDIT_S: Final = 2.0
-SAMPLES: Final = 240  # in all, at least 2 s apart
+SAMPLES: Final = 240  # samples in the whole run; two samples are at least 2 s apart
 CHECKPOINT_S: Final = 300.0
-KILL_S: Final = 20.0  # on average, between two kills
-OPERATOR_S: Final = 3.0  # on average, between two acts of the operator
+KILL_S: Final = 20.0  # seconds between two kills, on average
+OPERATOR_S: Final = 3.0  # seconds between two actions of the operator, on average
 ANY: Final = (
     "topic",
     "channel",
@@ -64,7 +66,7 @@ GENERATION: Final = ("everything", "supervisor", "forkserver", "terminate", "sta
 SPARED: Final = ("supervisor", "forkserver", "scan_loop", "gateway")
 WARM_SHARE: Final = 0.05
 ZERO: Final = ("damaged_blocks", "lost_messages", "delayed_lost", "dropped_count")
-# Each of these must have happened, or the soak proved less than it says.
+# Each of these must have happened. Otherwise the soak has tested less than it says.
 COVERED: Final = (
     "redeliveries", "finishes confirmed", "dead letters", "cancelled", "seeks", "seeks under load", "channels made", "channels deleted",
     "topics deleted", "kills", "removed",
@@ -72,11 +74,11 @@ COVERED: Final = (
 
 
 class Violation(Exception):
-    """A promise was not kept; what and where."""
+    """A promise was broken. The text says which one and where."""
 
 
 class SoakKiller(Killer):
-    """A killer that can spare the processes whose growth is watched."""
+    """A killer that can spare the processes whose growth is measured."""
 
     sparing = False
 
@@ -131,7 +133,7 @@ class Soak:
         self.kills: Counter[str] = Counter()
         self.explained: Counter[str] = Counter()
         self.checkpoints = 0
-        self.clean_s = 0.0  # the last checkpoint at which nothing was unexplained
+        self.clean_s = 0.0  # time of the last checkpoint at which every message was explained
         self.began = 0.0
         self.read_ns = 0  # when the log was last read to its end while all channels were empty
 
@@ -143,7 +145,9 @@ class Soak:
         print(f"{self.at_s:8.1f} s  {text}", flush=True)
 
     def run(self) -> None:
-        """`Violation` at the first message that has no explanation, or at growth."""
+        """Run to the end. Raise `Violation` at the first message that has no explanation, or if
+        something grew.
+        """
         try:
             self._begin()
             self._load()
@@ -229,8 +233,8 @@ class Soak:
     # Checkpoints
 
     def _checkpoint(self, last: bool = False) -> None:
-        """Nothing more is published; when all channels are empty, every message must be explained.
-        After the `last` one nothing goes on.
+        """Pause the producers and the operator. When all channels are empty, every message must be
+        explained. After the `last` checkpoint they stay paused.
         """
         for worker in (*self.producers, self.operator):
             worker.idle.clear()
@@ -316,7 +320,7 @@ class Soak:
             self.operator.close(admin)
             for topic in self.topics.values():
                 self.operator.cancel_all(admin, topic)
-        self._drain()  # of what became due since the checkpoint
+        self._drain()  # wait for messages that became due after the checkpoint
         for group in self.groups.values():
             group.stop()
         self.audit.all()

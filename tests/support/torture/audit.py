@@ -1,4 +1,6 @@
-"""Reads the log, each message once while it is still kept, and holds it against the ledger."""
+"""Audit of the torture: it reads each message of the log once, before retention removes it, and
+compares it with the ledger.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ TIMEOUT_S = 90.0
 
 @dataclass
 class TopicAudit:
-    """How far a topic's log was read."""
+    """The position up to which a topic's log was read."""
 
     offset: int = 0
     # (lane, life) -> the last of its blocks in the log.
@@ -30,7 +32,7 @@ class Audit:
         self.messages = 0
 
     def read(self) -> None:
-        """From where it was left to the present end."""
+        """Read from where the last call stopped to the present end."""
         for number, name in enumerate(self.ledger.shape.topics):
             with zsq.Reader(name, url=self.url, timeout=TIMEOUT_S, patient=True) as reader:
                 self._read(number, self.topics[number], reader)
@@ -71,7 +73,7 @@ class Audit:
         ledger.stored[message] = 1
         self.messages += 1
         slot, index = divmod(message, SLOT)
-        # A producer's blocks stand in the order in which it published them.
+        # The blocks of a producer must be stored in the order in which it published them.
         if not index and ledger.kind[slot] == l.BLOCK:
             producer = (slot // ledger.shape.slots, ledger.life[slot])
             if topic.newest.get(producer, -1) > slot:
@@ -82,8 +84,8 @@ class Audit:
             topic.newest[producer] = slot
 
     def settled(self) -> dict[str, int]:
-        """All is still: what was acknowledged is stored, got to every channel and was finished
-        there; blocks and groups are whole.
+        """Check at a time without traffic: what was acknowledged is stored, and every channel got
+        and finished it. Blocks and transactions are complete.
         """
         ledger, shape = self.ledger, self.ledger.shape
         totals = dict.fromkeys(

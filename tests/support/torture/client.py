@@ -1,5 +1,5 @@
-"""A client process of the torture: `python -m support.torture.client JSON`, to be killed at any
-instant.
+"""A client process of the torture: `python -m support.torture.client JSON`. It may be killed at any
+moment.
 """
 
 from __future__ import annotations

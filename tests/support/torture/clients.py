@@ -1,4 +1,4 @@
-"""The client processes of the torture: started, killed, started again."""
+"""The client processes of the torture: how they are started, killed and started again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.torture.processes import Process, read
 
 
 class Clients:
-    """The client processes: two that publish, two that consume, one of each over TCP."""
+    """The client processes: two that publish and two that consume. One of each kind uses TCP."""
 
     def __init__(self, ledger: Ledger, path: Path, broker: Broker, seed: int) -> None:
         self.ledger = ledger

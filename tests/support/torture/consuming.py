@@ -1,5 +1,5 @@
-"""The consuming clients of the torture: they finish batches and singles, requeue, touch, and forget
-some until the lease ends.
+"""The consuming clients of the torture: they finish batches and single messages, requeue, touch,
+and leave some without an answer until the lease ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REQUEUED_EVERY = 97  # of the messages delivered for the first time
 
 
 class Consuming:
-    """One consumer of one channel, in a thread of its own."""
+    """One consumer of one channel, in a separate thread."""
 
     def __init__(self, ledger: Ledger, channel: int, number: int, url: str, seed: int) -> None:
         self.ledger = ledger
@@ -38,8 +38,8 @@ class Consuming:
         )  # fmt: skip
         self.unconfirmed: list[int] = []
         self.batches = 0
-        self.epoch = 0  # of the oldest batch that is not confirmed
-        # To be finished when their leases have ended.
+        self.epoch = 0  # epoch of the oldest batch that is not confirmed
+        # Batches to be finished after their leases have ended.
         self.late: deque[tuple[float, zsq.Batch, list[int]]] = deque()
         self.flushed_s = time.monotonic()
         ledger.words[self.row + l.SETTLED] = ledger.words[self.row + l.TOLD]
@@ -70,7 +70,7 @@ class Consuming:
             self._must_be_refused(messages[index], left.pop(index))
         chance = self.random.random()
         if chance < 0.004:
-            return  # forgotten: its lease ends, and it comes again
+            return  # no answer: the leases end, and the messages are delivered again
         if chance < 0.01 and not gone:
             self.late.append((time.monotonic() + LATE_S, batch, numbers))
             return
@@ -94,8 +94,8 @@ class Consuming:
             batch.finish()
 
     def _must_be_refused(self, message: zsq.Message, number: int) -> None:
-        """Somebody else's finish of it was confirmed, or its predecessor is with somebody else: the
-        broker must not take ours.
+        """Finish a message that the broker must not accept: another consumer's finish was
+        confirmed, or its predecessor is with another consumer.
         """
         self.ledger.words[self.row + l.STALE] += 1
         try:
@@ -109,8 +109,8 @@ class Consuming:
         )
 
     def _finish_late(self, batch: zsq.Batch, numbers: list[int]) -> None:
-        """Its lease has ended: a confirmation of this finish would be a lie, and show, for the
-        messages come again.
+        """Finish a batch whose lease has ended. If the broker confirmed it, that would be false.
+        The error would show, because the messages are delivered again.
         """
         self.flush()
         self.unconfirmed = numbers

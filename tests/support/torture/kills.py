@@ -1,5 +1,5 @@
-"""The ways to end, end again and stop processes: each is carried out on the broker and says what it
-did.
+"""The ways to kill and stop processes, alone or repeatedly. Each is carried out on the broker and
+returns a text that says what it did.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ACTORS: Final = ("topic", "channel", "scan_worker", "scan_loop", "gateway", "alarm_teller")
 CLIENTS: Final = ("producer", "consumer")
 # The broker is started anew.
+# After these kills the broker is started again.
 GENERATION: Final = (
     "forkserver",
     "supervisor",
@@ -31,7 +32,7 @@ GENERATION: Final = (
     "start_storm",
     "terminate",
 )
-# How often each comes among thirty
+# How often each kind occurs among thirty kills
 SHARES: Final[dict[str, int]] = {
     "topic": 6, "channel": 3, "scan_worker": 1, "scan_loop": 1, "gateway": 2, "alarm_teller": 1, "forkserver": 1,
     "supervisor": 1, "everything": 1, "producer": 2, "consumer": 2, "storm": 2, "start_storm": 1, "stop_short": 3, "stop_long": 2,
@@ -39,23 +40,23 @@ SHARES: Final[dict[str, int]] = {
 }  # fmt: skip
 STOPPABLE: Final = ("supervisor", "forkserver", *ACTORS, *CLIENTS, *CLIENTS)
 SHORT_S: Final = (0.02, 0.4)
-LONG_S: Final = (2.3, 3.5)  # beyond two heartbeats
+LONG_S: Final = (2.3, 3.5)  # longer than two heartbeats
 START_S: Final = 120.0
 STORM_ROUNDS: Final = (2, 4)
-# Further restarts within a minute would be the broker's end, as it promises.
+# With more restarts within a minute the broker would end, as documented.
 RESTARTS_ROOM: Final = RESTARTS_MAX - STORM_ROUNDS[1] - 1
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a kill was: its words for people, and whether the broker is to be started anew."""
+    """The result of a kill: a text for people, and whether the broker must be started again."""
 
     text: str
     ends_generation: bool = False
 
 
 class Killer:
-    """Carries out kills, by a seeded choice of victims and times."""
+    """Carries out kills. A seeded random generator chooses victims and times."""
 
     def __init__(self, broker: Broker, clients: Clients | None, seed: int) -> None:
         self.broker = broker
@@ -65,7 +66,7 @@ class Killer:
         self._restarts: dict[str, deque[float]] = {}
 
     def note_generation(self) -> None:
-        """The broker was started."""
+        """Record that the broker was started."""
         assert self.broker.process is not None
         self.sessions.add(self.broker.process.pid)
         self._restarts.clear()
@@ -75,7 +76,9 @@ class Killer:
         return of_sessions({self.broker.process.pid})
 
     def victim(self, kind: str) -> Process | None:
-        """One of them whose restart the broker still grants; None where there is none now."""
+        """Return a process of this kind that the broker would still restart, or None if there is
+        none now.
+        """
         found = [
             process for process in self.living() if process.kind == kind and self._granted(process)
         ]
@@ -99,7 +102,7 @@ class Killer:
         send(process, signal.SIGKILL)
 
     def carry_out(self, kind: str) -> Done | None:
-        """None: there is no victim of this kind now."""
+        """Carry out one kill. Return None if there is no victim of this kind now."""
         if kind in CLIENTS:
             assert self.clients is not None
             return Done(self.clients.kill(kind))
@@ -120,7 +123,7 @@ class Killer:
         return Done(process.title.removeprefix("zsq: "), kind in GENERATION)
 
     def _everything(self) -> Done:
-        """In any order."""
+        """Kill all processes, in random order."""
         found = self.living()
         self.random.shuffle(found)
         for process in found:
@@ -128,7 +131,7 @@ class Killer:
         return Done(f"all {len(found)} processes", True)
 
     def _storm(self) -> Done | None:
-        """An actor, and its successors while they start."""
+        """Kill one actor, and kill its successors while they start."""
         kind = self.random.choice(("topic", "channel", "gateway", "scan_loop", "scan_worker"))
         process = self.victim(kind)
         if process is None:
@@ -156,7 +159,7 @@ class Killer:
         return None
 
     def _start_storm(self) -> Done:
-        """Everything, and everything again while the broker starts."""
+        """Kill all processes, and again several times while the broker starts."""
         self._everything()
         rounds = self.random.randint(*STORM_ROUNDS)
         for _ in range(rounds):
@@ -168,8 +171,8 @@ class Killer:
         return Done(f"all processes, and {rounds} times while they started", True)
 
     def reap(self) -> None:
-        """Its exit code is taken, and none of its processes lives: as after a service manager,
-        which ends what is left of a life.
+        """Wait for the broker's end, and check that none of its processes lives. A service manager
+        does the same: it ends all processes of a service before it starts the service again.
         """
         assert self.broker.process is not None
         self.broker.process.wait(START_S)
@@ -178,10 +181,12 @@ class Killer:
     def _gone(self, session: int) -> None:
         left = await_end(of_sessions({session}), 20)
         assert not left, f"these outlived their broker: {left}"
-        self.sessions.discard(session)  # its number may be another's before long
+        self.sessions.discard(session)  # another session may soon have the same number
 
     def start_again(self) -> None:
-        """The next life, now and then while the last one's processes are still about to end."""
+        """Start the broker again. In half of the cases, start it while processes of the last run
+        are still ending.
+        """
         assert self.broker.process is not None
         before = self.broker.process
         before.wait(START_S)
@@ -192,12 +197,12 @@ class Killer:
         self._gone(before.pid)
 
     def end_all(self) -> None:
-        """Of whatever life, at the end of the run."""
+        """Kill what is left of any run of the broker, at the end of the torture."""
         for process in of_sessions(self.sessions):
             send(process, signal.SIGKILL)
 
     def _stop(self, seconds: tuple[float, float]) -> Done | None:
-        """SIGSTOP, then SIGCONT: some of them one actor, some a client."""
+        """Stop one actor or one client with SIGSTOP, and continue it later with SIGCONT."""
         kind = self.random.choice(
             [kind for kind in STOPPABLE if self.clients is not None or kind not in CLIENTS]
         )
@@ -217,7 +222,7 @@ class Killer:
         return Done(f"{process.title.removeprefix('zsq: ')} for {pause:.2f} s")
 
     def _terminate(self) -> Done:
-        """SIGTERM: an orderly end under load."""
+        """End the broker with SIGTERM, under load."""
         assert self.broker.process is not None
         self.broker.process.terminate()
         code = self.broker.process.wait(START_S)

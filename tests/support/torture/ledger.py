@@ -1,15 +1,16 @@
-"""What was promised and what happened, in memory that outlives `kill -9` of the clients that write
-it.
+"""The ledger of the torture: what was promised and what happened, in a mapped file that survives
+when the clients that write to it are killed.
 
-A ledger is one file in a memory file system, mapped by the run and by every client process.
-Messages are numbers: a block has a *slot*, its messages are `slot * SLOT + index`. A client notes
-that a block is sent before it sends it, and that it is acknowledged after it was told so; the same
-with finishes. So what a killed client did not note only weakens a claim, never falsifies one.
+The ledger is one file in a memory file system, mapped by the run and by every client process.
+Messages are numbers: a block has a *slot*, and its messages are `slot * SLOT + index`. A client
+records that a block is sent before it sends it, and that it is acknowledged after it receives the
+answer. It does the same with finishes. So if a killed client did not record something, the ledger
+can claim less, but nothing that it claims is false.
 
-The rules are those of `support/history.py`, for many clients at once and ten million messages. What
-more than one consumer makes harder: a delivery may lie in a stopped client's hands while somebody
-else gets, and finishes, its messages. That is no error before the broker *accepts* the answer to
-it, so such messages are finished synchronously, which must be refused.
+The rules are those of `support/history.py`, for many clients at once and ten million messages.
+Several consumers make one thing harder: a stopped client may hold a delivery while another client
+gets and finishes the same messages. That is an error only if the broker *accepts* the late answer.
+So the client finishes such messages synchronously, and the broker must refuse that.
 """
 
 from __future__ import annotations
@@ -26,21 +27,22 @@ from typing import Any, Final
 from support.history import body_of, number_of
 
 SLOT: Final = 512  # numbers of a block, at most
-# Of a lane, taken in turn: of each one message at a time is out, so with few of them an ordered
-# channel is slow.
+# Keys of a lane, which are used in turn. An ordered channel delivers one message of a key at a
+# time, so with few keys it would be slow.
 KEYS: Final = 160
 WORDS: Final = 4096
-ROW: Final = 16  # words of a client's row
+ROW: Final = 16  # words (8-byte numbers) of a client's row
 ROWS_AT: Final = 64
 
-# Of a slot; failed: the client was told of an error, it is stored or not.
+# States of a slot; FAILED: the client got an error, and the block may be stored or not.
 UNUSED, SENT, ACKED, FAILED = range(4)
 BLOCK, DELAYED, STAGED = range(3)  # kinds of slots
 
-# Words for all
+# Words for all clients
 EPOCH, PRESSURE, PAUSE, STOP = range(4)
 # Words of a client's row
 # Of a producer; EPOCHS: one word a topic.
+# Words of a producer; from EPOCHS on, one word for each topic.
 SENT_BLOCKS, DONE_BLOCKS, ACKED_MESSAGES, IDLE, EPOCHS = (
     0,
     1,
@@ -48,25 +50,28 @@ SENT_BLOCKS, DONE_BLOCKS, ACKED_MESSAGES, IDLE, EPOCHS = (
     3,
     8,
 )
-# Of a consumer; its epoch is at EPOCHS.
+# Words of a consumer; its epoch is at EPOCHS.
 TOLD, SETTLED, CONFIRMED, DELIVERED, REDELIVERED, STALE, DOUBTED = range(7)
 
-# Of a message in a channel; confirmed: this and who it was.
-NOT_FINISHED, FINISH_TOLD, FINISH_CONFIRMED = range(3)
+NOT_FINISHED, FINISH_TOLD, FINISH_CONFIRMED = range(
+    3
+    # states of a message in a channel; a confirmed finish is FINISH_CONFIRMED plus the number of
+    # the consumer
+)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Who takes part. `channels`: (topic's index, name); each has a consumer of each of the
-    consumer processes.
+    """Who takes part. `channels` has (index of the topic, name). Each consumer process has one
+    consumer for each channel.
     """
 
-    slots: int  # of a lane
+    slots: int  # slots of a lane
     lanes: int
     topics: tuple[str, ...]
     channels: tuple[tuple[int, str], ...]
     consumers: int
-    ordered: int = -1  # the channel that keeps the order of keys; blocks of its topic have some
+    ordered: int = -1  # index of the ordered channel; the blocks of its topic have keys
 
     @property
     def numbers(self) -> int:
@@ -95,7 +100,7 @@ class Shape:
 
 
 class Ledger:
-    """The mapped tables, and what is noted in them."""
+    """The mapped tables, and methods that record in them."""
 
     def __init__(self, path: Path, shape: Shape) -> None:
         self.shape = shape
@@ -118,7 +123,7 @@ class Ledger:
             ]
         total = sum(array(code).itemsize * count + 8 for _, code, count in sizes)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(descriptor, total)  # sparse: only what is used takes memory
+        os.ftruncate(descriptor, total)  # sparse: only the part that is used takes memory
         self._map: Any = memoryview(mmap.mmap(descriptor, total))
         os.close(descriptor)
         self._tables: dict[str, Any] = {}
@@ -146,28 +151,29 @@ class Ledger:
         ]
 
     def complain(self, text: str) -> None:
-        """A violation; one line, of whichever process."""
+        """Record a violation as one line. Any process may call this."""
         with self.complaints.open("a") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {text}".replace("\n", " | ") + "\n")
 
     def complained(self) -> list[str]:
         return self.complaints.read_text().splitlines() if self.complaints.exists() else []
 
-    # What producers note
+    # What producers record
 
     def open_slot(
         self, slot: int, kind: int, topic: int, count: int, due_ns: int = 0, group: int = 0
     ) -> list[bytes]:
-        """About to be sent: its bodies."""
+        """Record that this block is about to be sent, and return its bodies."""
         assert self.state[slot] == UNUSED
         self.kind[slot], self.topic[slot], self.count[slot] = kind, topic, count
         self.due_ns[slot], self.group[slot] = due_ns, group
-        self.state[slot] = SENT  # last: whoever finds it sent finds the rest
+        # written last: a process that sees SENT can rely on the other fields
+        self.state[slot] = SENT
         first = slot * SLOT
         return [body_of(number) for number in range(first, first + count)]
 
     def keys(self, slot: int) -> list[str] | None:
-        """Of its messages, where their topic has an ordered channel."""
+        """Return the keys of the block's messages, or None if their topic has no ordered channel."""
         shape = self.shape
         if (
             self.kind[slot] != BLOCK
@@ -178,16 +184,16 @@ class Ledger:
         return [f"{slot // shape.slots}-{index % KEYS}" for index in range(self.count[slot])]
 
     def acknowledged(self, slot: int, offset: int) -> None:
-        """Its first offset, or -1 where that is not known."""
+        """Record that the block was acknowledged, and its first offset, or -1 if that is not known."""
         if offset >= 0:
             for index in range(self.count[slot]):
                 self.at(self.topic[slot], offset + index, slot * SLOT + index, "the receipt says")
         self.state[slot] = ACKED
 
-    # What everybody sees
+    # What producers, consumers and the audit record
 
     def at(self, topic: int, offset: int, number: int, who: str) -> None:
-        """An offset always names the same message."""
+        """Record which message an offset belongs to. Complain if it belonged to another one."""
         offsets = self.offsets[topic]
         known = offsets[offset] - 1
         if known == number:
@@ -200,7 +206,9 @@ class Ledger:
             )
 
     def known(self, topic: int, number: int, who: str) -> bool:
-        """It was sent to this topic, and is not early."""
+        """Return True if the message was sent to this topic. Complain if it was not, or if it came
+        before it was due.
+        """
         slot, index = divmod(number, SLOT)
         if not (
             0 <= slot < len(self.state)
@@ -218,14 +226,14 @@ class Ledger:
         return True
 
     def number(self, body: bytes, who: str) -> int:
-        """-1 where it is none of ours."""
+        """Return the number of a body, or complain and return -1 if the body was altered."""
         try:
             return number_of(body)
         except (AssertionError, ValueError) as error:
             self.complain(f"{who}: {error!r}")
             return -1
 
-    # What consumers note
+    # What consumers record
 
     def got(
         self,
@@ -234,12 +242,12 @@ class Ledger:
         runs: Sequence[tuple[int, int, int]],
         bodies: Sequence[bytes],
     ) -> tuple[list[int], list[int]]:
-        """A delivery, before anything is answered: the numbers, and the indexes of those to which
-        no answer may be taken.
+        """Record a delivery before any of it is answered. Return the numbers, and the indexes of
+        those messages of which the broker must refuse a finish.
 
-        Those are whose finish somebody else has confirmed, and, in an ordered channel, who have a
-        predecessor (of the same key and block) that is not finished and was never in this
-        consumer's hands.
+        The broker must refuse in two cases. Another consumer's finish of the message was confirmed.
+        Or the channel is ordered, and the predecessor (of the same key and block) is not finished
+        and was never delivered to this consumer.
         """
         topic, name = self.shape.channels[channel]
         who = f"{name} gets"
@@ -275,7 +283,8 @@ class Ledger:
                     gone.append(index - 1)
                 elif state == FINISH_TOLD and all(row[number] < attempts for row in others):
                     finished[number] = (
-                        NOT_FINISHED  # that finish did not take effect: here it is again
+                        # the finish did not take effect, because the message is delivered again
+                        NOT_FINISHED
                     )
         row = self.shape.row_of_consumer(channel, consumer)
         self.words[row + DELIVERED] += index
@@ -293,7 +302,7 @@ class Ledger:
         )
 
     def told(self, channel: int, numbers: Sequence[int]) -> None:
-        """About to be finished."""
+        """Record that these messages are about to be finished."""
         finished = self.finished[channel]
         for number in numbers:
             if finished[number] == NOT_FINISHED:

@@ -1,5 +1,5 @@
-"""Who lives: the processes of a broker by their session, as /proc tells, whatever the broker itself
-can still answer.
+"""The living processes of a broker, found in /proc by their session. So they are found even if the
+broker itself does not answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Process:
     pid: int
     session: int
     title: str
-    started: int  # in ticks since the machine was: a pid may be used again
+    # in clock ticks since the machine was started; it tells apart two processes with the same pid
+    started: int
 
     @property
     def kind(self) -> str:
@@ -41,7 +42,7 @@ class Process:
 
     @property
     def topic(self) -> str:
-        """That of a storage, topic or channel process, else ""."""
+        """Return the topic of a topic or channel process, otherwise ""."""
         return (
             self.title.split(" ")[2].partition("/")[0] if self.kind in ("topic", "channel") else ""
         )
@@ -67,8 +68,8 @@ def pids() -> list[int]:
 
 
 def of_sessions(sessions: Iterable[int]) -> list[Process]:
-    """All that live in these sessions. A broker is started as the leader of one, and its children
-    stay in it.
+    """Return all processes that live in these sessions. A broker is started as the leader of a
+    session, and its children stay in it.
     """
     wanted = set(sessions)
     return [
@@ -79,8 +80,8 @@ def of_sessions(sessions: Iterable[int]) -> list[Process]:
 
 
 def holders_of(folder: Path) -> list[Process]:
-    """All but this process that have a file below the folder open: owners of what nobody but the
-    broker may own.
+    """Return all processes, except this one, that have a file below the folder open. Only processes
+    of the broker may have one.
     """
     prefix = str(folder) + "/"
     found = []
@@ -98,7 +99,7 @@ def holders_of(folder: Path) -> list[Process]:
 
 
 def send(process: Process, number: int) -> bool:
-    """False if it has gone."""
+    """Send a signal. Return False if the process has ended."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -116,7 +117,7 @@ def send(process: Process, number: int) -> bool:
 
 
 def await_end(processes: Iterable[Process], seconds: float) -> list[Process]:
-    """Those that still live then."""
+    """Wait at most so many seconds, and return the processes that still live."""
     deadline = time.monotonic() + seconds
     left = [
         process

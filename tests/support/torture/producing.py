@@ -1,5 +1,5 @@
-"""The publishing clients of the torture: blocks, delayed blocks, and Spark's staged writes, with
-several of them always on their way.
+"""The publishing clients of the torture: blocks, delayed blocks, and Spark's staged writes. Several
+are always sent and not answered yet.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ import zsq
 from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
 
-PACE_S = 0.2  # between two blocks of a producer to one topic, while nothing is about to be killed
-WINDOW = 6  # blocks on their way to each topic just before a kill
-# Blocks to each topic before one kill, at most: what a kill needs, not what the broker could take.
+PACE_S = 0.2  # seconds between two blocks of a producer to one topic, while no kill is near
+WINDOW = 6  # unanswered blocks to each topic just before a kill
+# Blocks to each topic before one kill, at most. That is enough for a kill, and less than the broker
+# could take.
 BURST = 10
 STAGE_PACE_S = 0.4
 DELAYED_SHARE = 0.06
 SINGLE_SHARE = 0.05
 HEARTBEAT_MS = 1_000
-PATIENCE_S = 180.0  # of a client: a restart storm is no error
+PATIENCE_S = 180.0  # time-out of a client: several restarts in a row must not end it
 TICK_S = 0.002
-MESSAGES = 384  # of a block, at most
+MESSAGES = 384  # messages of a block, at most
 assert MESSAGES <= l.SLOT
 
 
 class Lane:
-    """A part of the slots, which one producer after the other fills."""
+    """A part of the slots. If its producer is killed, the next producer continues to fill it."""
 
     def __init__(self, ledger: Ledger, lane: int) -> None:
         self.ledger = ledger
@@ -45,7 +46,7 @@ class Lane:
             (ledger.life[self._next - 1] + 1) % 256 if self._next % ledger.shape.slots else 0
         )
         words = ledger.words
-        # What a killed predecessor had on its way is nobody's now.
+        # Blocks that a killed predecessor had sent without an answer are not waited for.
         words[self.row + l.DONE_BLOCKS] = words[self.row + l.SENT_BLOCKS]
 
     def take(self) -> int:
@@ -58,7 +59,7 @@ class Lane:
 
 
 class Publishing:
-    """One producer, publishing to all topics until it is told to stop."""
+    """One producer that publishes to all topics until it is told to stop."""
 
     def __init__(self, ledger: Ledger, lane: int, url: str, seed: int) -> None:
         self.ledger = ledger
@@ -66,7 +67,7 @@ class Publishing:
         self.random = random.Random(seed)
         self.producer = zsq.Producer(url, heartbeat_ms=HEARTBEAT_MS, timeout=PATIENCE_S)
         topics = range(len(ledger.shape.topics))
-        # Slot, epoch, receipt.
+        # (slot, epoch, receipt) of each unanswered block.
         self.out: list[deque[tuple[int, int, zsq.Receipt]]] = [deque() for _ in topics]
         self.next_s = [0.0 for _ in topics]
         self.burst = [BURST for _ in topics]
@@ -125,8 +126,8 @@ class Publishing:
 
 
 def stage(ledger: Ledger, number: int, urls: Sequence[str], seed: int) -> None:
-    """One transaction after the other, of one to four blocks in one or two stages, to one topic by
-    ipc and to the other by TCP.
+    """Commit one transaction after the other, each with one to four blocks in one or two stages.
+    One topic is written by ipc, the other by TCP.
     """
     lane, words, chance = Lane(ledger, number), ledger.words, random.Random(seed)
     shape = ledger.shape

@@ -1,5 +1,5 @@
-"""The run: a broker, its clients, a kill a cycle; after each all must flow again, and what the log
-holds is read.
+"""The run of the torture: a broker and its clients, with one kill for each cycle. After each kill
+all clients must make progress again, and the log is read.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ import zsq
 
 TOPICS: Final = ("alpha", "beta")
 CHANNELS: Final = ((0, "one"), (0, "two"), (1, "three"), (1, "four"))
-ORDERED: Final = 3  # the last of them
+ORDERED: Final = 3  # index of the ordered channel: the last one
 CHUNK_BYTES: Final = 2 << 20
 KEPT_BYTES: Final = 48 << 20
 SERVE: Final = ("--chunk-bytes", str(CHUNK_BYTES), "--keep-bytes", str(KEPT_BYTES), "--stage-timeout", "60",
                 "--alarm-command", "true", "--alarm-depth", "1000000000")  # fmt: skip
-RECOVERY_S: Final = 120.0  # a bound for machines that do much else; what it took is told
-OUTSTANDING_S: Final = 0.5  # so long a kill waits for publishes and finishes to be on their way
-QUIET_EVERY: Final = 50  # cycles: then all that was promised is checked
+# a limit for machines that are busy with other work; the time that it took is reported
+RECOVERY_S: Final = 120.0
+# a kill waits at most so long until publishes and finishes are unanswered
+OUTSTANDING_S: Final = 0.5
+QUIET_EVERY: Final = 50  # cycles between two checks of everything that was promised
 DRAIN_S: Final = 180.0
 SLOTS_A_CYCLE: Final = (
-    150  # of each producer: several times what it needs; what is not used takes no memory
+    150  # slots of each producer: several times what it needs; unused slots take no memory
 )
 
 
 class Violation(Exception):
-    """A promise was not kept; what and where."""
+    """A promise was broken. The text says which one and where."""
 
 
 def memory_folder() -> Path:
-    """A new one, in memory where there is a file system for that."""
+    """Make a new folder, in a memory file system if there is one."""
     return Path(
         tempfile.mkdtemp(
             prefix="torture-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -104,7 +106,7 @@ class Torture:
     # Cycles
 
     def run(self) -> None:
-        """`Violation` at the first one."""
+        """Run all cycles. Raise `Violation` at the first violation."""
         try:
             self._begin()
             for cycle, kind in enumerate(self._plan(), 1):
@@ -132,7 +134,7 @@ class Torture:
         self._recovered(time.monotonic())
 
     def _plan(self) -> list[str]:
-        """Each kind by its share; of any thirty all kinds."""
+        """Plan the kills: each kind by its share, so that any thirty kills contain all kinds."""
         plan: list[str] = []
         while len(plan) < self.cycles:
             bag = [kind for kind in self.kinds for _ in range(SHARES[kind])]
@@ -150,7 +152,7 @@ class Torture:
         select.select([], [], [], self.random.uniform(0, 0.008))
         at, publishes, finishes = time.monotonic(), self.publishes_out(), self.finishes_out()
         done = self.killer.carry_out(kind)
-        # There is none now, or the broker would take one more for a reason to give up.
+        # There is no such process now, or one more kill could make the broker give up.
         if done is None:
             kind = "everything"
             done = self.killer.carry_out(kind)
@@ -174,8 +176,8 @@ class Torture:
         )
 
     def _recovered(self, since: float) -> float:
-        """Each producer has an answer for something it sent later, each consumer for something it
-        got later.
+        """Wait until each producer has an answer to something that it sent after the kill, and each
+        consumer for something that it received after it. Return the seconds since `since`.
         """
         words = self.ledger.words
         wanted = [row + l.EPOCHS + topic for row in self.lanes for topic in range(len(TOPICS))] + [
@@ -202,11 +204,11 @@ class Torture:
                 f"the broker ended by itself with code {self.broker.process.returncode}"
             )
 
-    # Quiet points
+    # Checks without traffic
 
     def _quiet(self) -> None:
-        """Nothing more is published; when all channels are empty, everything must be there, and be
-        finished.
+        """Pause publishing. When all channels are empty, everything that was promised must be
+        stored and finished.
         """
         words = self.ledger.words
         words[l.PAUSE] += 1

@@ -1,5 +1,5 @@
-"""The block: what is packed comes back, what is cut or gathered is the same messages, what is
-flipped is noticed.
+"""Tests of the block: what is packed is read back, a cut or gathered block has the same messages,
+and a flipped bit is noticed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def messages_of(block: Block) -> Messages:
 
 
 def travelled(block: Block) -> Block:
-    """Over the wire and back, checked as a stranger's."""
+    """Return the block after a way over the wire, checked like that of an unknown peer."""
     arrived = open_block(block.wire_header(), bytes(block.columns))
     check_block(arrived)
     return arrived
@@ -154,7 +154,7 @@ def test_a_whole_cut_is_the_block_itself() -> None:
 
 
 def test_a_slice_keeps_its_offset_values() -> None:
-    """Arrow's layout: readers subtract the first offset."""
+    """This is Arrow's layout: readers subtract the first offset."""
     piece = cut(pack([b"abc", b"de", b"f"]), 1, 3)
     assert piece.body.offsets.tolist() == [3, 5, 6]
     assert bytes(piece.body.data) == b"def"
@@ -200,7 +200,7 @@ def test_every_flipped_bit_is_noticed() -> None:
 
 
 def forged(block: Block, change: Callable[[bytearray], None] | None = None, **fields: Any) -> Block:
-    """A block whose checksums agree although somebody wrote nonsense into it."""
+    """Make a block with nonsense in it and correct checksums."""
     columns = bytearray(block.columns)
     if change is not None:
         change(columns)
@@ -239,7 +239,7 @@ def test_offsets_that_leave_the_block_are_refused(value: int) -> None:
 
 @pytest.mark.parametrize("bits", range(1, 128))
 def test_columns_that_are_not_there_are_refused_or_harmless(bits: int) -> None:
-    """Whatever columns the header claims, reading stays inside the block."""
+    """Whatever columns the header claims, reads stay inside the block."""
     block = forged(pack([b"abcd", b"efgh"]), columns=bits)
     try:
         check_block(block)
@@ -331,14 +331,14 @@ def test_bodies_that_are_not_bytes_are_refused(bodies: list[Any]) -> None:
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many Python and C calls `work` makes."""
+    """Return how many Python and C calls `work` makes."""
     number = 0
 
     def profile(frame: object, event: str, argument: object) -> None:
         nonlocal number
         number += event in {"call", "c_call"}
 
-    gc.disable()  # its callbacks would be counted too
+    gc.disable()  # the calls of its callbacks would be counted too
     sys.setprofile(profile)
     try:
         work()
@@ -349,8 +349,8 @@ def calls_of(work: Callable[[], object]) -> int:
 
 
 def whole(count: int) -> Block:
-    """All columns, with nulls; keys and tags pass together what one may have, so that the largest
-    is looked for in both.
+    """Make a block with all columns, with nulls. Keys and tags are together larger than one of them
+    may be, so that the largest one is searched for in both.
     """
     some = [b"k" * 100, None] * (count // 2)
     return pack(
@@ -380,5 +380,5 @@ def test_work_is_per_block_not_per_message(work: Callable[[Block], object]) -> N
     extra = calls_of(lambda: work(Block(many.header, many.payload))) - calls_of(
         lambda: work(Block(few.header, few.payload))
     )
-    pieces = len(many.columns) // PIECE_BYTES  # `cut` takes their checksums
+    pieces = len(many.columns) // PIECE_BYTES  # `cut` computes their checksums
     assert 0 <= extra <= 3 * pieces < many.count // 10

@@ -1,5 +1,5 @@
-"""Blocks from ready columns are the blocks that packing the same messages gives, and wrong columns
-are refused.
+"""Tests of blocks from finished columns: they equal the blocks that packing the same messages
+gives, and wrong columns are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS: Final = st.lists(
 
 
 def column(values: list[bytes | None], first: int = 0) -> Column:
-    """As Arrow has it, in a slice: offsets that begin at `first`."""
+    """Return a column as Arrow has it in a slice: its offsets begin at `first`."""
     ends = [first]
     for value in values:
         ends.append(ends[-1] + len(value or b""))

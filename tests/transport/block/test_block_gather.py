@@ -1,5 +1,5 @@
-"""Messages that lie apart, gathered into one block: the same messages, with keys, tags, headers and
-times, whatever lies between them.
+"""Tests of gathering messages from different places into one block: the messages are the same, with
+keys, tags, headers and times, whatever is between them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def travelled(block: Block) -> Block:
 
 @st.composite
 def spans(draw: st.DrawFn, size: int) -> list[tuple[int, int]]:
-    """Some of a block's messages: disjoint, in any order (redeliveries come in the order of their
-    return).
+    """Choose some of a block's messages: disjoint ranges in any order (redeliveries come in the
+    order in which they were returned).
     """
     cuts = (
         sorted(draw(st.sets(st.integers(0, size), min_size=2, max_size=12))) if size > 1 else [0, 1]
@@ -70,7 +70,7 @@ def test_a_gathered_block_has_exactly_the_named_messages(
     for number, (rows, own, time_ns) in enumerate(blocks):
         own_times = [100 + i for i in range(len(rows))] if own else None
         block = made(rows, first_offset=number * 1000, time_ns=time_ns, times=own_times)
-        if data.draw(st.booleans()):  # a slice keeps its offset values: they begin above 0
+        if data.draw(st.booleans()):  # a slice keeps its offset values, so they begin above 0
             start = data.draw(st.integers(0, len(rows) - 1))
             block, rows, own_times = (
                 cut(block, start, len(rows)),

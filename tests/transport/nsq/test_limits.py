@@ -1,5 +1,5 @@
-"""What the client and the wire take at most: the last value that goes, and the first that does
-not.
+"""Tests of the limits of the client and of the wire: the largest value that is accepted, and the
+smallest one that is not.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def test_the_newest_are_a_bounded_number() -> None:
 
 
 def test_a_read_asks_for_something() -> None:
-    """A broker would give a block for 0 bytes too; who asks for them has made a mistake, and reads
-    more than it thinks.
+    """A broker would return a block even for 0 bytes. A caller that asks for 0 bytes has made a
+    mistake, and would read more than it expects.
     """
     assert reading.fetch(0, 1).make(7) == p.Fetch(7, 0, 1)
     for offset, size in ((0, 0), (0, -1), (-1, 1)):
@@ -94,7 +94,7 @@ def test_an_id_has_16_digits_and_an_offset_fewer() -> None:
 
 
 def test_more_than_offsets_can_say_is_cut_into_blocks() -> None:
-    """It is the sum of what is given that is too much, and nothing is wrong with any of it."""
+    """Only the sum of the bodies is too large for one block. Each of them is allowed."""
     bodies = [bytes(MESSAGE_BYTES_MAX)] * 2_100
     blocks = pack_many(bodies, None, None, None)
     assert next(blocks).count == 5
@@ -112,7 +112,7 @@ def test_names_are_of_64_characters_at_most() -> None:
 
 
 def test_a_path_that_no_socket_can_have_is_told_at_once() -> None:
-    """ZeroMQ would cut it or refuse it, and the client would look for a broker until its
+    """ZeroMQ would cut or refuse the path, and the client would search for a broker until its
     time-out.
     """
     room = IPC_PATH_BYTES_MAX - len("/supervisor")
@@ -124,7 +124,7 @@ def test_a_path_that_no_socket_can_have_is_told_at_once() -> None:
 
 
 def test_the_number_of_frames_of_a_message_is_bounded() -> None:
-    """What takes them makes objects for each."""
+    """The receiver makes an object for each frame."""
     block = pack([b"x"])
     head = [b"peer", b"", encode(p.Beat())]
     most = [block.wire_header(), bytes(block.columns)] * (p.FRAMES_MAX // 2)
@@ -145,8 +145,8 @@ def test_the_number_of_frames_of_a_message_is_bounded() -> None:
 def test_a_message_that_is_too_large_is_told_and_spoils_no_other(
     broker: Any, linger_ms: int
 ) -> None:
-    """Among those that linger it would make a block that cannot be packed, and all of them would
-    fail.
+    """Together with messages that wait to be sent (linger), it would make a block that cannot be
+    packed, and all of them would fail.
     """
     with zsq.Producer(broker.url, linger_ms=linger_ms, batch_bytes=1 << 22) as producer:
         producer.publish("t", b"before")

@@ -1,5 +1,5 @@
-"""NSQ's deflate and snappy layers: round trips in pieces, what other implementations write, limits,
-and what is broken.
+"""Tests of NSQ's deflate and snappy layers: round trips in pieces, data of other implementations,
+limits, and broken data.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def chunk(kind: int, data: bytes) -> bytes:
 
 
 def plain_chunk(data: bytes) -> bytes:
-    """By our own writer, which does not pack what is too short."""
+    """Return a chunk from our own writer, which does not compress data that is too short."""
     return SnappyLayer().send(data).removeprefix(STREAM)
 
 
@@ -87,7 +87,7 @@ def test_a_bomb_comes_in_pieces(make: Callable[[], Any]) -> None:
 
 
 def test_nothing_waits_in_zlib_for_more_input() -> None:
-    """At the end of a piece zlib may have taken all input and still be within a match."""
+    """At the end of a piece, zlib may have taken all input and still have output to write."""
     for size in range(PIECE, PIECE + 600, 37):
         packed = DeflateLayer(6).send(bytes(size))
         for cut in range(len(packed) - 12, len(packed)):
@@ -145,13 +145,13 @@ def test_snappy_bytes_as_the_format_says() -> None:
     layer = SnappyLayer()
     sent = layer.send(b"OK")
     assert sent == STREAM + b"\x01\x06\x00\x00" + sent[14:18] + b"OK"
-    assert sent == bytes(cramjam.snappy.compress(b"OK"))  # its checksum too
-    # Packed, and no second stream identifier.
+    assert sent == bytes(cramjam.snappy.compress(b"OK"))  # including its checksum
+    # Compressed, and without a second stream identifier.
     assert layer.send(b"a" * 64)[:4] == b"\x00\x0a\x00\x00"
 
 
 def test_each_tls_record_of_snappy_completes_a_chunk() -> None:
-    """pynsq closes where a read gives it packed bytes and no plain one."""
+    """pynsq closes the connection if a read returns compressed bytes and no plain ones."""
     record = 16_384
     for body in (os.urandom(300_000), b"x" * 10_000_000, os.urandom(10_000) * 30):
         sender, reader = SnappyLayer(), SnappyLayer()

@@ -1,5 +1,5 @@
-"""IDENTIFY: what is granted for what is asked, in the bytes that nsqd 1.3 answers, and what is
-refused with which text.
+"""Tests of IDENTIFY: what is granted, in the bytes that nsqd 1.3 answers, and what is refused, with
+which text.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ def test_a_client_without_identify_gets_the_defaults() -> None:
         ({"msg_timeout": 0}, {"msg_timeout_ms": 60000}),
         ({"msg_timeout": 1000}, {"msg_timeout_ms": 1000}),
         # Nothing is negotiated.
+        # The client did not ask for negotiation.
         (
             {"tls_v1": True, "snappy": True},
             {"tls": False, "snappy": False},
@@ -276,13 +277,13 @@ def test_any_identify_body_is_granted_or_refused(body: bytes) -> None:
 def test_topology_is_reported_only_if_the_node_or_the_client_has_one(
     limits: NsqLimits, asked: bytes, told: bool
 ) -> None:
-    """nsqd 1.3 does not name these fields."""
+    """nsqd 1.3 does not have these fields."""
     body = asked[:-1] + (b"," if len(asked) > 2 else b"") + b'"feature_negotiation":true}'
     answer = decode(body, limits).answer()
     assert (b"topology_zone" in answer, b"topology_region" in answer) == (told, told)
 
 
-# What strangers may say of themselves
+# What unknown clients may send about themselves
 
 
 @pytest.mark.parametrize(
@@ -326,6 +327,6 @@ def test_deeply_nested_json_is_refused_before_it_is_parsed(
 
 def test_brackets_in_strings_are_not_depth() -> None:
     assert asked(user_agent="[{" * 100, hostname='"[' * 100, other=[[]] * 50).hostname == '"[' * 100
-    # A string without an end: looked through once.
+    # A string without an end is searched only once.
     body = b'{"user_agent":"' + b"\\" * 5_000 + b"[" * 5_000
     assert refused(body) == JSON_ERROR

@@ -1,4 +1,6 @@
-"""nsqlookupd's protocol as a node speaks it: exact bytes, bounds, times, and its HTTP answers."""
+"""Tests of nsqlookupd's protocol as a node uses it: exact bytes, limits, times, and its HTTP
+answers.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_registration_begins_only_after_identify_is_answered() -> None:
     }
     assert not session.identified
     session.receive(answer(PEER)[:30], 0)
-    assert session.take_out() == b""  # nothing before it knows us
+    assert session.take_out() == b""  # nothing is sent before nsqlookupd has answered IDENTIFY
     session.receive(answer(PEER)[30:], 0)
     assert session.identified
     assert session.peer_port == 4161
@@ -108,7 +110,9 @@ def test_topics_that_come_and_go_while_replies_are_missing_are_not_sent() -> Non
     )
 )
 def test_a_lookupd_always_ends_with_what_is_wanted(steps: list[dict[str, list[str]]]) -> None:
-    """As nsqlookupd takes it: a channel brings its topic along, and a topic takes its channels."""
+    """The test applies the commands as nsqlookupd does: a channel registers its topic too, and a
+    topic that is removed removes its channels.
+    """
     session, here = identified(), set[tuple[str, str]]()
     for step in [*steps, steps[-1] if steps else {}]:
         session.want(registrations(step), 0)
@@ -143,7 +147,7 @@ def test_a_lookupd_that_does_not_answer_is_given_up() -> None:
         session.on_time(100 + ANSWER_NS)
     session = identified()
     session.want(registrations({"a": [], "b": []}), 1000)
-    session.receive(answer(b"OK"), 2000)  # each answer gives time for the next
+    session.receive(answer(b"OK"), 2000)  # each answer restarts the time limit
     session.on_time(1999 + ANSWER_NS)
     with pytest.raises(LookupFailed, match="did not answer"):
         session.on_time(2000 + ANSWER_NS)

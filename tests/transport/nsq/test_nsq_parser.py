@@ -1,5 +1,5 @@
-"""The parser of NSQ's commands: the same however the bytes are cut, bounded, and no error but its
-own.
+"""Tests of the parser of NSQ's commands: the result does not depend on how the bytes are cut, sizes
+are limited, and it raises only its own errors.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ nearly = st.one_of(
 
 
 def parsed(pieces: list[bytes], limits: NsqLimits = LIMITS) -> list[Command | str]:
-    """All commands, each FIN by itself, NOPs that follow each other as one, and the error that ends
-    them.
+    """Return all commands, with each FIN separately and consecutive NOPs as one, and the error that
+    ends them.
     """
     parser = Parser(limits)
     found: list[Command | str] = []
@@ -127,6 +127,7 @@ def test_thousands_of_messages_in_one_command_are_parsed() -> None:
     many = [b"%04d" % i for i in range(5000)]
     assert parsed([mpub(b"t", *many)]) == [Mpub("t", many, 20000)]
     # The last stands where it would if all had four bytes.
+    # The last one is where it would be if all had four bytes.
     odd = [
         *many[:1500],
         b"odd",
@@ -147,8 +148,8 @@ def test_ids_keep_their_places() -> None:
 def test_fins_that_fill_a_read_are_cut_without_a_search(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As most clients send them: to search each byte for what ends a word would cost the gateway
-    several times as much.
+    """Most clients send FINs in this form. Searching each byte for the end of a word would cost the
+    gateway several times as much.
     """
     monkeypatch.setattr(cutting, "_FIN_RUN", None)
     assert list(Parser(LIMITS).feed(FIN * count)) == [Fins([ID] * count)]
@@ -194,7 +195,7 @@ def test_a_command_that_comes_byte_by_byte_is_not_looked_at_for_each(data: bytes
     looks: list[bytes] = []
     parser = Parser(LIMITS, looks.append)
     assert sum(len(list(parser.feed(data[i : i + 1]))) for i in range(len(data))) == 1
-    assert len(looks) <= 4  # for the sizes, the count, and at the end
+    assert len(looks) <= 4  # for the sizes, for the count, and at the end
 
 
 # Bounds
@@ -231,6 +232,7 @@ HUGE = [
     (b"IDENTIFY\n\x7f\xff\xff\xff", 1),
     (b"MPUB t\n" + HEAD + b"\x7f\xff\xff\xff", 1),
     # The fifth is beyond the body.
+    # The fifth body does not fit into the size of the whole.
     (
         b"MPUB t\n" + HEAD + (b"\0\x10\0\0" + b"x" * (1 << 20)) * 6,
         6,
@@ -239,7 +241,7 @@ HUGE = [
 
 
 def test_bodies_of_identify_and_auth_are_limited() -> None:
-    """IDENTIFY and AUTH come before anybody knows who it is."""
+    """IDENTIFY and AUTH come before the client is known."""
     for name in (b"IDENTIFY", b"AUTH"):
         assert len(parsed([name + b"\n" + sized(bytes(IDENTITY_BYTES_MAX))])) == 1
         too_big = f"{name.decode()} body too big {IDENTITY_BYTES_MAX + 1} > {IDENTITY_BYTES_MAX}"

@@ -1,5 +1,5 @@
-"""An auth server's answer: what it permits, as nsqd has it but for whole names, and what is
-refused.
+"""Tests of an auth server's answer: what it permits, as in nsqd except that patterns must match
+whole names, and what is refused.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_names_are_matched_whole() -> None:
 
 
 def test_to_publish_a_channel_pattern_must_take_the_empty_name() -> None:
-    """As in nsqd, where an authorization for one channel is none for publishing."""
+    """As in nsqd, an authorization for one channel does not allow publishing."""
     assert not state(one("t", ["c"])).permits(PUBLISH, "t")
     assert not state(one("t", [])).permits(PUBLISH, "t")
     assert state(one("t", ["c", ".*"])).permits(PUBLISH, "t")
@@ -186,8 +186,8 @@ def test_any_json_is_a_state_or_refused(said: Any) -> None:
 
 
 def test_patterns_that_take_too_many_steps_together_are_refused() -> None:
-    """Each is small enough, and there are not too many: but to read and to apply them would hold
-    the gateway up for seconds.
+    """Each pattern is small enough, and there are not too many. But parsing and applying all of
+    them would block the gateway for seconds.
     """
     patterns = [f"([a-z]|b?){{90}}{number}" for number in range(400)]
     costly = [one(pattern) for pattern in patterns]

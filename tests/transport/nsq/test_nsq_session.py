@@ -1,5 +1,5 @@
-"""An NSQ client's session: its table, the order of answers, what waits for what, heartbeats, and
-bounds.
+"""Tests of an NSQ client's session: its state table, the order of answers, which commands wait for
+others, heartbeats, and limits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ CLS = SUB + b"CLS\n"
 FIN_FAILED = failed(b"E_FIN_FAILED FIN " + OTHER + b" failed ID not in flight")
 SECRET = b"AUTH\n" + sized(b"secret")
 
-# A well-formed one of each, and what brings a client into each state in which it may send anything.
+# A well-formed example of each command, and the bytes that bring a client into each state in which
+# it may send anything.
 SAMPLES: dict[bytes, bytes] = {
     b"IDENTIFY": b"IDENTIFY\n" + sized(b"{}"),
     b"AUTH": SECRET,
@@ -222,7 +223,7 @@ def timed(body: bytes = b"{}") -> Client:
 
 def test_heartbeats_come_each_interval() -> None:
     client = timed(b'{"heartbeat_interval":5000}')
-    assert client.session.on_time(0) == 1000 * MS  # it may yet ask for a shorter one
+    assert client.session.on_time(0) == 1000 * MS  # it may still ask for a shorter interval
     client.send(SUB)
     client.out.clear()
     assert client.session.on_time(4999 * MS) == 5000 * MS
@@ -230,7 +231,8 @@ def test_heartbeats_come_each_interval() -> None:
     assert client.session.on_time(5000 * MS) == 10_000 * MS
     client.send(b"NOP\n", now_ms=5001)
     assert client.at(10_100) == BEAT
-    assert client.session.on_time(10_100 * MS) == 15_001 * MS  # the time by which it must be heard
+    # the time by which the client must have sent something
+    assert client.session.on_time(10_100 * MS) == 15_001 * MS
     client.send(b"NOP\n", now_ms=10_101)
     assert client.session.on_time(10_101 * MS) == 15_100 * MS
 
@@ -305,6 +307,7 @@ def test_too_many_answers_stop_the_reading() -> None:
     assert (client.session.reading, client.session.pending) == (False, PENDING_MAX + 1)
     assert client.tell("publish") == OK
     # The next was taken.
+    # The next command was taken.
     assert (client.session.reading, client.session.pending) == (
         False,
         PENDING_MAX + 1,
@@ -323,7 +326,8 @@ def test_too_many_bytes_stop_the_reading() -> None:
     many = PENDING_BYTES_MAX // size
     client.send(pub(b"t", b"x" * size) * (many + 3))
     assert (client.session.reading, client.session.pending) == (False, many + 1)
-    client.tell("publish", 4)  # not the first: nothing goes out, but there is room
+    # this is not the oldest one: nothing can be sent yet, but there is room for more
+    client.tell("publish", 4)
     assert client.session.pending == many + 2
     for _ in range(many + 2):
         client.tell("publish")
@@ -380,7 +384,7 @@ def test_a_session_counts_finishes_and_requeues_that_succeed() -> None:
     assert session.ready == 0
 
 
-# The end of what a client sends
+# When the client has closed its sending side
 
 
 def test_commands_sent_before_the_end_are_carried_out_and_answered() -> None:
@@ -406,5 +410,5 @@ def test_a_session_that_ended_closes_its_connection_once(call: Callable[[Client]
     call(client)
     assert client.closed
     for again in calls_at_the_end:
-        again(client)  # the backend refuses a second close
+        again(client)  # the fake backend would refuse to be closed a second time
     assert client.session.state is State.ENDED

@@ -1,6 +1,4 @@
-"""An NSQ client's session where it must prove itself or is wrapped: AUTH and permissions, TLS and
-compression.
-"""
+"""Tests of an NSQ client's session with AUTH and permissions, and with TLS and compression."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NSQ's TLS layer and the contexts it is made of: real handshakes in memory, versions, clients'
+"""Tests of NSQ's TLS layer and its contexts: real handshakes in memory, versions, client
 certificates, and bad files.
 """
 
@@ -42,7 +42,7 @@ def server(
 
 
 class Client:
-    """The other end, by Python's ssl."""
+    """The other end, made with Python's ssl."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -133,7 +133,7 @@ def test_compressed_data_passes_through_tls(
 
 
 def test_data_sent_right_after_the_handshake_is_read(made: Certificates) -> None:
-    """A client may send with its last word of the handshake."""
+    """A client may send data together with its last bytes of the handshake."""
     layer, client = TlsLayer(server(made)), Client(made.client())
     assert layer.receive(client.shake()[0]) == b""
     assert not layer.ready
@@ -144,7 +144,7 @@ def test_data_sent_right_after_the_handshake_is_read(made: Certificates) -> None
 
 
 def test_small_records_are_read_piece_by_piece(made: Certificates) -> None:
-    """A record of one byte costs as much work as one of 16 KiB."""
+    """A record of one byte costs as much work as a record of 16 KiB."""
     layers, client = pair(server(made), made.client())
     wire = b"".join(client.send(b"x") for _ in range(2 * PARTS_PIECE + 10))
     assert layers.receive(wire) == b"x" * PARTS_PIECE
@@ -162,7 +162,7 @@ def test_the_end_of_tls_is_announced_and_recognised(made: Certificates) -> None:
     assert layers.receive(client.outgoing.read()) == b""
     layers, client = pair(server(made), made.client())
     client.incoming.write(layers.close())
-    assert client.tls.read() == b""  # the end, and not a cut
+    assert client.tls.read() == b""  # an orderly end, not a cut connection
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_changed_record_is_refused_with_an_alert(made: Certificates) -> None:
     wire[-1] ^= 1
     with pytest.raises(LayerError, match=r"BAD_RECORD_MAC|BAD_DECRYPT"):
         layers.receive(bytes(wire))
-    assert layers.take_out()  # an alert says so
+    assert layers.take_out()  # an alert for the client
 
 
 @pytest.mark.parametrize("policy", ["require", "require-verify"])

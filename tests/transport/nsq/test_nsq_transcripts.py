@@ -1,5 +1,5 @@
-"""Transcripts: raw bytes of an NSQ client in, exact bytes of nsqd 1.3 out, for each command and
-each error; and who is then left.
+"""Tests with transcripts: raw bytes of an NSQ client in, exact bytes of nsqd 1.3 out, for each
+command and each error, and whether the connection stays open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HUGE = struct.pack(">i", 201)
 NOTHING = struct.pack(">i", 0)
 BELOW = struct.pack(">i", -7)
 
-# What is sent, what comes back, what the backend was told.
+# Name, what is sent, what is answered, and the calls of the backend.
 GOOD: list[tuple[str, bytes, bytes, list[tuple[Any, ...]]]] = [
     ("NOP", b"NOP\n", b"", []),
     ("NOP with carriage return", b"NOP\r\n", b"", []),
@@ -74,8 +74,8 @@ GOOD: list[tuple[str, bytes, bytes, list[tuple[Any, ...]]]] = [
      [("subscribe", "t", "c"), ("touch", OTHER)]),
 ]  # fmt: skip
 
-# What ends the connection: in which state, what is sent, and the error that comes back before the
-# end; "" for none.
+# Commands that end the connection: the state, what is sent, and the error that is answered before
+# the end, or "" for none.
 N, S, C = State.INIT, State.SUBSCRIBED, State.CLOSING
 BEFORE = {N: b"", S: SUB, C: SUB + b"CLS\n"}
 FATAL: list[tuple[State, bytes, bytes | str]] = [
@@ -87,7 +87,7 @@ FATAL: list[tuple[State, bytes, bytes | str]] = [
     (N, b"x" * 16383 + b"\n", b"E_INVALID invalid command " + b"x" * 16383),
     (N, b"x" * 16384, ""),
     (N, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "E_INVALID invalid command GET"),
-    # Not in this state
+    # Not allowed in this state
     (S, b"IDENTIFY\n", "E_INVALID cannot IDENTIFY in current state"),
     (S, b"AUTH\n", "E_INVALID cannot AUTH in current state"),
     (S, SUB, "E_INVALID cannot SUB in current state"),
@@ -98,7 +98,7 @@ FATAL: list[tuple[State, bytes, bytes | str]] = [
     (N, b"CLS\n", "E_INVALID cannot CLS in current state"),
     (C, b"CLS\n", "E_INVALID cannot CLS in current state"),
     (C, b"SUB t c\n", "E_INVALID cannot SUB in current state"),
-    # Too few words
+    # Too few parameters
     (N, b"SUB t\n", "E_INVALID SUB insufficient number of parameters"),
     (N, b"PUB\n", "E_INVALID PUB insufficient number of parameters"),
     (N, b"MPUB\n", "E_INVALID MPUB insufficient number of parameters"),
@@ -176,9 +176,7 @@ def test_each_good_transcript_is_answered_and_leaves_the_connection_open(
 
 
 def joined(calls: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Finishes that follow each other as one: how many there are depends on how their bytes
-    came.
-    """
+    """Join consecutive finishes into one. Their number depends on how the bytes were cut."""
     found: list[tuple[Any, ...]] = []
     for call in calls:
         if call[0] == "finish" and found and found[-1][0] == "finish":
@@ -213,7 +211,7 @@ def test_a_client_without_heartbeats_cannot_subscribe() -> None:
     assert client.closed
 
 
-# What a client leaves unfinished when it sends no more.
+# Commands that a client leaves unfinished when it closes its sending side.
 CUT: list[tuple[bytes, str]] = [
     (b"", ""),
     (b"NOP\n", ""),

@@ -1,4 +1,4 @@
-"""Frames and ids of NSQ: bytes by hand against those that are made in bulk."""
+"""Tests of NSQ's frames and ids: bytes that are made in bulk are compared with bytes made by hand."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Files that other users may change or read: refused as PostgreSQL does, with the path, the mode
-and the chmod.
+"""Tests of files that other users may change or read: they are refused as PostgreSQL does, with the
+path, the mode and the chmod command.
 """
 
 from __future__ import annotations

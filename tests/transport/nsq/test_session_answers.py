@@ -1,5 +1,5 @@
-"""Answers that can no longer be given: to a consumer that is closed, or by a process that did not
-receive the message.
+"""Tests of answers that cannot be given any more: to a closed consumer, or by a process that did
+not receive the message.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ANSWERS: dict[str, Callable[[Any], Any]] = {
 
 @contextlib.contextmanager
 def a_child() -> Iterator[Callable[[Callable[[], None]], int]]:
-    """Run something in a forked child; it must end within 20 s, and its exit code says whether it
-    raised.
+    """Return a function that runs something in a forked child and returns its exit code (0 if it
+    raised nothing). The child must end within 20 s.
     """
 
     def run(work: Callable[[], None]) -> int:
@@ -45,7 +45,7 @@ def a_child() -> Iterator[Callable[[Callable[[], None]], int]]:
                 work()
                 status = 0
             except BaseException:
-                traceback.print_exc()  # the parent's report shows it
+                traceback.print_exc()  # so that the report of the failed test shows it
                 raise
             finally:
                 os._exit(status)
@@ -65,7 +65,7 @@ def a_child() -> Iterator[Callable[[Callable[[], None]], int]]:
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_an_answer_in_a_forked_child_is_refused(answer: str, whole: bool, broker: Broker) -> None:
-    """Even where another thread of the parent held the consumer's lock when it forked."""
+    """This holds even if another thread of the parent held the consumer's lock at the fork."""
     broker.put(b"a", b"b")
     consumer = zsq.Consumer("t", "c", url=broker.url)
     batch = consumer.receive_batch(5)
@@ -87,8 +87,8 @@ def test_an_answer_in_a_forked_child_is_refused(answer: str, whole: bool, broker
 
 
 def test_a_forked_child_is_not_handed_what_the_parent_holds(broker: Broker) -> None:
-    """Messages that wait in the parent's consumer are answered by the parent; the child has a
-    subscription of its own.
+    """The parent answers the messages that wait in its consumer. The child gets a separate
+    subscription.
     """
     broker.put(b"a", b"b", b"c")
     consumer = zsq.Consumer("t", "c", url=broker.url)
@@ -112,7 +112,7 @@ def test_a_forked_child_is_not_handed_what_the_parent_holds(broker: Broker) -> N
 
 
 def test_every_client_can_be_used_and_closed_in_a_forked_child(broker: Broker) -> None:
-    """Links, locks and threads of the parent are not here."""
+    """Links, locks and threads of the parent do not exist in the child."""
     producer, admin, reader = (
         zsq.Producer(broker.url, linger_ms=60_000),
         zsq.Admin(broker.url),
@@ -121,13 +121,14 @@ def test_every_client_can_be_used_and_closed_in_a_forked_child(broker: Broker) -
     receipt = producer.publish("t", b"parent")
     admin.ping()
     reader.head()
-    broker.deaf_to.add(OffsetAt)  # an answer that came before the fork would be the child's too
+    # otherwise an answer that arrived before the fork would be in the child too
+    broker.deaf_to.add(OffsetAt)
     request = reader._send(Question(lambda number: OffsetAt(number, 0)))
 
     def work() -> None:
         with pytest.raises(UsageError, match="process that published"):
             receipt.wait()
-        producer.flush()  # nothing of this process
+        producer.flush()  # there is nothing of this process to flush
         producer.publish("t", b"child").wait()
         assert admin.ping() == "OK"
         assert reader.head()[1] >= 1
@@ -149,8 +150,8 @@ def test_every_client_can_be_used_and_closed_in_a_forked_child(broker: Broker) -
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_an_answer_after_close_is_refused(answer: str, whole: bool, broker: Broker) -> None:
-    """The message was given back: who thinks that it is finished would do its work once and see it
-    again.
+    """Closing gave the message back. If the answer were accepted, the caller would think it was
+    finished, and the work would be done a second time.
     """
     broker.put(b"a")
     consumer = zsq.Consumer("t", "c", url=broker.url)
@@ -198,8 +199,8 @@ def test_a_closed_consumer_opens_nothing_again(broker: Broker) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_a_handler_may_close_its_consumer(concurrency: int, broker: Broker) -> None:
-    """What it handles then is finished all the same: `run` closes when its handlers have
-    returned.
+    """The message that it handles is finished nevertheless: `run` closes the consumer after its
+    handlers have returned.
     """
     broker.put(*(b"%d" % number for number in range(20)))
     consumer = zsq.Consumer("t", "c", url=broker.url, ready=5)
@@ -247,7 +248,7 @@ def test_a_handler_may_close_its_asyncio_consumer(broker: Broker) -> None:
             begun.set()
             await may_end.wait()
             if message.offset == 1:
-                await consumer.close()  # of its own consumer: returns at once
+                await consumer.close()  # called in its own handler, so it returns at once
 
         running = asyncio.create_task(consumer.run(handle, signals=False, concurrency=2))
         await begun.wait()
@@ -260,7 +261,7 @@ def test_a_handler_may_close_its_asyncio_consumer(broker: Broker) -> None:
     assert sorted(broker.finished) == [0, 1]
 
 
-# Handlers that cannot work
+# Invalid handlers
 
 
 class _Plain:

@@ -1,5 +1,5 @@
-"""A producer's session when its topic is closed: all that waits fails at once, nothing that may be
-stored is given up.
+"""Tests of a producer's session when its topic is closed: all waiting blocks fail at once, except
+those that may be stored already.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from zsq.transport.wire.protocol import Stored, Unstored, Welcome
 
 
 def opened(sent: int, waiting: int) -> tuple[ProducerSession, list[PendingBlock]]:
-    """So many sent and not answered; so many that the credit lets wait."""
+    """Return a session with so many sent and unanswered blocks, and so many that wait because of
+    the credit.
+    """
     session = ProducerSession(iter(range(1, 1000)))
     session.begin(1000)
     pending_blocks = [PendingBlock(pack([b"x"])) for _ in range(sent + waiting)]

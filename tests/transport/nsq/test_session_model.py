@@ -1,5 +1,5 @@
-"""No order of losses loses, doubles or reorders a block: a producer's session against a model topic
-and the pipes between them.
+"""Model test of a producer's session against a model of the topic and the pipes between them: no
+sequence of failures loses, doubles or reorders a block.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from zsq.transport.wire.protocol import Stored, Unstored, Welcome
 
 
 class ModelTopic:
-    """Takes exactly the next sequence of each producer, from the link that said Hello last; durable
-    when `sync` says so.
+    """Accepts exactly the next sequence of each producer, from the link that sent Hello last. A
+    block is durable when `sync` is called.
     """
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class ModelTopic:
         self.stored: list[bytes] = []
         self.places: dict[tuple[int, int], int] = {}
         self.hellos: dict[int, int] = {}  # link -> producer id
-        self.pending: deque[tuple[int, int, int, bytes]] = deque()  # link, producer, sequence, what
+        self.pending: deque[tuple[int, int, int, bytes]] = deque()  # link, producer, sequence, body
         self.answers: deque[tuple[int, Any]] = deque()
         self.refusing = 0
 
     def refuse(self) -> None:
-        """The next block is refused at sight, while earlier ones may be pending."""
+        """Refuse the next block at once, while earlier ones may be pending."""
         self.refusing += 1
 
     def take(self, link: int, message: Any) -> None:
@@ -69,7 +69,7 @@ class ModelTopic:
             self.answers.append((link, Unstored(sequence, expected, E_SEQUENCE, "")))
 
     def sync(self) -> None:
-        """One pending append is durable: all links that wait for it are answered, the first one and
+        """Make one pending append durable, and answer all links that wait for it: the first one and
         those that sent it again.
         """
         if not self.pending:
@@ -84,7 +84,7 @@ class ModelTopic:
             self.answers.append((link, Stored(((sequence, self.places[producer, sequence]),))))
 
     def fail(self) -> None:
-        """The append fails, and with it all that are on their way."""
+        """Let the append fail, and with it all pending blocks."""
         lost = [entry for entry in self.pending if entry[1:3] not in self.places]
         self.pending.clear()
         for _, producer, sequence, _ in lost:
@@ -95,7 +95,9 @@ class ModelTopic:
             )
 
     def die(self) -> None:
-        """kill -9: what is durable stays, what is pending may be either; here it is gone."""
+        """End as by kill -9. Durable blocks stay. Pending blocks could stay too, but here they are
+        lost.
+        """
         for _, producer, sequence, _ in self.pending:
             if (producer, sequence) not in self.places:
                 self.expected[producer] = min(self.expected[producer], sequence)
@@ -105,7 +107,7 @@ class ModelTopic:
 
 
 class World:
-    """A session, the pipes of all its links, old ones too, and the topic."""
+    """A session, the topic, and the pipes of all links, including old ones."""
 
     def __init__(self) -> None:
         self.session = ProducerSession(count(1))
@@ -138,12 +140,12 @@ class World:
             self.pipes[self.link].append(("pub", self.session.producer_id, pending.sequence, what))
 
     def deliver(self, link: int) -> None:
-        """The topic takes one word of this link, which may long be dead."""
+        """Pass one message of this link to the topic. The link may have ended long ago."""
         if self.pipes.get(link):
             self.topic.take(link, self.pipes[link].popleft())
 
     def answer(self) -> None:
-        """The client hears one answer, if it is of its present link."""
+        """Pass one answer to the client, if it belongs to the present link."""
         while self.topic.answers:
             link, message = self.topic.answers.popleft()
             if link == self.link and self.session.state is not ProducerState.DOWN:
@@ -154,7 +156,7 @@ class World:
                 return
 
     def drop(self, link: int) -> None:
-        """What lies in an old pipe is lost."""
+        """Lose the content of an old pipe."""
         if link != self.link:
             self.pipes.pop(link, None)
 
@@ -223,8 +225,8 @@ def test_no_order_of_losses_loses_doubles_or_reorders(script: list[tuple[str, in
 
 
 def test_a_restarted_server_refuses_what_comes_after_a_gap() -> None:
-    """A DEALER's pipe outlives its server: the restarted one sees the end of what was sent, and
-    must not take it.
+    """The pipe of a DEALER outlives its server. The restarted server receives only the end of what
+    was sent, and must not accept it.
     """
     world = World()
     world.connect()
@@ -236,8 +238,8 @@ def test_a_restarted_server_refuses_what_comes_after_a_gap() -> None:
     world.topic.sync()
     world.answer()
     old = world.pipes[1]
-    old.popleft()  # 1 dies with the server
-    old.popleft()  # and 2
+    old.popleft()  # block 1 is lost with the server
+    old.popleft()  # and block 2
     world.topic.die()
     world.deliver(1)
     assert world.topic.expected == {1: 1}, "3 is refused: its link has not said Hello here"

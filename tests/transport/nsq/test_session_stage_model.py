@@ -1,5 +1,5 @@
-"""No order of losses changes what is sealed: a writer's session against a model of storage and the
-pipes between them.
+"""Model test of a stage writer's session against a model of the storage and the pipes between them:
+no sequence of failures changes what is sealed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ LENGTH = block(0).length
 
 
 class ModelStorage:
-    """Takes exactly the next number; what is sealed is durable; a restart forgets some of what is
-    not.
+    """Accepts exactly the next number. What is sealed is durable, and a restart loses some of the
+    rest.
     """
 
     def __init__(self) -> None:
-        self.blocks: list[tuple[int, int, bytes]] = []  # columns' checksum, length, what
+        self.blocks: list[tuple[int, int, bytes]] = []  # checksum of the columns, length, columns
         self.sealed = 0
         self.final = False
         self.told = -1
@@ -78,7 +78,7 @@ class ModelStorage:
             self.answers.append((self.owner, Staged(STAGE, len(self.blocks))))
 
     def sync(self) -> None:
-        """The seal that waits is answered, if all has arrived."""
+        """Answer the waiting seal if all its blocks have arrived."""
         if self.seal is None or len(self.blocks) < self.seal[1].blocks:
             return
         (link, seal), self.seal = self.seal, None
@@ -151,7 +151,7 @@ class World:
         self.connect()
 
     def hear(self) -> None:
-        """Storage takes one word of the present link."""
+        """Pass one control message of the present link to the storage."""
         if self.words.get(self.link):
             message = self.words[self.link].popleft()
             if isinstance(message, Seal):
@@ -160,7 +160,7 @@ class World:
                 self.storage.open(self.link, message.request)
 
     def deliver(self, back: int) -> None:
-        """One push arrives, perhaps of a link that is long dead."""
+        """Deliver one push. Its link may have ended long ago."""
         pipe = self.pipes.get(self.link - back)
         if pipe:
             self.storage.take(*pipe.popleft())
@@ -171,7 +171,7 @@ class World:
             pipe.popleft()
 
     def again(self, back: int) -> None:
-        """One push arrives twice."""
+        """Let one push arrive twice."""
         pipe = self.pipes.get(self.link - back)
         if pipe:
             pipe.appendleft(pipe[0])

@@ -1,4 +1,4 @@
-"""Every word there and back, and garbage that is told apart from words."""
+"""Tests of the codec: every protocol message is encoded and decoded, and garbage is refused."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def refused(call: Callable[[], Any]) -> Any:
-    """What it returns, or None where it is a UsageError E_BAD_COMMAND; any other error is a
-    failure.
+    """Return the result of the call, or None if it raises UsageError E_BAD_COMMAND. Any other error
+    fails the test.
     """
     try:
         return call()
@@ -69,7 +69,7 @@ def test_each_message_comes_back_as_it_was_encoded(message: type[Wire]) -> None:
 
 
 def test_opcodes_are_one_byte_and_unique() -> None:
-    """The gateway tells words by the second byte of their control frame."""
+    """The gateway reads the kind of a message from the second byte of its control frame."""
     assert codec.encode(WORDS[1]())[1] == 1
     assert max(len(dataclasses.fields(message)) for message in WORDS.values()) < 15, (
         "so the array's own head is one byte"
@@ -116,7 +116,7 @@ def test_blocks_come_back_from_their_frames() -> None:
 
 
 class Frame:
-    """What ZeroMQ hands out."""
+    """A message part as ZeroMQ returns it."""
 
     def __init__(self, data: bytes) -> None:
         self.bytes = data
@@ -165,8 +165,8 @@ def test_errors_keep_their_code_over_the_wire() -> None:
 @pytest.mark.parametrize("depth", [codec.NESTED_MAX + 1, 200, 900, 1_015, 1_023])
 @pytest.mark.parametrize("level", [b"\x91", b"\x81\xa1a"])
 def test_data_that_is_nested_too_deeply_is_refused(depth: int, level: bytes) -> None:
-    """Python cannot show it, and msgpack not write it again: it ended the process that decoded
-    it.
+    """Python cannot print it, and msgpack cannot encode it again. In an earlier version it ended
+    the process that decoded it.
     """
     frames = [
         level * (depth - 1) + b"\x80",
@@ -213,7 +213,7 @@ def test_lists_of_rows_are_cut_to_a_size_and_say_how_many_are_left_out() -> None
 
 
 def test_a_command_with_options_has_at_most_64_kib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused before anything is made of it; and whoever writes one is told."""
+    """It is refused before it is unpacked, and its sender gets an error too."""
     fits = Manage(1, "configure", "t", "", {"keys": "x" * (OPTIONS_BYTES_MAX - 100)})
     assert codec.decode(codec.encode(fits)) == fits
     large = msgpack.packb(
@@ -245,7 +245,7 @@ def test_a_large_command_in_another_packing_is_refused_too(head: bytes) -> None:
 
 
 def test_options_of_many_empty_maps_are_refused() -> None:
-    """Each is one byte in the frame, and 64 in memory."""
+    """Each map takes one byte in the frame, and 64 bytes in memory."""
     with pytest.raises(UsageError, match="more than 1000 lists and maps") as caught:
         codec.decode(codec.encode(Manage(1, "configure", "t", "", {"x": ({},) * 1_000})))
     assert caught.value.code == "E_TOO_BIG"

@@ -1,4 +1,4 @@
-"""Key files, what is said where the handshake fails, and that no text has a secret in it."""
+"""Tests of key files, of the errors after a failed handshake, and that no text contains a secret."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_failed_handshake_is_explained_by_its_cause() -> None:
 
 @pytest.fixture
 def plain() -> Iterator[str]:
-    """A broker without keys: whoever comes with some would else tell it everything."""
+    """A broker without keys. A client with keys must not send it anything."""
     socket = sockets.make_router("tcp://127.0.0.1:*")
     yield socket.getsockopt_string(zmq.LAST_ENDPOINT)
     socket.close(linger=0)
@@ -135,8 +135,9 @@ def test_nothing_is_said_to_a_broker_that_does_not_encrypt(plain: str) -> None:
 def test_a_handshake_that_fails_before_the_monitor_is_read_is_noticed(
     plain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker near by can end the handshake before `connect` returns, and ZeroMQ says so once:
-    that was lost, and took the time-out.
+    """A broker on this machine can end the handshake before `connect` returns, and ZeroMQ reports
+    that only once. In an earlier version the report was lost, and the client waited for its
+    time-out.
     """
     engine = RequestEngine(parse(plain, KEYS), Target("supervisor"))
     watch = engine.watch
@@ -156,7 +157,7 @@ def test_a_handshake_that_fails_before_the_monitor_is_read_is_noticed(
 
 
 def test_a_known_client_waits_where_a_new_client_is_refused() -> None:
-    """While a broker is being set up anew its clients shall not die of it."""
+    """Clients must survive while their broker is being reconfigured."""
     for known in (False, True):
         engine = RequestEngine(parse("tcp://127.0.0.1:1"), Target("supervisor"))
         link: Link = engine.link

@@ -1,5 +1,5 @@
-"""Headers of dead letters: own ones stay, the limits hold whatever they were, and a redrive turns
-them into history.
+"""Tests of the headers of dead letters: the message's own headers stay, the limits hold for any
+headers, and a redrive keeps the former ones as history.
 """
 
 from __future__ import annotations
@@ -120,6 +120,6 @@ def test_a_redriven_letter_tells_its_history() -> None:
 
 
 def test_names_that_are_no_text_stay_when_a_letter_is_sent_back() -> None:
-    """A client of another make may pack them, in a letter of its own making."""
+    """Another client library may write such names in its own dead letters."""
     headers: Any = {b"bytes": 1, d.TOPIC: "t", d.REDRIVEN + "topic": "old", CHANNEL_HEADER: "old"}
     assert d.redriven(headers, None) == {b"bytes": 1, d.REDRIVEN + "topic": "t"}

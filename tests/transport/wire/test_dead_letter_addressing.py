@@ -1,5 +1,5 @@
-"""Messages for one channel: the packers set the flag, the broker finds the channels, and what is no
-header of ours is none.
+"""Tests of messages for one channel: packing sets the flag, the broker finds the channels, and a
+header that is not ours has no effect.
 """
 
 from __future__ import annotations

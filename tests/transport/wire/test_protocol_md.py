@@ -1,7 +1,7 @@
-"""PROTOCOL.md says what the code does: its tables are drawn from the code, its bytes are read by
-it.
+"""Tests of PROTOCOL.md against the code: its tables are generated from the code, and its example
+bytes are decoded by it.
 
-Run this file to write the generated parts anew: python tests/transport/wire/test_protocol_md.py
+Run this file to write the generated parts again: python tests/transport/wire/test_protocol_md.py
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def words() -> str:
 
 
 def _kind(hint: Any) -> str:
-    """`tuple[tuple[int, int], ...]` as `((int, int), ...)`."""
+    """Return a type as text: `tuple[tuple[int, int], ...]` as `((int, int), ...)`."""
     if getattr(hint, "__origin__", None) is tuple:
         inner = [_kind(part) if part is not Ellipsis else "..." for part in hint.__args__]
         return f"({', '.join(inner)})"
@@ -74,7 +74,9 @@ def _kind(hint: Any) -> str:
 
 
 def table(rows: dict[Any, dict[Any, Any]]) -> str:
-    """A state table as a diagram that markdown viewers draw, and greps find."""
+    """Return a state table as a diagram that markdown viewers draw, and that can be searched as
+    text.
+    """
     lines = ["```mermaid", "stateDiagram-v2"]
     first = next(iter(rows))
     lines.append(f"    [*] --> {_name(first)}")
@@ -121,7 +123,7 @@ PARTS: Final = {
 
 
 def drawn(text: str) -> str:
-    """The document with its generated parts made anew."""
+    """Return the document with its generated parts made again."""
     for name, render in PARTS.items():
         pattern = rf"(<!-- {name}: drawn from the code -->\n).*?(<!-- end -->)"
         assert len(re.findall(pattern, text, re.DOTALL)) == 1, name
@@ -140,7 +142,7 @@ def test_the_drawn_parts_are_current() -> None:
 
 
 def example(name: str) -> bytes:
-    """The bytes of a hex dump: lines `offset  bytes  what they are`."""
+    """Return the bytes of a hex dump with lines `offset  bytes  what they are`."""
     [dump] = re.findall(
         rf"<!-- example: {name} -->\n```\n(.*?)```", DOCUMENT.read_text(), re.DOTALL
     )

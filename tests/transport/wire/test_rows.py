@@ -1,5 +1,5 @@
-"""What a broker says is looked at before a client takes it: a link is opened anew, and no thread of
-a person's program ends.
+"""Tests of the checks of a broker's messages before a client uses them: after a wrong message the
+link is opened again, and no thread of the user's program ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a socket does with the frames it is given."""
+"""Tests of what a socket does with its frames."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from zsq.transport.wire.sockets import COPY_BYTES_MAX
 
 
 def test_large_frames_in_a_pipe_are_not_in_memory_twice(tmp_path: Path) -> None:
-    """A session keeps the blocks of its window until they are answered: the pipe holds the same
-    memory. Small frames it copies.
+    """A session keeps the blocks of its window until they are answered, and the pipe uses the same
+    memory. Small frames are copied.
     """
     large, small = memoryview(bytes(COPY_BYTES_MAX + 1)), memoryview(bytes(COPY_BYTES_MAX))
     held = [weakref.ref(large), weakref.ref(small)]

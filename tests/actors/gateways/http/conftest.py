@@ -1,4 +1,4 @@
-"""Fixtures: the HTTP application over a fake broker."""
+"""Fixtures of the HTTP application with a fake broker."""
 
 from __future__ import annotations
 

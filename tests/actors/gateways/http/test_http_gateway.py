@@ -1,4 +1,6 @@
-"""The HTTP gateway's own parts: where it listens, how the node shows itself, and its publisher."""
+"""Tests of the HTTP gateway's own parts: the addresses where it listens, the addresses that it
+shows to others, and its publisher.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def test_limits_agree_with_what_a_block_holds() -> None:
 
 
 class FakeGatherer:
-    """`may_finish`: what `finish` waits for, if anything."""
+    """A gatherer for tests. `finish` waits for `may_finish`, if that is given."""
 
     def __init__(self, may_finish: asyncio.Event | None = None) -> None:
         self.may_finish = may_finish
@@ -121,7 +123,7 @@ def test_a_publish_ends_with_its_answer_or_with_the_reason_of_its_failure() -> N
             await second
         assert (refused.value.code, refused.value.text) == (E_TOPIC_FULL, "no room: try later")
         await asyncio.wait((left,))
-        gatherer.answers[2]("")  # to nobody
+        gatherer.answers[2]("")  # no request waits for this answer
         await publisher.close()
         assert gatherer.finished.is_set()
 
@@ -156,8 +158,8 @@ def test_lanes_to_many_topics_are_given_up() -> None:
 
 
 def test_all_gatherers_hear_that_the_broker_stops() -> None:
-    """Those that are retired, the one that is used, and one that is made for a request that comes
-    late.
+    """This includes gatherers that were retired, the current one, and one that is created for a
+    late request.
     """
 
     async def run() -> None:

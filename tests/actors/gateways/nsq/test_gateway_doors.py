@@ -1,5 +1,5 @@
-"""The ZeroMQ gateway's doors, with sockets that only note: whose a link is, whose a push, and what
-a change of the rules ends.
+"""Tests of the ZeroMQ gateway's security, with sockets that only record what was sent: to whom a
+link belongs, who may push, and which links end when the rules change.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ subscribe = ["t"]
 STAGE = b"s" * 16
 
 
-A, B, C = b"\0\0\0\0a", b"\0\0\0\0b", b"\0\0\0\0c"  # as libzmq names its peers
+A, B, C = b"\0\0\0\0a", b"\0\0\0\0b", b"\0\0\0\0c"  # peer names as libzmq makes them
 
 
 class Frame:
-    """As a zmq.Frame of an encrypted connection."""
+    """A replacement for a zmq.Frame of an encrypted connection."""
 
     def __init__(self, data: bytes, key: bytes) -> None:
         self.bytes = data
@@ -57,7 +57,7 @@ class Frame:
 
 
 class Wire:
-    """A port's place."""
+    """A replacement for a port."""
 
     def __init__(self) -> None:
         self.socket = self
@@ -111,7 +111,7 @@ class Gate:
         self.gateway._forward_in()
 
     def found(self) -> None:
-        """The supervisor answers what was asked."""
+        """Answer the gateway's requests as the supervisor does."""
         for asked in self.asking.words():
             data = {kind: f"ipc://{kind}" for kind in ("topic", "reader", "stage", "push")} | {
                 "uuid": "u"
@@ -126,7 +126,7 @@ class Gate:
         return self.front.words()[-1]
 
     def answer(self, client: bytes, message: p.Wire) -> list[Any]:
-        """An actor's, to this client."""
+        """Send an actor's answer to this client, and return what the client receives."""
         self.actor.frames.append([Frame(part, b"") for part in (client, b"", encode(message))])
         self.gateway._forward_out(cast("Any", self.actor))
         return self.front.words()
@@ -320,8 +320,8 @@ def test_a_client_that_does_not_read_its_answers_loses_its_link(
 
 
 def opened_with(*properties: bytes) -> list[Any]:
-    """The frames that a ROUTER gets from a peer that says these in its handshake, byte by byte,
-    beside its type.
+    """Return the frames that a ROUTER gets from a peer that sends these properties in its
+    handshake, besides its socket type.
     """
     greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL".ljust(64, b"\0")
     body = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER" + b"".join(properties)
@@ -347,8 +347,8 @@ def identity(name: bytes) -> bytes:
 
 
 def test_a_client_without_an_identity_chose_no_routing_id(gate: Gate) -> None:
-    """libzmq's clients always name one, if an empty one. Others need not; asking for what is not
-    there raises, which ended the gateway.
+    """libzmq's clients always send an identity, even if it is empty. Other clients need not.
+    Reading an identity that was not sent raises an exception, and this once ended the gateway.
     """
     for said in ((), (identity(b""),)):
         frames = opened_with(*said)
@@ -361,13 +361,15 @@ def test_a_client_without_an_identity_chose_no_routing_id(gate: Gate) -> None:
 def test_a_client_that_chooses_a_routing_id_is_detected(
     gate: Gate, names: tuple[bytes, ...]
 ) -> None:
-    """Also by saying it twice: libzmq goes by the last, and tells the first."""
+    """The gateway also detects a client that sends its identity twice. libzmq uses the last one but
+    reports the first one.
+    """
     frames = opened_with(*map(identity, names))
     assert gate.gateway.doors.chose_its_name(frames[0].bytes, frames[2])
 
 
 def test_a_port_is_guarded_before_it_is_bound(gate: Gate) -> None:
-    """A connection that is not through with its handshake within 5 s is closed by ZeroMQ."""
+    """ZeroMQ closes a connection that has not finished its handshake within 5 s."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     port = Port(context, zmq.PULL)
     gate.gateway.doors.guard(port)

@@ -1,5 +1,5 @@
-"""NSQ clients by the access file: tokens, [anonymous], what is told of AUTH, and how many may
-connect at all.
+"""Tests of NSQ clients with an access file: tokens, [anonymous], what the gateway says about AUTH,
+and how many clients may connect.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_auth_is_accepted_where_it_is_offered() -> None:
 
 
 def test_certificates_of_clients_are_asked_for_on_every_connection() -> None:
-    """As nsqd does: a policy that a client could leave out by not asking for TLS would be none."""
+    """nsqd does the same. Otherwise a client could avoid the policy by not asking for TLS."""
     assert limits_of(
         NsqOptions(tls=TlsOptions("c", "k", "ca", "require-verify")), snappy=False
     ).tls_required
@@ -154,7 +154,7 @@ def test_a_full_gateway_disconnects_only_unauthenticated_clients() -> None:
         return connection
 
     first, second = dial(1), dial(2)
-    first.data_received(b"  V2")  # the second has been idle for longer now
+    first.data_received(b"  V2")  # so the second one has been idle for longer now
     third = dial(3)
     assert cut == [2]
     third.data_received(b"  V2")

@@ -1,5 +1,5 @@
-"""One question over HTTP: what comes back however a server cuts it, time-outs, sizes, TLS, and
-servers that are none.
+"""Tests of one HTTP request to another server: answers that arrive in any pieces, time-outs, sizes,
+TLS, and servers that do not speak HTTP.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def test_a_question_without_an_answer_ends_in_time(raw: bytes | None) -> None:
             with pytest.raises(NotAnswered, match=r"no answer within 0\.3 s"):
                 await ask(Url(False, "127.0.0.1", port, "/"), {}, QUICK)
             assert time.monotonic() - began < 3
-            await asyncio.wait_for(stuck.wait(), 10)  # the connection is gone
+            await asyncio.wait_for(stuck.wait(), 10)  # the connection is closed
 
     run(main())
 
@@ -186,7 +186,7 @@ def test_only_a_known_authority_is_trusted_and_a_hanging_handshake_ends(tmp_path
             way = Way(context=client_context(root_ca=made.root_ca))
             assert await ask(parse_url(f"https://127.0.0.1:{web.port}/auth"), {}, way) == b"body"
             with pytest.raises(NotAnswered, match="no connection"):
-                # The system knows no such authority.
+                # The system does not know this authority.
                 await ask(parse_url(f"https://127.0.0.1:{web.port}/auth"), {})
         async with SmallWeb(lambda _: None) as web:
             began = time.monotonic()
@@ -219,7 +219,7 @@ def test_urls_are_parsed_and_bad_ones_are_refused() -> None:
         "http://[::1",
         "http://host\r\n",
     ]:
-        if text in {"http://ho/st\r\nX: y", "http://host\r\n"}:  # urlsplit takes line ends out
+        if text in {"http://ho/st\r\nX: y", "http://host\r\n"}:  # urlsplit removes line ends
             assert "\r" not in repr(parse_url(text.replace(" ", "")))
             continue
         with pytest.raises(UsageError):

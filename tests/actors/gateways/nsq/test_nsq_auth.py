@@ -1,5 +1,5 @@
-"""The client of auth servers: what it asks, what it remembers and for how long, several servers,
-and servers that fail.
+"""Tests of the client of auth servers: what it sends, which answers it remembers and for how long,
+several servers, and servers that fail.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_an_authorization_is_remembered_for_its_ttl() -> None:
             clock.now += 0.1
             assert them.known(WHO) is None
             web.answer = lambda _: state()
-            # Asked again, and taken back.
+            # The server was asked again, and the permission is withdrawn.
             assert not (await them.state(WHO)).may(Action.PUBLISH, "t")
             assert len(web.asked) == 2
 
@@ -135,8 +135,11 @@ def test_auth_asks_whatever_is_known() -> None:
             web.answer = lambda _: said(b"", "500 Oh")
             with pytest.raises(AuthFailed):
                 await them.state(WHO, fresh=True)
-            # For others it holds as long as was said.
-            assert (await them.state(WHO)).permission_count == 1
+            assert (
+                await them.state(WHO)
+                # AUTH failed, but what the server said before still holds for requests that do not
+                # ask again.
+            ).permission_count == 1
             them.forget()
             assert them.known(WHO) is None
 
@@ -150,8 +153,8 @@ def test_many_wait_for_one_question() -> None:
             waiting = [
                 asyncio.create_task(them.state(WHO, fresh=bool(number % 2))) for number in range(50)
             ]
-            await asyncio.wait(waiting, timeout=0)  # they have asked
-            waiting[0].cancel()  # who gives up takes nobody along
+            await asyncio.wait(waiting, timeout=0)  # all of them have asked
+            waiting[0].cancel()  # a cancelled waiter does not cancel the others
             found = await asyncio.gather(*waiting, return_exceptions=True)
             assert isinstance(found[0], asyncio.CancelledError)
             assert {one.identity for one in found[1:] if not isinstance(one, BaseException)} == {
@@ -230,7 +233,7 @@ def test_the_number_of_remembered_authorizations_is_bounded(
             them = Authenticator([web.address])
             for secret in "abc":
                 await them.state(WHO._replace(secret=secret))
-            assert them.known(WHO._replace(secret="a"))  # used last, so it stays
+            assert them.known(WHO._replace(secret="a"))  # this one was used last, so it stays
             await them.state(WHO._replace(secret="d"))
             assert [secret for secret in "abcd" if them.known(WHO._replace(secret=secret))] == [
                 "a",
@@ -277,8 +280,8 @@ def who_from(number: int, address: str = "") -> Who:
 def test_one_address_and_what_auth_asks_leave_slots_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Strangers at one address wait for a server that hangs: clients elsewhere, and those that
-    authenticated before, are asked for.
+    """Many unknown clients at one address wait for an auth server that hangs. There must still be
+    slots for clients at other addresses and for clients that authenticated before.
     """
 
     async def main() -> None:
@@ -305,7 +308,7 @@ def test_one_address_and_what_auth_asks_leave_slots_for_others(
                 for number in range(200)
             ]
             await elsewhere.wait()
-            # AUTH of the same client elsewhere.
+            # An AUTH of the same client over another connection.
             again = asyncio.create_task(them.state(WHO._replace(tls=True), fresh=True))
             assert (await them.state(WHO._replace(tls=True))).may(Action.PUBLISH, "t"), (
                 "asked again for who authenticated before"
@@ -389,7 +392,7 @@ def test_large_answers_are_remembered_up_to_a_number_of_authorizations(
 
 
 class Gone:
-    """As much of a connection as is asked for."""
+    """A replacement for a connection, with only the attributes that are used here."""
 
     remote_ip = "10.0.0.7"
 

@@ -1,5 +1,5 @@
-"""One NSQ connection's way out, on a transport that only notes: what is gathered of a turn, and how
-much of it at most.
+"""Tests of the output of one NSQ connection, on a transport that only records: what is collected
+within one turn of the loop, and how much at most.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zsq.transport.nsq.limits import NsqLimits
 
 
 class Layer:
-    """Puts a mark before what it packs."""
+    """A layer that puts a mark before the bytes that it packs."""
 
     ended = held = False
     cost = kept = 0
@@ -46,7 +46,7 @@ class Way:
         self.connection._transport = cast("Any", SimpleNamespace(write=self.out.append))
 
     def turn(self) -> list[bytes]:
-        """What was written by the end of the loop's turn."""
+        """Return what was written by the end of the loop's turn."""
         later, self.later[:] = [*self.later], []
         for one in later:
             one()
@@ -65,8 +65,8 @@ def test_without_layers_all_is_written_at_once(way: Way) -> None:
 
 
 def test_the_output_of_a_turn_is_packed_together_up_to_one_write(way: Way) -> None:
-    """Beyond that it goes out, packed, while the turn lasts: a thousand deliveries in one turn are
-    not held twice.
+    """When enough bytes for one write are collected, they are packed and sent within the turn. So a
+    thousand deliveries in one turn are not held twice.
     """
     way.connection.layers.push(Layer())
     way.connection._bare = False

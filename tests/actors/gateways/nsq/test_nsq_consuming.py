@@ -1,5 +1,5 @@
-"""One NSQ consumer's part in a channel, on deliveries that come by hand: what it keeps of them, and
-for how long.
+"""Tests of one NSQ consumer's subscription, with deliveries that the test makes: what it keeps of
+them, and for how long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TIMEOUT_MS = 5_000
 
 
 class Consumer:
-    """Of a channel that took it in, without a channel: nobody listens at its other end."""
+    """A consumer that a channel has accepted. There is no channel behind it."""
 
     def __init__(self, folder: Path) -> None:
         self.handed = 0
@@ -40,14 +40,14 @@ class Consumer:
         self.handed += count
 
     def deliver(self, token: int, first: int, count: int, now_ns: int) -> list[bytes]:
-        """Their ids."""
+        """Deliver messages and return their ids."""
         block = with_place(pack([b"x"] * count), first, 0)
         self.session.on_word(Deliver(token, ((first, count, 1),), TIMEOUT_MS), [block], now_ns)
         self.subscription._hand_out()
         return list(message_ids(range(first, first + count)))
 
     def sweep(self) -> None:
-        """As the timer does."""
+        """Do what the timer does."""
         self.subscription._sweeper.cancel()
         self.subscription._sweep()
 
@@ -66,8 +66,9 @@ def consuming_with(folder: Path, work: Callable[[Consumer], None]) -> None:
 def test_messages_whose_lease_ended_are_no_longer_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The channel gives it to others; a moment is left for its scan to say so first. A client that
-    never answers keeps nothing.
+    """When a lease ends, the channel gives the message to another consumer. The subscription waits
+    a moment longer, so that the channel's own report can come first. A client that never answers
+    must not use up memory.
     """
     now = begun = time.monotonic_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
@@ -93,8 +94,8 @@ def test_messages_whose_lease_ended_are_no_longer_in_flight(
 def test_the_number_of_remembered_answers_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They name what a refusal is about; a client that gives all back again and again must not fill
-    the memory with them.
+    """The answers are kept to know what a later refusal is about. A client that returns all
+    messages again and again must not fill the memory with them.
     """
     monkeypatch.setattr(consuming, "_ASKED_MAX", 3)
 

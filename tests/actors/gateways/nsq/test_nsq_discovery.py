@@ -1,5 +1,5 @@
-"""A new topic begins with the channels that it has elsewhere, whichever way it came to be; and a
-SUB that nobody answers ends.
+"""Tests that a new topic gets the channels that it has on other nodes, however it was created, and
+that a SUB without an answer times out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zsq.actors.gateways.nsq.registering import Discovery, Registrar
 
 
 class Here:
-    """The broker's part."""
+    """A replacement for the broker of this node."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.there: dict[str, tuple[str, ...]] = {"old": ()}
@@ -38,14 +38,14 @@ class Here:
     async def close(self) -> None: ...
 
     async def look(self) -> None:
-        """Until it was looked at once more, and what follows is done."""
+        """Wait until the topics were requested once more and the following work is done."""
         for _ in range(2):
             self.looked.clear()
             await asyncio.wait_for(self.looked.wait(), 10)
 
 
 class Elsewhere:
-    """The nsqlookupds' part."""
+    """A replacement for the nsqlookupds."""
 
     def start(self) -> None: ...
 
@@ -58,7 +58,7 @@ class Elsewhere:
 
 
 class Slow(Elsewhere):
-    """Does not answer until it is let."""
+    """A replacement for nsqlookupds that answer only when `let` is set."""
 
     def __init__(self) -> None:
         self.asked, self.let = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,6 @@
-"""How many may consume by one NSQ gateway."""
+"""Tests of how many consumers one NSQ gateway accepts, and of when it stops reading
+from a client.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def gateway_with(limits: NsqLimits, *consumers: tuple[str, str] | None) -> NsqGa
 
 
 def loop() -> Any:
-    """A loop that calls nothing."""
+    """Return a loop that calls nothing."""
     return SimpleNamespace(call_soon=lambda _: None, call_later=lambda *_: None)
 
 
@@ -40,7 +42,7 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_more_consumers_than_there_are_sockets_are_refused() -> None:
-    """A SUB that finds no socket would wait for ever."""
+    """A SUB that gets no socket would wait for ever."""
     assert gateway_with(NsqLimits(), ("t", "c"), ("t", "c"), None, None).refuses("t", "c") == ""
     assert "3 consumers already" in gateway_with(
         NsqLimits(), ("t", "c"), ("t", "d"), ("u", "c")
@@ -57,7 +59,7 @@ def test_a_consumer_over_the_limit_of_its_channel_is_refused() -> None:
 
 
 def test_a_client_that_reads_no_answers_is_no_longer_read_from() -> None:
-    """Else each publish would add an answer to what lies there."""
+    """Otherwise each publish would add one more answer to those that are not read."""
     said: list[str] = []
     transport = SimpleNamespace(
         pause_reading=lambda: said.append("pause"), resume_reading=lambda: said.append("resume")

@@ -1,5 +1,5 @@
-"""What NSQ connections may use together: turns, bytes, slots, lines of the log; and the ends of
-connections that are not read from.
+"""Tests of what NSQ connections share: turns, bytes, slots and lines of the log. Further tests end
+connections that the gateway does not read from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEARTBEAT = b"\0\0\0\x0f\0\0\0\0_heartbeat_"
 
 
 class Connection:
-    """Holds what it is told to, and notes what is done with it."""
+    """A connection that holds as many bytes as a test says and records its turns."""
 
     def __init__(
         self, room: Room, name: str, *, strange: bool = False, heard_ns: int = 0, slow: bool = False
@@ -72,7 +72,7 @@ class Room:
         self.gone: list[str] = []
 
     def turn(self) -> list[str]:
-        """What was done in one turn of the loop."""
+        """Return what was done in one turn of the loop."""
         later, self.later[:] = [*self.later], []
         for one in later:
             one()
@@ -88,7 +88,7 @@ def room() -> Room:
 def test_unauthenticated_connections_do_not_delay_the_others(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TURN_NS", 0)  # one piece a turn
+    monkeypatch.setattr(module, "TURN_NS", 0)  # one piece per turn
     strangers = [Connection(room, f"stranger {number}", strange=True) for number in range(3)]
     for one in strangers:
         one.work(5)
@@ -137,7 +137,7 @@ def test_unauthenticated_clients_that_hold_too_much_are_closed_idle_first(
     )
     for one in (first, second, third):
         one.hold(33)
-    first.hold(34)  # it has said something, so the second has been idle for longer
+    first.hold(34)  # it has sent something, so the second one has been idle for longer
     assert room.gone == []
     third.hold(60)
     assert room.gone == ["second"]
@@ -265,13 +265,13 @@ def pub(size: int) -> bytes:
 def test_the_end_of_a_client_is_noticed_while_it_is_not_read_from(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it left to be done is dropped, and its bytes are free."""
+    """The client's unfinished work is dropped, and its bytes are freed."""
     monkeypatch.setattr(module, "LOOK_S", 0.01)
 
     async def main() -> None:
         async with Gateway(NsqLimits()) as gateway:
             client = await gateway.dial()
-            # More than may wait for their answers.
+            # More publishes than may wait for their answers.
             await gateway.loop.sock_sendall(client, b"  V2" + pub(1) * 1_500)
             await gateway.until(lambda: gateway.intake.unread)
             await gateway.until(lambda: gateway.intake.held_bytes)
@@ -303,7 +303,7 @@ def test_a_client_that_only_ends_its_sending_is_answered(monkeypatch: pytest.Mon
                 while gateway.published:
                     gateway.published.pop(0)("")
                     answered += 1
-                gateway.made[0].look()  # as the gateway does with answers
+                gateway.made[0].look()  # the gateway does the same when answers arrive
             got = b""
             while data := await asyncio.wait_for(gateway.loop.sock_recv(client, 65536), 20):
                 got += data

@@ -1,5 +1,5 @@
-"""The gatherer by itself, on a topic that does not answer: what goes at once, and what is
-gathered.
+"""Tests of the gatherer on a topic that does not answer: what is sent at once, and what is gathered
+into larger blocks.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def gathered(folder: Path, work: Callable[[Counting], Awaitable[None]]) -> None:
 
 
 async def publish(gatherer: Gatherer, *bodies: bytes, delay_ms: int = 0) -> None:
-    """In a turn of the loop of its own."""
+    """Publish, and let the loop make some turns."""
     gatherer.publish("topic", bodies, delay_ms, lambda why: None)
     await turns(5)
 
 
 async def turns(count: int) -> None:
-    """Of the loop."""
+    """Wait for `count` turns of the loop."""
     for _ in range(count):
         turned = asyncio.Event()
         asyncio.get_running_loop().call_soon(turned.set)
@@ -136,8 +136,8 @@ def test_a_publish_of_several_blocks_has_one_answer(tmp_path: Path) -> None:
 def test_the_bytes_of_unanswered_publishes_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all connections together: while it is full none of them is read, and with the answers they
-    are.
+    """The limit is for all connections together. While it is reached, the gateway reads from none
+    of them. It reads again when answers arrive.
     """
     monkeypatch.setattr(publishing, "PENDING_BYTES_MAX", 3 * BLOCK_BYTES)
 
@@ -177,7 +177,7 @@ def test_gathered_messages_that_must_wait_cause_no_repeated_work(tmp_path: Path)
 def test_lanes_that_are_not_used_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names come from outside; each lane is a link and a socket."""
+    """Clients choose the names of topics, and each lane needs a link and a socket."""
     monkeypatch.setattr(publishing, "LANES_MAX", 5)
 
     async def work(gatherer: Counting) -> None:
@@ -206,7 +206,7 @@ def test_lanes_that_are_not_used_are_closed(
 
 
 def test_publishes_to_a_lost_topic_fail_at_once_when_the_broker_stops(tmp_path: Path) -> None:
-    """It waits for the topic's return otherwise, for up to 30 s."""
+    """Otherwise the publishes would wait for the topic to return, for up to 30 s."""
     answers: list[str] = []
 
     async def work(gatherer: Counting) -> None:

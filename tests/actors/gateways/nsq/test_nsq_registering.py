@@ -1,5 +1,5 @@
-"""Registration with nsqlookupd: what it is told and when, lookupds that go, come back or talk
-nonsense, and channels of new topics.
+"""Tests of registration with nsqlookupd: what the lookupds are told and when, lookupds that go
+away, come back or send nonsense, and the channels of new topics.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Of what nobody tells; what a lookupd hears is told by its own `until`."""
+    """Wait until `true` returns True, for changes without an event. A FakeLookupd has its own
+    `until`.
+    """
     async with asyncio.timeout(10):
         while not true():
             with contextlib.suppress(TimeoutError):
@@ -65,7 +67,7 @@ def test_a_node_registers_new_topics_and_unregisters_removed_ones() -> None:
             "REGISTER orders",
             "REGISTER orders billing",
         ]
-        registrar.update(TOPICS)  # nothing new
+        registrar.update(TOPICS)  # nothing is new
         registrar.update({"orders": ["mail", "audit"], "clicks": []})
         await lookupd.until(lambda: lookupd.lines[-1] == "REGISTER orders audit")
         assert lookupd.here() == {
@@ -154,11 +156,11 @@ def test_a_lookupd_that_is_away_does_not_affect_another_one() -> None:
             registrar.start()
             registrar.update(TOPICS)
             await one.until(lambda: one.here() == TOLD)
-            assert one.connections == 1  # the same address twice is one
+            assert one.connections == 1  # the same address given twice is one connection
             await two.start()
             await two.until(lambda: two.here() == TOLD)
             await registrar.close()
-            await one.until(lambda: one.here() == set())  # a clean end takes all along
+            await one.until(lambda: one.here() == set())  # a clean end removes all registrations
             await two.until(lambda: two.here() == set())
 
     run(main())
@@ -248,11 +250,13 @@ def test_the_durable_channels_of_all_lookupds_are_merged() -> None:
             }
             two.names |= {("orders", ""), ("orders", "billing"), ("orders", "mail")}
             two.broadcast_address = (
-                "no-such-host.invalid"  # as of a container: then where it is registered
+                # This name cannot be found, like the host name of a container. Then the address
+                # where the node is registered is used.
+                "no-such-host.invalid"
             )
             three.web.answer = lambda _: said(b"garbage")
             registrar = Registrar([one.address, two.address, three.address], NODE)
-            assert await registrar.channels_of("orders") == []  # it has not begun
+            assert await registrar.channels_of("orders") == []  # the registrar has not started
             registrar.start()
             assert await registrar.channels_of("orders") == ["billing", "mail"]
             assert await registrar.channels_of("unknown") == []
@@ -379,7 +383,7 @@ def test_the_number_of_remembered_refused_registrations_is_bounded(
         assert peer.statistics()["refused"] == 2
 
     async def refused_once(peer: Any, about: tuple[str, str]) -> None:
-        """A connection that ends with it."""
+        """Run a connection that ends with this refusal."""
         async with FakeLookupd() as lookupd:
             peer._host, port = lookupd.address.rsplit(":", 1)
             peer._port = int(port)

@@ -1,5 +1,5 @@
-"""Who owns a dead-letter topic, and where its letters may go: by the uuid of the topic, not only by
-its name.
+"""Tests of which channel owns a dead-letter topic, and where its messages may be sent. The uuid of
+the topic decides, not only its name.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Topics:
 def test_a_channel_of_a_deleted_topic_does_not_take_the_letters_of_the_new_one_of_its_name() -> (
     None
 ):
-    """Its process may still run while the topic is created again."""
+    """The process of the old channel may still run while the topic is created again."""
     topics = Topics({"uuid": NEW, "channel": "c"})
     topics.claim(NEW)
     with pytest.raises(

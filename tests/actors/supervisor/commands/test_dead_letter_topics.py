@@ -1,4 +1,6 @@
-"""Where dead letters may go: checked when a channel is made and when its settings change."""
+"""Tests of which topics may take dead letters. This is checked when a channel is created and when
+its settings change.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def test_a_durable_channel_cannot_have_a_dead_letter_topic_in_memory() -> None:
             UsageError, match=r"E_BAD_ARGUMENT.*'d#ephemeral' is in memory.*name a topic on disk"
         ):
             check()
-    with pytest.raises(UsageError, match="name a topic on disk"):  # of one that was made with it
+    # For a channel that was created with this setting.
+    with pytest.raises(UsageError, match="name a topic on disk"):
         dead_letter_topic("t", "c", resolve(IN_MEMORY))
 
 

@@ -1,5 +1,5 @@
-"""Deleting unforced: who is asked what it holds, and what is said when they do not answer in time.
-Forced: nobody is asked.
+"""Tests of deletions. Without force, the supervisor asks the processes whether they hold messages,
+and refuses if they do not answer in time. With force, it asks no process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zsq.transport.wire import protocol as p
 
 
 class DeletionHarness(Broker):
-    """A topic with three channels that are up and hold nothing."""
+    """A topic with three running channels that hold no messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,9 @@ def test_a_forced_deletion_asks_no_process() -> None:
 
 
 def test_deleting_a_channel_waits_until_its_topic_is_up() -> None:
-    """Who deletes one just after a start must not hear that it is not there."""
+    """A client that deletes a channel just after a start must not be told that the channel does not
+    exist.
+    """
     harness = DeletionHarness()
     commands = Commands(harness.requests, harness.view())
     known = dict(harness.group.channels)
@@ -104,7 +106,9 @@ def test_deleting_a_channel_waits_until_its_topic_is_up() -> None:
 
 
 def test_a_topic_whose_deletion_was_refused_is_opened_again() -> None:
-    """What is published in between would be acknowledged, and then go with the topic."""
+    """Otherwise messages that are published in the meantime would be acknowledged and then be
+    deleted with the topic.
+    """
     harness = DeletionHarness()
     refused = Refused("E_INTERNAL", "the registry cannot be written")
 
@@ -117,7 +121,7 @@ def test_a_topic_whose_deletion_was_refused_is_opened_again() -> None:
     deletion.remove_topic(harness.requests, harness.group, 0, answers.append)
     deletion.open_again(harness.requests)
     assert (answers, harness.orders, harness.stopped) == ([refused], [], [])
-    harness.registry.in_doubt = False  # the disk took what was there before
+    harness.registry.in_doubt = False  # the disk still has the previous registry
     for _ in range(2):
         deletion.open_again(harness.requests)
     assert [order for order, _ in harness.orders] == [p.SetSealed(1, is_sealed=False)]

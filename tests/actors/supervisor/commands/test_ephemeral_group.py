@@ -1,5 +1,5 @@
-"""A topic's group and its ephemeral channels: who comes while one ends gets a new one, and who may
-say that one has ended.
+"""Tests of a topic's ephemeral channels: a consumer that comes while its channel ends gets a new
+channel, and only the channel itself may report its end.
 """
 
 from __future__ import annotations

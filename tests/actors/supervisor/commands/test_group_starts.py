@@ -1,4 +1,6 @@
-"""A topic's channels come up in portions, and a channel of an old name is a new channel."""
+"""Tests of how a topic's channels start: in portions. A channel that is created again under an old
+name is a new channel.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def broker() -> Broker:
 
 
 def begin(broker: Broker, channels: int = MANY) -> list[str]:
-    """The topic's process has just come up; the storage knows so many channels."""
+    """Let the topic's process come up. Storage knows `channels` channels."""
     group = broker.group
     group.channels = {f"c{number}": None for number in range(channels)}
     group.state = GroupState.STARTING

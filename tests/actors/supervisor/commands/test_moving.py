@@ -1,4 +1,4 @@
-"""The position of a channel: which orders are refused."""
+"""Test of seeks: which orders are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zsq.transport.wire.protocol import Manage
 def test_a_seek_to_a_time_ahead_of_the_clock_is_refused_unless_it_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would skip all waiting messages."""
+    """Such a seek would skip all waiting messages."""
     monkeypatch.setattr(time, "time_ns", lambda: 1_000)
     latest_ns = 1_000 + int(moving.CLOCKS_DIFFER_S * 1e9)
 

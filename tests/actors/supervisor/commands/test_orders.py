@@ -1,5 +1,5 @@
-"""Orders of the supervisor: answered once, by who was asked, and by nobody else who has found the
-door.
+"""Tests of orders that the supervisor sends to its processes: each is answered once, and only by
+the process that was asked. Answers from other processes are ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from zsq.transport.wire import protocol as p
 
 @pytest.fixture
 def asked() -> tuple[Any, list[tuple[p.Position | None, ZsqError | None]], p.SetSealed]:
-    """A management that has asked a storage for its end; what came of it; the order."""
+    """Return the supervisor's orders after storage was asked for the end of its log, the answers so
+    far, and the order.
+    """
     broker = Broker()
     sent: list[tuple[Any, Any]] = []
 
@@ -46,8 +48,8 @@ def asked() -> tuple[Any, list[tuple[p.Position | None, ZsqError | None]], p.Set
 
 @pytest.mark.parametrize("who", [(), (b"stranger",), (b"stranger", b"behind")])
 def test_an_answer_from_another_process_is_ignored(asked: Any, who: tuple[bytes, ...]) -> None:
-    """It would say where a topic ends, and with that which offsets the next one of its name begins
-    at.
+    """A false answer would decide where a topic ends, and so at which offset the next topic of that
+    name begins.
     """
     harness, answers, order = asked
     for message in (p.Position(order.request, 0), p.Failed(order.request, "E_X", "no")):

@@ -1,4 +1,4 @@
-"""Requests of clients: the broker's own numbers for them."""
+"""Test of requests of clients, and of the numbers that the broker gives them."""
 
 from __future__ import annotations
 

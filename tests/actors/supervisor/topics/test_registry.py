@@ -1,4 +1,6 @@
-"""The registry on a real directory: what is kept, what is refused, what goes to the trash."""
+"""Tests of the registry on a real directory: what is kept, what is refused, and what is moved to
+the trash.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ def test_the_files_of_a_removed_topic_are_gone_at_once(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_removal_is_finished_by_the_next_start(tmp_path: Path) -> None:
-    """Its files are in the trash, its row is still there; as at the next start."""
+    """The files are already in the trash and the row still exists. The next start finds
+    this state.
+    """
     registry = opened(tmp_path)
     row = registry.add("clicks", "always")
     Path(registry.folder(row)).mkdir()
@@ -139,7 +143,7 @@ def test_an_interrupted_removal_is_finished_by_the_next_start(tmp_path: Path) ->
 
 
 class _Steps(Files):
-    """Writes down what is done."""
+    """Files that record each step."""
 
     def __init__(self, steps: list[str]) -> None:
         super().__init__()
@@ -176,15 +180,15 @@ def test_a_save_is_complete_or_has_no_effect(tmp_path: Path) -> None:
 
 
 class FullDisk(Files):
-    """Takes no new file."""
+    """Files of a disk that takes no new file."""
 
     def write_file(self, path: str, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_change_is_refused_on_a_full_disk_and_has_no_effect(tmp_path: Path) -> None:
-    """Any client may name a new topic: that must not end the supervisor, nor leave a topic that
-    only memory knows.
+    """Any client may name a new topic. That must not end the supervisor, and it must not leave a
+    topic that exists only in memory.
     """
     good = Registry(Files(), tmp_path, 0)
     good.open()
@@ -206,7 +210,7 @@ def test_a_change_is_refused_on_a_full_disk_and_has_no_effect(tmp_path: Path) ->
 
 
 class _FailingSync(Files):
-    """The sync of a folder fails as often as is said."""
+    """Files whose sync of a folder fails `left` times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,8 +227,9 @@ class _FailingSync(Files):
 def test_a_refused_deletion_is_not_carried_out_by_the_next_start(
     tmp_path: Path, failing: int
 ) -> None:
-    """Its row was renamed into place, and the sync of the name failed: what publishers were told
-    since would go with the topic.
+    """The new row was renamed into place, but the sync of the folder failed. If the next start
+    carried out the deletion, messages that were acknowledged since then would be deleted with the
+    topic.
     """
     files = _FailingSync()
     registry = Registry(files, tmp_path, 3)
@@ -242,8 +247,8 @@ def test_a_refused_deletion_is_not_carried_out_by_the_next_start(
 
 
 def test_files_that_cannot_be_removed_yet_are_removed_later(tmp_path: Path) -> None:
-    """However often the registry is written meanwhile; and a topic of that name is made once they
-    can.
+    """The removal waits, however often the registry is written in the meantime. A topic of that
+    name can be created once the files are removed.
     """
     files = _FailingSync()
     registry = Registry(files, tmp_path, 3)
@@ -325,8 +330,8 @@ def test_a_registry_without_a_checksum_is_accepted_once(
 
 @pytest.mark.parametrize("state", ["none", "new", "live"])
 def test_missing_folders_without_live_topics_are_created_again(tmp_path: Path, state: str) -> None:
-    """As after a copy that leaves out empty folders. What held a topic is lost, and stays so until
-    a person has looked.
+    """A copy that leaves out empty folders can cause this. If the topics folder held a topic, the
+    topic is lost, and the folder is not created again before an operator has looked at it.
     """
     registry = opened(tmp_path)
     if state != "none":

@@ -1,5 +1,5 @@
-"""The registry's bytes: what is written is read, and everything else is refused with the key that
-is wrong.
+"""Tests of the registry's format: what is written can be read, and everything else is refused with
+the name of the wrong key.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def test_an_incomplete_registry_is_refused(size: int) -> None:
 
 
 def spoilt(path: str, value: Any) -> bytes:
-    """By hand, so without a checksum. `...`: the key is taken out."""
+    """Return a registry with this value at `path`, without a checksum, as if edited by hand. The
+    value `...` removes the key.
+    """
     data = json.loads(encode(content()))
     del data[CHECKSUM]
     *way, last = path.split(".")

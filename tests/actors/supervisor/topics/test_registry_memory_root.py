@@ -1,4 +1,6 @@
-"""Where topics in memory lie, and that what a killed broker left of them goes, and nothing else."""
+"""Tests of the folder for topics in memory: where it is, and that the files of a killed broker are
+removed and no others.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ MIB = 1024 * 1024
 
 
 class Place(Files):
-    """A memory file system of this size at `shm`."""
+    """Files with a memory file system of this size at `shm`."""
 
     shm_bytes = 1024 * MIB
 
@@ -56,7 +58,7 @@ def test_the_memory_folder_is_private_and_removed_at_the_end(machine: Machine) -
 
 
 def left(machine: Machine) -> Path:
-    """What a killed broker leaves: its lock is free."""
+    """Leave what a killed broker leaves: its files stay, and its lock is free."""
     root = machine.root()
     folder = Path(root.folder("abc"))
     folder.mkdir()
@@ -133,7 +135,7 @@ def test_without_memory_files_topics_are_stored_in_the_data_directory(
     assert folder.parent == machine.data_dir / "memory"
     assert "is not a writable memory file system of at least 32 MiB" in caplog.text
     folder.mkdir()
-    machine.files.close(root._lock)  # killed
+    machine.files.close(root._lock)  # this stands for a kill
     machine.root().clear()
     assert not list(machine.data_dir.iterdir())
 

@@ -1,4 +1,4 @@
-"""The bounds of a topic in memory: there always are some."""
+"""Tests of the bounds of a topic in memory: it always has some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which channel is started next."""
+"""Tests of which channel is started next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Who is asked for what, and when, while a backup is made; with storages that are doubles."""
+"""Tests of what a backup asks of each topic, and when. The broker of these tests is a Python
+object.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ NEWEST = f"{0:020d}.chunk"
 
 
 class House:
-    """A data directory whose broker is this object."""
+    """A data directory. This object also plays the broker that serves it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -109,7 +111,9 @@ def test_a_backup_takes_all_states_then_all_logs_then_the_copies(
 
 
 def test_a_topic_that_is_made_meanwhile_is_in_it(house: House, tmp_path: Path) -> None:
-    """Its messages may be why others are finished."""
+    """The backup must include the new topic. Its messages may be dead letters, and then messages of
+    another topic are finished only because of them.
+    """
     made: list[str] = []
 
     def then(what: str) -> None:
@@ -163,8 +167,8 @@ def test_a_failing_topic_fails_the_backup_and_can_be_left_out(house: House, tmp_
 
 
 def test_a_backup_fails_if_copied_files_vanish(house: House, tmp_path: Path) -> None:
-    """A topic that was started again removed the copies. The topic still exists, and the backup
-    would lack it.
+    """A topic that was started again has removed the copies of its files. The topic still exists,
+    so the backup would lack it.
     """
 
     def then(what: str) -> None:

@@ -1,5 +1,5 @@
-"""A backup, and what is restored from one, is on disk when the command returns, and has its name
-not before.
+"""Tests that a backup, and a directory that was restored from one, are on disk when the command
+returns, and get their final name only then.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def test_a_topic_created_again_during_a_backup_is_copied_again(
     house: House,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """Its state was taken before that: the new one's must be, or the registry would name what is
-    not there.
+    """The state of the old topic was copied before. The state of the new topic must be copied too,
+    or the registry in the backup would name a topic that is missing.
     """
     done: list[str] = []
 

@@ -1,5 +1,5 @@
-"""zsq dump: every kind of file is known by its content, told whole, and its damage is shown and
-walked past.
+"""Tests of `zsq dump`: it recognizes every kind of file by its content, shows all of it, and
+reports damage and continues behind it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def only(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def topic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a sealed and an ongoing chunk, a channel, holes, deferred ones, a producer,
-    delayed messages.
+    """Create a store with a sealed and a current chunk, a channel, unfinished and deferred
+    messages, a producer, and delayed messages.
     """
     folder = tmp_path_factory.mktemp("dump") / "topic"
     create_store(Files(), str(folder), TopicIdentity("clicks", UUID, 1000), OPTIONS)
@@ -83,7 +83,7 @@ def chunks(topic: Path) -> list[Path]:
     return sorted(topic.glob("*.chunk"))
 
 
-# Ours
+# Files of ZSQ
 
 
 def test_a_chunk_is_shown_with_its_blocks_and_footer(topic: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_bad_file_is_shown_and_a_changed_one_is_damaged(topic: Path, tmp_path:
     assert [one["kind"] for one in show(folder / "y.bad")] == ["damaged"]
 
 
-# nsqd's
+# Files of nsqd
 
 
 def test_files_of_a_real_nsqd_are_shown() -> None:
@@ -353,8 +353,8 @@ def test_a_dump_is_written_as_lines_or_json(topic: Path, tmp_path: Path) -> None
 
 
 def test_the_command_reports_damage_instead_of_crashing(topic: Path, tmp_path: Path) -> None:
-    """LMDB's environment is read in a process of its own: whatever a flipped bit does to it, the
-    command says so and ends.
+    """LMDB's environment is read in a process of its own. Whatever a flipped bit does to that
+    process, the command reports damage and ends.
     """
 
     def run(path: Path) -> subprocess.CompletedProcess[str]:
@@ -367,7 +367,7 @@ def test_the_command_reports_damage_instead_of_crashing(topic: Path, tmp_path: P
     assert run(tmp_path / "state").returncode == 2
     data = (topic / "state" / "data.mdb").read_bytes()
     path = tmp_path / "data.mdb"
-    # Pages that are not there: a SIGBUS, or an error.
+    # Pages are missing. Reading them causes a SIGBUS or an error.
     path.write_bytes(data[: len(data) // 2 // 4096 * 4096])
     ended = run(path)
     assert ended.returncode == 1
@@ -422,7 +422,7 @@ def test_a_row_that_was_set_aside(tmp_path: Path) -> None:
 def test_queues_are_known_by_their_records_also_where_there_is_one(
     tmp_path: Path, count: int
 ) -> None:
-    """Nobody gave the file its name."""
+    """The kind of the file must be recognized by its content, because its name says nothing."""
     path = tmp_path / "what"
     path.write_bytes(
         b"".join(encode_record(encode_message(message(number))) for number in range(count))

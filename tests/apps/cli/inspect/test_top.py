@@ -1,5 +1,5 @@
-"""zsq top: the picture that overviews make, what keys do to the screen, and the whole of it in a
-terminal.
+"""Tests of `zsq top`: the picture that it builds from overviews, what keys do to the screen, and
+the whole program in a terminal.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def test_every_column_is_in_every_row() -> None:
 
 
 def test_a_filter_is_bounded() -> None:
-    """A cat on the keyboard."""
+    """Even if a key is held down, the filter does not grow beyond its limit."""
     screen = Screen()
     for key in "/" + "a" * (FILTER_MAX + 50):
         screen.press(key)
@@ -151,7 +151,8 @@ def test_keys_sort_filter_and_switch_the_view() -> None:
         screen.press(key)
     assert screen.typing
     assert names() == ["mail"]
-    for key in ("q", "backspace", "enter"):  # a letter like all others while it is typed
+    # While a filter is typed, `q` is a letter like all others.
+    for key in ("q", "backspace", "enter"):
         screen.press(key)
     assert not screen.over
     assert screen.filter == "MaI"
@@ -214,7 +215,8 @@ def test_zsq_top_restores_the_settings_of_the_terminal() -> None:
     termios.tcsetwinsize(slave, (30, 150))  # type: ignore[attr-defined, unused-ignore]
     before = termios.tcgetattr(slave)
     line = [sys.executable, "-c", PROGRAM, json.dumps(told()), "--interval", "0.2"]
-    # pytest-xdist sets COLUMNS, which rich believes more than the terminal; so with the others.
+    # pytest-xdist sets COLUMNS, and rich uses COLUMNS in place of the terminal's real size. The
+    # same holds for the other variables.
     env = {
         name: value
         for name, value in os.environ.items()

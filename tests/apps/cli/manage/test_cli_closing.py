@@ -1,4 +1,4 @@
-"""zsq topic close, open, retire."""
+"""Tests of `zsq topic close`, `zsq topic open` and `zsq topic retire`."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ def test_a_signal_ends_the_waiting(broker: Broker) -> None:
 def test_retire_waits_for_messages_that_come_back_at_the_last_moment(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A seek back between the last look and the deletion: it is opened to consumers again, and the
-    rest drained.
+    """A seek back between the last check and the deletion makes messages unfinished again. The
+    topic is then opened to consumers again, and the rest is drained.
     """
     from click.testing import CliRunner
 

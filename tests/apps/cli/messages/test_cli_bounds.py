@@ -1,4 +1,6 @@
-"""What the command line asks of the broker at a time, and has unanswered, at most."""
+"""Tests of limits of the command line: how much it asks for at a time, and how many unanswered
+blocks it has.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class Closing:
 
 
 class Listing(Closing):
-    """2,500 delayed messages, told behind a key."""
+    """A client that lists 2,500 delayed messages, each time those behind a key."""
 
     asked: list[int]
 
@@ -76,7 +78,7 @@ def test_a_long_body_is_shown_by_its_beginning(size: int, shown: bool) -> None:
 
 
 class Silent(Closing):
-    """A broker that answers a block when somebody waits for it."""
+    """A client whose blocks are answered only when the caller waits for an answer."""
 
     out = out_max = 0
 

@@ -1,5 +1,5 @@
-"""What `zsq serve` is told about alarms: refused at the start where it cannot work; secrets; what
-`zsq alarms` shows.
+"""Tests of the alarm options of `zsq serve` and of the command `zsq alarms`: options that cannot
+work are refused at the start, and secrets are not shown.
 """
 
 from __future__ import annotations

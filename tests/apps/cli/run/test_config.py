@@ -1,5 +1,5 @@
-"""Where options of `zsq serve` come from: file, environment, flag; what is refused, and what `zsq
-config` shows.
+"""Tests of where `zsq serve` takes its options from (file, environment, flag), of what it refuses,
+and of what `zsq config` shows.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     assert options["nsq-msg-timeout"] == {"value": 90, "from": "file zsq.toml"}
     assert options["nsq-max-msg-timeout"] == {"value": 900, "from": "default"}
     # From the file's folder.
+    # Relative to the file's folder.
     assert options["data-dir"] == {
         "value": str(tmp_path / "there"),
         "from": "file zsq.toml",
@@ -196,6 +197,7 @@ def test_reading_again_says_what_changed_and_what_needs_a_restart(tmp_path: Path
     path.write_text("node-id = 2\nlog-level = 'warning'\n[alarm]\ndepth = 2\nhold = '9s'\n")
     fresh = again.read()
     # The flag goes before the file's hold.
+    # The flag goes before the file's value.
     assert set(fresh.changed) == {
         "--log-level",
         "--alarm-depth",

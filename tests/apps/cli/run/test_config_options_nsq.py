@@ -1,4 +1,4 @@
-"""What `zsq serve` makes of its options for NSQ's clients."""
+"""Tests of how `zsq serve` uses its options for NSQ's clients."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ def test_each_nsq_option_reaches_the_gateway() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        "--nsq-max-msg-timeout 15m1s",  # would be negotiated, and SUB refused
+        # This value would be negotiated, and then SUB would be refused.
+        "--nsq-max-msg-timeout 15m1s",
         "--nsq-max-msg-timeout 0s",
-        "--nsq-max-msg-timeout 30s",  # less than the usual one
+        "--nsq-max-msg-timeout 30s",  # less than the default time-out
         "--nsq-msg-timeout 16m",
         "--nsq-msg-timeout 0s",
         "--nsq-msg-timeout 3s --nsq-max-msg-timeout 2s",
@@ -102,8 +103,8 @@ def test_auth_servers_without_re2_are_refused_at_the_start(monkeypatch: pytest.M
     ],
 )
 def test_a_node_that_no_nsqlookupd_takes_is_refused_at_the_start(arguments: str, said: str) -> None:
-    """A real nsqlookupd answers IDENTIFY without a port with E_BAD_BODY: nobody would find this
-    node, and the broker would seem well.
+    """A real nsqlookupd answers an IDENTIFY without a port with E_BAD_BODY. No client would find
+    this node, and the broker would look healthy.
     """
     assert gateways(*arguments.split())
     with pytest.raises(click.UsageError, match=said):

@@ -1,7 +1,7 @@
-"""docs/configuration.md says what the command line does: its table is drawn from click's
-parameters, its examples are read.
+"""Tests that docs/configuration.md agrees with the command line: its table is generated from
+click's parameters, and its examples are read.
 
-Run this file to write the table anew: python tests/apps/cli/run/test_configuration_md.py
+Run this file to write the table again: python tests/apps/cli/run/test_configuration_md.py
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def _default(option: click.Option) -> str:
     if option.is_flag:
         return "false"
     # A mark of click's is none.
+    # A default that is a marker object of click is no value.
     value = (
         value if isinstance(value, (str, int, float)) and value != "" else usual(str(option.name))
     )

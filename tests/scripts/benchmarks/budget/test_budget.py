@@ -1,4 +1,6 @@
-"""The table of budgets: what is met, what a ratio of rounds is, what the documentation gets."""
+"""Tests of the table of budgets: which budgets are met, how ratios of rounds are computed, and what
+is written to the documentation.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The plots of the benchmarks: what a sentence says, that a picture is well-formed, and what the
-documentation gets.
+"""Tests of the plots of the benchmarks: their sentences, that each picture is well-formed, and what
+is written to the documentation.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def texts(picture: str) -> list[str]:
 
 
 def lines(picture: str, colour: int) -> list[list[tuple[float, float]]]:
-    """The points of each line of this colour that is not a mark, in the picture's units."""
+    """Return the points of each line of this colour, in the units of the picture. Marks do not
+    count.
+    """
     paths = [
         path
         for path in ElementTree.fromstring(picture).iter(f"{SVG}path")

@@ -1,4 +1,4 @@
-"""The asyncio clients against a small broker, on asyncio's own loop and on uvloop."""
+"""Tests of the asyncio clients against a small fake broker, on asyncio's own loop and on uvloop."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_lingering_messages_are_sent_and_confirmed(broker: Broker, run: Run) -> 
             receipts = [await producer.publish("t", b"%d" % i) for i in range(250)]
             assert await receipts[-1].wait() == 249
             last = await producer.publish("t", b"x")
-            while not last.done:  # nobody waits for it: the timer does it
+            while not last.done:  # nothing waits for it: the timer sends it
                 await asyncio.wait([asyncio.ensure_future(producer.flush())])
         assert broker.head == 251
 
@@ -235,13 +235,13 @@ def test_publishing_waits_while_too_much_is_not_sent(
 
 
 class Asked(Exception):
-    """The producer asks the broker for its limit."""
+    """Raised when the producer asks the broker for its limit."""
 
 
 def test_a_body_over_the_largest_limit_is_refused_before_a_broker_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below it only the broker knows its limit."""
+    """Below the largest possible limit, only the broker knows its own limit."""
     monkeypatch.setattr(lane, "MESSAGE_BYTES_LARGEST", 20)
     for module in (producer, aio):
         monkeypatch.setattr(module, "MESSAGE_BYTES_MAX", 10)

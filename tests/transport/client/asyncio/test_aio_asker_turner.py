@@ -1,4 +1,4 @@
-"""Turning an engine from an event loop."""
+"""Tests of running an engine in an event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ S = 1_000_000_000
 
 
 def test_a_time_out_of_hours_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that goes on by what is slept."""
+    """The clock of this test moves forward by the time that is slept."""
     now_ns = 0
     for one in (module, engine_module):
         monkeypatch.setattr(one, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))

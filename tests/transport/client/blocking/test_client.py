@@ -1,4 +1,4 @@
-"""Admin and Reader against a small broker."""
+"""Tests of Admin and Reader against a small fake broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Broker = Any
 
 
 def put(broker: Broker, *bodies: bytes) -> None:
-    """Store in the broker's own thread."""
+    """Store messages, in the broker's own thread."""
     done = threading.Event()
 
     def store() -> None:
@@ -33,8 +33,8 @@ def numbers(n: int, start: int = 0) -> list[bytes]:
 def test_a_link_that_was_idle_for_long_may_lead_nowhere(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its other end forgets it without a word, as a connection that breaks on one side only: it is
-    opened anew before it is asked.
+    """The other end may have forgotten the link without notice, as when a connection breaks on one
+    side only. So an idle link is opened again before it is used.
     """
     with zsq.Admin(broker.url, timeout=1) as admin:
         assert admin.ping() == "OK"

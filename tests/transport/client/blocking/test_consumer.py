@@ -1,4 +1,4 @@
-"""The blocking consumer against a small broker."""
+"""Tests of the blocking consumer against a small fake broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Broker = Any
 
 
 def put(broker: Broker, *bodies: bytes) -> None:
-    """Store in the broker's own thread."""
+    """Store messages, in the broker's own thread."""
     done = threading.Event()
 
     def store() -> None:
@@ -104,7 +104,8 @@ def test_a_batch_can_be_answered_in_part_and_then_as_a_whole(broker: Broker) -> 
         messages[5].finish(sync=True)
         assert broker.finished == [3, 5]
         messages[0].requeue(1.5)
-        batch.messages()[3].finish()  # once more, by another view of it: told once
+        # the same message through another object: it is sent only once
+        batch.messages()[3].finish()
         batch.finish(sync=True)
         assert sorted(broker.finished) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
         assert broker.requeued == [(0, 1500)]
@@ -413,7 +414,9 @@ def test_a_forked_child_subscribes_by_itself(broker: Broker) -> None:
 
 
 def test_a_coroutine_is_no_handler_here(broker: Broker) -> None:
-    """Nobody would await it: each message would count as done, and nothing of it would have run."""
+    """Nothing would await the coroutine: each message would count as handled, and no line of the
+    handler would have run.
+    """
 
     async def handler(message: zsq.Message) -> None:
         raise AssertionError("never awaited")

@@ -1,5 +1,5 @@
-"""Threads that turn an engine: when there is a keeper, that it does not end, and that anybody may
-wait for as long as he likes.
+"""Tests of the threads that run an engine: when there is a keeper, that it does not end early, and
+that a caller may wait for any time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zsq.transport.wire import protocol as p
 
 
 class _Timed(Engine):
-    """Says when something was due."""
+    """Records that its timers were called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def keepers() -> list[threading.Thread]:
 
 
 def make_due(drive: Drive[_Timed]) -> bool:
-    """Whether what is due now is done although nobody waits."""
+    """Make something due now. Return True if it is done although no caller waits."""
     drive.engine.called.clear()
     with drive.lock:
         drive.engine.sooner(0)
@@ -55,8 +55,8 @@ def make_due(drive: Drive[_Timed]) -> bool:
 
 
 def test_no_thread_is_started_before_something_is_due() -> None:
-    """A client that was only made, or waits for nothing, costs its process no thread, and does not
-    make `fork` a risk.
+    """A client that was only made, or has nothing to wait for, starts no thread, and does not make
+    `fork` dangerous.
     """
     with driven() as drive:
         with drive.lock:
@@ -68,43 +68,44 @@ def test_no_thread_is_started_before_something_is_due() -> None:
 
 
 def test_the_keeper_outlives_having_nothing_to_do() -> None:
-    """There is one for the whole life: without it nobody would send heartbeats any more, and the
-    broker would give the client up.
+    """There is one keeper for the whole life of the client. Without it no heartbeats would be sent,
+    and the broker would take the client for dead.
     """
     with driven() as drive:
         assert make_due(drive)
         [keeper] = keepers()
-        # By then it has looked twice that nobody turns the engine, and waits without a limit.
+        # By then it has seen twice that no caller runs the engine, and waits without a limit.
         keeper.join(0.2)
         assert keeper.is_alive()
         assert make_due(drive)
 
 
 def test_a_time_out_may_be_longer_than_the_system_allows(broker: Any) -> None:
-    """A time-out of weeks is a way to say "for ever"; the system's calls take no more than 24 days
-    (of milliseconds), or 292 years.
+    """A user may set a time-out of weeks to say "for ever". System calls accept at most 24 days (in
+    milliseconds), or 292 years.
     """
     broker.deaf_to = {p.Manage}
     with (
         concurrent.futures.ThreadPoolExecutor(2) as pool,
         zsq.Admin(broker.url, timeout=1e10) as admin,
     ):
-        admin.ping()  # the link is there, and nothing is due on it
-        asked = [pool.submit(admin.pause, "t", "c") for _ in range(2)]  # one drives, one follows
+        admin.ping()  # now the link is open, and nothing is due on it
+        # one runs the engine, the other one waits for it
+        asked = [pool.submit(admin.pause, "t", "c") for _ in range(2)]
         broker.wait_for(lambda: broker.count(p.Manage) == 2)
         done, _ = concurrent.futures.wait(asked, 0.2)
         assert not done
         broker.deaf_to = set()
         broker.die()
         broker.start()
-        # The link was lost, and a pause is not asked twice by itself.
+        # The link was lost, and a pause is not repeated automatically.
         with pytest.raises(zsq.BrokerUnreachable):
             asked[0].result(10)
         assert isinstance(asked[1].exception(10), zsq.BrokerUnreachable)
 
 
 def test_messages_may_linger_for_longer_than_the_system_can_wait(broker: Any) -> None:
-    # A thread that another test's producer leaves to end is not this one's keeper.
+    # A thread that the producer of an earlier test left to end is not this one's keeper.
     before = set(threading.enumerate())
     with zsq.Producer(broker.url, linger_ms=1e10, heartbeat_ms=p.HEARTBEAT_MS_MAX) as producer:
         receipt = producer.publish("t", b"a")

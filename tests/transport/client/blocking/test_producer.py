@@ -1,5 +1,5 @@
-"""The blocking producer against a small broker: what is confirmed is stored once, in order,
-whatever happens in between.
+"""Tests of the blocking producer against a small fake broker: what is confirmed is stored once, in
+order, whatever happens in between.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def test_threads_share_a_producer(broker: Broker, linger_ms: int) -> None:
         assert own == [b"%d-%d" % (n, i) for i in range(50)]
 
 
-# Trouble
+# Failures
 
 
 def test_lost_answers_do_not_store_twice(broker: Broker) -> None:
@@ -218,7 +218,7 @@ def test_a_full_disk_refuses_one_publish_and_not_those_behind(broker: Broker) ->
         with pytest.raises(zsq.Refused, match=E_DISK_FULL):
             receipts[0].wait()
         assert [receipt.wait() for receipt in receipts[1:]] == [1, 2, 3, 4]
-        producer.flush()  # the only error was told
+        producer.flush()  # the only error was reported before
     assert broker.bodies() == [b"first", b"1", b"2", b"3", b"4"]
 
 
@@ -260,7 +260,7 @@ def test_a_topic_that_lost_messages_is_reported_in_the_log(
 def test_a_topic_created_again_is_logged_and_is_no_data_loss(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has another uuid: nothing was lost, it was deleted."""
+    """The new topic has another uuid. Nothing was lost, because the old topic was deleted."""
     with zsq.Producer(broker.url) as producer:
         producer.publish("t", b"a")
         broker.die()

@@ -1,5 +1,5 @@
-"""Why there are stages: a PUSH socket alone loses rows while its sender sees success. A stage's
-writer on the same ways does not.
+"""Tests that show why stages are needed: a PUSH socket alone loses rows while its sender reports
+success. A stage's writer over the same sockets does not.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ROWS: Final = 200_000
 A_MESSAGE: Final = 100
 MESSAGES: Final = ROWS // A_MESSAGE
 
-# What a naive sink does in a task: push all, close, say how many. LINGER -1 is ZeroMQ's own
-# default: wait until all is sent.
+# What a simple sink would do in a task: push all messages, close, and report how many. LINGER -1 is
+# ZeroMQ's own default: wait until everything is sent.
 PUSHER: Final = f"""
 import sys, zmq
 context = zmq.Context()
@@ -46,7 +46,9 @@ def context() -> Iterator[zmq.Context[Any]]:
 def test_push_reports_success_for_what_never_arrives(
     tmp_path: Path, context: zmq.Context[Any]
 ) -> None:
-    """The receiver is slow and restarts once: what lay in its pipe is gone, and nobody is told."""
+    """The receiver is slow and restarts once. The messages in its pipe are lost, and nothing
+    reports it.
+    """
     endpoint = f"ipc://{tmp_path}/pull"
     received = 0
 
@@ -62,7 +64,7 @@ def test_push_reports_success_for_what_never_arrives(
 
     task = subprocess.Popen([sys.executable, "-c", PUSHER, endpoint], stdout=subprocess.PIPE)
     try:
-        received += receive(MESSAGES // 4)  # dies with its pipe full
+        received += receive(MESSAGES // 4)  # it ends while its pipe is full
         received += receive(MESSAGES)
         said, _ = task.communicate(timeout=30)
     finally:
@@ -74,7 +76,7 @@ def test_push_reports_success_for_what_never_arrives(
 
 
 def test_a_stage_on_the_same_ways_loses_nothing(storage: Any) -> None:
-    """The same rows by a StageWriter, while storage dies again and again with its pipes full."""
+    """A StageWriter sends the same rows, while the storage dies several times with full pipes."""
     from zsq.transport.client.blocking.stage_writer import StageWriter
 
     stop = threading.Event()

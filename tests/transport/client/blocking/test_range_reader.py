@@ -1,5 +1,5 @@
-"""A range is read whole, in order, one request ahead; what is lost is told, and never taken for
-what is there.
+"""Tests of reading a range: completely, in order, with one request in advance. A loss is reported,
+and other messages never take the place of lost ones.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The stage's writer against a small storage: whatever is lost in between, what was pushed is
-sealed once, whole, in order.
+"""Tests of the stage's writer against a small fake storage: whatever is lost in between, the pushed
+blocks are sealed once, completely, in order.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_memory_is_bounded_by_the_window(storage: FakeStages) -> None:
 def test_lost_pushes_are_pushed_again(
     storage: FakeStages, lost: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Where the last ones are lost nobody sees a gap.
+    # If the last pushes are lost, the storage sees no gap.
     monkeypatch.setattr(session_stage, "STALL_NS", 200_000_000)
     storage.lose = lost
     with StageWriter(storage.url, "t", "app", 1) as writer:
@@ -171,9 +171,7 @@ def test_credit_holds_the_writer_back(storage: FakeStages) -> None:
 def test_a_link_that_comes_and_goes_is_no_progress(
     storage: FakeStages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing that is pushed arrives, so the link is opened anew again and again: the time-out
-    still counts.
-    """
+    """No push arrives, so the link is opened again and again. The time-out must end that."""
     monkeypatch.setattr(session_stage, "STALL_NS", 100_000_000)
     storage.hold = True
     over = threading.Event()
@@ -262,7 +260,7 @@ def test_a_final_refusal_is_raised_and_ends_the_stage(storage: FakeStages) -> No
         StageWriter(storage.url, "t", "app", 1) as writer,
         pytest.raises(zsq.UsageError, match=E_BAD_BLOCK),
     ):
-        push_and_seal(writer)  # the answer comes while it does either
+        push_and_seal(writer)  # the answer comes during one of the two calls
     storage.wait_for(lambda: storage.count(p.Abort) == 1)
 
 
@@ -349,7 +347,9 @@ def test_each_wrong_argument_is_refused(storage: FakeStages, make: Callable[[str
 
 
 def test_a_forked_process_breaks_no_writer_of_its_parent(storage: FakeStages) -> None:
-    """Spark's daemon forks its workers: what it inherits must not break them."""
+    """Spark's daemon forks its workers. A writer that a worker inherits must not disturb the
+    parent's.
+    """
     early = StageWriter(storage.url, "t", "early", 1)
     begun = StageWriter(storage.url, "t", "begun", 1)
     push(begun, 5)

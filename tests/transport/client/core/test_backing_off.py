@@ -1,5 +1,5 @@
-"""Refusals are not answered by asking at once again: each client pauses, on a simulated clock and
-beside a broker that refuses.
+"""Tests of pauses after refusals: no client asks again at once. They use a simulated clock, and a
+fake broker that refuses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from zsq.transport.wire.address import Target, parse
 
 Broker = Any
 TRIED_S = 1.0
-TRIES_MAX = 20  # of a second: 10, 20, 40 ms ... with jitter; without a pause there are thousands
+# in a second: 10, 20, 40 ms ... with jitter; without a pause there would be thousands
+TRIES_MAX = 20
 
 
 def test_each_refusal_doubles_the_pause_up_to_a_second() -> None:
@@ -43,7 +44,7 @@ def test_each_refusal_doubles_the_pause_up_to_a_second() -> None:
     for _ in range(12):
         backoff.refused(now)
         pauses.append((backoff.until_ns - now) / MS)
-        backoff.refused(now)  # asked before the pause began: changes nothing
+        backoff.refused(now)  # asked before the pause began, so it changes nothing
         assert backoff.until_ns == now + round(pauses[-1] * MS)
         now = backoff.until_ns
     for number, pause in enumerate(pauses):
@@ -67,7 +68,7 @@ def test_a_refusal_long_after_the_last_one_is_the_first_again() -> None:
 
 
 def tries(call: Callable[[], object], kind: type[Exception] = Refused) -> int:
-    """How often a program that tries again at once is refused in a second."""
+    """Return how often a program that tries again at once is refused within a second."""
     found = 0
     end = time.monotonic() + TRIED_S
     while time.monotonic() < end:
@@ -145,7 +146,7 @@ def test_a_stream_of_blocks_is_not_poured_into_a_topic_that_refuses(broker: Brok
                     receipts[0].wait()
         assert broker.count(p.Lookup) <= TRIES_MAX
         broker.refuse.clear()
-        with contextlib.suppress(Refused):  # where something that was refused has not been told yet
+        with contextlib.suppress(Refused):  # an earlier refusal may not have been reported yet
             producer.flush()
 
 
@@ -165,7 +166,7 @@ def test_a_refused_request_is_not_repeated_at_once(code: str, broker: Broker) ->
 
 
 def test_an_answer_that_blames_the_call_brings_no_pause(broker: Broker) -> None:
-    """Who waits for a topic to be there may ask as often as he likes."""
+    """A program that waits for a topic to be created may ask as often as it wants."""
     broker.on_manage = lambda _, message, __: p.Failed(
         message.request, E_NOT_FOUND, "no such topic"
     )

@@ -1,5 +1,5 @@
-"""A consumer's session: its table, its ranges, and that nothing is finished twice, or under a lease
-that is not its own.
+"""Tests of a consumer's session: its state table, its ranges, and that no message is finished twice
+or under the wrong lease.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def test_a_new_ready_count_is_sent_and_a_wrong_one_is_refused() -> None:
         ConsumerSession(0)
 
 
-# Any order of answers and losses
+# Random sequences of answers and losses
 
 ACTIONS = (
     "deliver",
@@ -292,8 +292,8 @@ ACTIONS = (
 def test_each_message_is_answered_at_most_once_and_under_its_lease(
     script: list[tuple[str, int, int]],
 ) -> None:
-    """Against a channel that keeps a book of leases: an answer names only messages that are held
-    under that token on this link.
+    """A model of the channel knows all leases. An answer may name only messages that are leased
+    with its token on this link.
     """
     session = opened()
     deliveries: list[LeasedBlock] = []

@@ -1,5 +1,5 @@
-"""What makes a client pleasant: the order of arguments, one key for all, timedeltas, ids, JSON, and
-settings that do not hold.
+"""Tests of convenient features of clients: the order of arguments, one key for all messages,
+timedeltas, ids, JSON, and settings that are not valid.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Messages that are given back: when they may come again, why, and never again; blocking and
-asyncio alike.
+"""Tests of messages that are given back: with a delay, with a reason, or as dead letters, with the
+blocking and the asyncio consumer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def told(broker: Broker) -> list[tuple[tuple[p.Range, ...], int, str]]:
 
 
 def heard(broker: Broker, expected: list[tuple[tuple[p.Range, ...], int, str]]) -> None:
-    """What a consumer says as it leaves arrives a moment after it has left."""
+    """Wait for the last messages of a consumer: they arrive shortly after it has left."""
     wait_for(lambda: len(told(broker)) >= len(expected), 20, "what the consumer said")
     assert told(broker) == expected
 

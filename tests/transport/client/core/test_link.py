@@ -1,5 +1,5 @@
-"""One link on a clock of the test's own: what it does when nothing comes, and when too much
-does.
+"""Tests of one link with a clock that the test controls: what it does when nothing arrives, and
+when too much arrives.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from zsq.transport.wire.protocol import Beat, Bye, Done, Lookup, Wire
 
 
 class _Quiet:
-    """A peer that says nothing by itself."""
+    """A peer that sends nothing on its own."""
 
     def greeting(self) -> Wire | None:
         return None
@@ -71,8 +71,8 @@ def begun(engine: Engine, address: Address, target: Target) -> Link:
 def test_an_attempt_without_an_answer_ends_and_another_one_follows(
     kind: str, engine: Engine, tmp_path: Path
 ) -> None:
-    """A peer that takes the connection and never says a word may have forgotten it: ZeroMQ would
-    wait for ever.
+    """A peer that accepts the connection and never answers may have forgotten it. ZeroMQ would wait
+    for ever.
     """
     silent = sockets.make_router(
         f"ipc://{tmp_path}/supervisor" if kind == "ipc" else "tcp://127.0.0.1:*"
@@ -96,7 +96,7 @@ def test_an_attempt_without_an_answer_ends_and_another_one_follows(
 def test_one_turn_reads_a_bounded_number_of_messages(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So many words a turn; what is left over is due at once."""
+    """Each turn reads a limited number of messages, and the others are due at once."""
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("supervisor"))
     assert link.up
     beat = [zmq.Frame(part) for part in (b"", encode(Beat()))]
@@ -118,8 +118,8 @@ def hears(monkeypatch: pytest.MonkeyPatch, link: Link, now_ns: int, *words: Wire
 def test_a_goodbye_costs_no_pause_but_of_who_says_nothing_else(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer that ends in order is there again soon; one that ends as soon as it is met would be
-    met without end.
+    """A peer that ends in an orderly way is soon back. But a peer that sends Bye directly after the
+    link was opened would otherwise be contacted without end.
     """
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("supervisor"))
     hears(monkeypatch, link, 1 * MS, Bye())
@@ -138,7 +138,7 @@ def test_a_goodbye_costs_no_pause_but_of_who_says_nothing_else(
 def test_an_answer_to_another_request_does_not_open_the_link(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the answer to this attempt says where the target is now."""
+    """Only the answer to the present attempt says where the target is now."""
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("topic", "t"))
     request = link._request
     hears(monkeypatch, link, 1, Done(request - 1, {"topic": f"ipc://{tmp_path}/1", "uuid": "old"}))
@@ -171,7 +171,7 @@ def test_a_link_that_goes_direct_says_goodbye_to_the_gateway(
 def test_a_run_directory_over_which_nothing_answers_is_tried_once(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the link would go from the gateway to the directory and back without end."""
+    """Otherwise the link would alternate between the gateway and the run directory without end."""
     run_dir = rundir.make(tmp_path)
     monkeypatch.setenv("ZSQ_TRANSPORT", "auto")
     link = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "t"))
@@ -216,7 +216,9 @@ def test_the_answer_of_a_probed_port_is_looked_for_soon(
 def test_a_link_that_is_hung_up_on_tries_again_soon_a_few_times_only(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker that is busy hangs up, too. One that refuses plain clients does it for ever."""
+    """A busy broker closes connections too, but a broker that refuses clients without keys always
+    does.
+    """
     monkeypatch.setattr(link_module, "verdict", lambda *_: None)
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("topic", "t"))
     for _ in range(HANG_UPS_MAX):

@@ -1,4 +1,4 @@
-"""A look without taking part, against a made-up topic: what is read, and what is shown of it."""
+"""Tests of peeking into a fake topic: what is read, and what is shown of it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SETTINGS = {"tags": "", "max_age_s": -1}
 
 
 class Topic:
-    """Blocks of ten, each stored a second after the one before; large reads give two of them at a
-    time.
+    """A topic with blocks of ten messages, each stored a second after the one before. A large read
+    returns two blocks.
     """
 
     def __init__(self, blocks: int = 10, gap: range = range(0)) -> None:
@@ -113,9 +113,7 @@ def test_the_newest_where_some_are_lost() -> None:
 
 
 def test_a_look_ends_where_nothing_is_read_before_the_head() -> None:
-    """What tells the head and what is read from are two processes: the one may know of more than
-    the other has.
-    """
+    """The head may be known before all blocks below it can be read."""
 
     class Behind(Topic):
         def read(self, offset: int, bytes_max: int) -> Fetched:
@@ -138,6 +136,7 @@ def test_a_look_ends_where_nothing_is_read_before_the_head() -> None:
         ({"tags": "a||b"}, [13, 15, 17, 20, 21, 23, 25]),
         ({"tags": "z"}, []),
         # It is now second 11: block 5 was stored at second 6.
+        # The time is second 11, and block 5 was stored at second 6.
         (
             {"max_age_s": 5.5},
             [50, 51, 52, 53, 54, 55, 56],

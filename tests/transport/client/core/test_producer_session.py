@@ -1,4 +1,4 @@
-"""A producer's session: its table and its window."""
+"""Tests of a producer's session: its state table and its window."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_after_a_loss_all_unanswered_go_again_in_order_with_their_numbers() -> N
     session.lost()
     hello = session.begin(1000)
     assert hello.producer_id == 1
-    # The topic has stored 1 and 2, but the answers were lost; they are sent all the same, to learn
+    # The topic has stored 1 and 2, but the answers were lost. The blocks are sent again to learn
     # their offsets.
     assert session.on_welcome(Welcome(2, 3, CREDIT, 1000)) is Reaction.UP
     assert [session.take() for _ in range(4)] == [*pending_blocks[1:], None]
@@ -207,7 +207,7 @@ def test_a_refusal_that_concerns_the_link_restarts_it(code: str) -> None:
 
 
 def test_a_block_whose_number_could_not_be_read_is_sent_again_with_all_others() -> None:
-    """Which one it was nobody knows; were it passed over, it would wait for its answer for ever."""
+    """It is unknown which block it was. If it were left out, it would wait for its answer for ever."""
     session = opened()
     pending_blocks = send(session, 2)
     assert session.on_unstored(Unstored(-1, -1, E_CHECKSUM, "no header")) is Reaction.RESTART

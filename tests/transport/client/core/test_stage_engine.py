@@ -1,4 +1,4 @@
-"""What a stage's engine does while blocks are added to it and nobody waits."""
+"""Tests of a stage's engine: what it does while blocks are added and no caller waits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def block() -> Block:
 
 
 class Pushed:
-    """An engine whose link and push are made up; `answer` is what lies unread."""
+    """An engine with a fake link and a fake push socket. `answer` is the message that is not read
+    yet.
+    """
 
     def __init__(self, run: Path, credit_blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.session = StageSession(STAGE, "app", 1, window_bytes_max=1 << 30)
@@ -69,7 +71,7 @@ class Pushed:
 def test_answers_are_taken_before_the_credit_is_used_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else pushing would stop until somebody waits."""
+    """Otherwise pushing would stop until a caller waits."""
     writer = Pushed(tmp_path, 10, monkeypatch)
     for number in range(100):
         writer.answer = Staged(STAGE, number)

@@ -1,4 +1,4 @@
-"""What a stage's writer does with each word, by examples."""
+"""Tests of a stage writer's session by examples: what it does with each message."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ def test_credit_bounds_what_is_out() -> None:
 
 
 def test_an_answer_to_another_request_does_not_open_the_stage() -> None:
-    """It may be older than what is durable by now, and the writer would send what storage has."""
+    """The answer may be older than the last seal. The writer would then send blocks that the
+    storage has.
+    """
     session = StageSession(STAGE, "app", 1, window_bytes_max=40 * LENGTH)
     for number in range(5):
         session.add(block(number))
@@ -107,8 +109,8 @@ def test_an_answer_to_another_request_does_not_open_the_stage() -> None:
 
 
 def test_an_answer_to_another_seal_is_ignored() -> None:
-    """Blocks would be forgotten here that storage does not have for good, or given up for what
-    befell something else.
+    """Otherwise the writer would forget blocks that the storage has not sealed, or give up because
+    of an error that belongs to another request.
     """
     session = made(3)
     taken(session)

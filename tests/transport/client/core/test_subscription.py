@@ -1,5 +1,5 @@
-"""A consumer's engine: what it was refused is told before it tries again, and what came is taken
-between its answers.
+"""Tests of a consumer's engine: a refusal is raised before the next attempt, and messages are
+received while answers are sent.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from zsq.transport.wire.protocol import Fin
 
 
 def test_a_refusal_is_told_before_the_next_attempt(tmp_path: Path) -> None:
-    """Else each call raises what the attempt of the call before has met, also when all is well
-    again.
+    """Otherwise each call would raise the result of the attempt before it, even when the broker
+    accepts again.
     """
     engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", ConsumerSession(1), None, {})
     engine.on_refused(Refused(E_CLOSED, "closed"))
@@ -41,8 +41,8 @@ def test_a_refusal_is_told_before_the_next_attempt(tmp_path: Path) -> None:
 def test_news_are_taken_in_between_many_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the channel's answers fill their pipe while ours go out, and a link that is lost is not
-    seen before all are sent.
+    """Otherwise the channel's answers would fill their pipe while ours are sent, and a lost link
+    would be noticed only after all were sent.
     """
     monkeypatch.setattr(subscription, "WORDS_MAX", 10)
     done: list[str] = []
@@ -63,8 +63,8 @@ def test_news_are_taken_in_between_many_answers(
 def test_finishes_are_told_while_more_is_at_hand(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not only when all that came is handled: the channel gives more as soon as it knows of some,
-    and less comes again after a crash.
+    """The finishes are not kept until all received messages are handled. The channel can then
+    deliver more at once, and fewer messages come again after a crash.
     """
     monkeypatch.setattr(consumer, "TELL_NS", 3_600_000_000_000)
     with zsq.Consumer("t", "c", url=broker.url, ready=100, heartbeat_ms=60_000) as taking:

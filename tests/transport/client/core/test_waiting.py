@@ -1,5 +1,5 @@
-"""Waiting for a broker that is not there: for how long, what is said meanwhile, and what ends
-it.
+"""Tests of waiting for a broker that cannot be reached: for how long, what is logged meanwhile, and
+what ends the wait.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def consuming(url: str) -> ConsumerEngine:
 
 
 def told(engine: Engine, caplog: pytest.LogCaptureFixture, until_s: int) -> list[int]:
-    """At which seconds of a simulated clock a warning was logged."""
+    """Return the seconds of a simulated clock at which a warning was logged."""
     found = []
     for tenth in range(until_s * 10 + 1):
         before = len(caplog.records)
@@ -78,7 +78,7 @@ def test_a_wait_is_logged_after_1_s_10_s_and_every_minute(
 def test_a_lost_link_is_not_logged_if_no_caller_waits(
     nowhere: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A producer whose messages are all stored may be without a broker as long as it likes."""
+    """A producer whose messages are all stored does not need a broker."""
     engine = ProducerEngine(parse(nowhere), 0, 1, 1, None)
     engine.tells = True
     lane = engine.lane("t")
@@ -120,7 +120,7 @@ def test_asyncio_clients_report_soon_that_nothing_listens(nowhere: str) -> None:
 
 
 def test_a_time_out_that_the_user_gave_is_waited_for(broker: Broker) -> None:
-    """The broker may be about to start, so nobody fails before."""
+    """The broker may be about to start, so the call fails only at the time-out."""
     broker.die()
     with zsq.Producer(broker.url, timeout=60) as producer:
         starting = threading.Timer(2.0, broker.start)
@@ -140,7 +140,7 @@ def test_a_client_that_has_reached_its_broker_waits_for_its_return(nowhere: str)
         assert not request.done
         engine.met = False
         second, until_s = 21, time.monotonic() + 10
-        # ZeroMQ's own thread tells of the refused connection.
+        # ZeroMQ's own thread reports the refused connection.
         while request.error is None and time.monotonic() < until_s:
             engine.timers(began_ns + second * S)
             second += 1
@@ -151,7 +151,7 @@ def test_a_client_that_has_reached_its_broker_waits_for_its_return(nowhere: str)
 
 
 def test_a_broker_elsewhere_may_be_reached_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only on this machine a failed connection means that nothing listens."""
+    """Only on this machine does a failed connection mean that nothing listens."""
     assert [
         parse(url).local
         for url in ("ipc:///d/run", "tcp://127.0.0.9:1", "tcp://[::1]:1", "tcp://localhost:1")
@@ -196,11 +196,12 @@ def test_a_wait_of_a_single_call_may_be_infinite_or_over() -> None:
 
 @pytest.mark.parametrize("how", ["receive", "iterate", "run", "subscribe"])
 def test_a_consumer_waits_for_its_broker(how: str, broker: Broker) -> None:
-    """However long it takes: a service need not be started after its broker."""
+    """The consumer waits as long as it takes: a service need not be started after its broker."""
     broker.put(b"body")
     broker.die()
     got: list[bytes] = []
-    with_broker = threading.Timer(1.5, broker.start)  # longer than a hasty client waits
+    # longer than a client waits by default if nothing listens
+    with_broker = threading.Timer(1.5, broker.start)
     with_broker.start()
     consumer = zsq.Consumer("t", "c", url=broker.url)
 
@@ -258,8 +259,8 @@ def test_the_default_of_a_consumer_never_ends(nowhere: str) -> None:
 
 @pytest.mark.parametrize("call", ["receive()", "__iter__().__next__()"])
 def test_an_error_names_no_error_of_ours_as_its_cause(call: str, nowhere: str) -> None:
-    """Whoever reads the traceback looks for what went wrong, and `IndexError: pop from an empty
-    deque` went right.
+    """A user who reads the traceback looks for what failed. `IndexError: pop from an empty deque`
+    is not a failure.
     """
     consumer = zsq.Consumer("t", "c", url=nowhere, timeout=0.1)
     with pytest.raises(BrokerUnreachable) as found:
@@ -279,7 +280,7 @@ def test_an_interrupt_names_no_error_of_ours_as_its_cause(broker: Broker) -> Non
 
 
 class _Quiet:
-    """A peer that hears why its link was refused."""
+    """A peer that records why its link was refused."""
 
     def __init__(self) -> None:
         self.errors: list[ZsqError] = []

@@ -1,4 +1,4 @@
-"""Each path of the HTTP API, each refusal, and what docs/http.md says of them."""
+"""Tests of each path of the HTTP API, of each refusal, and of what docs/http.md says about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics: their names, their values and their bounds."""
+"""Tests of the Prometheus metrics: their names, their values and their limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broker's statistics in NSQ's words, and the health that /ping tells."""
+"""Tests of the broker's statistics with NSQ's names, and of the health that /ping reports."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_stats_are_filtered_and_formatted_over_http(site: Site) -> None:
     assert answer.text.startswith("zsq v0.1.0 (as nsqd v1.3.0)\n")
 
 
-# Shared among those who ask at once
+# Statistics are shared by requests at the same time
 
 
 def test_many_requests_share_one_fresh_gathering_of_statistics() -> None:
@@ -210,7 +210,8 @@ def test_many_requests_share_one_fresh_gathering_of_statistics() -> None:
         broker.hold = asyncio.Event()
         first = asyncio.ensure_future(stats.fresh())
         await broker.asked.wait()
-        broker.topics["t"] = set()  # after the first question: those who ask now must see it
+        # After the first request. Requests from now on must see this change.
+        broker.topics["t"] = set()
         others = [asyncio.ensure_future(stats.fresh()) for _ in range(20)]
         of_topic = asyncio.ensure_future(stats.fresh("t"))
         broker.hold.set()

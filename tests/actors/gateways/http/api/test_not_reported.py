@@ -1,5 +1,5 @@
-"""Every view of statistics, of actors that have not reported yet: the defaults stand in, and no
-view fails.
+"""Tests of every view of statistics with actors that have not reported yet: the view shows defaults
+and does not fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from zsq.transport.draining import remaining
 from zsq.transport.reports import BrokerStats
 
 PRIVATE = {"begin", "window_end", "requeued_waiting", "deferred_full", "emptied", "rates_recent"}
-"""What a channel reports for the supervisor alone."""
+"""Values that a channel reports only for the supervisor."""
 
 
 def no_topic_process(broker: Any) -> None:
@@ -143,7 +143,7 @@ def test_zsq_top_and_the_console_s_board_show_a_channel_that_has_not_reported(
 
 
 def test_the_defaults_are_of_all_that_a_channel_reports() -> None:
-    """A statistic that is new has its default too."""
+    """A new statistic must have a default, too."""
     delivery = ChannelCore(1, 0, [], {}, paused=False)
     child: Any = SimpleNamespace(
         state="up",

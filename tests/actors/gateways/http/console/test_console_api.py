@@ -1,5 +1,5 @@
-"""The console's paths: what they ask of the broker, what they refuse, and what one answer holds at
-most.
+"""Tests of the console's paths: what they request from the broker, what they refuse, and how large
+one answer can be.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def test_messages_are_found_by_offset_id_and_time(site: ConsoleSite) -> None:
         block(8, *[b"x"] * 300),
     ]
     assert offsets(site, "offset=3&count=2") == [3, 4]
-    assert offsets(site, "offset=0&count=1") == [2]  # the oldest that is kept
+    assert offsets(site, "offset=0&count=1") == [2]  # the oldest message that is kept
     assert offsets(site, "offset=5&count=1") == [8]
     assert offsets(site, "id=0040000000000004&count=1") == [4]
     assert offsets(site, "time_ms=1&count=1") == [3]
@@ -271,7 +271,7 @@ def test_messages_are_found_by_offset_id_and_time(site: ConsoleSite) -> None:
     assert offsets(site, "offset=308") == []
     found = site.get("/api/messages?topic=t&offset=3&count=2").json()
     assert (found["start"], found["head"], found["from"], found["next_offset"]) == (2, 308, 3, 5)
-    assert found["messages"][0]["id"] == "0040000000000003"  # of node 1
+    assert found["messages"][0]["id"] == "0040000000000003"  # an id of node 1
     refused(
         site.get("/api/messages?topic=t&id=0080000000000004"),
         404,
@@ -475,8 +475,8 @@ def test_a_page_of_elsewhere_publishes_nothing(site: ConsoleSite) -> None:
 
 
 def test_moving_messages_needs_the_right_to_read_and_to_publish_them() -> None:
-    """`admin` alone would read a topic by having its messages sent to one of its own: by a redrive,
-    or as dead letters.
+    """With `admin` alone, a user could read a topic by sending its messages to a topic of their
+    own, either by a redrive or as dead letters.
     """
     site = ConsoleSite(authority=HttpAuthority(policy=AccessPolicy(Access.parse(ACCESS))))
     try:
@@ -491,7 +491,8 @@ def test_moving_messages_needs_the_right_to_read_and_to_publish_them() -> None:
             refused(post(site, path, options, **some), 403, "UNAUTHORIZED")
             refused(post(site, path, options, **all_), 403, "UNAUTHORIZED")
             assert post(site, path, options, **sending).status_code == 200, path
-        assert post(site, "/api/job/stop?id=1", **some).status_code == 200  # of a topic of his
+        # The job of a topic that this user may administer.
+        assert post(site, "/api/job/stop?id=1", **some).status_code == 200
         site.source.topics["u"] = []
         assert [*site.get("/api/histories", **some).json()["topics"]] == ["t"]
         assert [*site.get("/api/overview", **some).json()["topics"]] == ["t"]

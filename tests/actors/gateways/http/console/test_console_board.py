@@ -1,4 +1,6 @@
-"""The console's board: what changed and no more, rates between pulses, and what each may see."""
+"""Tests of the console's board: it reports only what changed, computes rates between two pulses,
+and shows each user only what the user may see.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def row(fields: tuple[str, ...], **values: Any) -> tuple[Any, ...]:
 
 
 class Told:
-    """A board, and a supervisor that tells it."""
+    """A board, and the answers of a supervisor for it."""
 
     def __init__(self) -> None:
         self.board = Board()
@@ -44,7 +46,7 @@ class Told:
         self.rows[topic][1][name] = row(CHANNEL_FIELDS, **values)
 
     def tick(self, after_ms: int = 1_000, *, whole: bool = True, **broker: Any) -> int:
-        """The tick before."""
+        """Pass the rows to the board. Return the number of the tick before."""
         before, self.steady_ms = self.board.tick, self.steady_ms + after_ms
         found: Any = {
             "version": 1,
@@ -87,7 +89,8 @@ def test_only_fields_that_changed_are_told(told: Told) -> None:
     }
     before = told.tick()
     assert told.changes(before) is None
-    assert told.changes(before - 1)["topics"]["t"]["in"] == 50.0  # who was slow has it all the same
+    # A slow page gets this change, too.
+    assert told.changes(before - 1)["topics"]["t"]["in"] == 50.0
     assert told.tick(alarms=2) == before + 1
     assert told.changes(before + 1)["broker"]["alarms"] == 2
 
@@ -99,7 +102,10 @@ def test_only_fields_that_changed_are_told(told: Told) -> None:
 def test_rates_are_between_two_pulses(
     told: Told, passed_ms: int, looked_ms: int, rate: float
 ) -> None:
-    """After a silence what is new came just now; where looks are rare, it came in between."""
+    """A longer time between two pulses counts as `STILL_MS`, because an idle actor sends pulses
+    rarely. If the overviews are farther apart than that, it counts as the time between two
+    overviews.
+    """
     told.topic("t", messages=150, bytes=1_000, pulsed_ms=1_000 + passed_ms)
     told.tick(looked_ms)
     assert told.board.topics["t"].values["in"] == rate
@@ -144,7 +150,8 @@ def test_changes_name_topics_and_channels_that_came_and_went(told: Told) -> None
     assert told.changes(before - 1)["gone"]["topics"] == ["u"]
     told.topic("u", messages=5)
     told.tick()
-    found = told.changes(before)  # it went and came again: what it was before is to be forgotten
+    # The topic was removed and came back. The page must forget its old values.
+    found = told.changes(before)
     assert (found["gone"]["topics"], found["topics"]["u"]["messages"]) == (["u"], 5)
     only = BoardView(EVERYBODY, "t", True).changes(told.board, before)
     assert only is not None

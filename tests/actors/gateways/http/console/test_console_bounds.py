@@ -1,5 +1,5 @@
-"""What the console's back end reads and remembers at most: messages, memory figures, and how long
-it believes in what it knew.
+"""Tests of limits in the console's back end: how many messages it reads, how much memory it uses,
+and how long it keeps values from a silent broker.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from zsq.transport.errors import E_TIMEOUT, ZsqError
 
 
 class Log:
-    """Its blocks, each read by itself; `damaged`: from this offset on there is nothing, and no way
-    on.
+    """A log whose blocks are read one by one. From the offset `damaged` on it returns nothing, and
+    a reader cannot continue.
     """
 
     def __init__(self, blocks: list[Block], damaged: int = 1 << 40) -> None:

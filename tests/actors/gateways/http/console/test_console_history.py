@@ -1,5 +1,5 @@
-"""The console's rings: every second and every ten, of what is told seldom; nothing kept of what
-never was.
+"""Tests of the console's rings of values: one value per second and one per ten seconds, although
+values are reported rarely. A value that was always 0 takes no memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAN = math.nan
 
 
 def plain(begin: int, notes: list[tuple[int, float]], now: int) -> dict[int, float]:
-    """The same told second by second."""
+    """Return the same values for each second."""
     found: dict[int, float] = {}
     value, rest = _NAN, [*notes]
     for second in range(begin, now):
@@ -69,7 +69,8 @@ def test_a_value_reported_only_on_change_is_kept_for_each_second(
     for at, value in enumerate(coarse):
         first = (now // STEP_S - COARSE + at) * STEP_S
         ten = [wanted.get(one, _NAN) for one in range(first, first + STEP_S)]
-        if all(one == one for one in ten):  # where part of it is not known it may be told, or not
+        # If part of the ten seconds is unknown, the value may be known or not.
+        if all(one == one for one in ten):
             assert same(value, sum(ten) / STEP_S if mean else max(ten))
         elif all(one != one for one in ten):
             assert value != value
@@ -90,7 +91,9 @@ def test_a_value_that_was_always_0_takes_no_memory() -> None:
 
 
 class Counted(float):
-    """Counts how often it is multiplied: once a step of the coarse ring."""
+    """A number that counts how often it is multiplied, which happens once per step of the coarse
+    ring.
+    """
 
     times = 0
 
@@ -100,7 +103,9 @@ class Counted(float):
 
 
 def test_a_day_without_news_is_filled_in_bounded_steps() -> None:
-    """However long it was: the gateway does nothing else meanwhile."""
+    """The number of steps has a limit however long the silence was, because the gateway does
+    nothing else in the meantime.
+    """
     for second in (86_400, 8_640_000):
         figure, Counted.times = Figure(0, True), 0
         figure.note(Counted(2.0), 0)

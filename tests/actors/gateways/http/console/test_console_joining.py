@@ -1,5 +1,5 @@
-"""The console's modules joined: once each, in the imports' order, each in its own scope; what is
-not understood is refused by name.
+"""Tests of joining the console's modules into one file: each module once, in the order of the
+imports, and in its own scope. A line that the joiner does not understand is refused by name.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def test_the_console_is_joined(caplog: pytest.LogCaptureFixture) -> None:
     script = files.read("all.js").decode()
     for path in CONSOLE.rglob("*.js"):
         name = path.relative_to(CONSOLE).as_posix()
-        # Which is no module, and comes before.
+        # Early.js is no module, and the page loads it first.
         assert script.count(f"// {name}\n") == (name != "early.js"), name
     sheet = files.read("all.css").decode()
     assert all(path.read_text() in sheet for path in CONSOLE.rglob("*.css"))

@@ -1,5 +1,5 @@
-"""The console's sampler and its streams: how often is asked, what a page hears, and how a stream
-ends.
+"""Tests of the console's sampler and its streams: how often the broker is asked, what a page
+receives, and how a stream ends.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def test_the_broker_is_asked_seldom_while_no_page_is_open(
 
 
 async def _still(site: ConsoleSite) -> None:
-    """A tenth of a second, ten of its ticks, without a question."""
+    """Wait for a tenth of a second, which is ten ticks, in which the broker is not asked."""
     while True:
         before = site.source.overviews
         if not await site.console.sampler.after(site.console.sampler.board.tick, 0.1):

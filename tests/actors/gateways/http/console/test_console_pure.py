@@ -1,4 +1,6 @@
-"""The console's pure parts: bytes as JSON, what an action would cost, files of pages, details."""
+"""Tests of the console's functions without I/O: bytes as JSON, what an action would lose, files of
+pages, and details of a channel.
+"""
 
 from __future__ import annotations
 
@@ -133,6 +135,7 @@ def test_deleting_and_emptying_say_what_goes() -> None:
     [
         (50, {"from": 75, "to": 50, "again": 25, "skipped": 0}, None),
         # What retention removed is not there.
+        # Messages that retention has removed do not count.
         (
             0,
             {"from": 75, "to": 20, "again": 55, "skipped": 0},
@@ -148,7 +151,7 @@ def test_a_seek_says_from_where_to_where(
     found = ask("channel.seek", CHANNEL, to)
     assert found["seek"] == seek
     assert counts(found).get("messages skipped") == skipped
-    # 30 wait, and only 25 lie behind the cursor.
+    # 30 messages wait, but only 25 lie behind the cursor.
     assert counts(found)["messages to be delivered again"] == 5
     with pytest.raises(ApiError):
         ask("channel.seek", CHANNEL)

@@ -1,5 +1,5 @@
-"""Permissions over HTTP: every path and method by a table, without a token, with one that does not
-permit it, and with one that does.
+"""Tests of permissions over HTTP. They try every path and method of a table without a token, with a
+token that does not permit it, and with one that does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def level(value: str) -> None:
 
 
 def guarded(authority: HttpAuthority, folder: Path | None = None) -> Site:
-    """With the console, if its pages are somewhere."""
+    """Return a site. It includes the console if `folder` is given."""
     if folder is None:
         site = Site(authority=authority, changes={"log_level": level})
     else:
@@ -125,7 +125,7 @@ def target_of(path: str) -> str:
 
 
 def test_each_path_and_method_needs_its_permission(console: ConsoleSite) -> None:
-    """Refused means: before anything was done or looked at, whoever asks."""
+    """A refusal must come before the request has changed or read anything, whoever sends it."""
     walked = set()
     for method, path in routes(console):
         need = actions_of(method, path)
@@ -143,8 +143,11 @@ def test_each_path_and_method_needs_its_permission(console: ConsoleSite) -> None
             )
             place = f"{method} {path} as {token}: {code} {why}"
             if need == (Action.OPEN,) or token in PERMITTED[need]:
-                # What it does is tested elsewhere; the broker here answers nothing.
-                assert code not in (401, 403), place
+                assert code not in (401, 403), (
+                    place
+                    # The effect of the path is tested elsewhere, because the broker of this test
+                    # answers nothing.
+                )
             else:
                 assert (code, why) == {
                     None: (401, "AUTH_FIRST"),
@@ -156,7 +159,7 @@ def test_each_path_and_method_needs_its_permission(console: ConsoleSite) -> None
 
 
 def test_every_path_has_the_permission_that_it_needs() -> None:
-    """The table once more, by what must never be open."""
+    """Check the table a second time, by listing the paths that need each permission."""
     by_action = {
         action: {path for (_, path), one in PATHS.items() if action in one} for action in Action
     }
@@ -191,7 +194,9 @@ def test_every_path_has_the_permission_that_it_needs() -> None:
 
 
 def test_the_consoles_names_are_there_once_and_legal(console: ConsoleSite) -> None:
-    """Else what is looked at here could be another one than the handler takes."""
+    """Otherwise the permission could be checked for another name than the one that the handler
+    uses.
+    """
     for method, path in routes(console):
         if path.startswith("/api/") and actions_of(method, path) not in (
             (Action.ADMINISTER,),
@@ -292,7 +297,7 @@ def test_each_order_carries_the_name_of_its_user(by_file: Site) -> None:
 
 
 class FakeAuthenticator:
-    """Knows three secrets."""
+    """An authenticator that knows three secrets."""
 
     def __init__(self) -> None:
         self.asked: list[Who] = []

@@ -1,5 +1,5 @@
-"""Bounds of the HTTP gateway by themselves: tombstones, warnings, a reader that trickles, the
-console's folder, what has a body.
+"""Tests of limits of the HTTP gateway: tombstones, warnings, a client that reads too slowly, the
+console's folder, and which requests have a body.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The HTTP API against anything: no 500, no request without its answer, every answer documented,
-nothing left behind.
+"""Test of the HTTP API with random requests: no answer is a 500, each request gets an answer, each
+answer is documented, and nothing is left behind.
 
-Requests are made of the API's own words and of garbage, with a seed that a failure names. Over a
-fake broker, whose refusals are a part of the game; tests/process/test_http_api.py does the same,
-shorter, with a real one.
+The requests consist of words of the API and of garbage. A failure names the seed. The broker is a
+fake that also refuses requests. tests/process/test_http_api.py makes the same test, with fewer
+requests, against a real broker.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Requests of browsers for other pages: by which names this broker may be called, and from where it
-may be changed.
+"""Tests against requests that a browser sends for other pages: by which host names this broker may
+be addressed, and from which origins it may be changed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ HOST = {"host": "127.0.0.1:4151"}
 OURS = [
     {}, {"origin": "http://127.0.0.1:4151"}, {"origin": "https://127.0.0.1:4151"}, {"sec-fetch-site": "same-origin"},
     {"sec-fetch-site": "none"},
-    {"origin": "http://elsewhere.example", "sec-fetch-site": "same-origin"},  # a proxy changed the Host; the browser knows better
+    # A proxy changed the Host, but the browser knows the real origin.
+    {"origin": "http://elsewhere.example", "sec-fetch-site": "same-origin"},
     {"origin": "https://zsq.example.com"}, {"origin": "https://proxy.example.com:8443"},
 ]  # fmt: skip
 THEIRS = [

@@ -1,4 +1,6 @@
-"""The HTTP server's bounds: slow, silent, greedy and broken clients, on real sockets."""
+"""Tests of the HTTP server's limits on real sockets, with slow, silent, greedy and
+broken clients.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 def answer_of(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """The next answer, as it says how long it is."""
+    """Return the next answer, read to the length that it states."""
     data = b""
     while b"\r\n\r\n" not in data:
         chunk = sock.recv(65_536)
@@ -141,7 +143,9 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
 
 
 def test_a_client_that_sent_too_much_can_read_the_refusal() -> None:
-    """Its connection would be reset, and the answer lost, if what it still sends were not taken."""
+    """If the server did not read what the client still sends, the connection would be reset and the
+    answer lost.
+    """
     with served() as site, site.dial() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
         sock.sendall(post("/mpub?topic=t", b"x" * 12_000_000))

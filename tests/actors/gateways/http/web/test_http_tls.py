@@ -1,5 +1,5 @@
-"""HTTP with TLS: connections in their handshake count and have their time, and certificates are
-taken up while it runs.
+"""Tests of HTTP with TLS: connections that are still in their handshake count and have a time
+limit, and new certificates are loaded while the server runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a setting, an order and a subscription may ask for: the last value that is taken, and the
-first that is not.
+"""Tests of the limits of settings, orders and subscriptions: the last value that is accepted and
+the first one that is refused.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def test_answers_that_wait_for_a_commit_are_bounded(monkeypatch: pytest.MonkeyPa
 
 
 def subscribed(count: int = 0, most: int = 0, **changes: int) -> Any:
-    """The consumer that a word makes of a channel with so many."""
+    """Return the consumer that a Sub makes in a channel that has `count` consumers and accepts
+    `most`.
+    """
     message = replace(
         p.Sub(1, p.PROTOCOL_VERSION, 5, 0, 30_000, "test"), **cast("dict[str, Any]", changes)
     )
