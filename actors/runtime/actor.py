@@ -310,6 +310,7 @@ class Actor(Generic[StartT]):
             self._run_timers()
             self.on_turn()
             if self.stopping and self.on_stop():
+                self.pulse()  # a topic that sleeps is known by its last pulse
                 return
 
     def _wait_ms(self) -> int:

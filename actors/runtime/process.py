@@ -1,4 +1,4 @@
-"""What a process asks of the operating system: title, parent's death, private memory, open files.
+"""Requests to the operating system: title, parent's death, private memory, open files.
 
 `transport/memory.py` makes a process keep freed memory. `Trimming` decides when the process gives
 it back to the system. It does no I/O. Under load the memory would soon be allocated again, and a

@@ -245,7 +245,7 @@ class Supervisor:
         if isinstance(message, p.Born):
             self._on_born(mail.envelope, message)
         elif isinstance(message, p.Pulse):
-            child = self.processes.children.get(message.key)
+            child = self.processes.children.get(message.key) or self._sleeper(message.key)
             if child is not None and child.envelope == mail.envelope:
                 child.stats, child.pulsed_ns = {**child.stats, **message.stats}, time.monotonic_ns()
                 if message.request:
@@ -283,6 +283,18 @@ class Supervisor:
             )
         else:
             self.commands.on_mail(mail)
+
+    def _sleeper(self, key: int) -> Child | None:
+        """Return the process with this key if it ended because its topic sleeps.
+
+        Its last pulse may arrive after the news of its end.
+        """
+        for group in self.state.groups.values():
+            if group.is_dormant:
+                for child in (group.topic, *group.channels.values()):
+                    if child is not None and child.spec.key == key:
+                        return child
+        return None
 
     def _failing(self, envelope: tuple[bytes, ...], message: p.Failed) -> Child | None:
         """Return the child that reports its own failure with this message, or None.

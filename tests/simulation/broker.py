@@ -32,7 +32,7 @@ from .disk import Disk
 from .losses import Losses, watch_log
 from .sockets import Descriptor
 from .threads import Flag
-from .world import MS, Process, World, the_world
+from .world import MS, Process, S, World, the_world
 
 RUN_DIR: Final = "/simulated/run"
 URL_DIRECT: Final = f"ipc://{RUN_DIR}"
@@ -272,6 +272,8 @@ def prepare() -> None:
     module = topic_group
     module._LOOK_NS = 20 * MS
     module.is_unused = _is_unused
+    # A topic that is made to sleep need not have been quiet before.
+    module._FRESH_NS = 0
     logging.getLogger("zsq").handlers = [_Comments()]
     logging.getLogger("zsq").propagate = False
     logging.getLogger("zsq").setLevel("INFO")
@@ -279,11 +281,12 @@ def prepare() -> None:
 
 def _is_unused(topic: TopicPulse, channels: list[ChannelPulse], now: int, after: int) -> bool:
     """What the product says, or yes, because a topic that is used loses nothing by sleeping."""
-    broker = the_world().broker
-    if broker.dozes and topic.get("storage"):
-        broker.dozes -= 1
+    world = the_world()
+    if world.broker.dozes and topic.get("storage"):
+        world.broker.dozes -= 1
+        world.disturb("a topic dozes")
         return True
-    return is_unused(topic, channels, now, after)
+    return is_unused(topic, channels, now, max(after, 2 * S))
 
 
 class _Comments(logging.Handler):

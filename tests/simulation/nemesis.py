@@ -121,7 +121,6 @@ class Nemesis:
 
     def doze(self) -> bool:
         """Put a topic to sleep although it is used."""
-        self.world.disturb("a topic dozes")
         self.broker.dozes = 1
         return True
 

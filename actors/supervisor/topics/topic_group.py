@@ -70,6 +70,8 @@ from .registry_format import TopicRow
 
 _MIB: Final = 1024 * 1024
 _LOOK_NS: Final = options.SLEEP_LOOK_MS * 1_000_000
+# A process that got a message sends a pulse within a second, on a busy machine a little later.
+_FRESH_NS: Final = 2 * options.PULSE_MS * 1_000_000
 _STOPPED: Final = (
     f"failed more than {options.RESTARTS_MAX} times in {options.RESTARTS_WITHIN_S:g} s and "
     "stays stopped;"
@@ -780,7 +782,7 @@ class TopicGroup:
             return
         self._looked_ns = now
         after_ns = int(self._options().sleep_after_s * 1e9)
-        if not after_ns or now - self._asked_ns < after_ns or not self._is_quiet():
+        if not after_ns or now - self._asked_ns < after_ns or not self._is_quiet(now):
             return
         channels = [channel_pulse(child) for child in self.channels.values()]
         if not is_unused(topic_pulse(self), channels, now, after_ns):
@@ -793,8 +795,8 @@ class TopicGroup:
             self._go("doze")
             self._doze_next()
 
-    def _is_quiet(self) -> bool:
-        """Return True if no process starts or is missing, and nobody waits for one."""
+    def _is_quiet(self, now: int) -> bool:
+        """Return True if no process starts or has news, and nobody waits for one."""
         waits = self._waiting or self._settling or self.deleting or self._channels_later
         unproved = self.cause is not None and not storage_pulse(self).get("appends")
         return not (
@@ -803,7 +805,12 @@ class TopicGroup:
             or self._failed_channels
             or self.row.in_memory
             or any(map(is_ephemeral, self.channels))
-        ) and all(child.state == "up" for child in (self.topic, *self.channels.values()) if child)
+        ) and all(
+            # Its next pulse may be on the way, with news.
+            child.state == "up" and now - child.pulsed_ns > _FRESH_NS
+            for child in (self.topic, *self.channels.values())
+            if child is not None
+        )
 
     def _doze_next(self) -> None:
         """Stop the channels, then the topic. The last pulses stay for the statistics."""
