@@ -60,7 +60,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _log_as_found() -> Iterator[None]:
-    """Restore the logger of the product after each test. A simulated broker replaces its handlers."""
+    """Restore the logger of the product after each test. A simulated broker replaces its
+    handlers.
+    """
     log = logging.getLogger("zsq")
     found = log.level, log.propagate, log.handlers[:]
     yield

@@ -37,7 +37,9 @@ def packages_on_disk() -> list[str]:
 
 
 def run(*arguments: str | Path, folder: Path, **environment: str) -> str:
-    """Return the output of a command that must succeed. Nothing of this repository is on its path."""
+    """Return the output of a command that must succeed. Nothing of this repository is on its
+    path.
+    """
     clean = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "LANG": "C.UTF-8", **environment}
     ended = subprocess.run(
         [str(a) for a in arguments],

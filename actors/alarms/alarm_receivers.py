@@ -219,7 +219,9 @@ class Command(Receiver):
                 raise NotSent(f"ended with exit code {code}" + (f": {words}" if words else ""))
 
     def end(self) -> None:
-        """Kill the program and the other processes of its process group, if the program still runs."""
+        """Kill the program and the other processes of its process group, if the program still
+        runs.
+        """
         if self._running is not None and self._running.poll() is None:
             # A program that runs as another user cannot be killed.
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):

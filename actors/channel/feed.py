@@ -101,7 +101,9 @@ class Feed:
         return self.state is FeedState.ATTACHED
 
     def behind(self) -> None:
-        """Note that the topic does not hold the next block. It reported this, or sent a later one."""
+        """Note that the topic does not hold the next block. It reported this, or sent a later
+        one.
+        """
         self._go("behind")
 
     def moved(self) -> None:

@@ -200,7 +200,9 @@ class Redelivery:
         return found
 
     def keep(self, living: Callable[[Iterable[Run]], list[Run]]) -> None:
-        """Keep only the messages that `living` returns. It gets the number of their last attempt."""
+        """Keep only the messages that `living` returns. It gets the number of their last
+        attempt.
+        """
         self.waiting = deque(living(self.waiting))
         self.returned = living(self.returned)
         self.promising = living(self.promising)

@@ -552,7 +552,9 @@ class Supply:
     # Moves
 
     def seek(self, offset: int) -> None:
-        """Continue at `offset` once the seek is committed, and forget all messages held until now."""
+        """Continue at `offset` once the seek is committed, and forget all messages held until
+        now.
+        """
         self._reached = self._reached if self.moving else self.next_offset
         self.moving, self._move_out = True, False
         self.again.clear()
@@ -619,7 +621,9 @@ class Supply:
         return (run[0] for run in self._held())
 
     def statistics(self, head: int) -> SupplyPulse:
-        """Return the report. `depth` counts waiting messages, but not those in flight or deferred."""
+        """Return the report. `depth` counts waiting messages, but not those in flight or
+        deferred.
+        """
         again = self.again.messages()
         return {
             "depth": self._unread(self.next_offset, head) + again,

@@ -150,7 +150,8 @@ _TOPIC: Final = (
     _S("topic", "backend_depth", "messages", _VIEW, "the same as `depth`", nsq=3),
     _S("topic", "", "messages", _OVERVIEW, "the largest backlog of its channels; without a channel, what waits for a first one",
        view="backlog"),
-    _S("topic", "oldest_message_age_s", "s", _VIEW, "age of the oldest message that not all channels have finished", metric="zsq_topic_oldest_message_age_seconds",
+    _S("topic", "oldest_message_age_s", "s", _VIEW, "age of the oldest message that not all channels have finished",
+       metric="zsq_topic_oldest_message_age_seconds",
        view="oldest_ns", note="age of the oldest message that a channel has not finished, or that waits for a first one. The overview has"
        " the time at which it was stored"),
     _S("topic", "paused", "flag", "topic/topic.py", "1: paused", metric="zsq_topic_paused", view="paused", nsq=6, default=False),
@@ -250,7 +251,8 @@ _CHANNEL: Final = (
     _S("channel", "rates", "a second", "channel/channel.py", "growth of each counter that grew", default={},
        note="of each counter that grew, a second, over the last minute (or since the start, if that is less)"),
     _S("channel", "", "messages a second", _OVERVIEW, "messages that the channel got, over the last minute", view="in_rate"),
-    _S("channel", "", "messages a second", _OVERVIEW, "messages finished or moved to the dead letters, over the last minute", view="out_rate"),
+    _S("channel", "", "messages a second", _OVERVIEW, "messages finished or moved to the dead letters, over the last minute",
+       view="out_rate"),
     _S("channel", "drain_s", "s", _ROW, "time until the backlog is finished", view="drain_s", default=0.0,
        note="until `depth` and `in_flight_count` are finished, if the rates of the last ten seconds go on; 0: nothing waits; `null`:"
        " it does not get less"),

@@ -96,7 +96,9 @@ class StateCommits:
         self.batch.channel_drops.append(channel)
 
     def check_space(self) -> None:
-        """Raise `Refused` (E_DISK_FULL) if the disk is full, because a commit might wait for long."""
+        """Raise `Refused` (E_DISK_FULL) if the disk is full, because a commit might wait for
+        long.
+        """
         if self.disk_full:
             raise Refused(E_DISK_FULL, self.trouble)
 

@@ -154,7 +154,9 @@ class CommitQueue:
         self._go_on()
 
     def _end_first(self, error: ZsqError | None) -> None:
-        """Carry out the first commit, or refuse it with `error`. Then process the waiting requests."""
+        """Carry out the first commit, or refuse it with `error`. Then process the waiting
+        requests.
+        """
         pending = self._pending.pop(0)
         if error is None:
             try:

@@ -58,7 +58,9 @@ _GONE_MAX = 1_000  # the most producers that one commit forgets
 
 
 class ProducerTable:
-    """The rows of producers. `changed` are the producers whose rows changed since the last `take`."""
+    """The rows of producers. `changed` are the producers whose rows changed since the last
+    `take`.
+    """
 
     def __init__(self, rows: Mapping[int, ProducerRow]) -> None:
         self._rows = dict(rows)

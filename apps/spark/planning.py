@@ -383,7 +383,9 @@ class _Plan:
 
 
 class BatchPlan(_Plan):
-    """The plan of one read from the starting to the ending points. Planning resolves both points."""
+    """The plan of one read from the starting to the ending points. Planning resolves both
+    points.
+    """
 
     def partitions(self) -> list[OffsetRange]:
         spans = []

@@ -110,7 +110,9 @@ class GroupLife(StoreLife):
         return self.files.code in FULL_CODES and "its footer is missing" in alarm
 
     def drop_superseded(self) -> None:
-        """Drop the stages whose version is not newer than the last commit. Recovery drops them too."""
+        """Drop the stages whose version is not newer than the last commit. Recovery drops them
+        too.
+        """
         known = self.harness.staging.stages()
         for key in list(self.harness.staged):
             if key not in known or known[key].transaction.version <= max(

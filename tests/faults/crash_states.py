@@ -68,7 +68,9 @@ VIOLATIONS_MAX: Final = 20
 
 @dataclass(slots=True)
 class Result:
-    """`disks`: digests of the distinct disks. `violations`: (where, what) of the first violations."""
+    """`disks`: digests of the distinct disks. `violations`: (where, what) of the first
+    violations.
+    """
 
     disks: set[bytes] = field(default_factory=set)
     nested: set[bytes] = field(default_factory=set)
@@ -315,7 +317,9 @@ class Progress:
         self.began = self._said = time.monotonic()
 
     def take(self, parts: Sequence[Future[Result]], enough: Callable[[Result], bool]) -> bool:
-        """Add results. Return True if there are enough, so that the remaining parts are not needed."""
+        """Add results. Return True if there are enough, so that the remaining parts are not
+        needed.
+        """
         for part in as_completed(parts):
             if part.cancelled():
                 continue

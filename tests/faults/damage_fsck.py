@@ -27,7 +27,9 @@ class Opinion:
 
 @contextmanager
 def sound_environments(sound: bool) -> Iterator[None]:
-    """Skip the check of LMDB's files if they were not touched. It takes three processes each time."""
+    """Skip the check of LMDB's files if they were not touched. It takes three processes each
+    time.
+    """
     if not sound:
         yield
         return

@@ -153,7 +153,9 @@ class TopicRig:
 
 
 class ChannelRig:
-    """A channel of a log with about a hundred messages. Its storage and its topic behave correctly."""
+    """A channel of a log with about a hundred messages. Its storage and its topic behave
+    correctly.
+    """
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator

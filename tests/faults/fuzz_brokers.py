@@ -121,7 +121,9 @@ class GatewayRig:
 
 
 class FakeTable:
-    """A fake table of processes. A process starts when that is ordered, and ends when it is killed."""
+    """A fake table of processes. A process starts when that is ordered, and ends when it is
+    killed.
+    """
 
     def __init__(self) -> None:
         self.children: dict[int, Child] = {}

@@ -257,7 +257,9 @@ class SeekLife(Life):
         return self.rig
 
     def finish(self, *offsets: int) -> None:
-        """Request a finish, with confirmation, for each lease that contains one of these offsets."""
+        """Request a finish, with confirmation, for each lease that contains one of these
+        offsets.
+        """
         assert self.rig is not None
         for token in sorted({self.leases[offset] for offset in offsets}):
             mine = tuple(offset for offset in offsets if self.leases[offset] == token)

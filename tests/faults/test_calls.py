@@ -48,7 +48,9 @@ def test_a_case_comes_once_and_can_be_named() -> None:
 
 
 def test_a_promise_that_is_not_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log does not cut back what was refused, so a reader finds it. The check must report that."""
+    """The log does not cut back what was refused, so a reader finds it. The check must report
+    that.
+    """
     monkeypatch.setattr(FailingFiles, "truncate", lambda *_: None)
     short = [
         case

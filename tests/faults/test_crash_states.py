@@ -55,7 +55,9 @@ def test_a_producer_that_would_be_asked_for_what_is_there_is_found(
 
 
 def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Defect: the channel delivers from the new position of a seek before that seek is committed."""
+    """Defect: the channel delivers from the new position of a seek before that seek is
+    committed.
+    """
     monkeypatch.setattr(
         Supply, "moving", property(lambda supply: False, lambda supply, value: None), raising=False
     )

@@ -19,7 +19,9 @@ SEED = 1
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_thousands_of_flipped_bits_break_no_promise() -> None:
-    """It runs in a separate process, because LMDB may crash it. A violation says how to repeat it."""
+    """It runs in a separate process, because LMDB may crash it. A violation says how to repeat
+    it.
+    """
     summary = damage.run(FLIPS, OTHERS, LMDB_FLIPS, SEED, 1, sys.stdout)
     damage.report(summary, 0, SEED, 1, sys.stdout)
     assert not summary.violations, summary.violations[0]

@@ -298,7 +298,9 @@ def _publish(life: Life, chance: random.Random) -> None:
 
 
 def _channel(life: Life, chance: random.Random) -> None:
-    """Save a channel that is never ahead of the synced end, and has holes before its cursor only."""
+    """Save a channel that is never ahead of the synced end, and has holes before its cursor
+    only.
+    """
     end = life.log.synced_end
     following = chance.randint(life.log.start, end) if end > life.log.start else end
     holes = [

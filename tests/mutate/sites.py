@@ -181,7 +181,9 @@ def kept(node: ast.Call) -> ast.expr:
 
 
 def _with_head(source: str, head: str) -> str:
-    """Add `head` to an existing line after the first imports, so that the lines keep their numbers."""
+    """Add `head` to an existing line after the first imports, so that the lines keep their
+    numbers.
+    """
     lines = source.split("\n")
     tree = ast.parse(source)
     future = [

@@ -103,7 +103,9 @@ class Operator:
         self.crew.ledger.move_answered(row, known, answer["offset"])
 
     def move(self) -> None:
-        """Send many seeks, one soon after the other: back, forward, and to where the consumers are."""
+        """Send many seeks, one soon after the other: back, forward, and to where the consumers
+        are.
+        """
         world, ledger = self.crew.world, self.crew.ledger
         with zsq.Admin(self.crew.url, timeout=15) as admin:
             for _ in range(self.calls):

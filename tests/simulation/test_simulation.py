@@ -33,7 +33,9 @@ DEFECTS: Final = (
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the simulation in a separate process, because it replaces the clock, sockets and threads."""
+    """Run the simulation in a separate process, because it replaces the clock, sockets and
+    threads.
+    """
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
         "PYTHONHASHSEED": "0",

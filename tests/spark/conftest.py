@@ -87,7 +87,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def topic(broker: Broker, request: pytest.FixtureRequest) -> Topic:
-    """Return a topic that is not made yet. A sink or `put` makes it. Use `create` for an empty one."""
+    """Return a topic that is not made yet. A sink or `put` makes it. Use `create` for an empty
+    one.
+    """
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
     return Topic(broker, name[:60])
 

@@ -1,4 +1,6 @@
-"""Tests of the options of source and sink: which are accepted, and what is said about the others."""
+"""Tests of the options of source and sink: which are accepted, and what is said about the
+others.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ from zsq.storage import documents
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000, b"", b"{", b"\xff"])
 def test_bytes_that_are_no_document_raise_a_value_error(data: bytes) -> None:
-    """Even a very deep document raises no `RecursionError`, which readers of files do not expect."""
+    """Even a very deep document raises no `RecursionError`, which readers of files do not
+    expect.
+    """
     with pytest.raises(ValueError):
         documents.loads(data)
 

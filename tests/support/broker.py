@@ -30,7 +30,9 @@ def free_port() -> int:
 def wait_for(
     condition: Callable[[], object], timeout_s: float = 30.0, what: str = "the condition"
 ) -> None:
-    """Poll a condition for which there is no event. After the time-out, fail with the text `what`."""
+    """Poll a condition for which there is no event. After the time-out, fail with the text
+    `what`.
+    """
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -107,7 +109,9 @@ class Broker:
         return self.process is not None and self.process.poll() is not None
 
     def actors(self) -> list[dict[str, Any]]:
-        """Return name, pid and kind of every process, including the supervisor and the forkserver."""
+        """Return name, pid and kind of every process, including the supervisor and the
+        forkserver.
+        """
         with zsq.Admin(self.ipc) as admin:
             found: list[dict[str, Any]] = list(admin.stats()["processes"])
         self._known |= {actor["pid"] for actor in found}

@@ -26,7 +26,9 @@ VALUE = (
 
 
 class Program:
-    """Each public method is a command. It runs in a separate thread, and its result is the answer."""
+    """Each public method is a command. It runs in a separate thread, and its result is the
+    answer.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark

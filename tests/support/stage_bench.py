@@ -152,7 +152,9 @@ class Bench:
         )
 
     def files(self) -> list[str]:
-        """Return the staged files, after the thread has removed those that it was told to remove."""
+        """Return the staged files, after the thread has removed those that it was told to
+        remove.
+        """
         if self.stage_thread.jobs and all(tag is None for tag, _ in self.stage_thread.jobs):
             self.sync_stages()
         return self.files_now()

@@ -142,7 +142,9 @@ class Gatherer:
             self.loop.call_soon(self._send)
 
     def _send(self) -> None:
-        """Send all blocks that may be sent now, at the end of the turn in which messages arrived."""
+        """Send all blocks that may be sent now, at the end of the turn in which messages
+        arrived.
+        """
         self._planned = False
         now = time.monotonic_ns()
         for key, waiting in list(self._gathers.items()):

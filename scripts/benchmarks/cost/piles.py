@@ -25,7 +25,9 @@ KINDS: Final = {f"topic {TOPIC}": "topic", f"channel {TOPIC}/{SLOW}": "the slow 
 
 
 def steps(most: int) -> tuple[int, ...]:
-    """Return the numbers of messages at which to measure: 0, 10,000, 100,000 and so on, and `most`."""
+    """Return the numbers of messages at which to measure: 0, 10,000, 100,000 and so on, and
+    `most`.
+    """
     found = [0]
     count = FIRST
     while count < most:

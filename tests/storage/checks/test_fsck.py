@@ -39,7 +39,9 @@ NOW_NS = 9_000
 
 @pytest.fixture
 def topic(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """Make a closed topic: sealed chunks 0 and 3 with three blocks each, and a last one with two."""
+    """Make a closed topic: sealed chunks 0 and 3 with three blocks each, and a last one with
+    two.
+    """
     folder = tmp_path / "topic"
     folder.mkdir()
     made = type(harness)(folder, TINY)

@@ -1,4 +1,6 @@
-"""Tests of fsck with missing chunks, and with a staged part that is not the one that its row names."""
+"""Tests of fsck with missing chunks, and with a staged part that is not the one that its row
+names.
+"""
 
 from __future__ import annotations
 

@@ -337,7 +337,9 @@ def test_rescued_messages_that_are_in_the_log_do_not_move_again(harness: Storage
 def test_long_reads_are_marked_and_frequent_reads_now_and_then(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mark tells which read killed the process, even if it was not the first read of that life."""
+    """The mark tells which read killed the process, even if it was not the first read of that
+    life.
+    """
     publish(store, 3)
     marks: list[str] = []
     store.attempting = marks.append

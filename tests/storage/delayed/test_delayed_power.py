@@ -180,7 +180,9 @@ def test_a_rotten_disk_does_not_fill_the_folder_with_files(
 
 
 def test_a_turn_handles_a_bounded_number_of_damaged_rows(harness: StorageHarness) -> None:
-    """Each row gets a file, and all are deleted by one commit. The broker's loop waits meanwhile."""
+    """Each row gets a file, and all are deleted by one commit. The broker's loop waits
+    meanwhile.
+    """
     store = damage(harness, publish(make(harness), 7)[:6])
     kept: list[bytes] = []
     store.set_aside = lambda key, value, why: kept.append(key)

@@ -52,7 +52,9 @@ LOSSES: dict[str, Callable[[FaultyFiles], Choose]] = {
 
 @pytest.fixture(autouse=True)
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the list of steps. They run in this process, because the damage here kills no reader."""
+    """Return the list of steps. They run in this process, because the damage here kills no
+    reader.
+    """
     taken: list[str] = []
 
     def run(step: str, *arguments: str) -> dict[str, Any]:
@@ -183,7 +185,9 @@ def environment(folder: Path) -> DelayedStore:
 
 
 def test_when_a_rescue_has_returned_all_names_are_on_disk(tmp_path: Path) -> None:
-    """Code that looks at the folder without a start in between finds the messages under their name."""
+    """Code that looks at the folder without a start in between finds the messages under their
+    name.
+    """
     environment(tmp_path / "a")
     files = ForgetfulFiles(str(tmp_path / "a"))
     assert rescue(files, files.root, UUID, 5, Progress(), lambda store: None) == (

@@ -381,7 +381,9 @@ def test_a_failed_mark_leaves_nothing_behind_the_footer(group_case: StorageHarne
 
 
 def test_recovery_finishes_a_commit_and_says_so(group_case: StorageHarness) -> None:
-    """All files are in their places, with durable names, and the chunk before them has its footer."""
+    """All files are in their places, with durable names, and the chunk before them has its
+    footer.
+    """
     keys = [group_case.stage(name, 1, blocks=5) for name in "abc"]
     group_case.seal(*keys)
     group_case.publish()

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def test_a_time_gives_the_same_offset_with_groups_in_between(group_case: StorageHarness) -> None:
-    """The publishes are at 1010 and so on, with an appended group and an adopted one between them."""
+    """The publishes are at 1010 and so on, with an appended group and an adopted one between
+    them.
+    """
     starts: list[tuple[int, int]] = []
     for turn in range(12):
         group_case.publish(count=4)

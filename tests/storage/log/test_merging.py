@@ -251,7 +251,9 @@ def test_each_failing_call_of_a_merge(
 
 @pytest.mark.usefixtures("small_steps")
 def test_a_merged_part_is_on_disk(group_case: StorageHarness) -> None:
-    """The commit syncs each of these files once more, but has only a few bytes of its own to write."""
+    """The commit syncs each of these files once more, but has only a few bytes of its own to
+    write.
+    """
     harness = group_case
     merge = harness.log.begin_merge([harness.staging.part(key) for key in prepared(harness)])
     assert merge is not None

@@ -62,7 +62,9 @@ def test_channels_go_on_at_the_logs_start(harness: StorageHarness) -> None:
 
 
 def test_chunks_that_are_gone_otherwise_are_missed(harness: StorageHarness) -> None:
-    """This state was not rebuilt. The chunks were taken away by somebody who may bring them back."""
+    """This state was not rebuilt. The chunks were taken away by somebody who may bring them
+    back.
+    """
     fill(harness)
     state_of(harness).commit(StateBatch(channel_puts={"c": ROW}))
     first, second = harness.log.chunks[:2]
@@ -76,7 +78,9 @@ def test_chunks_that_are_gone_otherwise_are_missed(harness: StorageHarness) -> N
 
 
 def test_a_snapshot_that_cannot_be_read_now_is_waited_for(harness: StorageHarness) -> None:
-    """Without the snapshot all channels would be lost, because of a disk that failed for a moment."""
+    """Without the snapshot all channels would be lost, because of a disk that failed for a
+    moment.
+    """
     state_of(harness).commit(StateBatch(channel_puts={"c": replace(ROW, next_offset=0)}))
     harness.abandon()
     spoil(harness)

@@ -385,7 +385,9 @@ def test_due_rows_come_from_both_ends_of_the_time(state: StateStore) -> None:
 
 
 def flip_in_place(folder: Path, key: bytes, bit: int) -> None:
-    """Flip a bit of a key where LMDB keeps it. The row stays in its place, now in the wrong order."""
+    """Flip a bit of a key where LMDB keeps it. The row stays in its place, now in the wrong
+    order.
+    """
     data = bytearray((folder / "data.mdb").read_bytes())
     at = data.find(key)
     while at >= 0:

@@ -44,7 +44,9 @@ NOT_ASKED, ASKED, CANCELLED = range(3)  # states of the cancellation of a delaye
 
 
 def body_of(number: int, size: int) -> bytes:
-    """Return a body of about `size` bytes that carries its number and a checksum of the whole body."""
+    """Return a body of about `size` bytes that carries its number and a checksum of the whole
+    body.
+    """
     text = b"%012d:" % number + b"z" * size
     return text + b"%08x" % zlib.crc32(text)
 

@@ -31,7 +31,9 @@ CANCELS_MAX: Final = 20
 
 
 def until_done(ask: Callable[[], Found]) -> Found:
-    """Repeat a request until it is answered. The processes that serve it may be killed meanwhile."""
+    """Repeat a request until it is answered. The processes that serve it may be killed
+    meanwhile.
+    """
     deadline = time.monotonic() + ASKED_S
     while True:
         try:

@@ -173,7 +173,9 @@ class Ledger:
         return [body_of(number) for number in range(first, first + count)]
 
     def keys(self, slot: int) -> list[str] | None:
-        """Return the keys of the block's messages, or None if their topic has no ordered channel."""
+        """Return the keys of the block's messages, or None if their topic has no ordered
+        channel.
+        """
         shape = self.shape
         if (
             self.kind[slot] != BLOCK
@@ -184,7 +186,9 @@ class Ledger:
         return [f"{slot // shape.slots}-{index % KEYS}" for index in range(self.count[slot])]
 
     def acknowledged(self, slot: int, offset: int) -> None:
-        """Record that the block was acknowledged, and its first offset, or -1 if that is not known."""
+        """Record that the block was acknowledged, and its first offset, or -1 if that is not
+        known.
+        """
         if offset >= 0:
             for index in range(self.count[slot]):
                 self.at(self.topic[slot], offset + index, slot * SLOT + index, "the receipt says")

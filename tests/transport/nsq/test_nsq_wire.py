@@ -1,4 +1,6 @@
-"""Tests of NSQ's frames and ids: bytes that are made in bulk are compared with bytes made by hand."""
+"""Tests of NSQ's frames and ids: bytes that are made in bulk are compared with bytes made by
+hand.
+"""
 
 from __future__ import annotations
 

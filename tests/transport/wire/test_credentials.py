@@ -1,4 +1,6 @@
-"""Tests of key files, of the errors after a failed handshake, and that no text contains a secret."""
+"""Tests of key files, of the errors after a failed handshake, and that no text contains a
+secret.
+"""
 
 from __future__ import annotations
 

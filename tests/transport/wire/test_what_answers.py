@@ -1,4 +1,6 @@
-"""Tests of what the answer of a port to a plain request says about the program that listens there."""
+"""Tests of what the answer of a port to a plain request says about the program that listens
+there.
+"""
 
 from __future__ import annotations
 

@@ -302,7 +302,9 @@ Do = Callable[[str, str, JsonObject, Principal], Awaitable[Mapping[str, object]]
 
 
 class Doing:
-    """The handlers of actions. `stir` is called after each action, so that pages show its effect."""
+    """The handlers of actions. `stir` is called after each action, so that pages show its
+    effect.
+    """
 
     def __init__(
         self,

@@ -207,7 +207,9 @@ def test_a_refusal_that_concerns_the_link_restarts_it(code: str) -> None:
 
 
 def test_a_block_whose_number_could_not_be_read_is_sent_again_with_all_others() -> None:
-    """It is unknown which block it was. If it were left out, it would wait for its answer for ever."""
+    """It is unknown which block it was. If it were left out, it would wait for its answer for
+    ever.
+    """
     session = opened()
     pending_blocks = send(session, 2)
     assert session.on_unstored(Unstored(-1, -1, E_CHECKSUM, "no header")) is Reaction.RESTART
