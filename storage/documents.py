@@ -1,4 +1,4 @@
-"""JSON documents that ZSQ wrote, read back from files that may have been damaged. Pure."""
+"""Parsing of JSON documents that ZSQ wrote, from files that may be damaged. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 def loads(data: str | bytes, **options: Any) -> Any:
     """Parse JSON like `json.loads`, but raise only `ValueError`.
 
-    It also raises `ValueError` if nesting is too deep for Python's stack.
+    This includes JSON that is nested too deeply for Python's stack.
     """
     try:
         return json.loads(data, **options)

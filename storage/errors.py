@@ -1,19 +1,19 @@
 """Errors of the storage layer, sorted by what the caller can do about them.
 
-* `Locked`: another process owns the directory. Wait for it to end, or give up.
+* `Locked`: another process owns the directory. Wait until it ends, or give up.
 * `ForeignDirectory`: the directory is missing or belongs to another topic. Nothing was opened, and
-  a person must look.
-* `DiskFull`: nothing was stored. The same call succeeds when space returns. Everything else goes
-  on.
-* `Damaged`: bytes on disk failed their check and were not used. Step over them.
-* `Unreadable`: a file cannot be opened or read now (no right, too many open files, a failing disk).
-  Nothing is known to be lost. Everything else goes on, and the same call is tried again later.
-* `StoreFailed`: the content of the disk is no longer known. The process that owns the store must
-  end and recover.
-* `ShortWrite`: a write stopped early. `Files` raises it, and only the log sees it.
+  a person must examine it.
+* `DiskFull`: nothing was stored. The same call succeeds when there is space again. Other calls are
+  not affected.
+* `Damaged`: bytes on disk failed their check and were not used. Continue after them.
+* `Unreadable`: a file cannot be opened or read now (no permission, too many open files, a failing
+  disk). Nothing is known to be lost. Other calls are not affected. Try the same call again later.
+* `StoreFailed`: the content of the disk is not known any more. The process that owns the store must
+  end, start again, and recover.
+* `ShortWrite`: a write stopped early. `Files` raises it, and `is_full` accepts it.
 
-`files.py` and the rest of this folder raise them directly. `OSError` never leaves the folder,
-except from `Files` itself.
+All modules of this folder raise these errors. They let no `OSError` pass to other folders, except
+the methods of `Files`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-# The refusal of one topic. The broker's health gives the details.
+# The text for one topic. The health of the broker has the details.
 REFUSED_TEXT: Final = "publishes are refused: the disk is full"
 
 
@@ -46,8 +46,8 @@ class ForeignDirectory(StorageError):
 class DiskFull(StorageError):
     """The disk has no space, or less than the reserve. Nothing was stored and nothing was lost.
 
-    `wanted_bytes` is the number of bytes that did not fit. It is 0 if the system refused a write
-    without giving a size.
+    `wanted_bytes` is the number of bytes that did not fit. It is 0 if the operating system refused
+    the write, because then the missing size is not known.
     """
 
     def __init__(self, text: str, wanted_bytes: int = 0) -> None:
@@ -70,12 +70,12 @@ class Damaged(StorageError):
 class Unreadable(StorageError):
     """The operating system does not return the bytes now.
 
-    They may be intact: try again later, and do not step over them.
+    They may be intact. So a caller must try again later, and must not continue after them.
     """
 
 
 class StoreFailed(StorageError):
-    """A write, a cut or a sync failed and left the disk's content unknown.
+    """A write, a truncation or a sync failed, so the disk's content is not known.
 
     The process must end, start again, and recover.
     """
@@ -90,5 +90,5 @@ class ShortWrite(OSError):
 
 
 def is_full(error: OSError) -> bool:
-    """Return True if a write failed for lack of space. It can be cut back and tried again later."""
+    """Return True if a write failed for lack of space. It can be undone and tried again later."""
     return isinstance(error, ShortWrite) or error.errno in _FULL

@@ -1,14 +1,14 @@
-"""Files: the seam to the operating system.
+"""Files: the interface to the operating system.
 
-Nothing else in this folder opens, reads, writes, syncs or renames. Everything that can fail in a
-test fails here: `FaultyFiles` overrides these methods, remembers what was synced and forgets the
-rest. So the rule is strict: a method is one system call, or a few that belong together, and decides
-nothing. Python itself repeats calls that a signal interrupts (PEP 475), so EINTR is never raised.
-All other failures are raised as `OSError`. The caller decides what they mean.
+No other module in this folder opens, reads, writes, syncs or renames files. Tests inject all their
+faults here: `FaultyFiles` overrides these methods, and loses the bytes that were not synced. So
+each method must be one system call, or a few that belong together, and must make no decisions.
+Python itself repeats calls that a signal interrupts (PEP 475), so EINTR is never raised. All other
+failures are raised as `OSError`. The caller decides what they mean.
 
-Writes give their position. An append with O_APPEND would be as fast. But after a short write the
-log's end could differ from the file's end, and recovery could not write back in place (with
-O_APPEND, Linux appends there too).
+Each write has a position argument. An append with O_APPEND would be as fast. But after a short
+write the log's end could differ from the file's end. Also, recovery could not write at a position
+in the file, because with O_APPEND Linux writes to the end in any case.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final
 from .errors import Locked, ShortWrite
 
 SYNC_THREADS: Final = 8
-IOV_MAX: Final = 1024  # Linux's UIO_MAXIOV; POSIX promises 16, every Linux since 2.4 has this
+IOV_MAX: Final = 1024  # Linux's UIO_MAXIOV since version 2.4; POSIX guarantees only 16
 
 _FILE_MODE: Final = 0o600
 _FOLDER_MODE: Final = 0o700
@@ -52,8 +52,8 @@ class Files:
     def writev(self, fd: int, buffers: Sequence[Any], position: int) -> None:
         """Write all the buffers at `position` in one call.
 
-        The buffers are bytes or views of bytes, at most IOV_MAX. Raises `ShortWrite` if the system
-        took only a part.
+        The buffers are bytes or views of bytes, at most IOV_MAX of them. Raises `ShortWrite` if the
+        system wrote only a part.
         """
         written = os.pwritev(fd, buffers, position)
         if written != sum(map(len, buffers)):
@@ -65,7 +65,7 @@ class Files:
         if len(found) == size or not found:
             return found
         pieces = [found]
-        # A single read ends at 2 GiB, and may end anywhere on some file systems.
+        # One read returns at most 2 GiB, and may return less on some file systems.
         while found and (size := size - len(found)):
             position += len(found)
             found = os.pread(fd, size, position)
@@ -79,8 +79,8 @@ class Files:
     def sync_all(self, fds: Sequence[int]) -> None:
         """Sync all these files, several at once. Tries all of them, then raises the first failure.
 
-        A disk takes eight flushes together in the time of one or two: 40 files with one changed
-        page each take 85 ms one by one, and 12 ms here.
+        A disk carries out eight flushes together in the time of one or two. For 40 files with one
+        changed page each, this takes 12 ms. One sync after the other takes 85 ms.
         """
         if len(fds) == 1:
             self.sync(fds[0])
@@ -90,7 +90,7 @@ class Files:
                 done.result()
 
     def sync_folder(self, path: str) -> None:
-        """Sync a folder: names created, renamed or removed in it are on disk when this returns."""
+        """Sync a folder. Its new, renamed and removed names are on disk when this returns."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -125,9 +125,9 @@ class Files:
         return sorted(os.listdir(path))
 
     def exists(self, path: str) -> bool:
-        """Return True if the path exists. Raises `OSError` if the system cannot tell.
+        """Return True if the path exists. Raises `OSError` if the system does not know it.
 
-        It does not return False in that case, because callers create a missing file, or go on
+        In that case it does not return False, because callers would create the file, or continue
         without it.
         """
         try:
@@ -162,11 +162,11 @@ class Files:
         """Hold the lock file until its descriptor is closed or the process ends.
 
         Raises `Locked`, with the holder's pid, if another process holds it. The lock is a flock and
-        not a pid file: the kernel frees it however the holder dies. The pid in the file is for
-        people.
+        not a pid file, because the kernel frees a flock in every case when the holder ends. The pid
+        in the file is only for people.
 
-        With `write=False` the file is neither created nor changed, as on a read-only file system.
-        The result is -1 if the file does not exist, because then no process can hold it.
+        With `write=False`, this neither creates nor changes the file, so it works on a read-only
+        file system. It returns -1 if the file does not exist, because then no process can hold it.
         """
         try:
             fd = os.open(
@@ -194,15 +194,15 @@ class Files:
             raise
         if not write:
             return fd
-        with contextlib.suppress(OSError):  # a full disk must not keep a store from being opened
+        with contextlib.suppress(OSError):  # a store must open even on a full disk
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         return fd
 
     def lock_folder(self, path: str) -> int:
-        """Hold the folder until the descriptor is closed. Raises `Locked` if it is held.
+        """Hold the folder until the descriptor is closed. Raises `Locked` if it is held already.
 
-        An exclusive flock on the folder is how nsqd holds its data path.
+        nsqd also holds its data path with an exclusive flock on the folder.
         """
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -240,7 +240,7 @@ class Files:
         return int.from_bytes(os.urandom(4), "little") or 1
 
     def write_file(self, path: str, data: bytes) -> None:
-        """Write a small new file and sync its bytes. Its name is not synced: sync the folder."""
+        """Write a small new file and sync its bytes. The caller must sync the folder, too."""
         fd = self.open_new(path)
         try:
             self.writev(fd, [data], 0)
@@ -251,7 +251,7 @@ class Files:
     def note(self, path: str, data: bytes) -> None:
         """Write or replace a small file without a sync.
 
-        Its content outlives this process, but may not outlive a crash of the machine.
+        Its content stays when this process ends, but may be lost in a crash of the machine.
         """
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
         try:

@@ -1,29 +1,31 @@
-"""Retention: a topic's policy, and the plan that says which chunks may be removed. Pure.
+"""Retention: a topic's policy, and the plan of the chunks that may be removed. Pure.
 
-Two different bounds must not be mixed up:
+There are two kinds of limits:
 
-* `keep_*` bounds what is *finished* and stays only to be read again. A chunk is removed when every
-  channel has finished all of it and one of these bounds is passed. Channels without consumers count
-  too. In a topic without a channel, the offset from which messages wait for a first channel counts
-  like a channel.
-* `max_*` bounds what is *unfinished*. Without it nothing unfinished is ever removed, whatever its
-  age and size. With it the topic either refuses new messages (`reject`) or loses the oldest ones
-  (`drop-oldest`). The user must name one of the two: there is no default.
+* `keep_*` limits the *finished* messages, which are kept only to be read again. A chunk is removed
+  when every channel has finished all its messages and one of these limits is exceeded. Channels
+  without consumers count too. In a topic without a channel, the offset from which messages wait for
+  a first channel counts like a channel.
+* `max_*` limits the *unfinished* messages. Without it, unfinished messages are never removed,
+  whatever their age and size. With it, the topic either refuses new messages (`reject`, the
+  default) or loses the oldest ones (`drop-oldest`).
 
-Only whole chunks are removed, oldest first, so offsets stay dense. No chunk is removed before the
-committed checkpoint has passed it, because recovery reads the sequences of producers and the
-transactions from there on. The ongoing chunk is never removed: it is sealed first (`roll`).
+Only whole chunks are removed, and the oldest first, so offsets have no gaps. No chunk is removed
+before the committed checkpoint has passed it, because recovery reads the producers' sequences and
+the transactions from the log after the checkpoint. The ongoing chunk is never removed, but sealed
+first (`roll`).
 
-Removal for a bound on bytes always leaves at least three quarters of the bound. A chunk can be
-large compared with the bound, if it was made before the bound was set, or by a group. Such a chunk
-may hold the newest messages too. It stays until the chunks that follow it reach three quarters of
-the bound. Until then the topic may exceed the bound by one such chunk. Rejected: cutting such a
-chunk, because only whole chunks are removed. Rejected too: removing it, because then a bound of 32
-MiB left nothing of 40 MiB.
+Removal because of a limit on bytes always leaves at least three quarters of the limit. A chunk can
+be large compared with the limit, if it was made before the limit was set, or by a group. Such a
+chunk may contain the newest messages too. It stays until the chunks after it reach three quarters
+of the limit. Until then, the topic may exceed the limit by one such chunk. Rejected: to cut such a
+chunk, because only whole chunks are removed. Rejected too: to remove it. With a limit of 32 MiB,
+that would remove all of 40 MiB.
 
-Rejected: an age counted from the *first* message of a chunk, because a chunk that was filled over a
-week would take new messages with it. Rejected too: small chunks for every policy, because each
-chunk costs four syncs. Only a bound smaller than eight chunks makes chunks smaller.
+Rejected: an age that counts from the *first* message of a chunk. With it, a chunk that was filled
+during a week would be removed together with its new messages. Rejected too: small chunks for every
+policy, because each chunk costs four syncs. Chunks are smaller than usual only if the limit is
+smaller than eight chunks.
 """
 
 from __future__ import annotations
@@ -34,22 +36,23 @@ from typing import Any, Final, NamedTuple
 
 from ..transport.settings import MAX_BYTES_MIN, MIB, NONE, Retention, check
 
-PARTS: Final = 8  # a bound covers at least this many chunks
-PARTS_LEFT: Final = 6  # of those, dropping the oldest leaves at least this many
+PARTS: Final = 8  # a limit covers at least this many chunks
+PARTS_LEFT: Final = 6  # when the oldest are dropped, at least this many of them stay
 CHUNK_BYTES_MIN: Final = 1 * MIB  # the smallest size of such a chunk
 ROLL_BYTES: Final = 1 * MIB  # the finished ongoing chunk is sealed early when it has this size,
 ROLL_IDLE_S: Final = 2.0  # or was not written to for this long
-RIPE_S_MIN: Final = 60.0  # shortest time between seals caused by a bound on finished age
-CHUNKS_A_ROUND_MAX: Final = 64  # 16 GiB at the default size: the next round removes the rest
+RIPE_S_MIN: Final = 60.0  # the shortest time between seals because of `keep_s`
+CHUNKS_A_ROUND_MAX: Final = 64  # 16 GiB at the default size; the next round removes the rest
 _NS: Final = 1_000_000_000
 
 assert MAX_BYTES_MIN == PARTS * CHUNK_BYTES_MIN
 
 
 def resolve(*layers: Mapping[str, object]) -> Retention:
-    """Merge settings into a `Retention`. Later layers win: first the broker's, then the topic's.
+    """Merge settings into a `Retention`. A later layer overrides an earlier one.
 
-    Raises `UsageError` if a setting is unknown or its value makes no sense.
+    The first layer is the broker's, the second the topic's. Raises `UsageError` if a setting is
+    unknown or its value is not allowed.
     """
     found: dict[str, Any] = {name: value for layer in layers for name, value in layer.items()}
     unknown = found.keys() - Retention.__dataclass_fields__.keys()
@@ -66,20 +69,20 @@ def resolve(*layers: Mapping[str, object]) -> Retention:
 def changed(own: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
     """Return a topic's settings after these changes.
 
-    None removes a setting, so that the broker's applies again.
+    None removes a setting, so that the setting of the broker applies again.
     """
     return {name: value for name, value in {**own, **changes}.items() if value is not None}
 
 
 def chunk_bytes(retention: Retention, usual: int) -> int:
-    """Return the size at which to roll, so that a bound on unfinished bytes can take effect."""
+    """Return the size at which to roll, so that a limit on unfinished bytes can take effect."""
     if retention.max_bytes == NONE:
         return usual
     return min(usual, retention.max_bytes // PARTS)
 
 
 class LogView(NamedTuple):
-    """The log as retention sees it.
+    """The facts about the log that retention needs.
 
     `bases` are the first offsets of the chunks, ascending. The last is the ongoing chunk. `sizes`
     are their bytes.
@@ -89,7 +92,7 @@ class LogView(NamedTuple):
     sizes: Sequence[int]
     end: int
     floor: int
-    """All offsets below it are finished and committed."""
+    """All messages below this offset are finished, and that is committed."""
     applied: int
     """The offset of the committed checkpoint."""
     unfinished_bytes: int
@@ -102,7 +105,7 @@ class LogView(NamedTuple):
 
 
 class RetentionPlan(NamedTuple):
-    """The oldest `chunks` chunks are removed: those below offset `start`.
+    """A plan to remove the oldest `chunks` chunks, which are below offset `start`.
 
     With `roll`, the ongoing chunk is sealed.
     """
@@ -113,18 +116,18 @@ class RetentionPlan(NamedTuple):
 
 
 def finished_chunks(bases: Sequence[int], floor: int) -> int:
-    """Return how many sealed chunks lie wholly below `floor`."""
+    """Return how many sealed chunks are completely below `floor`."""
     return max(0, bisect_right(bases, floor) - 1)
 
 
 def plan(retention: Retention, view: LogView, last_time_ns: Callable[[int], int]) -> RetentionPlan:
     """Decide what to do now.
 
-    `last_time_ns` returns the time of the last message of the n-th chunk. It is called only if an
-    age is bounded.
+    `last_time_ns` returns the time of the last message of the n-th chunk. It is called only if the
+    policy has a limit on age.
     """
     finished = finished_chunks(view.bases, view.floor)
-    # The checkpoint has passed these chunks. No others may be removed.
+    # The checkpoint has passed these chunks. No other chunks may be removed.
     passed = finished_chunks(view.bases, view.applied)
     ages = _Ages(view, last_time_ns)
     kept = _beyond_keep(retention, view, finished, min(finished, passed), ages)
@@ -149,7 +152,7 @@ def _age_s(view: LogView, time_ns: int) -> float:
 
 
 def _beyond_keep(retention: Retention, view: LogView, finished: int, may: int, ages: _Ages) -> int:
-    """Return how many finished chunks exceed the `keep_*` bounds."""
+    """Return how many finished chunks exceed the `keep_*` limits."""
     left_bytes = sum(view.sizes[:finished])
     for chunk in range(may):
         too_many = retention.keep_bytes != NONE and left_bytes > retention.keep_bytes
@@ -165,9 +168,9 @@ def _beyond_keep(retention: Retention, view: LogView, finished: int, may: int, a
 def _beyond_max(
     retention: Retention, view: LogView, finished: int, may: int, ages: _Ages
 ) -> tuple[int, bool]:
-    """Return how many chunks exceed the `max_*` bounds, and whether the ongoing chunk does too.
+    """Return how many chunks exceed the `max_*` limits, and True if the ongoing chunk does too.
 
-    The number includes the finished chunks before them.
+    The number includes the finished chunks before these chunks.
     """
     if not retention.drops or (retention.max_bytes == NONE and retention.max_s == NONE):
         return 0, False
@@ -182,7 +185,7 @@ def _beyond_max(
         ):
             break
         chunk += 1
-        left = min(left, following)  # the first one may be finished in part
+        left = min(left, following)  # the first chunk may be finished in part
         following -= view.sizes[chunk]
     drop_ongoing = chunk == len(view.bases) - 1 and _too_much(
         retention, left, _age_s(view, view.last_time_ns)
@@ -198,9 +201,9 @@ def _too_much(retention: Retention, unfinished_bytes: int, age_s: float) -> bool
 
 
 def _finished_too_much(retention: Retention, view: LogView) -> bool:
-    """Return True if the ongoing chunk is finished and alone exceeds the `keep_*` bounds.
+    """Return True if the ongoing chunk is finished and exceeds the `keep_*` limits by itself.
 
-    It is not sealed at each message of a slow topic, because a roll costs syncs.
+    In a slow topic this is not True after each message, because a roll costs syncs.
     """
     size, age_s = view.sizes[-1], _age_s(view, view.last_time_ns)
     if view.floor < view.end or (size < ROLL_BYTES and age_s < ROLL_IDLE_S):
@@ -211,10 +214,10 @@ def _finished_too_much(retention: Retention, view: LogView) -> bool:
 
 
 def _ripe(retention: Retention, view: LogView) -> bool:
-    """Return True if the ongoing chunk has reached an eighth of the bounded age.
+    """Return True if the age of the ongoing chunk has reached an eighth of an age limit.
 
-    A chunk that fills slowly is sealed then. Otherwise its newest message would keep its oldest
-    messages.
+    A chunk that fills slowly is then sealed. Otherwise its old messages would stay as long as its
+    newest message.
     """
     age_s = _age_s(view, view.first_time_ns)
     ripe = retention.keep_s != NONE and age_s > max(retention.keep_s / PARTS, RIPE_S_MIN)

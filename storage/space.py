@@ -1,4 +1,4 @@
-"""Free space: refuse a write that would use the reserve, without a system call at each write."""
+"""Free space: refuses writes that would use the reserve, without a system call for each write."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ SPACE_CHECK_BYTES: Final = 1024 * 1024  # free space is read again after this ma
 SPACE_CHECK_NS: Final = 100_000_000  # or after this time
 RESERVE_BYTES_MAX: Final = 1024**3
 RESERVE_SHARE: Final = 20  # one twentieth, 5%
-# If the free space does not explain a shortage, it ends this long after the last refusal.
+# A shortage that the free space does not explain ends so long after the last refusal.
 UNTOLD_NS: Final = 60_000_000_000
 
 ADVICE: Final = "Free space on this file system or enlarge it; publishing then resumes by itself"
 
 
 def reserve_bytes(files: Files, folder: str) -> int:
-    """Return how much is kept free on the file system of `folder`.
+    """Return how many bytes are kept free on the file system of `folder`.
 
     The reserve lets consumers finish messages on a full disk.
     """
@@ -56,8 +56,9 @@ class Space:
     def take(self, total: int, now_ns: int) -> None:
         """Reserve `total` bytes. Raises `DiskFull` if they would use the reserve.
 
-        Reads the free space rarely while there is much, and each time while there is little. If the
-        system does not report free space, nothing is refused here: the write itself will fail.
+        While there is much free space, this reads it rarely. While there is little, it reads it in
+        each call. If the system does not report free space, this refuses nothing, and the write
+        itself fails on a full disk.
         """
         if total <= self._bytes and 0 <= now_ns - self._asked_ns < SPACE_CHECK_NS:
             self._bytes -= total
@@ -102,19 +103,19 @@ class Space:
         )
 
     def forget(self) -> None:
-        """Read the free space before the next write.
+        """Read the free space again before the next write.
 
-        A write has just found less space than expected.
+        The caller has noticed that there is less space than expected.
         """
         self._bytes = 0
 
 
 class Shortage:
-    """The refusals of one store for lack of space, and whether the shortage lasts. Pure.
+    """The refusals of one store for lack of space, and the state of the shortage. No I/O.
 
-    It ends when the size refused last would fit. Free space does not explain some refusals (a quota
-    of the file system, no inodes left). Such a shortage ends with the next write that succeeds, or
-    a minute after the last refusal.
+    The shortage ends when the write that was refused last would fit. Free space does not explain
+    some refusals (a quota of the file system, no inodes left). Such a shortage ends with the next
+    write that succeeds, or a minute after the last refusal.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
 """Protocol messages between processes, and the client library.
 
-Imports no file code and no actor.
+This package imports no code that handles files, and no actor.
 """

@@ -1,4 +1,4 @@
-"""Draining: a text that lists what is still left in a topic that is to be deleted. No I/O."""
+"""Draining: texts about the messages that are left in a topic before its deletion. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 
 def remaining(found: Mapping[str, Any]) -> list[str]:
-    """Return what is still left in a topic (a row of the statistics), or [] if it is drained."""
+    """Return texts about the messages left in a topic, or [] if it is drained.
+
+    `found`: the topic's row of the statistics.
+    """
     left = []
     for row in found["channels"]:
         counts = [

@@ -1,11 +1,11 @@
-"""Errors: one class for each reaction of the caller, a code for programs, and a sentence for
-people.
+"""Errors: each has a class (one for each reaction of the caller), a code, and a text for people.
 
-The wire carries `(code, text)`. `from_wire` selects the class:
+A protocol message carries `(code, text)`. `from_wire` selects the class:
 
 * `UsageError`: The call is wrong. The same call fails again.
 * `NotFound`: The topic, the channel or the offset does not exist.
-* `Refused`: The broker does not do it now (disk full, a limit, stopping). It may do it later.
+* `Refused`: The broker refuses the request now (disk full, a limit, stopping). The same request may
+  succeed later.
 * `LeaseLost`: The lease of the message ended. The answer changed nothing.
 * `CorruptBlock`: A checksum does not match. The bytes were not used.
 * `BrokerUnreachable`: No broker answered in time. The request may still take effect.
@@ -51,8 +51,9 @@ _flags = False
 
 @contextlib.contextmanager
 def options_as_flags() -> Iterator[None]:
-    """Let errors name options as the command line does (`--key-file`), not as Python does
-    (`key_file=`).
+    """Let errors name options as on the command line (`--key-file`), not as in Python.
+
+    The name in Python is `key_file=`.
     """
     global _flags
     before, _flags = _flags, True
@@ -96,18 +97,18 @@ class NotFound(ZsqError):
 
 
 class Refused(ZsqError):
-    """The broker refuses the request now. The text says why, and what would change that."""
+    """The broker refuses the request now. The text says why, and what to do about it."""
 
 
 class LeaseLost(ZsqError):
-    """The lease of this message ended before the answer came.
+    """The lease of this message ended before the answer arrived.
 
     Another consumer may hold the message now.
     """
 
 
 class CorruptBlock(ZsqError):
-    """The checksum of these bytes does not match. They were not used."""
+    """The checksum of these bytes does not match. The bytes were not used."""
 
 
 class BrokerUnreachable(ZsqError):
@@ -141,7 +142,5 @@ _CLASS_OF: Final[dict[str, type[ZsqError]]] = {
 
 
 def from_wire(code: str, text: str) -> ZsqError:
-    """Return the exception for a code from the wire. Codes that are not listed above are
-    `Refused`.
-    """
+    """Return the exception for a received code. A code that is not in `_CLASS_OF` is `Refused`."""
     return _CLASS_OF.get(code, Refused)(code, text)

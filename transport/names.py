@@ -1,6 +1,6 @@
-"""Names: the rule for legal ones.
+"""Names: the rule for the names of topics and channels.
 
-A raw name is never part of a path or an endpoint. Paths and endpoints have numbers instead.
+A name is never part of a path or an endpoint. Paths and endpoints contain numbers instead.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class ConsumerCounts(TypedDict):
 
 
 class ConsumerFacts(ConsumerCounts):
-    """A consumer as its channel always knows it."""
+    """The facts about a consumer that its channel always knows."""
 
     client_id: str
     ready_count: int
@@ -81,7 +81,7 @@ class ConsumerFacts(ConsumerCounts):
 
 
 class ConsumerReport(ConsumerFacts):
-    """A consumer as its channel reports it in detailed statistics."""
+    """The facts about a consumer that its channel reports in detailed statistics."""
 
     rates: Rates
     e2e_processing_latency: Latency | None
@@ -138,7 +138,7 @@ class ChannelCounters(TypedDict):
 
 
 class SupplyFacts(TypedDict):
-    """A channel's position in its topic, and the numbers of waiting messages."""
+    """A channel's position in its topic, and the numbers of its waiting messages."""
 
     depth: int
     backend_depth: int
@@ -146,7 +146,7 @@ class SupplyFacts(TypedDict):
     dying_count: int
     next_offset: int
     parked_count: NotRequired[int]
-    """Only for an ordered channel: messages that wait for others of their key."""
+    """Only for an ordered channel: messages that wait for others with the same key."""
 
 
 class DeliveryFacts(ChannelCounters):
@@ -158,7 +158,7 @@ class DeliveryFacts(ChannelCounters):
 
 
 class ChannelFacts(TypedDict):
-    """The other fields of a channel that are reported and appear in `stats`."""
+    """The other fields of a channel in `stats`."""
 
     rates: Rates
     settings: ChannelOptions
@@ -187,7 +187,7 @@ class ChannelStats(SupplyFacts, DeliveryFacts, ChannelFacts, LeftOut):
 
 
 class Recovery(TypedDict, total=False):
-    """The findings of the last start in a topic's log. Empty until the storage has reported."""
+    """The result of the log's recovery at the last start. Empty before storage has reported."""
 
     text: str
     duration_ms: int
@@ -281,7 +281,7 @@ class GatewayStats(TypedDict):
 
 
 class ProcessStats(TypedDict):
-    """A process of the broker. Clients that may not administer it get neither names nor pids."""
+    """A process of the broker. Clients without the right to administer it get no names or pids."""
 
     kind: str
     restarts: int
@@ -297,8 +297,8 @@ class ProcessStats(TypedDict):
 class AlarmRow(TypedDict):
     """An alarm, as clients and receivers get it.
 
-    An alarm about the broker has empty topic and channel. `value` is None if it is not known, or no
-    longer. Times are in ns since 1970.
+    An alarm about the broker has an empty topic and channel. `value` is None if it is not known, or
+    no longer known. Times are in ns since 1970.
     """
 
     topic: str
@@ -310,7 +310,7 @@ class AlarmRow(TypedDict):
 
 
 class RaisedAlarm(AlarmRow):
-    """An alarm that is raised now. Only alarms of the disk have `text`."""
+    """An alarm that is raised now. Only alarms about the disk have `text`."""
 
     text: NotRequired[str]
 

@@ -1,12 +1,12 @@
-"""Settings of channels and topics: one row for each, from which everything else follows.
+"""Settings of channels and topics: one row for each setting, from which its texts are derived.
 
-A new setting is a row here, its type for callers (further down), and the code that obeys it. The
+A new setting needs a row here, its type for callers (further down), and the code that obeys it. The
 rows produce the checks and their error texts, the options of `zsq channel`, `zsq sub`, `zsq topic`
 and `zsq serve`, the output of these commands, the console's forms, and the tables in
 docs/channels.md and docs/operations.md.
 
-This module is in `transport`, because clients name settings too. It imports nothing heavy, because
-`zsq --help` needs the rows. No I/O.
+This module is in `transport`, because clients use settings too. It imports only small modules,
+because `zsq --help` needs the rows. No I/O.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NUMBER_MAX: Final = 1 << 62  # fits into a message of the protocol
 ABOVE_ZERO: Final = 5e-324  # the smallest float
 TAG_SEPARATOR: Final = "||"
 TAGS_MAX: Final = 64  # of one channel
-TAG_BYTES_MAX: Final = 256  # same as for a block, whose module is too heavy to import here
-ATTEMPTS_MAX: Final = 65_535  # NSQ's protocol has 16 bits for it
+TAG_BYTES_MAX: Final = 256  # same as for a block; importing that module takes too long
+ATTEMPTS_MAX: Final = 65_535  # NSQ's protocol has 16 bits for the number
 BACKOFF_S_MAX: Final = 3_600.0  # the longest delay of a requeue
 KEEP_BYTES: Final = 1024 * MIB
 MAX_BYTES_MIN: Final = 8 * MIB  # one block of the largest size always fits into an empty topic
@@ -75,13 +75,15 @@ _TYPES: Final = {
 class Setting:
     """The row of one setting.
 
-    - `allowed`, `least`: The ends of error texts. `allowed` says what a value must be, and `least`
-      says it in the error for a number below `low`.
+    - `allowed`, `least`: Parts of error texts that say what a value must be. `least` is for a
+      number below `low`, and `allowed` for all other values.
     - `no_bound`: The number that means "no bound", if there is one.
     - `fixed`: True if the setting is chosen when the channel is created.
     - `option`: The option on the command line, with the name of its value.
-    - `shared`: True if `zsq sub` also has a channel's option, or `zsq serve` a topic's.
-    - `line`, `shows`, `shows_none`: The line of `zsq ... show` that contains it, and its format.
+    - `shared`: True if `zsq sub` also has this option of a channel, or `zsq serve` this option of a
+      topic.
+    - `line`, `shows`, `shows_none`: The line of `zsq ... show` that contains the setting, and the
+      format of its value.
     - `label`, `hint`, `none_label`: Texts of the console. The docs use `none_label` too.
     """
 
@@ -111,7 +113,7 @@ class Setting:
 
     @property
     def parameter(self) -> str:
-        """The option's name in a command's code, the environment, and a file of `zsq serve`."""
+        """The option's name in the code, the environment, and the option file of `zsq serve`."""
         return self.flag.removeprefix("--").replace("-", "_")
 
     def check(self, value: object) -> None:
@@ -207,7 +209,7 @@ class ChannelSettings:
 
     def __post_init__(self) -> None:
         _check_values(CHANNEL, self)
-        # One spelling, so that settings can be compared.
+        # One form for equal tags, so that settings can be compared.
         object.__setattr__(self, "tags", TAG_SEPARATOR.join(split_tags(self.tags)))
         check(
             self.backoff_s <= self.backoff_max_s,
@@ -229,7 +231,8 @@ class ChannelSettings:
 class ChannelOptions(TypedDict, total=False):
     """Settings of a channel.
 
-    None resets one to its default. [channels.md](channels.md#settings) describes each of them.
+    None resets a setting to its default. [channels.md](channels.md#settings) describes all
+    settings.
     """
 
     tags: str | None
@@ -262,7 +265,7 @@ class StartTime(TypedDict):
 
 
 class NewChannelSettings(ChannelOptions, total=False):
-    """NewChannelOptions as they are sent."""
+    """NewChannelOptions in the form in which they are sent."""
 
     start: str | int | StartTime | None
 
@@ -271,8 +274,8 @@ class NewChannelSettings(ChannelOptions, total=False):
 class Retention:
     """A topic's retention policy. -1 means no bound.
 
-    Limits in bytes are for the sizes of log files. Limits in seconds are for the ages of messages.
-    A chunk is one log file.
+    Limits in bytes apply to the sizes of log files. Limits in seconds apply to the ages of
+    messages. A chunk is one log file.
     """
 
     keep_bytes: int = _row(
@@ -334,13 +337,13 @@ class Retention:
 
 
 class RetentionSettings(TypedDict, total=False):
-    """The retention of a topic. -1: no limit. None: the value that the broker was started with.
+    """The retention of a topic. -1 means no limit. None means the broker's default.
 
-    The unit is a chunk (a log file). `keep_*` limits the messages that every channel has finished.
-    They are removed when any of these limits is exceeded (by default 1 GiB). `max_*` limits
-    unfinished messages. With `when_full` "reject", the default, publishes beyond `max_bytes` are
-    refused (E_TOPIC_FULL). With "drop-oldest", the oldest chunks beyond `max_bytes` are removed,
-    and also chunks older than `max_s` seconds, even if their messages are unfinished.
+    Whole chunks (log files) are removed. `keep_*` limits the messages that every channel has
+    finished. They are removed when any of these limits is exceeded (by default 1 GiB). `max_*`
+    limits unfinished messages. With `when_full` "reject", the default, publishes beyond `max_bytes`
+    are refused (E_TOPIC_FULL). With "drop-oldest", the oldest chunks beyond `max_bytes` are
+    removed, and also chunks older than `max_s` seconds, even if their messages are unfinished.
     """
 
     keep_bytes: int | None
@@ -352,7 +355,7 @@ class RetentionSettings(TypedDict, total=False):
 
 
 def split_tags(tags: str) -> tuple[str, ...]:
-    """Return the tags of a subscription `a||b`, sorted, each once.
+    """Return the tags in a setting like `a||b`, sorted and without duplicates.
 
     "" and "*" (EQueue's notation) mean all tags: ().
     """

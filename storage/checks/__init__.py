@@ -1,4 +1,4 @@
 """Checks and backups of a topic's files.
 
-The topic may be closed, or open in a broker during a backup.
+A check needs a closed topic. A backup also works while a broker has the topic open.
 """

@@ -2,43 +2,43 @@
 
 The manifest has the name, length and checksum of each file.
 
-    BACKUP/manifest.json      written last; JSON, its own checksum in it
+    BACKUP/manifest.json      written last; JSON, with a checksum of its content
     BACKUP/data/              registry.json, topics/000001/..., as in a data directory
 
 While a backup is being made, its name is BACKUP.partial. So a folder with the final name is always
-complete. A backup is not a data directory, because a broker that used it as one would change it.
-`restore` copies a backup to a new data directory and checks each byte.
+complete. A backup must not be used as a data directory, because a broker would change it. `restore`
+copies a backup to a new data directory and checks each byte.
 
 Sealed chunks of an older backup of the same topics need not be copied again. They get a second name
-(a hard link) in the new backup if both backups are in one file system. A chunk counts as the same
-if its length, header and footer agree. These contain the topic's uuid and a random seed.
+(a hard link) in the new backup if both backups are in one file system. Two chunks count as the same
+if their lengths, headers and footers agree. These contain the topic's uuid and a random seed.
 
-The files of an open topic are first captured in a folder next to them, without stopping the topic.
-Files that never change again get second names there. All others are copied.
+The files of an open topic are first captured in a folder next to them, while the topic continues.
+Files that never change again get hard links there. All others are copied.
 
     DIR/backup/     like DIR itself: chunks, indexes, .bad files, topic, state/, state.snapshot,
-    delayed/, staging/
+                    delayed/, staging/
 
 Storage makes the capture in three parts, each in the thread that owns the files. The state of all
 topics is captured before any other part of any topic. The backup reads the capture. Storage removes
-it when the backup asks for that, when the backup's process is gone, or at the topic's next start.
-Chunks are hard links: no byte is copied while publishers wait. Retention removes the chunks' names
-in the topic's directory, and the names in the capture stay. Only the newest chunk still grows. The
-backup takes the part of it that was synced before it was linked.
+the capture when the backup requests it, when the backup's process has ended, or at the topic's next
+start. Chunks are hard links, so no byte is copied while publishers wait. Retention removes only the
+chunks' names in the topic's directory, and the names in the capture stay. Only the newest chunk
+still grows. The backup copies the part of it that was synced before it was linked.
 
 | part | when | reason |
 |---|---|---|
-| state | first, of all topics | the messages that it calls finished were published before, so the later parts contain them |
-| delayed | after the state | messages that move to the log after this are behind the state's checkpoint |
-| log | last, synced | it holds everything that the other parts refer to |
+| state | first, of all topics | the later parts contain the messages that it calls finished |
+| delayed | after the state | messages that move later are in the log after the checkpoint |
+| log | last, synced | it contains all messages to which the other parts refer |
 
 The staged files are captured with the state, because one thread changes these files and their rows
-in the state together. No chunk may be removed until the log is captured, because the state says
-where the log begins.
+in the state together. No chunk may be removed until the log is captured, because the state contains
+the offset at which the log begins.
 
-Rejected: LMDB's reader table (`lock=True`). With it the copies would delay no commit, but it costs
-time at each read and each start, for one backup a day. Rejected too: reflinks, because only two
-file systems have them.
+Rejected: LMDB's reader table (`lock=True`). With it, the copies would delay no commit. But it takes
+time in each read and each start, and a backup is made perhaps once a day. Rejected too: reflinks,
+because only two file systems have them.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ MANIFEST_NAME: Final = "manifest.json"
 DATA_NAME: Final = "data"
 PARTIAL_SUFFIX: Final = ".partial"
 PIECE_BYTES: Final = 1024 * 1024
-# With 256 MiB at once, the broker's own syncs would wait behind this one.
+# If 256 MiB were synced at once, the broker's syncs would have to wait for it.
 SYNC_BYTES: Final = 16 * PIECE_BYTES
 MANIFEST_BYTES_MAX: Final = 1 << 30
 DEPTH_MAX: Final = 8
@@ -105,8 +105,8 @@ class FileRow(NamedTuple):
 class Manifest:
     """The manifest of a backup.
 
-    `topics` has the facts of each topic by its name: number, uuid, start and end (offsets). Start
-    and end are None if the broker was stopped.
+    `topics` has the facts about each topic by its name: number, uuid, start and end (offsets).
+    Start and end are None if the broker was not running.
     """
 
     zsq: str
@@ -139,7 +139,7 @@ def _checksum(data: Mapping[str, object]) -> str:
 def decode_manifest(raw: bytes, path: str) -> Manifest:
     """Decode a manifest.
 
-    Raises `Damaged`, or `ForeignDirectory` if it is something else or of an unknown version.
+    Raises `Damaged`, or `ForeignDirectory` if it is not a manifest or has an unknown version.
     """
     try:
         data = documents.loads(raw)
@@ -162,7 +162,7 @@ def decode_manifest(raw: bytes, path: str) -> Manifest:
 
 
 def _inner(path: str) -> str:
-    """Return the path if it stays below its folder. Raises `ValueError` if it does not."""
+    """Return the path if it does not leave its folder. Raises `ValueError` if it does."""
     if (
         not isinstance(path, str)
         or any(part in ("", ".", "..") for part in path.split("/"))
@@ -208,9 +208,9 @@ def walk(
 
 
 class Writer:
-    """Writes files into a folder. Each file is synced at once. `finish` syncs the folders.
+    """Writes files into a folder, and syncs each of them. `finish` syncs the folders.
 
-    `base` is an older backup and its manifest.
+    `base` is the path of an older backup, and its manifest.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class Writer:
     def _same_ends(self, one: str, other: str, size: int) -> bool:
         """Return True if both files have the same header (uuid and seed) and the same footer.
 
-        A footer shows that the chunk is sealed.
+        Only a sealed chunk has a footer.
         """
         ends = [
             (
@@ -332,7 +332,7 @@ def copy_file(
     *,
     cold: bool = False,
 ) -> tuple[int, int]:
-    """Copy a file to a new one, sync it, and return its length and its checksum as it was read.
+    """Copy a file to a new one, sync it, and return the length and checksum of the read bytes.
 
     Raises `Damaged` if the source is shorter than `bytes_max`.
     """
@@ -368,7 +368,7 @@ def copy_file(
 
 
 def check_file(files: Files, path: str, row: FileRow, advance: Advance) -> str:
-    """Return what is wrong with a file of a backup, or ""."""
+    """Check a file of a backup. Return a sentence about its defect, or ""."""
     try:
         fd = files.open_read(path)
     except OSError as error:
@@ -392,7 +392,7 @@ def check_file(files: Files, path: str, row: FileRow, advance: Advance) -> str:
 class LogTaken(NamedTuple):
     """The part of the log to capture.
 
-    `newest_bytes` of the newest chunk count. `end` was the next offset at that time.
+    `newest_bytes` is the size of the newest chunk's part, and `end` the next offset at that time.
     """
 
     start: int
@@ -402,9 +402,9 @@ class LogTaken(NamedTuple):
 
 
 def capture_state(files: Files, directory: str, state: StateStore, keeper: StateKeeper) -> None:
-    """Capture state and staged files, in the state's thread, into a new folder.
+    """Capture state and staged files into a new folder, in the state's thread.
 
-    If it raises `OSError` or `StorageError`, the capture must not be used.
+    If this raises `OSError` or `StorageError`, the capture must not be used.
     """
     folder = f"{directory}/{BACKUP_NAME}"
     files.make_folder(folder)
@@ -413,8 +413,8 @@ def capture_state(files: Files, directory: str, state: StateStore, keeper: State
         files.make_folder(f"{folder}/{STAGING_NAME}")
         for name in files.list(staging):
             _link(files, f"{staging}/{name}", f"{folder}/{STAGING_NAME}/{name}")
-    # The snapshot must not be of a later commit than the copied state. Otherwise the start would
-    # take the copied state for an older one that came back.
+    # The snapshot must not be of a later commit than the copied state. Otherwise a start would
+    # assume that the copied state has lost commits.
     keeper.write()
     for name in (SNAPSHOT_NAME, IDENTITY_NAME, DELAYED_NAME + MADE_SUFFIX):
         _link(files, f"{directory}/{name}", f"{folder}/{name}")
@@ -438,7 +438,7 @@ def capture_delayed(files: Files, directory: str, delayed: DelayedStore) -> None
 
 
 def sync_log(files: Files, directory: str, log: Log) -> LogTaken:
-    """Sync the log, in its thread, so that everything written is on disk.
+    """Sync the log, in its thread, so that all written bytes are on disk.
 
     Raises `StoreFailed` or `OSError`.
     """
@@ -450,8 +450,8 @@ def sync_log(files: Files, directory: str, log: Log) -> LogTaken:
 def capture_log(files: Files, directory: str, taken: LogTaken) -> int:
     """Capture the chunks, the indexes of sealed chunks, and the `.bad` files.
 
-    Returns how many chunks are missing in the topic. The caller makes sure that none of these files
-    is removed meanwhile.
+    Returns the number of chunks that are missing in the topic. The caller must make sure that none
+    of these files is removed during the call.
     """
     folder = f"{directory}/{BACKUP_NAME}"
     missing = 0
@@ -472,7 +472,7 @@ def capture_log(files: Files, directory: str, taken: LogTaken) -> int:
 def drop_capture(files: Files, directory: str) -> None:
     """Remove the capture after the backup.
 
-    It is renamed first, so a backup that still copies from it never sees a part of it.
+    This renames it first, so a backup that still copies from it never reads an incomplete capture.
     """
     folder = f"{directory}/{BACKUP_NAME}"
     going = folder + TEMPORARY_SUFFIX
@@ -491,7 +491,7 @@ def is_captured(files: Files, directory: str) -> bool:
 
 
 def capture_bytes(files: Files, directory: str) -> int:
-    """Return the bytes that the copies will take. Links take none."""
+    """Return the bytes that the copies of a capture will take. Hard links take none."""
     found = 0
     for name in (STATE_NAME, DELAYED_NAME):
         with contextlib.suppress(FileNotFoundError):
@@ -500,7 +500,7 @@ def capture_bytes(files: Files, directory: str) -> int:
 
 
 def _link(files: Files, old: str, new: str) -> bool:
-    """Link a file and return True, or False if it does not exist.
+    """Link a file and return True. Return False if it does not exist.
 
     If the new name exists already, it is a link to the same file.
     """

@@ -1,24 +1,24 @@
-"""Fsck: check all files of a closed topic, and whether they agree with each other.
+"""Fsck: checks all files of a closed topic, and that they agree with each other.
 
-It repairs what can be repaired. There are two levels. *Damage* should not exist. A *note* is
-harmless, or is damage that an earlier repair has set aside. Recovery handles some problems at each
-start: an unfinished write, or a state store that is rebuilt from its snapshot and the log. Fsck has
-no other code to repair them: it opens the topic like the broker does, and closes it.
+It can also repair most defects. A finding has one of two levels. *Damage* should not exist. A
+*note* is harmless, or is damage that an earlier repair has recorded. Recovery repairs some problems
+at each start: an unfinished write, or a state store that must be rebuilt from its snapshot and the
+log. Fsck has no code to repair these. It opens the topic as the broker does, and closes it.
 
-LMDB may kill the process that opens a damaged environment, so another process checks those
-(`state_check.py`).
+LMDB may kill the process that opens a damaged environment, so another process checks the
+environments (`state_check.py`).
 
-Of each chunk file it checks both copies of the header, the two checksums and the position of every
-block, the groups, the footer and the index.
+For each chunk file, fsck checks both copies of the header, the two checksums and the position of
+every block, the groups, the footer and the index.
 
-A finding says what is wrong. If it can be repaired, it has a function that repairs it and returns
-what it did. The check itself changes nothing. A repair either writes a copy of what it changes
-first, or leaves everything that can be read as it is:
+A finding describes a defect. If the defect can be repaired, the finding has a function that repairs
+it and returns a sentence about the repair. The check itself changes nothing. A repair either first
+copies the bytes that it changes, or changes no readable bytes:
 
 * A damaged copy of the header is rewritten from the good one.
-* A damaged block stays where it is. Its bytes are kept in a `.bad` file, so that its offsets are a
-  known hole (see `damage.py`).
-* A chunk that is not the last and has no footer gets one behind all of its bytes.
+* A damaged block stays at its position. Its bytes are kept in a `.bad` file, so that its offsets
+  are a known hole (see `damage.py`).
+* A chunk that is not the last and has no footer gets a footer after all its bytes.
 * An index is rebuilt.
 """
 
@@ -84,8 +84,8 @@ Repair = Callable[[], str]
 class Finding:
     """A result of the check.
 
-    `level` is damage, or note (harmless or known). If `needs_recovery`, opening the topic repairs
-    it. `repaired` is what the repair did, or "".
+    `level` is damage, or note (harmless or known). If `needs_recovery` is True, recovery repairs it
+    when the topic is opened. `repaired` is a sentence about the repair, or "".
     """
 
     level: str
@@ -100,9 +100,9 @@ class Finding:
 
 @dataclass(slots=True)
 class Checked:
-    """One chunk as found.
+    """The results of the check of one chunk.
 
-    `end_offset` is the end of its last good block, or what its footer says. It is -1 if the chunk
+    `end_offset` is the end of its last good block, or the end in its footer. It is -1 if the chunk
     cannot be read at all.
     """
 
@@ -114,19 +114,19 @@ class Checked:
     end_offset: int = -1
     end_position: int = 0
     adopted: list[int] = field(default_factory=list)
-    """The first offsets of the adopted chunks that its marks name."""
+    """The first offsets of the adopted chunks that the marks in this chunk name."""
     groups: list[int] = field(default_factory=list)
-    """The first offsets of the groups that its marks end."""
+    """The first offsets of the groups whose marks are in this chunk."""
     open_group: int = -1
-    """The first offset of a group at its end that has no mark in this chunk, or -1."""
+    """The first offset of a group at the chunk's end that has no mark in this chunk, or -1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
     """Facts about the topic that a chunk does not contain.
 
-    `following` is the first offset of the next chunk, or -1 for the last one. `synced_end` is -1 if
-    it is not known.
+    `following` is the first offset of the next chunk, or -1 for the last chunk. `synced_end` is -1
+    if it is not known.
     """
 
     uuid: bytes
@@ -146,8 +146,8 @@ class ChunkCheck:
         self._around = around
         self._path = f"{folder}/{chunk_name(base_offset)}"
         self._found = Checked(base_offset)
-        self._end = 0  # relative offset behind the last good block
-        self._good_end = CHUNK_HEADER_BYTES  # its position
+        self._end = 0  # the relative offset after the last good block
+        self._good_end = CHUNK_HEADER_BYTES  # the position after it
         self._time_ns = 0
         self._bad_footer = False
         self._sealed = False
@@ -301,7 +301,7 @@ class ChunkCheck:
         self._found.groups.append(mark.first_offset)
 
     def _before(self, bad: list[Stretch], header: Header) -> None:
-        """Report bad stretches in a row that are followed by a good block."""
+        """Report consecutive bad stretches before a good block."""
         if bad:
             self._bad(bad, max(0, header.first_offset - self._end))
             self._end = max(self._end, header.first_offset)
@@ -338,25 +338,24 @@ class ChunkCheck:
             and self._around.synced_end >= 0
             and first >= self._around.synced_end
         )
-        if at_risk:  # recovery decides whether it was synced, by the blocks behind it
+        if at_risk:  # recovery decides from the blocks after it whether it was synced
             self._add(DAMAGE, what, first, count, needs=True)
             return
         kept = Bad(base, start, end - start, first, count, why, blocks=len(bad))
         self._add(DAMAGE, what, first, count, repair=lambda: self._keep(kept))
 
     def _known(self, start: int, end: int) -> Bad | None:
-        """Return the damage set aside before at `start`, if it reaches `end`.
+        """Return the known damage at `start`, if it reaches `end`.
 
-        Otherwise returns None: bytes behind the damage that was set aside may have been damaged
-        since.
+        Otherwise return None, because the bytes after the known damage may be new damage.
         """
         known = self._around.known.get((self._found.base_offset, start))
-        # A repair may have written a footer behind a cut end, at the next multiple of 8 bytes.
+        # A repair may have written a footer after a cut end, at the next multiple of 8 bytes.
         kept = 0 if known is None else known.bytes + -known.bytes % ALIGNMENT
         return known if start + kept >= end else None
 
     def _is_noted(self, first: int, end: int) -> bool:
-        """Return True if the `.bad` files of this chunk cover all these offsets."""
+        """Return True if the `.bad` files of this chunk contain all these offsets."""
         for bad in sorted(self._around.known.values(), key=lambda bad: bad.first_offset):
             if bad.base_offset == self._found.base_offset and bad.first_offset <= first:
                 first = max(first, bad.hole.next_offset)
@@ -371,7 +370,7 @@ class ChunkCheck:
     # The end
 
     def _tail(self, chunk: Chunk, bad: list[Stretch]) -> None:
-        """Report bad bytes that no good block follows."""
+        """Report bad bytes at the end of the chunk."""
         base = self._found.base_offset
         if chunk.sealed:
             self._bad(bad, max(0, chunk.end_offset - base - self._end))
@@ -380,7 +379,7 @@ class ChunkCheck:
         size = bad[-1].end - bad[0].position
         known = self._known(bad[0].position, bad[-1].end)
         if known is not None and self._around.following < 0:
-            # Recovery leaves these bytes there, and the next block goes into a new chunk.
+            # Recovery leaves these bytes in the chunk, and the next block goes into a new chunk.
             self._add(
                 NOTE,
                 f"{size} bytes at its end are damaged: known, and kept in {known.name}",
@@ -443,7 +442,7 @@ class ChunkCheck:
     def _missing(self, end_offset: int) -> None:
         """Report blocks that are missing before the footer.
 
-        They were cut out, or cut off before the footer was written.
+        They were lost from the file, or were cut off before the footer was written.
         """
         base, first = self._found.base_offset, self._found.end_offset
         text = f"its footer says that it ends at offset {end_offset}: blocks are missing"
@@ -485,9 +484,9 @@ class ChunkCheck:
 
     def _check_index(self, chunk: Chunk) -> None:
         if not chunk.sealed:
-            return  # not checked: recovery cuts the index of the last chunk
+            return  # recovery corrects the index of the last chunk, so this does not check it
         if not self._files.exists(chunk.index_path):
-            if not chunk.adopted:  # an adopted chunk may never have had one
+            if not chunk.adopted:  # an adopted chunk may never have had an index
                 self._add(
                     NOTE,
                     "it has no index; zsq creates one when it needs it",
@@ -512,7 +511,7 @@ class ChunkCheck:
     def _agree(self, index: Index) -> bool:
         """Return True if the index agrees with the blocks.
 
-        Entries of damaged blocks are not compared.
+        This does not compare entries of damaged blocks.
         """
         before = -1
         for entry in index.entries():
@@ -543,7 +542,7 @@ class ChunkCheck:
             not self._files.exists(again.index_path)
             or self._files.read_file(again.index_path, len(wanted) + 1) != wanted
         ):
-            # The log works without an index, and reports no error.
+            # The log works without an index, and so has raised no error.
             raise DiskFull("the index could not be written")
         return "the index was rebuilt"
 
@@ -578,7 +577,7 @@ def check_topic(
 ) -> TopicReport:
     """Check the directory of a topic, and repair it if `repair` is set.
 
-    Raises `Locked` if a process has it open, `OSError` if it cannot be read at all.
+    Raises `Locked` if a process has the directory open, and `OSError` if it cannot be read at all.
     """
     lock = files.lock(f"{directory}/{LOCK_NAME}", write=repair)
     try:
@@ -629,7 +628,7 @@ class _TopicCheck:
         self._names = files.list(directory)
         self._known: dict[tuple[int, int], Bad] = {}
         self._staged: dict[str, tuple[int, int, int]] = {}
-        """For each file of a sealed stage: end of its blocks, bytes of its footer, its seed."""
+        """For each file of a sealed stage: end of its blocks, bytes of its footer, and its seed."""
         self._synced_end = -1
         self._start = identity.base_offset
 
@@ -700,9 +699,9 @@ class _TopicCheck:
             self._add(DAMAGE, DELAYED_NAME, str(error))
 
     def _read_state(self) -> None:
-        """Read how far the log is known to be on disk.
+        """Read the synced end, the start and the staged files from the state store.
 
-        Call this only if the state store is sound.
+        Call this only if no damage of the state store was found.
         """
         try:
             state = StateStore(f"{self._directory}/{STATE_NAME}", readonly=True)
@@ -827,7 +826,7 @@ class _TopicCheck:
             begun += [found] if found.open_group >= 0 else []
             before = found
         assert before is not None
-        for found in begun:  # if files were adopted, the mark is in the last of them
+        for found in begun:  # if files were adopted, the mark is in the last of these files
             if found.open_group not in ended:
                 text = (
                     f"the group from offset {found.open_group} on has no mark; its messages are "
@@ -860,7 +859,7 @@ class _TopicCheck:
                 ).needs_recovery = True
 
     def _check_border(self, before: Checked, base: int) -> None:
-        """Check that a chunk begins where the one before it ends."""
+        """Check that a chunk begins at the end of the previous one."""
         name = chunk_name(before.base_offset)
         lost = base - before.end_offset
         if lost < 0:
@@ -898,7 +897,7 @@ class _TopicCheck:
     def _check_holes(self) -> None:
         """Note `.bad` files whose messages can be read again.
 
-        This happens if a chunk was put back, or if a disk recovered.
+        This happens if a missing chunk was restored, or if a disk works again.
         """
         for bad in self._known.values():
             if not bad.count or bad.hole.next_offset <= self._start:
@@ -918,7 +917,7 @@ class _TopicCheck:
     def _check_staging(self) -> None:
         """Check the blocks of each staged file.
 
-        Files that a sealed stage's row names must exist. The next start removes the others.
+        A file must exist if the row of a stage names it. The next start removes all other files.
         """
         folder = f"{self._directory}/{STAGING_NAME}"
         names = [

@@ -2,34 +2,37 @@
 
 The environment is in DIR/delayed/ and is created when it is first needed.
 
-A delayed publish commits here, together with its producer's sequence. When a message is due, it
-moves to the log and its row is removed. These are the steps in the life of a row:
+A delayed publish is committed to this store, together with its producer's sequence. When a message
+is due, it moves to the log and its row is removed. These are the steps in the life of a row:
 
-| step | on disk after it | a crash before the next step |
+| step | on disk after it | after a crash before the next step |
 |---|---|---|
-| `put`, synced | a row; only now the publish is answered | it waits |
-| `due` | as before | it waits |
-| append to the log, flag DELAYED, key in the header | the row; perhaps the block | recovery cuts the block off, or keeps it |
-| sync of the log | both; only now channels see it | recovery removes the row: the log behind the checkpoint has its key |
+| `put`, synced | the row; only now the publish is answered | the message waits |
+| `due` | as before | the message waits |
+| append to the log | the row; perhaps the block | recovery cuts the block off, or keeps it |
+| sync of the log | both; only now channels get the message | recovery removes the row |
 | `remove`, synced | the block | |
-| the state store's checkpoint passes the block | the block | nothing looks for its key again |
+| the checkpoint moves past the block | the block | recovery does not look for its key again |
 
-So a message is in the log once. Two conditions must hold: the checkpoint must not pass a moved
-block whose row still exists, and a row must not move while one of its messages is being cancelled.
-The caller ensures both (`actors/storage/delayed.py`).
+The block in the log has the flag DELAYED, and its header contains the row's key. Recovery removes
+the rows whose keys it finds in the log after the checkpoint of the state store.
 
-Delayed messages are not in the state store for these reasons. Ten million messages are gigabytes.
-The rows of the state store are loaded into memory, copied to snapshots, and rebuilt from the log
-after damage. That does not work for messages that exist nowhere else. The delayed store holds only
-its producers in memory.
+So a message is in the log only once. Two conditions are necessary: the checkpoint must not pass a
+moved block whose row still exists, and a row must not move while one of its messages is being
+cancelled. The caller ensures both (`actors/storage/delayed.py`).
 
-LMDB's pages have no checksums. So each value carries its key and a checksum, and the meta row has
+Delayed messages are not in the state store, for two reasons. Ten million messages take gigabytes,
+and the rows of the state store are loaded into memory and copied to snapshots. Also, the state
+store is rebuilt from the log after damage, but delayed messages are not in the log yet. The delayed
+store keeps only its producers in memory.
+
+LMDB's pages have no checksums. So each value contains its key and a checksum, and the meta row has
 the number of all rows and the sum of their checksums. A damaged row is saved to a file, counted as
-lost and reported. The other rows go on. `delayed_recovery.py` rescues an environment that cannot be
-opened or read, or that kills the process that reads it. `attempting` notes each risky step for the
-next start.
+lost and reported. The other rows are not affected. `delayed_recovery.py` rescues an environment
+that cannot be opened or read, or that kills the process that reads it. `attempting` notes each
+risky step for the next start.
 
-One thread at a time uses the store: without a lock file LMDB must not be read while it is written.
+One thread at a time uses the store. Without a lock file, LMDB must not be read while it is written.
 """
 
 from __future__ import annotations
@@ -72,12 +75,12 @@ from .delayed_format import (
     wrap,
 )
 
-WALK_MAX: Final = 20_000  # keys compared one by one to find a row that a search misses
-DUE_AT_ONCE: Final = 1  # the first row's due time is not credible, so `due` must look at it
+WALK_MAX: Final = 20_000  # keys that are compared one by one to find a row that a search misses
+DUE_AT_ONCE: Final = 1  # the first row's due time may be wrong, so `due` must check it at once
 
 
 class DelayedSummary(NamedTuple):
-    """The messages that wait. `lost` counts all messages ever lost to damage.
+    """The messages that wait. `lost` is the number of all messages ever lost because of damage.
 
     `next_due_ns` is 0 if no message waits.
     """
@@ -110,7 +113,7 @@ class Listed(NamedTuple):
 
 
 class MapFull(StorageError):
-    """The transaction needs more address space. Its caller enlarges the map."""
+    """The transaction needs more address space. The caller enlarges the map and tries again."""
 
 
 class Rows:
@@ -136,9 +139,8 @@ class Rows:
     def delete(self, key: bytes, *, known: bool = False) -> bytes | None:
         """Remove a row and return its value, or None if it does not exist.
 
-        `known` means that the key was seen among the first rows. A key with a flipped bit is out of
-        order, so a search may miss it and others. Then this looks through the first rows one by
-        one.
+        `known` means that the key was read among the first rows. A key with a flipped bit is not in
+        order, so a search may miss it and other keys. This then compares the first rows one by one.
         """
         old: bytes | None = self.txn.pop(key)
         if old is None and known:
@@ -180,8 +182,8 @@ class Rows:
     def finish(self, *, missing_is_lost: bool = True, counts: bool = True) -> DelayedSummary:
         """Write the meta row and return the summary.
 
-        If it counts messages but there is no row, the messages are lost, because a damaged page
-        held them.
+        If the meta row counts messages but there is no row, the messages are lost, because they
+        were in a damaged page.
         """
         meta = self.meta
         meta["messages"] = max(0, meta["messages"])
@@ -198,7 +200,8 @@ class Rows:
 class DelayedMeta(TypedDict):
     """The meta row.
 
-    `serial` is that of the next message. `lost` counts messages that damage has cost.
+    `serial` is the serial of the next message. `lost` is the number of messages lost because of
+    damage.
     """
 
     version: int
@@ -228,8 +231,8 @@ def read_meta(txn: Any) -> DelayedMeta:
 def row_keys(cursor: Any) -> Iterator[bytes]:
     """Yield the keys of all rows in their order on disk, with the cursor on each.
 
-    Damaged keys are included: only rows lie before the meta row, so a strange key is a damaged row
-    and not the end.
+    This includes damaged keys. Only rows are before the meta row, so a key that is not valid
+    belongs to a damaged row, and is not the end of the rows.
     """
     if cursor.first():
         for key in cursor.iternext(keys=True, values=False):
@@ -251,9 +254,9 @@ def rows_from(txn: Any, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
 def summary_of(txn: Any, meta: DelayedMeta, sound: bytes = b"") -> tuple[DelayedSummary, bytes]:
     """Return the summary, and the first row's key if it matches the key in its value.
 
-    LMDB does not notice a flipped bit in a key, and a due time centuries ahead would make all
-    messages wait. `sound` is a key that was compared before: reading the value again may cost
-    several MiB.
+    LMDB does not notice a flipped bit in a key. It could move the due time centuries ahead, so that
+    all messages would wait. `sound` is a key that was compared before. It is not compared again,
+    because to read its value may take several MiB.
     """
     cursor = txn.cursor()
     first = next(row_keys(cursor), b"")
@@ -265,7 +268,7 @@ def summary_of(txn: Any, meta: DelayedMeta, sound: bytes = b"") -> tuple[Delayed
 
 
 def holder(txn: Any, key: DelayedKey) -> DelayedRow | None:
-    """Return the row that contains a message, or None if there is none or it is damaged."""
+    """Return the row that contains a message. Return None if it does not exist or is damaged."""
     wanted = row_key(key)
     cursor = txn.cursor()
     if not cursor.set_range(wanted) or cursor.key() != wanted:
@@ -290,7 +293,7 @@ def listed_of(key: DelayedKey, block: Block, index: int, body_bytes: int) -> Lis
 
 @contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Raise the error of this package that stands for an error of LMDB."""
+    """Convert errors of LMDB to errors of this package."""
     try:
         yield
     except lmdb.MapFullError as error:
@@ -314,7 +317,7 @@ def translated(path: str) -> Iterator[None]:
         if isinstance(error, unreadable) or "is not supported by this build" in text:
             raise Damaged(text) from error
         raise StoreFailed(text) from error
-    # `Cursor.delete` of the binding loses an error: the row after the deleted one is unreadable.
+    # `Cursor.delete` of the binding loses the error if the row after the deleted one is unreadable.
     except SystemError as error:
         raise Damaged(f"{path}: {error.__cause__ or error}") from error
 
@@ -322,13 +325,13 @@ def translated(path: str) -> Iterator[None]:
 MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory or disk space; doubled when full
 MAP_BYTES_MAX: Final = 1 << 42
 DATA_NAME: Final = "data.mdb"
-RESCUE: Final = "rescue"  # tells the next start to rescue, without an examination
-MARKED_EVERY: Final = 256  # the number of runs of an operation between two calls of `attempting`
+RESCUE: Final = "rescue"  # with this text, the next start rescues at once, without an examination
+MARKED_EVERY: Final = 256  # runs of an operation from one call of `attempting` to the next
 RECENT_MAX: Final = 8  # blocks that a producer row lists
 PRODUCERS_MAX: Final = 20_000
 PRODUCER_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
 SHRINK_ABOVE_BYTES: Final = 64 * 1024 * 1024
-SHRINK_LIVE_BYTES_MAX: Final = 8 * 1024 * 1024  # copied in one step
+SHRINK_LIVE_BYTES_MAX: Final = 8 * 1024 * 1024  # these bytes are copied in one step
 EXPIRED_MAX: Final = 1_000  # producer rows that one put removes
 
 
@@ -351,16 +354,16 @@ class DelayedStore:
         """
         self.path = path
         self.attempting: Callable[[str], None] = lambda what: None
-        """Called with an operation's name before it runs, and with "" after it.
+        """A function that is called with an operation's name before it runs, and with "" after it.
 
-        This happens the first time in this process, and then every MARKED_EVERY times. The call
-        with "" is left out if the operation met damage. If an operation meets damage and was not
-        announced like this, the call with its name follows at that moment.
+        It is called for the first run in this process, and then for every MARKED_EVERY-th run. If
+        the operation finds damage, the call with "" is left out. If an operation without these
+        calls finds damage, the function is called with its name at that time.
         """
         self.set_aside: Callable[[bytes, bytes, str], None] = lambda key, value, why: None
-        """Called with a damaged row's key, value and defect before the row is deleted."""
+        """A function that gets a damaged row's key, value and defect before the row is deleted."""
         self.committed: Callable[[Progress], None] = lambda progress: None
-        """Called after each commit."""
+        """A function that is called after each commit."""
         self._tried: dict[str, int] = {}  # number of runs by operation
         self._uuid = uuid
         self._open(map_bytes, create)
@@ -413,25 +416,25 @@ class DelayedStore:
             self.summary, self._sound = summary_of(txn, meta)
             self.progress = Progress(meta["commits"], meta["serial"], meta["messages"])
         self.producers = producers
-        """The producers as of the last commit."""
+        """The producers after the last commit."""
 
     def close(self) -> None:
         self._env.close()
 
     def copy(self, folder: str) -> None:
-        """Copy all committed rows as an environment into the empty `folder`. Syncs nothing."""
+        """Copy all committed rows as an environment into the empty `folder`, without a sync."""
         with translated(self.path):
             self._env.copy(folder)
 
-    # In
+    # Storing messages
 
     def put(self, blocks: Sequence[tuple[Block, int]], used_ns: int) -> list[DelayedKey]:
         """Store blocks with their due times and their producers' sequences.
 
         Return the key of each block.
 
-        Everything is durable when this returns, or nothing is stored. Raises `DiskFull` if nothing
-        changed. Raises `StoreFailed` if the result is unknown: the process must end and recover.
+        All blocks are durable when this returns. If it raises `DiskFull`, nothing changed. It
+        raises `StoreFailed` if the result is unknown. The process must then end and recover.
         """
         keys: list[DelayedKey] = []
         producers: dict[int, DelayedProducer] = {}
@@ -463,7 +466,7 @@ class DelayedStore:
         return keys
 
     def _expired(self, now_ns: int, but: set[int]) -> list[int]:
-        """Return producers not used for a week, or the longest unused if there are too many."""
+        """Return producers not used for a week, or, if there are too many, the longest unused."""
         old = [
             pid
             for pid, row in self.producers.items()
@@ -473,14 +476,14 @@ class DelayedStore:
             old = sorted(self.producers.keys() - but, key=lambda pid: self.producers[pid].used_ns)
         return old[:EXPIRED_MAX]
 
-    # Out
+    # Removing messages
 
     def due(self, now_ns: int, bytes_max: int, rows_max: int) -> list[DelayedRow]:
         """Return the earliest rows that are due, at least one if any is due.
 
-        `bytes_max` and `rows_max` limit the result approximately. Damaged rows on the way are set
-        aside and removed. If the meta row counts messages but there is no row, that is damage as
-        well.
+        `bytes_max` and `rows_max` limit the result approximately. Damaged rows among these are
+        saved to files and removed. It is also damage if the meta row counts messages but there is
+        no row.
         """
         found: list[DelayedRow] = []
         damaged: list[tuple[bytes, bytes, str]] = []
@@ -491,7 +494,7 @@ class DelayedStore:
                 first = False
                 try:
                     if parse_row_key(key).due_ns > now_ns:
-                        unwrap(key, value)  # only now the due time is credible
+                        unwrap(key, value)  # checks the due time, which is in the key
                         break
                     row = decode_row(key, value)
                 except Damaged as error:
@@ -513,7 +516,7 @@ class DelayedStore:
         for key, value, why in damaged:
             self.set_aside(key, value, why)
         for key, value, why in damaged:
-            # A wrong size would make LMDB move the page's other rows over each other.
+            # With a wrong size, LMDB would overwrite other rows of the page.
             if not has_its_size(key, value):
                 self.attempting(RESCUE)
                 raise Damaged(
@@ -532,8 +535,8 @@ class DelayedStore:
     ) -> None:
         """Remove rows whose blocks are in the log. Rows that do not exist are ignored.
 
-        `known` means that `due` returned the keys. With `counts` False this does not count as a
-        commit yet: an `adjust` follows and sets the number of commits. Raises the errors of `put`.
+        `known` means that `due` returned the keys. With `counts` False, this does not add to the
+        number of commits, because an `adjust` follows and sets it. Raises the errors of `put`.
         """
         wanted = [row_key(key) for key in keys]
 
@@ -544,9 +547,9 @@ class DelayedStore:
         self._commit("remove", work, counts=counts)
 
     def cancel(self, keys: Sequence[DelayedKey]) -> list[bool]:
-        """Remove these messages, durably when this returns.
+        """Remove these messages. The removal is durable when this returns.
 
-        Return False for each that does not wait.
+        The result is False for each message that does not wait.
         """
         answers: list[bool] = []
 
@@ -591,9 +594,9 @@ class DelayedStore:
         return taken
 
     def adjust(self, serial: int, lost: int, commits: int = 0) -> None:
-        """Raise the next serial and the number of commits to at least these, and add lost messages.
+        """Raise the next serial and the number of commits to these values, and add lost messages.
 
-        This is used after a rescue.
+        A value that is already higher does not change. This is used after a rescue.
         """
 
         def work(rows: Rows) -> None:
@@ -606,10 +609,10 @@ class DelayedStore:
     # Space
 
     def shrink(self, files: Files) -> bool:
-        """Give disk space back if much is free and little in use. Return True if done.
+        """Give disk space back if much of the file is free and little in use. Return True if done.
 
-        LMDB itself never does this. A compact copy replaces the file, so the change is all or
-        nothing. The copy is synced first. If it cannot be made, nothing changes.
+        LMDB itself never does this. A compact copy is synced and then replaces the file by a
+        rename. If the copy cannot be made, nothing changes.
         """
         with translated(self.path):
             info, stat = self._env.info(), self._env.stat()
@@ -643,19 +646,19 @@ class DelayedStore:
     def _sync_name(self, files: Files) -> None:
         """Sync the name of the copy.
 
-        If a power loss undid the rename, everything committed to the copy since would be lost.
+        If a power cut undid the rename, all later commits, which are in the copy, would be lost.
         """
         try:
             files.sync_folder(self.path)
         except OSError as error:
             raise StoreFailed(f"{self.path} could not be synced: {error}") from error
 
-    # Looking
+    # Listing
 
     def listed(self, after: DelayedKey | None, limit: int, body_bytes: int) -> list[Listed]:
         """Return messages in the order of their keys, after the key `after`.
 
-        Damaged rows are left out here. `due` sets them aside.
+        This leaves damaged rows out. `due` saves them to files and removes them.
         """
         found: list[Listed] = []
         with self._trying("list"), translated(self.path), self._env.begin() as txn:
@@ -706,8 +709,8 @@ class DelayedStore:
     def _trying(self, what: str) -> Iterator[None]:
         """Call `attempting` around an operation, the first time and every MARKED_EVERY times.
 
-        Later runs read other pages, so once is not enough. If the operation meets damage, the mark
-        stays, and the next start examines the environment.
+        One time is not enough, because later runs read other pages. If the operation finds damage,
+        the mark stays, and the next start examines the environment.
         """
         times = self._tried.get(what, 0)
         marked = times % MARKED_EVERY == 0
@@ -717,7 +720,7 @@ class DelayedStore:
             yield
         except (DiskFull, OSError):
             if marked:
-                self.attempting("")  # does not mean that the environment is damaged
+                self.attempting("")  # these errors do not mean damage
             raise
         except StorageError:
             if not marked:

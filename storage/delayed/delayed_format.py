@@ -1,19 +1,20 @@
 """Format of the delayed messages' environment: keys, checked values, and changes to a row.
 
-    key                          value (each begins with a checksum and the key)
-    "d" due time, serial         a block as on the wire: header (64 bytes) and columns; its messages
-    are due together "m"                          version, uuid, next serial, counts of rows,
-    messages and bytes, sum of all rows' checksums, lost messages "p" producer id              a
-    producer's next sequence and the keys of its last delayed blocks
+    key                    value (each begins with a checksum and the key)
+    "d" due time, serial   a block in wire form: header (64 bytes) and columns; its messages are due
+                           at the same time
+    "m"                    version, uuid, next serial, numbers of rows, messages and bytes,
+                           sum of all rows' checksums, number of lost messages
+    "p" producer id        a producer's next sequence and the keys of its last delayed blocks
 
 Due time (ns since 1970) and serial are big-endian, 8 bytes each, so the rows are in the order of
-their due times. The serial counts messages. A row has the serial of its first message, and message
-i of the row has the key (due time, serial + i). Users see this key as 32 hex digits. A serial is
-never used again, so deleting a row twice is harmless.
+their due times. Each message has its own serial. A row has the serial of its first message, and
+message i of the row has the key (due time, serial + i). Users see this key as 32 hex digits. A
+serial is never used again, so it is harmless to delete a row twice.
 
-Each block has one row, instead of one row for each message: ten thousand messages that were
-published together are stored, kept and removed together. If one of them is cancelled, the messages
-before and after it replace the row. Nothing here does I/O.
+There is one row for each block, and not for each message. So ten thousand messages that were
+published together are stored, kept and removed together. If one of them is cancelled, two new rows
+replace the row, with the messages before and after it. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ KEY_TEXT_DIGITS: Final = 32
 
 
 class DelayedKey(NamedTuple):
-    """The key of a message. The key of a row is that of its first message."""
+    """The key of a message. The key of a row is the key of its first message."""
 
     due_ns: int
     serial: int
@@ -50,7 +51,7 @@ class DelayedKey(NamedTuple):
 
 
 class DelayedRow(NamedTuple):
-    """A block that waits. Its header still has its producer and that producer's sequence."""
+    """A block that waits. Its header still has the producer id and the sequence."""
 
     key: DelayedKey
     block: Block
@@ -74,7 +75,7 @@ class DelayedProducer(NamedTuple):
 
 
 def parse_key(text: str) -> DelayedKey | None:
-    """Return the key that users see, parsed. Returns None if the text is not a key."""
+    """Parse a key in the form that users see. Returns None if the text is not a key."""
     if len(text) != KEY_TEXT_DIGITS or not all(digit in "0123456789abcdefABCDEF" for digit in text):
         return None
     return DelayedKey(int(text[:16], 16), int(text[16:], 16))
@@ -85,7 +86,7 @@ def row_key(key: DelayedKey) -> bytes:
 
 
 def parse_row_key(key: bytes) -> DelayedKey:
-    """Return the key of a row. Raises `Damaged` if it is not one."""
+    """Parse the key of a row. Raises `Damaged` if it is not the key of a row."""
     if len(key) != _KEY.size or key[:1] != ROW:
         raise Damaged(f"a delayed row has the invalid key {key[:40]!r}")
     _, due_ns, serial = _KEY.unpack(key)
@@ -112,7 +113,7 @@ def wrap(key: bytes, *data: Any) -> bytes:
 def unwrap(key: bytes, value: bytes) -> memoryview:
     """Return the data of the value of this key.
 
-    Raises `Damaged` if it is not as written, or belongs to another key.
+    Raises `Damaged` if the value is damaged, or belongs to another key.
     """
     start = _HEAD.size + len(key)
     if len(value) >= start:
@@ -127,9 +128,9 @@ def unwrap(key: bytes, value: bytes) -> memoryview:
 
 
 def names_itself(key: bytes, value: bytes) -> bool:
-    """Return True if this is the key of a row, and its value was written under it.
+    """Return True if this is the key of a row, and the value contains the same key.
 
-    This is cheap, and proves nothing about the data that follow.
+    This is fast, but does not check the data after the key.
     """
     return (
         len(key) == _KEY.size
@@ -145,7 +146,7 @@ def encode_row(row: DelayedRow) -> tuple[bytes, bytes]:
 
 
 def decode_row(key: bytes, value: bytes) -> DelayedRow:
-    """Return the row. Raises `Damaged` unless every byte is as written."""
+    """Return the row. Raises `Damaged` if any byte of it is damaged."""
     found = parse_row_key(key)
     data = unwrap(key, value)
     try:
@@ -159,7 +160,7 @@ def decode_row(key: bytes, value: bytes) -> DelayedRow:
             f"header says {header.length}"
         )
     try:
-        # The row's checksum proves what was written, this one what was published.
+        # `unwrap` has checked the row as it was written; this checks the block as published.
         check_columns(header, columns)
     except ZsqError as error:
         raise Damaged(
@@ -172,7 +173,7 @@ def decode_row(key: bytes, value: bytes) -> DelayedRow:
 def count_of(key: bytes, value: bytes) -> int:
     """Return how many messages a damaged row had, or 1 if it is unknown.
 
-    The header of its block has its own checksum, so it may be whole.
+    The header of its block has its own checksum, so it may be readable.
     """
     start = _HEAD.size + len(key)
     try:
@@ -182,9 +183,9 @@ def count_of(key: bytes, value: bytes) -> int:
 
 
 def has_its_size(key: bytes, value: bytes) -> bool:
-    """Return True if nothing in a damaged row contradicts the sizes of its key and value.
+    """Return False if the content of a damaged row contradicts the sizes of its key and value.
 
-    LMDB stores these sizes apart from key and value.
+    LMDB stores these sizes separately from key and value.
     """
     start = _HEAD.size + len(key)
     if len(value) < start + HEADER_BYTES or (
@@ -194,13 +195,13 @@ def has_its_size(key: bytes, value: bytes) -> bool:
     try:
         return start + decode_header(value[start : start + HEADER_BYTES]).length == len(value)
     except ZsqError:
-        return True  # the header itself is damaged
+        return True  # the header is damaged, so the size is not known
 
 
 def due_block(row: DelayedRow) -> Block:
     """Return the block as the log stores it.
 
-    Its header has the flag DELAYED, and the due time and serial instead of producer and sequence.
+    Its header has the flag DELAYED, and due time and serial instead of producer id and sequence.
     """
     header = row.block.header._replace(
         flags=row.block.header.flags | DELAYED, producer_id=row.key.due_ns, sequence=row.key.serial
@@ -209,9 +210,9 @@ def due_block(row: DelayedRow) -> Block:
 
 
 def without(row: DelayedRow, serials: Collection[int]) -> Iterator[DelayedRow]:
-    """Yield the rest of a row without these messages.
+    """Yield rows with the messages of a row except these.
 
-    Each run of messages that stays becomes one row.
+    Each run of the other messages becomes one row.
     """
     first = row.key.serial
     start = 0

@@ -1,58 +1,60 @@
 """Recovery of delayed messages: opens, mends or rescues their environment when a topic starts.
 
-*Opening.* `open_delayed` opens the environment and removes the rows of messages that are in the log
-already. A file `delayed.attempt` means that an earlier process of the topic died during an
-operation that it tried for the first time. Then a separate process examines the environment before
-it is opened again. A damaged page on which LMDB fails kills the reader with SIGBUS or SIGSEGV,
-every time. The first death may leave no file, but the second does, and then the environment is
-rescued. If the file contains `rescue`, the rescue starts at once: LMDB cannot remove the damaged
-row without moving others over each other.
+*Opening.* `open_delayed` opens the environment and removes the rows of messages that are already in
+the log. A file `delayed.attempt` means that an earlier process of the topic ended during a risky
+operation. In this case a separate process examines the environment before it is opened again. A
+damaged page may kill its reader with SIGBUS or SIGSEGV, every time. After the first time there may
+be no file, but after the second time there is one, and then the environment is rescued. If the file
+contains `rescue`, the rescue starts at once, because LMDB cannot remove the damaged row without
+damage to other rows.
 
-*Heads.* The first two pages of an environment each say where a tree of pages is: that of the newest
-commit, and that of the commit before. They have no checksums. One flipped bit in either can make
-LMDB refuse the whole environment, though every row is whole. Or LMDB takes the older tree for the
-newest, and the last commit is lost unnoticed.
+*Heads.* Each of the first two pages of an environment is a head. A head contains the position of a
+tree of pages. One head has the tree of the newest commit, the other head has the tree of the commit
+before it. Heads have no checksums. One flipped bit in a head can make LMDB refuse the whole
+environment, although every row is intact. Or LMDB uses the older tree instead of the newest one,
+and the loss of the last commit is not noticed.
 
-*Note.* After each commit, DelayedStore reports its number of commits, and `delayed/commits` notes
-it without a sync. This costs microseconds, outlives the process, and is never ahead of what LMDB
-has synced. A power loss may remove the note or leave an old one. Then a lost commit stays
-unnoticed. Rejected: noting the number with the state store's checkpoint. The checkpoint is seconds
-old, and the only commit that can vanish is the last one.
+*Note.* After each commit, DelayedStore reports its number of commits, and `delayed/commits` stores
+it without a sync. This takes microseconds, stays when the process ends, and is never ahead of the
+commits that LMDB has synced. A power cut may remove the note or leave an old one. A lost commit is
+then not noticed. Rejected: to store the number with the state store's checkpoint. The checkpoint is
+seconds old, and only the very last commit can get lost.
 
-*Mending.* This happens if LMDB refuses, or if the environment has fewer commits than are noted.
-Each of the two heads is tried in turn: it is written to both pages, with its constant fields
-corrected. The head with more commits stays. Another process tests each head, because the test may
-kill it. Mending works in place and not on a copy: an environment may have gigabytes, and a topic
-has two minutes to start. First, the two original pages are synced to a file. They are put back if
-neither head helps. Otherwise the file is kept as `delayed/head.bad-N`.
+*Mending.* This is tried if LMDB refuses the environment, or if it has fewer commits than the note.
+Each of the two heads is tried: it is written to both pages, with its constant fields corrected. The
+head with more commits stays. Another process tests each head, because the test may kill it. Mending
+changes the file itself and not a copy, because an environment may be gigabytes large, and a topic
+has only two minutes to start. First, the two original pages are synced to a file. They are written
+back if neither head helps. Otherwise the file is kept as `delayed/head.bad-N`.
 
-*Rescue.* It saves all readable rows of a damaged environment, in separate processes, because
-reading may kill the reader.
+*Rescue.* A rescue saves all readable rows of a damaged environment. It uses separate processes,
+because a read may kill the reader.
 
     python -m zsq.storage.delayed.delayed_recovery STEP OLD NEW PARENT ROWS BORDER
     python -m zsq.storage.delayed.delayed_recovery meta|check PATH
 
 A step reads OLD, never writes there, and adds the undamaged rows to NEW. `meta` prints the content
-of the meta row, `forward` takes rows from the first on, `backward` from the last, and `producers`
-the producers' rows. A step that dies of a damaged page is tried once more with a commit for each
-row. So `forward` and `backward` together miss only the rows between the first and the last
-unreadable page. Each row is checked by its own checksum. The output is one line of JSON.
+of the meta row. `forward` copies rows from the first one on, `backward` from the last one back, and
+`producers` copies the producers' rows. If a damaged page kills a step, it is tried once more with a
+commit for each row. So `forward` and `backward` together miss only the rows between the first and
+the last unreadable page. The checksum of each row is checked. The output is one line of JSON.
 
 A rescue of many rows takes longer than a start may take. So a killed rescue continues where it
-stopped. `forward` continues after the last row of NEW. `backward` goes down to `BORDER`, the last
+stopped. `forward` continues after the last row of NEW. `backward` goes back to `BORDER`, the last
 row that `forward` reached. It continues before the first row of NEW after `BORDER`. A file lists
-the steps that are done. A step outlives its killed parent by one commit at most, and the next step
-waits for its lock.
+the steps that are done. If its parent is killed, a step ends after at most one more commit, and the
+next step waits for its lock.
 
-The names in the topic's folder let the next start finish after a crash at any moment:
+With the names in the topic's folder, the next start can finish the rescue after a crash at any
+time:
 
-| names | then |
+| names | next step |
 |---|---|
-| `delayed`, `delayed.rescue` | the rescue continues |
+| `delayed`, `delayed.rescue` | continue the rescue |
 | `delayed`, `delayed.ready` | rename `delayed` to `delayed.bad-N` |
 | `delayed.ready` | rename it to `delayed` |
 
-Nothing is deleted: `delayed.bad-N` stays for inspection.
+Nothing is deleted. `delayed.bad-N` stays for inspection.
 """
 
 from __future__ import annotations
@@ -98,12 +100,12 @@ NOTE_NAME: Final = "commits"
 NOTE_BYTES_MAX: Final = 4_096
 TRYING_NAME: Final = "head.trying"
 BAD_NAME: Final = "head.bad"
-HEADS_MAX: Final = 1_000  # pairs of heads set aside in one folder
+HEADS_MAX: Final = 1_000  # the largest number of pairs of old heads in one folder
 PAGE_BYTES: Final = (4_096, 8_192, 16_384, 32_768, 65_536)
 
-# Native order, as LMDB writes it. Page: number, unused, flags, unused. Head: magic, version,
-# address, map size; of the list of free pages: page size, flags, depth, five counts; of the rows:
-# the same; last page; transaction.
+# Native byte order, as LMDB writes it. Page: number, unused, flags, unused. Head: magic, version,
+# address, map size; for the list of free pages: page size, flags, depth, five counts; the same for
+# the rows; last page; transaction.
 _PAGE: Final = struct.Struct("=QHHI")
 _HEAD: Final = struct.Struct("=IIQQ IHH5Q IHH5Q QQ")
 _FLAG_OF_HEAD: Final = 8
@@ -125,14 +127,14 @@ _U64: Final = 2**64 - 1
 
 
 def note_progress(files: Files, path: str, progress: Progress) -> None:
-    """Write the note of the newest commit. Best effort."""
+    """Write the note about the newest commit. Errors are ignored."""
     line = json.dumps(progress._asdict()).encode()
     with contextlib.suppress(OSError):
         files.note(f"{path}/{NOTE_NAME}", line + b" %08x\n" % crc32c(line))
 
 
 def noted_progress(files: Files, path: str) -> Progress:
-    """Return the noted progress, or all 0 if there is no good note."""
+    """Return the progress in the note, or all 0 if there is no good note."""
     try:
         line, _, crc = files.read_note(f"{path}/{NOTE_NAME}", NOTE_BYTES_MAX).rpartition(b" ")
         if crc == b"%08x\n" % crc32c(line):
@@ -144,17 +146,17 @@ def noted_progress(files: Files, path: str) -> Progress:
 
 
 def finish_mending(files: Files, path: str) -> None:
-    """Put the original heads back after a crash during mending."""
+    """Write the original heads back after a crash during mending."""
     trying = f"{path}/{TRYING_NAME}"
     if files.exists(trying):
         _take_back(files, path, files.read_file(trying, 2 * PAGE_BYTES[-1]))
 
 
 def mend_head(files: Files, path: str, commits: int, probe: Callable[[str], dict[str, int]]) -> str:
-    """Try to mend the heads. Return a sentence that says what was done, or "" if nothing helps.
+    """Try to mend the heads. Return a sentence about the change, or "" if nothing helps.
 
-    `commits` is the noted number of commits. `probe` returns the meta row of an environment, or {}
-    if it cannot be read.
+    `commits` is the number of commits in the note. `probe` returns the meta row of an environment,
+    or {} if it cannot be read.
     """
     before = probe(path).get("commits", -1)
     original = _read(files, path)
@@ -192,10 +194,10 @@ def mend_head(files: Files, path: str, commits: int, probe: Callable[[str], dict
 
 
 def _take_back(files: Files, path: str, original: bytes) -> None:
-    """Put the original pages back, and remove their copy.
+    """Write the original pages back, and remove their copy.
 
-    The copy is removed durably before the next commit. Otherwise the next start would put it over
-    newer pages.
+    The removal of the copy must be durable before the next commit. Otherwise the next start would
+    overwrite newer pages with it.
     """
     _write(files, path, original)
     files.remove(f"{path}/{TRYING_NAME}")
@@ -203,7 +205,7 @@ def _take_back(files: Files, path: str, original: bytes) -> None:
 
 
 def _read(files: Files, path: str) -> bytes:
-    """Return both head pages, or an empty value if the file is not one of LMDB's."""
+    """Return both head pages, or an empty value if the file is not an LMDB file."""
     data = files.read_file(f"{path}/{DATA_NAME}", 2 * PAGE_BYTES[-1])
     for size in PAGE_BYTES:
         for at in (size, 0):
@@ -218,8 +220,8 @@ def _read(files: Files, path: str) -> bytes:
 def _variant(original: bytes, index: int, pages: int) -> bytes:
     """Return both pages with the chosen head in each.
 
-    Its last page is set to the last one of the file. If that number is too high, pages stay unused.
-    If it were too low, pages in use would be overwritten.
+    Its number of the last page is set to the last page of the file. If this number is too high,
+    some pages stay unused. If it were too low, LMDB would overwrite pages in use.
     """
     size = len(original) // 2
     heads = [list(_HEAD.unpack_from(original, at + _PAGE.size)) for at in (0, size)]
@@ -254,11 +256,11 @@ BATCH_ROWS: Final = 1_000
 BATCH_BYTES: Final = 8 * 1024 * 1024
 STEP_S: Final = 600.0
 STEPS: Final = ("meta", "forward", "backward", "producers")
-RESCUES_MAX: Final = 1_000  # environments set aside in one folder
+RESCUES_MAX: Final = 1_000  # the largest number of old environments in one folder
 
 
 def finish_rescue(files: Files, directory: str) -> None:
-    """Finish a rescue after a crash at its end."""
+    """Finish a rescue that was interrupted in its last steps."""
     path = f"{directory}/{DELAYED_NAME}"
     if files.exists(path + TEMPORARY_SUFFIX):
         files.remove_tree(path + TEMPORARY_SUFFIX)
@@ -267,7 +269,7 @@ def finish_rescue(files: Files, directory: str) -> None:
 
 
 def is_rescuing(files: Files, directory: str) -> bool:
-    """Return True if a rescue has begun and not ended."""
+    """Return True if a rescue has begun and has not ended."""
     return files.exists(f"{directory}/{DELAYED_NAME}{RESCUE_SUFFIX}")
 
 
@@ -281,10 +283,10 @@ def rescue(
 ) -> tuple[str, int | None]:
     """Rescue the environment. Return the path of the old one, and the number of lost messages.
 
-    The number is None if it is unknown. `noted` is the noted progress of the newest commit.
-    `drop_moved` removes rows that the log has. Raises `StoreFailed` if the rescue fails for another
-    reason than damage, for example without space. Nothing has changed then, and the next start
-    continues the rescue.
+    The number is None if it is unknown. `noted` is the progress in the note. `drop_moved` removes
+    rows whose messages are in the log. Raises `StoreFailed` if the rescue fails for another reason
+    than damage, for example on a full disk. The old environment is then unchanged, and the next
+    start continues the rescue.
     """
     path = f"{directory}/{DELAYED_NAME}"
     new = path + RESCUE_SUFFIX
@@ -302,7 +304,7 @@ def rescue(
             max(meta.get("serial", 0), noted.serial),
             max(meta.get("commits", 0), noted.commits),
         )
-        # Repeatable after a crash.
+        # This can be repeated after a crash.
         store.adjust(serial, meta.get("lost", 0) + (lost or 0) - store.summary.lost, commits)
     finally:
         store.close()
@@ -382,7 +384,7 @@ def _put_in_place(files: Files, directory: str) -> str:
 
 
 def _run(step: str, *arguments: str) -> dict[str, int | str] | None:
-    """Return the output of a step, or None if it died of what it read."""
+    """Run a step and return its output, or None if a damaged page killed it."""
     name, old = __spec__.name if __spec__ is not None else __name__, arguments[0]
     try:
         done = subprocess.run(
@@ -433,9 +435,9 @@ def check_delayed(path: str) -> list[str]:
 
 
 def counted(path: str) -> dict[str, str]:
-    """Return the fields that the meta row counts wrongly, each with a sentence.
+    """Return the wrong numbers of the meta row, each with a sentence.
 
-    The caller has found every row undamaged before.
+    The caller must have checked that no row is damaged.
     """
     found: dict[str, int] = dict.fromkeys(("rows", "messages", "bytes", "sum"), 0)
     with (
@@ -487,7 +489,7 @@ def meta_of(path: str) -> dict[str, int]:
 
 
 def uuid_of(path: str) -> bytes:
-    """Return the UUID of the topic of an environment that was found sound."""
+    """Return the UUID of the topic of an environment without damage."""
     with (
         translated(path),
         contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env,
@@ -498,13 +500,13 @@ def uuid_of(path: str) -> bytes:
 
 
 def take_step(step: str, old: str, new: str, parent: int, rows_max: int, border: bytes) -> None:
-    """Run a step until it is done or the parent process is gone."""
+    """Run a step until it is done or the parent process has ended."""
     files = Files()
     while getppid() == parent:
         try:
             lock = files.lock(f"{new}/{STEP_LOCK_NAME}")
             break
-        except Locked:  # held by a step of a killed parent
+        except Locked:  # a step of a killed parent holds the lock
             time.sleep(LOCK_LOOK_S)
     else:
         return
@@ -537,7 +539,7 @@ def take_step(step: str, old: str, new: str, parent: int, rows_max: int, border:
 
 
 def resumed(own: Any, border: bytes) -> bytes:
-    """Return the saved row where a pass over the rows continues, or an empty value.
+    """Return the key of the saved row at which a step continues, or an empty value.
 
     This is the last row, or for `backward` (with a border) the first row after the border.
     """
@@ -620,14 +622,14 @@ ATTEMPT_SUFFIX: Final = ".attempt"
 WORD_BYTES_MAX: Final = 100
 MADE_SUFFIX: Final = ".made"
 MOVED_MAX: Final = 1_000  # rows that one commit removes
-BAD_ROWS_MAX: Final = 1_000  # files; further damaged rows are only counted
+BAD_ROWS_MAX: Final = 1_000  # files of damaged rows; further damaged rows are only counted
 
 
 def make_delayed(files: Files, directory: str, uuid: bytes, now_ns: int) -> DelayedStore:
-    """Create the environment of a topic: under a temporary name, then synced and renamed.
+    """Create the environment of a topic under a temporary name, sync it, and rename it.
 
-    The serials begin at the present time, so that they do not repeat those of an environment that
-    existed before. Raises `DiskFull` or `StoreFailed`.
+    The serials begin at the present time, so that they do not repeat the serials of an earlier
+    environment. Raises `DiskFull` or `StoreFailed`.
     """
     path = f"{directory}/{DELAYED_NAME}"
     temporary = path + TEMPORARY_SUFFIX
@@ -650,9 +652,9 @@ def make_delayed(files: Files, directory: str, uuid: bytes, now_ns: int) -> Dela
 
 
 def _note_made(files: Files, directory: str) -> None:
-    """Note that the folder exists, so that its loss is noticed. Best effort.
+    """Note that the folder exists, so that its loss is noticed. Errors are ignored.
 
-    The folder is the only place of its acknowledged messages.
+    The loss is important, because the acknowledged messages in the folder are nowhere else.
     """
     made = f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}"
     with contextlib.suppress(OSError):
@@ -662,7 +664,7 @@ def _note_made(files: Files, directory: str) -> None:
 
 
 def _tell_if_gone(files: Files, directory: str, alarms: list[str]) -> None:
-    """Add an alarm, once, if the folder is gone.
+    """Add an alarm, once, if the folder is missing.
 
     An operator who removes the folder on purpose gets the alarm too.
     """
@@ -688,7 +690,7 @@ def open_delayed(
 ) -> DelayedStore | None:
     """Open the environment, or return None if there is none. Rescue it if it is damaged.
 
-    This removes the rows of blocks that the log has after offset `applied`, because they have
+    This removes the rows of blocks that are in the log after offset `applied`, because they were
     moved. Raises `ForeignDirectory` if the environment belongs to another topic, or if its file is
     missing. Raises `StoreFailed` if it cannot be rescued now.
     """
@@ -719,7 +721,7 @@ def open_delayed(
             f"{number} delayed messages are lost"
         )
         _mark(files, path, "")
-        files.sync_folder(directory)  # a mark restored by a power loss would cause another rescue
+        files.sync_folder(directory)  # a mark that a power cut restores would cause a rescue
         store = DelayedStore(path, uuid)
     _mark(files, path, "")
     _connect(store, files, directory)
@@ -749,8 +751,8 @@ def moved_keys(log: Log, applied: int) -> Iterator[DelayedKey]:
 def drop_moved(store: DelayedStore, log: Log) -> None:
     """Remove the rows of blocks that are in the log, from the first row's due time on.
 
-    Rows of an older commit may have moved long before the checkpoint, but never before they were
-    due.
+    Rows of an older commit may have been moved long before the checkpoint, but never before they
+    were due.
     """
     if store.summary.next_due_ns:
         _remove(store, moved_keys(log, log.offset_at(store.summary.next_due_ns)), counts=False)
@@ -767,7 +769,8 @@ def _remove(store: DelayedStore, keys: Iterator[DelayedKey], *, counts: bool) ->
 def _fallen_back(store: DelayedStore, log: Log, noted: Progress) -> str:
     """Repair the store after its newest commits were lost. Return an alarm.
 
-    What those commits added is lost. What they moved to the log must not move again.
+    The messages that those commits added are lost. The messages that they moved to the log must not
+    be moved again.
     """
     before = store.progress.commits
     drop_moved(store, log)
@@ -795,7 +798,7 @@ def _open(
 ) -> tuple[DelayedStore | None, _Trouble]:
     """Open the environment. It must have at least `commits` commits."""
     path = f"{directory}/{DELAYED_NAME}"
-    if not files.exists(f"{path}/{DATA_NAME}"):  # LMDB would create an empty one
+    if not files.exists(f"{path}/{DATA_NAME}"):  # LMDB would create an empty environment
         raise ForeignDirectory(
             f"{path} has no {DATA_NAME}: restore it, or remove the folder to continue without "
             "its delayed messages"
@@ -827,9 +830,10 @@ def _connect(store: DelayedStore, files: Files, directory: str) -> None:
 
 
 def _mark(files: Files, path: str, what: str) -> None:
-    """Write or remove the file `delayed.attempt`. Best effort.
+    """Write or remove the file `delayed.attempt`. Errors are ignored.
 
-    If the file cannot be written, a death is noticed one start later, or only by a person.
+    If the file cannot be written, the end of the process is noticed one start later, or only by the
+    operator.
     """
     name = path + ATTEMPT_SUFFIX
     with contextlib.suppress(OSError):
@@ -842,7 +846,7 @@ def _mark(files: Files, path: str, what: str) -> None:
 def _keep_bad(files: Files, directory: str, key: bytes, value: bytes, why: str) -> None:
     """Save a damaged row to a file: a line of JSON, its checksum, a line feed, the bytes.
 
-    Best effort.
+    Errors are ignored.
     """
     prefix = f"{DELAYED_NAME}-"
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Replay after a crash: one commit adds to the state what the log has behind the checkpoint."""
+"""Replay after a crash: one commit adds the log after the checkpoint to the state."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..state.state import ProducerRow, StateBatch, Table, producer_after
 def replay(
     log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = False
 ) -> StateBatch | None:
-    """Return what the checkpoint lacks, or None if nothing.
+    """Return the changes that the state needs, or None if it needs none.
 
     The batch contains rows of producers and transactions, committed stages to remove, and cursors
     to set back. `rebuilt`: the state comes from a snapshot, and the log's start may have moved
-    since.
+    since the snapshot.
     """
     batch = StateBatch(applied_offset=log.end, synced_end=log.end)
     producers: dict[int, ProducerRow] = {}
-    # Begin one block before the checkpoint. A mark comes directly after the messages of its group
-    # and contains no message. So if a mark lies at the checkpoint, the state may or may not contain
-    # its group.
+    # Begin one block before the checkpoint. A mark is directly after the messages of its group and
+    # contains no message. So if a mark is at the checkpoint, the state may or may not contain its
+    # group.
     for header, mark in log.headers(max(table.applied_offset - 1, 0)):
         if mark is not None:
             row = mark.row(header.time_ns)
@@ -43,7 +43,7 @@ def replay(
             )
         elif header.next_offset > table.applied_offset:
             report.replayed_blocks += 1
-            # Delayed blocks committed their sequence when they were published.
+            # The sequences of delayed blocks were committed when they were published.
             if header.producer_id and not header.flags & DELAYED:
                 known = producers.get(header.producer_id) or table.producers.get(header.producer_id)
                 producers[header.producer_id] = producer_after(
@@ -115,7 +115,8 @@ def _clamp(end: int, table: Table, batch: StateBatch, report: RecoveryReport) ->
 def _begin_at(start: int, table: Table, batch: StateBatch) -> None:
     """Move start and cursors up to `start`, for chunks that were removed after the snapshot.
 
-    Their messages were finished then, or dropped and counted. They are not counted again.
+    When the chunks were removed, their messages were finished, or were dropped and counted. So this
+    does not count them again.
     """
     batch.start = start
     if table.waiting < start:

@@ -1,18 +1,18 @@
-"""The directory of a topic: opening it gives lock, identity, log and state.
+"""The directory of a topic: opens it with its lock, identity, log and state.
 
 Creation is a separate call, so that nothing is created twice.
 
-    DIR/topic                 which topic this is: a line of JSON and its checksum
-    DIR/lock                  held while open; the holder's pid inside, for people
-    DIR/<first offset>.chunk  the log; .index beside each sealed one
+    DIR/topic                 the identity of the topic: a line of JSON and its checksum
+    DIR/lock                  locked while the directory is open; contains the pid, for people
+    DIR/<first offset>.chunk  the log; each sealed chunk has an .index file
     DIR/state/                LMDB
-    DIR/state.snapshot        a copy of the state's small rows, from which a damaged state is
-    rebuilt DIR/state.starts          how often the state was opened since its last commit
+    DIR/state.snapshot        a copy of the state's small rows, to rebuild a damaged state
+    DIR/state.starts          how often the state was opened since its last commit
     DIR/staging/              staged blocks that are not committed yet; made when first needed
 
-A missing directory is refused and not created: an empty topic in place of a file system that is not
-mounted would give old offsets a second time. `create_store` makes everything under a temporary name
-and renames it, so a half-made directory never has the final name.
+A missing directory is refused and not created. The reason may be a file system that is not mounted,
+and a new empty topic there would use old offsets a second time. `create_store` makes everything
+under a temporary name and then renames it, so an incomplete directory never has the final name.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class StoreOptions:
     """Options of a topic's store.
 
     * `chunk_bytes`: size at which a chunk is sealed.
-    * `index_every_bytes`: the index has at most one entry per this many bytes.
+    * `index_every_bytes`: the index has at most one entry for each piece of this size.
     * `map_bytes`: initial address space of the state store.
-    * `reserve_bytes`: free space below which appends are refused. None means the smaller of 1 GiB
+    * `reserve_bytes`: with less free space, appends are refused. None means the smaller of 1 GiB
       and 5% of the file system.
     * `adopt_bytes`, `group_append_bytes`, `ring_bytes`: see `LogOptions`.
     """
@@ -115,33 +115,33 @@ class Store:
         self.log = log
         self.state = state.store
         self.keeper = state.keeper
-        """Writes the state's snapshot. Belongs to the state's thread."""
+        """Writes the snapshot of the state. It belongs to the state's thread."""
         self.staging = staging
         self.report = report
         self.delayed = delayed
         """The delayed messages.
 
-        None if there never were any. Belongs to one thread, which may be another.
+        None if the topic never had any. They belong to one thread, which may be another.
         """
         self.reserve_bytes = reserve_bytes
         self._uuid = uuid
         self._lock = lock
 
     def make_delayed(self, now_ns: int) -> DelayedStore:
-        """Return the environment of delayed messages, and create it when first needed."""
+        """Return the store of delayed messages. The first call creates it."""
         if self.delayed is None:
             self.delayed = make_delayed(self.files, self.directory, self._uuid, now_ns)
         return self.delayed
 
     def close(self) -> None:
-        """Sync the log, note in the state what is synced, free the lock.
+        """Sync the log, store its synced end in the state, and free the lock.
 
-        Errors are raised, but everything is closed.
+        Everything is closed even if this raises an error.
         """
         try:
             self.staging.close()
             self.log.close()
-            with contextlib.suppress(DiskFull):  # recovery finds it in the log
+            with contextlib.suppress(DiskFull):  # recovery will find the synced end in the log
                 self.state.commit(StateBatch(synced_end=self.log.synced_end))
             self.keeper.close()
         finally:
@@ -238,7 +238,7 @@ def open_store(
 def _is_topic(files: Files, directory: str) -> bool:
     """Return True if the directory has a state store or chunks.
 
-    If one of the two is missing, it is rebuilt from the other, or its loss is an alarm.
+    If one of the two is missing, recovery rebuilds it from the other, or raises an alarm.
     """
     if any(files.exists(f"{directory}/{STATE_NAME}{suffix}") for suffix in ("", TEMPORARY_SUFFIX)):
         return True
@@ -286,8 +286,8 @@ def _recover(
                     f"{directory}: {removed} files of chunks below offset {table.start} were "
                     "left over and are removed"
                 )
-            # The delayed messages that have moved are removed before the checkpoint passes them,
-            # because they are not looked for later.
+            # The rows of delayed messages that were moved to the log are removed before the
+            # checkpoint moves past their blocks, because later recovery does not look for them.
             delayed = open_delayed(
                 files,
                 directory,
@@ -358,7 +358,7 @@ def _encode_identity(identity: TopicIdentity) -> bytes:
 def _mend_identity(files: Files, directory: str, identity: TopicIdentity) -> list[str]:
     """Rewrite the identity file if it is damaged, and return notes.
 
-    State and chunks carry the uuid too.
+    That is safe because the state and the chunks contain the uuid too.
     """
     if check_identity(files, directory, identity):
         return []
@@ -370,7 +370,7 @@ def _mend_identity(files: Files, directory: str, identity: TopicIdentity) -> lis
         files.write_file(temporary, _encode_identity(identity))
         files.rename(temporary, path)
         files.sync_folder(directory)
-    except OSError as error:  # the topic can start without this file, also on a full disk
+    except OSError as error:  # such as a full disk; the topic can start without this file
         return [
             (
                 f"{path}: it is missing or damaged, and could not be rewritten ({error}); the next "
@@ -409,9 +409,9 @@ def read_identity(files: Files, directory: str) -> TopicIdentity | None:
 
 
 def check_identity(files: Files, directory: str, identity: TopicIdentity) -> bool:
-    """Return True if the identity file is this topic's, False if it is missing or damaged.
+    """Return True if the identity file names this topic, False if it is missing or damaged.
 
-    Raises `ForeignDirectory` if it is another topic's.
+    Raises `ForeignDirectory` if it names another topic.
     """
     found = read_identity(files, directory)
     if found is None:

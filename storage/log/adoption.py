@@ -2,20 +2,20 @@
 
 They are prepared, committed by one rename, and finished. After a crash, recovery finishes them.
 
-    prepare   each file gets its header (base offset, base time) and its footer; the last one, the
-    *carrier*, the mark between
-              its blocks and its footer; each is synced. They are still only files of their stage.
-    commit    the carrier is renamed to its name in the log, and the log's folder synced: now the
-    group is in the log. finish    the others are renamed, the folder is synced, the chunk before
-    them gets its footer.
+    prepare   each file gets its header (base offset, base time) and its footer;
+              the last file, the *carrier*, also gets the mark, between its blocks and its footer;
+              each file is synced, but they are still only files of their stage
+    commit    the carrier is renamed to its name in the log
+    finish    the folder of the log is synced, so the group is durable; the other files are renamed;
+              the folder is synced again; then the log writes the footer of the chunk before them
 
-The mark lies in the last adopted file. Rejected: a chunk that holds only the mark. It would have
-the first offset, and so the name, of the chunk that follows it. Recovery looks at the last chunk
-and finds the mark there. The old chunk gets its footer after the commit, because a footer says that
-everything before it is part of the log.
+The mark is in the last adopted file, because recovery reads the last chunk and finds the mark
+there. Rejected: a chunk that contains only the mark. It would have the same first offset, and so
+the same name, as the chunk after it. The old chunk gets its footer after the commit, because a
+footer means that all bytes before it are part of the log.
 
-The staging folder is not synced after the renames. If a crash brings back an old name in that
-folder, the state store has no row for this file, and the next start removes it.
+The staging folder is not synced after the renames. So after a crash, a file may have its old name
+in that folder again. The state store has no row for it, and the next start removes this name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .log_format import (
 )
 from .transactions import Adopted, Mark, encode_mark, encode_mark_header
 
-OPEN_FILES_MAX: Final = 64  # written, and then synced together
+OPEN_FILES_MAX: Final = 64  # files that are written and then synced together
 
 
 def part_path(folder: str, adopted: Adopted) -> str:
@@ -53,7 +53,7 @@ def chunk_path(folder: str, adopted: Adopted) -> str:
 
 
 class Adoption:
-    """The adoption of one group. `chunk` is the carrier, once it is prepared."""
+    """The adoption of one group. `chunk` is the carrier after `prepare`, and None before."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Adoption:
     def prepare(self) -> None:
         """Write the headers, footers and the mark, and sync the files.
 
-        Raises `Damaged` if a file is not as it was sealed. After any error the stages can be
-        prepared again.
+        Raises `Damaged` if a file was changed after it was sealed. After any error, the files can
+        be prepared again.
         """
         others, carrier = self._mark.adopted[:-1], self._mark.adopted[-1]
         for at in range(0, len(others), OPEN_FILES_MAX):
@@ -121,7 +121,7 @@ class Adoption:
     def _write(self, fd: int, adopted: Adopted, mark: bytes) -> int:
         """Write header, mark and footer, and return the position of the footer.
 
-        A longer end that an earlier try left is cut off.
+        If an earlier try has written more bytes after that, they are cut off.
         """
         data_end = adopted.data_end + len(mark)
         header = ChunkHeader(adopted.base_offset, self._time_ns, adopted.seed, self._uuid, ADOPTED)
@@ -135,13 +135,13 @@ class Adoption:
     def _sync(self, fds: list[int]) -> None:
         try:
             self._files.sync_all(fds)
-        except OSError as error:  # never try again on these pages, full disk or not
+        except OSError as error:  # never sync these pages again, even if the disk was only full
             raise StoreFailed(f"fdatasync of a staged file failed: {error}") from error
 
     def commit(self) -> None:
-        """Rename the carrier, which commits the group. `finish` makes that durable.
+        """Rename the carrier, which commits the group. `finish` makes the commit durable.
 
-        Raises `OSError` if it did not happen.
+        Raises `OSError` if the group is not committed.
         """
         carrier = self._mark.adopted[-1]
         self._files.rename(part_path(self._folder, carrier), chunk_path(self._folder, carrier))
@@ -149,7 +149,7 @@ class Adoption:
     def finish(self) -> Chunk:
         """Rename the other files into place, and return the carrier's chunk.
 
-        Raises `OSError` if recovery has to do it.
+        Raises `OSError` if a step failed. Recovery must then finish the group.
         """
         assert self.chunk is not None
         self._files.sync_folder(self._folder)
@@ -160,16 +160,16 @@ class Adoption:
         return self.chunk
 
     def close(self) -> None:
-        """Close the carrier if the adoption is given up before the commit."""
+        """Close the carrier if the adoption ends before the commit."""
         if self.chunk is not None:
             self.chunk.close()
 
 
 def finish_after_crash(chunk: Chunk, notes: list[str], alarms: list[str], start: int = 0) -> None:
-    """Finish the group that the mark of `chunk` names, wherever its adoption stopped.
+    """Finish the adoption of the group whose mark is in `chunk`, at whatever step it stopped.
 
-    `chunk` is the last chunk of the log, and adopted. A file that is in neither folder is an alarm.
-    Files below `start` are not: they were in place once and have been removed since.
+    `chunk` is the last chunk of the log, and was adopted. If a file is in neither folder, this adds
+    an alarm, but not for files below `start`, because retention has removed those.
     """
     mark = chunk.mark_at(chunk.last_position())
     if mark is None:
@@ -204,9 +204,9 @@ def finish_after_crash(chunk: Chunk, notes: list[str], alarms: list[str], start:
 
 
 def _is_there(files: Files, path: str, seed: int) -> bool:
-    """Return True if the file with this name is this chunk.
+    """Return True if the file at this path is the chunk with this seed.
 
-    It may still be the empty chunk that this one replaces.
+    It may instead be the empty chunk that this chunk must replace.
     """
     if not files.exists(path):
         return False
@@ -214,7 +214,7 @@ def _is_there(files: Files, path: str, seed: int) -> bool:
     try:
         return decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0)).seed == seed
     except Damaged:
-        return True  # a damaged file is not the empty one
+        return True  # a damaged file is not the empty chunk
     finally:
         files.close(fd)
 
@@ -222,10 +222,10 @@ def _is_there(files: Files, path: str, seed: int) -> bool:
 def _seal_unsealed(chunk: Chunk, mark: Mark, notes: list[str]) -> None:
     """Write and sync the footer of the chunk before the adopted ones.
 
-    Readers can do without the footer, so a failure is only noted. It is synced now: once the log
-    goes on behind the adopted chunks, no later write seals that chunk, and a missing footer would
-    cause an alarm. It is written even if it can be read: after a failed sync it may be in the page
-    cache and never reach the disk.
+    Readers do not need the footer, so a failure is only noted. The footer is synced here, because
+    no later write seals that chunk when the log continues after the adopted chunks, and a missing
+    footer would cause an alarm. It is written even if it can be read. After a failed sync, it may
+    be only in the page cache and never be written to the disk.
     """
     base_offset, data_end, last_time_ns = mark.unsealed
     files = chunk.files

@@ -1,24 +1,25 @@
-"""One chunk of the log: statistics, a walk through its blocks, finding and reading blocks.
+"""One chunk of the log: its statistics, the walk through its blocks, searches and reads.
 
 `log.py` writes chunks. A mark is a block without messages that ends a group (see
 `transactions.py`). A walk yields marks like all other blocks. Searches and reads leave them out,
-and no index has them.
+and indexes have no entries for them.
 
 `ChunkBook` has statistics like those of EQueue (a queue for .NET), without I/O: size, times, bytes
-written, reads from the ring and from the file. Each count is given as a total since this process
+written, reads from the ring and from the file. Each count is reported as a total since this process
 began, and as a rate over the last full second. Only chunks that were used have counters. The facts
-of a sealed chunk are learned when it is opened for a reader, or by a survey in another thread. They
-are never read again, because such a chunk does not change. So a report about ten thousand chunks
-opens none of them. A read is counted in the chunk where it begins.
+of a sealed chunk become known when a reader opens it, or when a survey in another thread reads
+them. They are never read again, because such a chunk does not change. So a report about ten
+thousand chunks opens none of them. A read is counted in the chunk in which it begins.
 
-`ChunkFile` walks through the blocks, forwards or backwards. A walk yields stretches: blocks, good
-or not, and bytes between them that are not a block. A block with a good header and bad columns has
-a known end and known offsets. If the header itself is bad, the walk searches for the next magic in
-steps of 8 bytes and checks its checksum, which is seeded with the chunk's random number. Bytes in a
-message's body cannot pass for a block, because their author cannot know the seed.
+`ChunkFile` walks through the blocks, forwards or backwards. A walk yields stretches. A stretch is a
+block, good or bad, or the bytes between two blocks that are not a block. If only the columns of a
+block are bad, its header says where it ends and which offsets it has. If the header is bad, the
+walk searches for the next magic in steps of 8 bytes, and checks the checksum of that header. The
+checksum is seeded with the chunk's random number. So the bytes of a message's body cannot look like
+a block, because their author cannot know the seed.
 
-A walk backwards uses the length that each block ends with. If that is damaged, the walk cannot go
-on, and the caller finds the border of a block by the index.
+A walk backwards uses the length at the end of each block. If that is damaged, the walk cannot
+continue, and the caller finds the border of a block in the index.
 """
 
 from __future__ import annotations
@@ -72,17 +73,17 @@ class ChunkState(StrEnum):
     NEW = "new"
     """The last chunk, while it has no blocks."""
     ONGOING = "ongoing"
-    """The last chunk, which is appended to."""
+    """The last chunk, to which blocks are appended."""
     SEALED = "sealed"
     """A chunk with a footer. It is never written again."""
     ADOPTED = "adopted"
-    """Sealed, and written as a staged file before it became a chunk."""
+    """A sealed chunk that was written as a staged file before it became a chunk."""
 
 
 class Facts(NamedTuple):
-    """Facts of a chunk. `bytes` is the size of its file.
+    """Facts about a chunk. `bytes` is the size of its file.
 
-    `next_offset` follows its last message. It is -1 if the footer is damaged.
+    `next_offset` is the offset after its last message. It is -1 if the footer is damaged.
     """
 
     bytes: int
@@ -93,7 +94,7 @@ class Facts(NamedTuple):
 
 
 class Activity:
-    """Counts of one chunk. `rates` are those of the last full second."""
+    """The counts of one chunk. `rates` are the rates of the last full second."""
 
     __slots__ = (
         "_before",
@@ -144,7 +145,7 @@ COUNTS: Final = ("written_bytes", "ring_reads", "ring_read_bytes", "file_reads",
 
 
 class _Counts(TypedDict):
-    """Totals, and rates in the last full second (`_s`)."""
+    """Totals, and rates of the last full second (`_s`)."""
 
     written_bytes: int
     ring_reads: int
@@ -182,8 +183,8 @@ class ChunkSum(_Counts):
 class ChunkReport(TypedDict):
     """The report about a log's chunks.
 
-    `older` is the sum of the chunks that are not among `chunks`. `total` covers all, including
-    removed chunks.
+    `older` is the sum of the chunks that are not in `chunks`. `total` is the sum of all chunks. Its
+    activities include those of removed chunks.
     """
 
     chunks: list[ChunkRow]
@@ -192,7 +193,7 @@ class ChunkReport(TypedDict):
 
 
 class ChunkBook:
-    """Facts and activities of a log's chunks. `facts` has a chunk's facts by its first offset."""
+    """The facts and activities of a log's chunks. `facts` has them by the chunk's first offset."""
 
     def __init__(self) -> None:
         self.facts: dict[int, Facts] = {}
@@ -202,7 +203,7 @@ class ChunkBook:
         self._rolled_ns = 0
 
     def of(self, base: int) -> Activity:
-        """Return the activity in which to count what is done with this chunk."""
+        """Return the activity that counts writes to and reads from this chunk."""
         found = self._activities.get(base)
         if found is None:
             found = self._activities[base] = Activity()
@@ -293,14 +294,14 @@ def _counted(activities: Sequence[Activity]) -> _Counts:
     return cast("_Counts", found)
 
 
-WALK_BYTES: Final = 1024 * 1024  # bytes per read if blocks are checked whole
-HEADERS_BYTES: Final = 16 * 1024  # bytes per read if only headers are wanted
-SEARCH_BYTES: Final = 1024 * 1024  # bytes per read in the search for the next header
+WALK_BYTES: Final = 1024 * 1024  # bytes in one read if whole blocks are checked
+HEADERS_BYTES: Final = 16 * 1024  # bytes in one read if only headers are needed
+SEARCH_BYTES: Final = 1024 * 1024  # bytes in one read of the search for the next header
 PAGE_BYTES: Final = 4096  # a failing disk loses bytes in units of this size
 # A header begins with: magic, version, columns, flags, a length that is a multiple of 8 below 16
-# MiB, a count below 65,536. The pattern tests all of them, so a body full of magics costs one
-# search, and not one decoding for each magic (7.9 s for 5 MB). Two candidates never overlap,
-# because no byte of a magic fits the other fields.
+# MiB, a count below 65,536. The pattern tests all of them. So a body that consists of magics takes
+# only one search. To decode a header at each magic would take 7.9 s for 5 MB. Two candidates never
+# overlap, because no byte of a magic is possible in the other fields.
 _LENGTHS: Final = bytes(range(0, 256, ALIGNMENT))
 _CANDIDATE: Final = re.compile(
     re.escape(DISK_MAGIC) + bytes([BLOCK_VERSION]) + rb".{3}[" + _LENGTHS + rb"]..\0..\0\0",
@@ -309,7 +310,7 @@ _CANDIDATE: Final = re.compile(
 
 
 class Stretch(NamedTuple):
-    """Bytes `position` to `end` of a chunk. `header` (disk form) is None if it was unreadable."""
+    """Bytes `position` to `end` of a chunk. `header` (disk form) is None if it is bad."""
 
     position: int
     end: int
@@ -330,9 +331,9 @@ class ChunkFile:
         self.base_offset = header.base_offset
         self.end_position = CHUNK_HEADER_BYTES
         self.unreadable = -1
-        """The last position found that the disk cannot read.
+        """The last position that the disk could not read, or -1.
 
-        It counts as damaged but may be readable later, so it is never cut off.
+        These bytes count as damaged, but may be readable later. So they are never cut off.
         """
 
     @property
@@ -387,12 +388,12 @@ class ChunkFile:
                     return position + at
             if position + len(data) >= self.end_position or not data:
                 break
-            # A header may lie across the border.
+            # A header may be on both sides of the border between two reads.
             position += max(len(data) - HEADER_BYTES, ALIGNMENT) & -ALIGNMENT
         return self.end_position
 
     def _pread(self, size: int, position: int) -> bytes:
-        # A file may end within its own header.
+        # A file may end before the end of its header.
         size = max(0, min(size, self.end_position - position))
         try:
             return self.files.pread(self.fd, size, position)
@@ -405,9 +406,9 @@ class ChunkFile:
         )
 
     def _pread_page(self, size: int, position: int) -> bytes:
-        """Read a page, or return zeros if the disk has lost it.
+        """Read a page, or return zeros if the disk cannot read it.
 
-        Zeros fail the checksums, so only the blocks in this page count as damaged.
+        Zeros do not match the checksums, so only the blocks in this page count as damaged.
         """
         try:
             return self.files.pread(self.fd, size, position)
@@ -420,15 +421,15 @@ class ChunkFile:
     def block_before(self, position: int) -> tuple[int, Header] | None:
         """Return (position, header) of the block that ends at `position`.
 
-        The trailer of the block says where it begins. Returns None if the block is damaged or there
-        is none.
+        The length in its trailer gives its position. Returns None if the block is damaged or does
+        not exist.
         """
         at = max(CHUNK_HEADER_BYTES, position - HEADERS_BYTES)
         data = self._pread(position - at, at)
         length = int.from_bytes(data[-TRAILER_BYTES : -TRAILER_BYTES + 4], "little")
         start = position - length
         if start < CHUNK_HEADER_BYTES:
-            return None  # any other wrong length leads to no header that agrees with it
+            return None  # other wrong lengths are found below, because no header agrees with them
         found = (
             data[start - at : start - at + HEADER_BYTES]
             if start >= at
@@ -454,7 +455,7 @@ OPEN_ATTEMPTS: Final = 2  # tries before a reader gets an error
 class BlockLocation(NamedTuple):
     """The position of a block, its first offset, and the end of the block before it.
 
-    Bytes between the two are lost. Offsets are absolute.
+    Bytes between the two blocks are lost. Offsets are absolute.
     """
 
     position: int
@@ -472,7 +473,7 @@ class Good(NamedTuple):
 
 
 class Chunk(ChunkFile):
-    """An open chunk. `end_offset` (absolute) is the offset that follows its blocks."""
+    """An open chunk. `end_offset` (absolute) is the offset after its last block."""
 
     __slots__ = (
         "end_offset",
@@ -493,22 +494,22 @@ class Chunk(ChunkFile):
         self.end_offset = header.base_offset
         self.sealed = False
         self.sequential = False
-        """True after the operating system was advised of a read from front to back."""
+        """True after the operating system was advised that the file is read from front to back."""
         self.spare_header = False
-        """True if both copies of the header are damaged and the copy in the footer is used."""
+        """True if both copies of the header are damaged, so that the copy in the footer is used."""
         self.last_time_ns = header.base_time_ns
-        """Time of the last block. A chunk opened without a footer starts with the base time."""
+        """The time of the last block. It is at first the base time if the chunk has no footer."""
 
     @property
     def index_path(self) -> str:
         return f"{self.folder}/{index_name(self.base_offset)}"
 
     def locate(self, offset: int) -> BlockLocation:
-        """Find the block that holds `offset`, or the first one after it, or the chunk's end."""
+        """Find the block that contains `offset`, or the next block after it, or the chunk's end."""
         relative = offset - self.base_offset
         before = 0
-        # A reader that comes from the chunk before needs no index. So reading through a backlog
-        # loads no indexes.
+        # A reader that comes from the previous chunk needs no index. So a reader that reads a
+        # backlog in order loads no indexes.
         before_end = start = (
             CHUNK_HEADER_BYTES if relative <= 0 else self._entry_position(relative, by_time=False)
         )
@@ -528,10 +529,10 @@ class Chunk(ChunkFile):
         )
 
     def extent(self, offset: int) -> tuple[int, int, int]:
-        """Return (position, end, next offset) of the block that holds `offset`.
+        """Return (position, end, next offset) of the block that contains `offset`.
 
-        If there is none, uses the first block after it. At the chunk's end, both positions are the
-        end.
+        If no block does, this uses the next block after it. At the chunk's end, both positions are
+        the end.
         """
         position = self.locate(offset).position
         if position < self.end_position:
@@ -564,7 +565,7 @@ class Chunk(ChunkFile):
         return None
 
     def _entry_position(self, key: int, *, by_time: bool) -> int:
-        """Return where to begin a walk that looks for `key`.
+        """Return the position at which a walk that searches `key` begins.
 
         An index entry is used only if the header at its position agrees.
         """
@@ -610,8 +611,8 @@ class Chunk(ChunkFile):
     def resume(self, offset: int) -> IndexEntry | None:
         """Return a block at or before `offset` (absolute) where a walk may begin.
 
-        Uses the saved index. Returns None if the walk must begin at the first block. The index in
-        memory then holds what lies before the result.
+        This uses the saved index. Returns None if the walk must begin at the first block. After the
+        call, the index in memory has the entries before the result.
         """
         self.index = Index(self.index_every_bytes)
         saved = self._saved_index()
@@ -636,7 +637,7 @@ class Chunk(ChunkFile):
     def save_index(self) -> None:
         """Write the index, if it is loaded, beside the chunk.
 
-        It is a cache: it is not synced, and a failure is ignored.
+        The file is only a cache, so it is not synced, and a failure is ignored.
         """
         if self.index is None:
             return
@@ -656,8 +657,8 @@ class Chunk(ChunkFile):
     ) -> tuple[list[Block], int]:
         """Return good blocks from `position` on, and the position after them.
 
-        The blocks lie below `end` (absolute). Returns about `bytes_max` bytes: at least one block
-        if the first is good and lies below `end`, none if it is bad.
+        The blocks are below `end` (absolute) and have about `bytes_max` bytes. Returns at least one
+        block if the first one is good and below `end`, and no block if the first one is bad.
         """
         blocks: list[Block] = []
         begin = window_at = position
@@ -710,15 +711,15 @@ class Chunk(ChunkFile):
         return Good(self.end_position, self.end_offset, skipped)
 
     def facts(self) -> Facts:
-        """Return the facts of the chunk as it is now."""
+        """Return the present facts of the chunk."""
         state = ChunkState.ADOPTED if self.adopted else ChunkState.SEALED
         if not self.sealed:
             state = ChunkState.ONGOING if self.end_position > CHUNK_HEADER_BYTES else ChunkState.NEW
         size = self.end_position + (FOOTER_BYTES if self.sealed else 0)
         first_time_ns = self.header.base_time_ns
-        # A topic's first chunk is made before its first message and has base time 0.
+        # The first chunk of a topic is created before the first message, and has base time 0.
         if not first_time_ns and self.end_position > CHUNK_HEADER_BYTES:
-            # Only a statistic: an error must not end the roll that asks for it.
+            # This is only a statistic, so an error must not stop a roll.
             with contextlib.suppress(Unreadable):
                 header = decode_disk_header(
                     self._pread(HEADER_BYTES, CHUNK_HEADER_BYTES),
@@ -733,7 +734,7 @@ class Chunk(ChunkFile):
         return bool(self.header.flags & ADOPTED)
 
     def mark_at(self, position: int) -> Mark | None:
-        """Return the mark in the block at `position`, or None if there is none or it is damaged."""
+        """Return the mark in the block at `position`, or None if it is missing or damaged."""
         header = decode_disk_header(self._pread(HEADER_BYTES, position), self.header.seed, position)
         if header is None or not header.flags & MARK:
             return None
@@ -741,9 +742,9 @@ class Chunk(ChunkFile):
         return decode_mark(columns) if columns_agree(header, columns) else None
 
     def last_position(self) -> int:
-        """Return where the last block of a sealed chunk begins, according to its trailer.
+        """Return the position of the last block of a sealed chunk, according to its trailer.
 
-        If the trailer is damaged, returns where the first block begins.
+        If the trailer is damaged, return the position of the first block.
         """
         found = self.block_before(self.end_position)
         return CHUNK_HEADER_BYTES if found is None else found[0]
@@ -752,7 +753,7 @@ class Chunk(ChunkFile):
 def create_chunk(
     files: Files, folder: str, header: ChunkHeader, encoded: bytes, index_every_bytes: int
 ) -> Chunk:
-    """Create an empty chunk and sync its header. Its name is not synced: sync the folder.
+    """Create an empty chunk and sync its header. The caller must sync the folder for its name.
 
     The file is removed again if this fails.
     """
@@ -784,9 +785,9 @@ def open_chunk(
     Raises `ForeignDirectory` if it belongs to another topic, `Damaged` if its header cannot be
     read.
 
-    In a sealed chunk, `end_position` is the place of the footer, and `end_offset` comes from the
-    footer. Otherwise `end_position` is the end of the file, and `end_offset` is the base offset
-    because the real one is not known.
+    In a sealed chunk, `end_position` is the position of the footer, and `end_offset` comes from the
+    footer. In other chunks, `end_position` is the end of the file, and `end_offset` is the base
+    offset, because the real one is not known.
     """
     path = f"{folder}/{chunk_name(base_offset)}"
     fd = files.open_append(path) if write else files.open_read(path)
@@ -814,8 +815,8 @@ def open_chunk(
 def _read_header(files: Files, fd: int, base_offset: int) -> tuple[ChunkHeader, bool]:
     """Read the header from the front of the file, or from its footer.
 
-    Returns True if it came from the footer. One bad sector may hold both copies at the front, and
-    must not cost a sealed chunk.
+    The second value is True if the header comes from the footer. Both copies at the front may be in
+    one bad sector, and that must not make a sealed chunk unusable.
     """
     try:
         return decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0)), False
@@ -839,8 +840,8 @@ def open_surely(
     """Open a chunk for a reader.
 
     Raises `Damaged` only if the file is missing from its folder or its header is invalid. All other
-    errors of the operating system raise `Unreadable`: a disk or a mount that fails for a moment
-    must not cost a chunk of messages.
+    errors of the operating system raise `Unreadable`, because a short failure of a disk or a mount
+    must not make the messages of a chunk count as lost.
     """
     for attempt in range(OPEN_ATTEMPTS):
         try:
@@ -855,9 +856,9 @@ def open_surely(
 
 
 def _is_missing(files: Files, folder: str, base_offset: int) -> bool:
-    """Return True if the folder is readable, has other chunks of the topic, and lacks this one.
+    """Return True if the folder is readable and has other chunks of the topic, but not this one.
 
-    A folder that is not mounted is empty and proves nothing.
+    An empty folder proves nothing, because it may be a mount point that is not mounted.
     """
     try:
         names = files.list(folder)
@@ -869,11 +870,11 @@ def _is_missing(files: Files, folder: str, base_offset: int) -> bool:
 
 
 def read_footer(files: Files, fd: int, seed: int, size: int) -> ChunkFooter | None:
-    position = size - FOOTER_BYTES  # a file with a header is no shorter than a footer
+    position = size - FOOTER_BYTES  # a file with a header is at least as long as a footer
     try:
         data = files.pread(fd, FOOTER_BYTES, position)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        return None  # an unreadable page is no footer; the blocks before it are still good
+        return None  # the page with the footer is unreadable; the blocks before it may be good
     return decode_footer(data, seed, position)

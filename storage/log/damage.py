@@ -1,20 +1,21 @@
 """Damage of a log: `.bad` files keep the bytes of damaged stretches, and their offsets are holes.
 
-    <chunk's base offset>-<position>.bad = head (512 bytes: a line of JSON, spaces, a checksum, a
-    line feed)  the bytes as they were found
+    <chunk's base offset>-<position>.bad = head (512 bytes: a line of JSON, spaces, a checksum,
+                                           a line feed)  the damaged bytes, unchanged
 
-A known hole costs its readers nothing. Finding one means reading the chunk to the next good block.
-So the next start learns known holes from the heads of these files. It checks each stretch once
+To find a hole, a reader must read the chunk up to the next good block. A known hole takes no time.
+So the next start reads the known holes from the heads of these files. It checks each stretch once
 more, because a disk or a memory may have failed only for a moment. Bytes that recovery cut off
-(never acknowledged) lie in such files too. They are no holes.
+(they were never acknowledged) are in such files too. They are not holes.
 
-All of it is best effort. A `.bad` file is evidence for a person, and repeats what is still in the
-chunk. If it cannot be written (a full disk), that is only noted. BAD_FILES_MAX, BAD_KEPT_BYTES_MAX
-and BAD_TOTAL_BYTES_MAX keep a failing disk from being filled.
+The `.bad` files are not necessary for operation. They are evidence for people, and repeat bytes
+that are still in the chunk. If a file cannot be written (for example, on a full disk), this is only
+noted. BAD_FILES_MAX, BAD_KEPT_BYTES_MAX and BAD_TOTAL_BYTES_MAX limit the files, so that they do
+not fill a failing disk.
 
-The log notes damage in its thread and goes on. The log's owner calls `take` now and then and has
-the files written in another thread: reading and syncing 16 MiB takes longer than a publisher should
-wait.
+The log notes damage in its thread and continues. The log's owner calls `take` regularly, and runs
+the job that writes the files in another thread. To read and sync 16 MiB takes longer than a
+publisher should wait.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from ..files import Files
 from .log_format import TEMPORARY_SUFFIX, VERSION, bad_name, chunk_name, parse_bad_name
 
 BAD_HEAD_BYTES: Final = 512
-BAD_FILES_MAX: Final = 1000  # per topic; further damage is counted, and found again after a restart
-# Per stretch of damage: two blocks of the largest size.
+BAD_FILES_MAX: Final = 1000  # in a topic; further damage is counted, and found again at a start
+# For one damaged stretch: two blocks of the largest size.
 BAD_KEPT_BYTES_MAX: Final = 16 * 1024 * 1024
-BAD_TOTAL_BYTES_MAX: Final = 256 * 1024 * 1024  # written in the life of a process
+BAD_TOTAL_BYTES_MAX: Final = 256 * 1024 * 1024  # that one process writes
 PIECE_BYTES: Final = 1024 * 1024
 PAGE_BYTES: Final = 4096
 DAMAGED: Final = "damaged"
@@ -45,7 +46,7 @@ _WHY_CHARACTERS_MAX: Final = 120
 
 
 class Hole(NamedTuple):
-    """Offsets that have lost their messages."""
+    """A range of offsets whose messages are lost."""
 
     first_offset: int
     count: int  # type: ignore[assignment]  # a tuple has a method of that name, unused here
@@ -105,7 +106,7 @@ def encode_bad_head(head: BadHead) -> bytes:
 def _plain(character: str) -> str:
     """Return the character, or "?" if it needs more than one byte in JSON.
 
-    The head has a fixed size.
+    This is necessary because the head has a fixed size.
     """
     return (
         character
@@ -163,12 +164,12 @@ def keep_bytes(
 ) -> int:
     """Copy the stretch into its `.bad` file, sync it, and return how many bytes were kept.
 
-    Safe in any thread. The file is renamed at the end. So a head that can be read proves that the
-    bytes behind it are there.
+    Any thread may call this. The file is renamed at the end. So if a head can be read, the bytes
+    after it are complete.
     """
     path = f"{folder}/{bad.name}"
     temporary = path + TEMPORARY_SUFFIX
-    # Without bytes to keep, the chunk itself may be missing.
+    # If there are no bytes to keep, the chunk itself may be missing.
     source = files.open_read(f"{folder}/{chunk_name(bad.base_offset)}") if bad.bytes else -1
     try:
         kept = (
@@ -221,7 +222,7 @@ def bad_heads(files: Files, folder: str, notes: list[str] | None = None) -> list
         if parse_bad_name(name) is not None:
             try:
                 head = decode_bad_head(files.read_file(f"{folder}/{name}", BAD_HEAD_BYTES))
-            except OSError as error:  # only evidence: readers will find the hole again
+            except OSError as error:  # not necessary, because readers will find the hole again
                 if notes is not None:
                     notes.append(f"{folder}/{name} cannot be read, and is not used: {error}")
                 continue
@@ -245,7 +246,7 @@ class DamageBook:
         self._kept_bytes = 0
         self._kept_files = sum(parse_bad_name(name) is not None for name in files.list(folder))
         self.blocks = 0
-        """The number of bad blocks found now or known from before."""
+        """The number of known bad blocks, old and new."""
         for hole in holes:
             self.add(hole)
 
@@ -269,7 +270,7 @@ class DamageBook:
         return found
 
     def add(self, hole: Hole) -> None:
-        """Add a hole, and merge it with those it overlaps."""
+        """Add a hole, and merge it with the holes that it overlaps."""
         first, end = hole.first_offset, hole.next_offset
         if first >= end:
             return
@@ -282,7 +283,7 @@ class DamageBook:
         self._holes.insert(bisect_right(self._holes, (first, 0)), Hole(first, end - first))
 
     def forget_below(self, start: int) -> None:
-        """Forget what lies below `start`, which retention has removed."""
+        """Forget the damage below `start`, which retention has removed."""
         self._holes = [hole for hole in self._holes if hole.next_offset > start]
         self._noted = {
             key: bad for key, bad in self._noted.items() if bad.first_offset + bad.count > start
@@ -298,15 +299,15 @@ class DamageBook:
         return offset
 
     def known(self, bad: Bad) -> None:
-        """Add damage that already has its file."""
+        """Add damage that already has a `.bad` file."""
         self._noted[(bad.base_offset, bad.position)] = bad
         self.blocks += bad.blocks
         self.add(bad.hole)
 
     def note(self, bad: Bad) -> None:
-        """Add damage found just now.
+        """Add new damage.
 
-        It is a hole from here on, and its bytes are queued to be kept.
+        It becomes a hole, and a `.bad` file with its bytes is planned.
         """
         self.add(bad.hole)
         key = (bad.base_offset, bad.position)
@@ -320,7 +321,7 @@ class DamageBook:
     def take(self, now_ns: int) -> Callable[[], list[str]] | None:
         """Return a job that writes files for new damage, or None if there is none.
 
-        Any thread may run the job. It returns notes for people.
+        Any thread may run the job. The job returns notes for people.
         """
         queue, self._queue = self._queue, []
         self._kept_files += len(queue)

@@ -1,14 +1,15 @@
 """Atomic group: the plan of a commit that appends some staged parts and makes chunks of others.
 
-Appending writes the bytes a second time. A chunk costs a header, a sync and a rename: about half a
-millisecond, whatever its size. So parts of ADOPT_BYTES or more become chunks. What one group
-appends is bounded, because other publishers wait for it: 8 MiB take some 50 ms, reading 256 files
-takes 15 ms, 2048 blocks that need new headers take 20 ms. Beyond a bound, `merging.py` first merges
-all small parts. The result becomes chunks, or is appended from one file. If too many files would
-become chunks, parts below MERGE_BELOW_BYTES are merged too.
+To append a part, its bytes are written a second time. To make a chunk of it takes a header, a sync
+and a rename: about half a millisecond, whatever its size. So parts of ADOPT_BYTES or more become
+chunks. The appended parts of one group have limits, because other publishers wait for them: 8 MiB
+take about 50 ms, the read of 256 files takes 15 ms, and 2048 blocks that need new headers take 20
+ms. If a limit is exceeded, `merging.py` first merges all small parts. The result becomes chunks, or
+is appended from one file. If too many files would become chunks, parts below MERGE_BELOW_BYTES are
+merged too.
 
-Offsets go first to the appended parts, then to the adopted ones, each in the order of the commit.
-So the rows of a part stay together.
+First the appended parts get offsets, then the adopted parts, both in the order of the commit. So
+the messages of a part stay together.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MERGE_BELOW_BYTES: Final = 32 * 1024 * 1024
 
 
 class StagedPart(NamedTuple):
-    """A finally sealed stage. Its files in `folder` are synced and have their footers."""
+    """A stage with a final seal. Its files in `folder` are synced and have footers."""
 
     stage: bytes
     folder: str
@@ -56,9 +57,9 @@ class StagedPart(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """`part` holds the blocks of the parts in `replaced`, in the order of the commit.
+    """The result of a merge (see `merging.py`).
 
-    See `merging.py`.
+    `part` contains the blocks of the parts in `replaced`, in the order of the commit.
     """
 
     part: StagedPart
@@ -66,7 +67,7 @@ class Merged(NamedTuple):
 
 
 class CommittedGroup(NamedTuple):
-    """The result of a commit: offsets from `first_offset` on, all stored at one time."""
+    """The result of a commit: `messages` messages from `first_offset` on, with the same time."""
 
     first_offset: int
     messages: int
@@ -74,7 +75,7 @@ class CommittedGroup(NamedTuple):
 
 
 class GroupPlan(NamedTuple):
-    """Parts with messages, in the order of the commit."""
+    """The parts that have messages, in the order of the commit."""
 
     appended: list[StagedPart]
     adopted: list[StagedPart]
@@ -107,9 +108,10 @@ def plan_merge(
 
 
 def placed(parts: Sequence[StagedPart], merged: Merged | None) -> Sequence[StagedPart]:
-    """Return the parts with the merged part in place of those it replaces.
+    """Return the parts, in which the merged part replaces the parts that it contains.
 
-    The merged part comes first, as the small parts would without it. The rest keeps its order.
+    The merged part is the first one, because the small parts would be stored first too. The other
+    parts keep their order.
     """
     return (
         parts
@@ -165,7 +167,7 @@ def make_mark(
 
 
 def read_blocks(files: Files, parts: Sequence[StagedPart]) -> list[Block]:
-    """Return all blocks of these parts, checked like in `walk_staged`."""
+    """Return all blocks of these parts, checked as in `walk_staged`."""
     return [
         Block(header, columns, columns)
         for part in parts
@@ -174,10 +176,10 @@ def read_blocks(files: Files, parts: Sequence[StagedPart]) -> list[Block]:
 
 
 def walk_staged(files: Files, part: StagedPart) -> Iterator[tuple[Header, memoryview]]:
-    """Yield the blocks of a part, checked.
+    """Yield the blocks of a part after a check.
 
-    Raises `Damaged` if a file is missing, unreadable (EIO) or not as it was sealed. Other
-    `OSError`s pass through.
+    Raises `Damaged` if a file is missing, unreadable (EIO), or was changed after it was sealed.
+    Raises other `OSError`s unchanged.
     """
     for file in part.files:
         path = part.path(file)

@@ -1,20 +1,20 @@
-"""Index of a chunk: sparse entries that find an offset or a time.
+"""Index of a chunk: sparse entries, to find the block of an offset or a time.
 
-An index is a cache, in memory and in a file beside the chunk. It holds at most one entry per
-`every_bytes` of chunk. Each entry is the place of a block's header. A search walks through the
-blocks between two entries. The chunk that is being written keeps its index in memory (1.5 MiB for
-256 MiB of the smallest blocks). The index is written to its file when the chunk is sealed, and now
-and then before that, so that recovery need not read what was synced long ago. The index is never
+An index is a cache, in memory and in a file beside the chunk. It has at most one entry for each
+`every_bytes` of the chunk. Each entry is the position of a block's header. A search walks through
+the blocks between two entries. The index of the ongoing chunk is kept in memory (1.5 MiB for 256
+MiB of the smallest blocks). It is written to its file when the chunk is sealed, and several times
+before that, so that recovery need not read all bytes that were synced long ago. The index is never
 synced.
 
-The head of the file carries the chunk's seed, the count and a checksum. A file that is missing,
-short, of another chunk, or wrong in any bit is not used, and the index is rebuilt. A reader that
-follows an entry still checks that the header there agrees, because the chunk may have changed
-since.
+The head of the file contains the chunk's seed, the number of entries and a checksum. If the file is
+missing, too short, of another chunk, or damaged, it is not used, and the index is rebuilt. A reader
+that uses an entry checks that the header at its position agrees with it, because the chunk may have
+changed after the index was written.
 
-Rejected: one entry for each block, written together with the block. Every append would write a
+Rejected: one entry for each block, written together with the block. Every append would write to a
 second file, which recovery does not need. Rejected too: a binary search in the file by pread. It
-needs no memory, but 17 system calls for each look-up.
+needs no memory, but 17 system calls for each search.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .log_format import (
 
 
 class IndexEntry(NamedTuple):
-    """A block's header: its offset and time relative to the chunk, and its position in the file."""
+    """An entry for a block: offset and time relative to the chunk, and position in the file."""
 
     offset: int
     position: int
@@ -42,7 +42,7 @@ class IndexEntry(NamedTuple):
 
 
 class Index:
-    """Ascending entries of one chunk."""
+    """The entries of one chunk, in ascending order."""
 
     __slots__ = ("_every_bytes", "_offsets", "_positions", "_times", "next_position")
 

@@ -1,29 +1,30 @@
 """The log of a topic: append, sync, roll, read.
 
-One thread uses the log. Only a ticket's `run` may happen in another.
+One thread uses the log. Only a ticket's `run` may be called in another thread.
 
-Append: all blocks of a call get consecutive offsets and one time. They are written by one `writev`
-(at most IOV_MAX pieces: of each block, a disk header and the columns as they came). If that fails,
-the file is cut back to the last good end and synced. If that fails too, the log accepts nothing
-more. A call never spans two chunks: the log rolls before it, so one truncate removes all of a
-failed append.
+Append: all blocks of a call get consecutive offsets and the same time. They are written by one
+`writev` (at most IOV_MAX pieces: for each block, a disk header and the unchanged columns). If that
+fails because the disk is full, the file is cut back to the last good end and synced. After any
+other failure, the log accepts no more writes. The blocks of a call are never in two chunks, because
+the log rolls before the write if necessary. So one truncate removes all bytes of a failed append.
 
-Sync: `begin_sync` fixes what the coming fdatasync will cover. `SyncTicket.run` syncs, in any
-thread. `finish_sync` takes over the result. Appends go on meanwhile. A roll during an outstanding
-sync first runs that ticket itself, or waits for the thread that does. Linux reports a failed
-write-back once per open file. If the roll and the ticket both called fdatasync, one of them could
-see success for pages that the other saw as lost.
+Sync: `begin_sync` notes which bytes the next fdatasync covers. `SyncTicket.run` syncs, in any
+thread. `finish_sync` takes the result. Appends continue during the sync. If the log rolls before a
+ticket is finished, the roll first runs the ticket itself, or waits for the thread that runs it. The
+reason is that Linux reports a failed write-back only once for each open file. If the roll and the
+ticket both called fdatasync, one of the calls could succeed although pages were lost.
 
 Roll: sync the old chunk, write its footer, sync, write the index. Then create the new chunk, sync
-it, sync the folder, and append. So every chunk except the last is whole on disk, and recovery reads
-only the last.
+it, sync the folder, and append. So every chunk except the last is complete on disk, and recovery
+reads only the last chunk.
 
-Group: blocks that count together or not at all, durable when the call returns. `group.py` plans
-them, `transactions.py` has the mark that ends them. Small parts are appended with their mark in one
-write. Large ones become chunks (`adoption.py`). Then everything is prepared and synced first, and
-the commit renames the file that carries the mark. A failure before the rename leaves nothing. A
-failure after it ends the log, and recovery finishes the group. The log's end moves only once, as
-the last step, so readers never see a part of a group.
+Group: blocks that become part of the log together or not at all. They are durable when the call
+returns. `group.py` plans them, and `transactions.py` has the mark that ends them. Small parts are
+appended with their mark in one write. Large parts become chunks (`adoption.py`). In this case,
+everything is prepared and synced first, and the commit renames the file that contains the mark. If
+a step before the rename fails, no part of the group is stored. If a later step fails, the log
+accepts no more writes, and recovery finishes the group. The log's end moves only once, in the last
+step, so readers never see a part of a group.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ from .transactions import Mark, Transaction, encode_mark, encode_mark_header
 class LogOptions:
     """Options of a log.
 
-    `chunk_bytes`: the log rolls before a chunk would exceed it. `reserve_bytes`: appends that would
-    leave less free space are refused.
+    `chunk_bytes`: the log rolls before a chunk would exceed this size. `reserve_bytes`: appends
+    that would leave less free space are refused.
 
-    Parts of a group become chunks if they have at least `adopt_bytes`. So do the largest of the
-    others, until at most `group_append_bytes` are left. The newest `ring_bytes` of blocks are kept
-    in memory for readers.
+    Parts of a group become chunks if they have at least `adopt_bytes`. If the other parts together
+    have more than `group_append_bytes`, the largest of them become chunks too. The newest
+    `ring_bytes` of blocks are kept in memory for readers.
     """
 
     chunk_bytes: int
@@ -91,11 +92,11 @@ class LogOptions:
 def place(
     chunk: Chunk, blocks: Sequence[Block], time_ns: int, synced_position: int, flags: int = 0
 ) -> tuple[list[Any], int, int]:
-    """Return what to write at the chunk's end, and the offset and position behind it.
+    """Return the pieces to write at the chunk's end, and the offset and position after them.
 
-    Each block gives a header and its columns as they came. The offset is relative to the chunk.
-    What lies before `synced_position` in the chunk is on disk. A caller that then does not write
-    these bytes must cut the index.
+    The pieces of each block are a header and the unchanged columns. The offset is relative to the
+    chunk. The bytes before `synced_position` in the chunk are on disk. If the caller then does not
+    write the pieces, it must cut the index.
     """
     position = chunk.end_position
     offset = chunk.end_offset - chunk.base_offset
@@ -123,10 +124,10 @@ def place(
 
 
 class SyncTicket:
-    """One fdatasync of the log, to be run once, in any thread.
+    """One fdatasync of the log, which runs once, in any thread.
 
-    It covers all that was written before it was made. That is durable after `run` and
-    `finish_sync`.
+    It covers all bytes that were written before the ticket was made. They are durable after `run`
+    and `finish_sync`.
     """
 
     __slots__ = (
@@ -155,7 +156,8 @@ class SyncTicket:
     def run(self) -> None:
         """Sync once.
 
-        Later callers wait and get the same result. Raises `StoreFailed` if the sync failed.
+        If several threads call this, all get the result of one sync. Raises `StoreFailed` if the
+        sync failed.
         """
         with self._lock:
             if not self.done:
@@ -170,12 +172,12 @@ class SyncTicket:
             ) from self.error
 
 
-# Index saves per chunk. Recovery starts to read at the last saved entry that is known to be synced.
+# How often the index of a chunk is saved. Recovery begins to read at a saved, synced entry.
 INDEX_SAVES: Final = 16
 
 
 class Log:
-    """The log of a topic. `recovery.py` makes it, because it knows the chunks and the end."""
+    """The log of a topic. `recovery.py` makes it, after it has found the chunks and the end."""
 
     def __init__(
         self, files: Files, folder: str, uuid: bytes, options: LogOptions,
@@ -185,7 +187,7 @@ class Log:
         self._folder = folder
         self._uuid = uuid
         self._options = options
-        # A topic's limit on unfinished bytes may make it smaller.
+        # Smaller if the topic has a small limit on unfinished bytes.
         self.chunk_bytes = options.chunk_bytes
         self._active = active
         self.reader = self._reader = LogReader(
@@ -204,17 +206,17 @@ class Log:
 
     @property
     def start(self) -> int:
-        """The oldest offset kept."""
+        """The oldest kept offset."""
         return self._reader.bases[0]
 
     @property
     def end(self) -> int:
-        """The next offset to give. Everything below it is written."""
+        """The next offset to assign. All messages below it are written."""
         return self._active.end_offset
 
     @property
     def synced_end(self) -> int:
-        """The offset below which everything is on disk."""
+        """All messages below this offset are on disk."""
         return self._synced_end
 
     @property
@@ -237,7 +239,7 @@ class Log:
 
     @property
     def end_position(self) -> int:
-        """The bytes of the last chunk."""
+        """The size of the last chunk in bytes, without a footer."""
         return self._active.end_position
 
     @property
@@ -250,8 +252,8 @@ class Log:
     def append(self, blocks: Sequence[Block], now_ns: int) -> tuple[int, int]:
         """Write whole blocks at the end and return (first offset, time). They are not yet durable.
 
-        The caller makes sure that the blocks are well-formed. Raises `DiskFull` if nothing was
-        stored. Raises `StoreFailed` if the result is unknown, and on every later call.
+        The caller must have checked the blocks. Raises `DiskFull` if nothing was stored. Raises
+        `StoreFailed` if the result is unknown, and then in every later call.
         """
         self._check()
         total = 0
@@ -305,14 +307,15 @@ class Log:
         now_ns: int,
         merged: Merged | None = None,
     ) -> CommittedGroup:
-        """Append all parts at once.
+        """Append all parts together.
 
-        They are durable when this returns. Without messages, nothing is written. `merged` is the
-        result of `begin_merge`.
+        They are durable when this returns. If they have no messages, nothing is written. `merged`
+        is the result of the merge from `begin_merge`.
 
-        Raises `DiskFull`, or `Damaged` (a staged file is not as it was sealed), if nothing was
-        stored and the parts are unchanged. Raises `StoreFailed` if the result is unknown, and on
-        every later call. Recovery then finishes the group or finds nothing of it.
+        Raises `DiskFull`, or `Damaged` if a staged file was changed after it was sealed. In both
+        cases nothing was stored, and the parts are unchanged. Raises `StoreFailed` if the result is
+        unknown, and then in every later call. Recovery then finishes the group or finds no part of
+        it.
         """
         self._check()
         time_ns = max(now_ns, self._last_time_ns)
@@ -390,20 +393,20 @@ class Log:
         self._reader.grew(data_end - chunk.end_position, time_ns if blocks else self._last_time_ns)
         self._move_to(data_end, offset, time_ns if blocks else self._last_time_ns)
         if mark.unsealed:
-            with contextlib.suppress(DiskFull):  # readers can do without the footer
+            with contextlib.suppress(DiskFull):  # readers do not need the footer
                 self._seal(chunk)
         self._active = active
         self._last_time_ns = time_ns
         self._reader.add(active, mark.adopted)
 
     def _move_to(self, position: int, offset: int, time_ns: int) -> None:
-        """Set the active chunk's new end. `offset` is relative to it."""
+        """Set the active chunk's new end. `offset` is relative to the chunk."""
         self._active.end_position = position
         self._active.end_offset = self._active.base_offset + offset
         self._last_time_ns = time_ns
 
     def _write(self, chunk: Chunk, pieces: list[Any]) -> None:
-        """Write all pieces behind the chunk's end, or none of them."""
+        """Write all pieces at the chunk's end, or none of them."""
         try:
             if len(pieces) <= IOV_MAX:
                 self._files.writev(chunk.fd, pieces, chunk.end_position)
@@ -417,9 +420,9 @@ class Log:
             self._cut_back(chunk, error)
 
     def _cut_back(self, chunk: Chunk, error: OSError) -> NoReturn:
-        """Restore the chunk's end on disk after a failed or short write.
+        """Restore the chunk's end on disk after a write that failed on a full disk.
 
-        If that fails, the log has failed.
+        After any other error, or if this fails, the log has failed.
         """
         if not is_full(error):
             raise self._fail(f"a write to {chunk.path} failed: {error}") from error
@@ -436,7 +439,7 @@ class Log:
         raise self._space.refused(f"no space to write to {chunk.path}", error) from error
 
     def roll(self, now_ns: int) -> None:
-        """Seal the ongoing chunk early, if it has a message.
+        """Seal the ongoing chunk before it is full, if it has a message.
 
         Raises `DiskFull` and `StoreFailed` like `append`.
         """
@@ -445,21 +448,21 @@ class Log:
             self._roll(self.end, max(now_ns, self._last_time_ns))
 
     def forget(self, start: int) -> None:
-        """Forget the chunks wholly below `start`, which are about to be removed.
+        """Forget the chunks that are completely below `start`, and are about to be removed.
 
-        A read below `start` then returns what follows the removed chunks.
+        A read below `start` then returns the blocks after the removed chunks.
         """
         self._reader.forget(start)
 
     def _roll(self, base_offset: int, time_ns: int) -> Chunk:
         """Seal the active chunk and begin the next one at `base_offset`.
 
-        If the disk becomes full on the way, a later call continues.
+        If the disk becomes full between two steps, a later call continues.
         """
         old = self._active
         if not old.sealed:
             self._seal(old)
-        self._run_ticket()  # a ticket for the old chunk may have begun after that chunk was sealed
+        self._run_ticket()  # a ticket may have been made after the chunk was sealed
         header = ChunkHeader(base_offset, time_ns, self._files.random_seed(), self._uuid)
         try:
             new = create_chunk(
@@ -507,9 +510,9 @@ class Log:
     # Syncing
 
     def begin_sync(self) -> SyncTicket:
-        """Return a ticket for all that is written by now.
+        """Return a ticket for all bytes that are written at this time.
 
-        Only one at a time: finish it before the next.
+        Only one ticket may exist. It must be finished before the next call.
         """
         self._check()
         assert self._ticket is None
@@ -519,7 +522,7 @@ class Log:
     def finish_sync(self, ticket: SyncTicket) -> int:
         """Take the result of `ticket.run` and return the new synced end.
 
-        Raises `StoreFailed` if the sync failed or another failure came in between.
+        Raises `StoreFailed` if the sync failed, or if the log has failed since then.
         """
         assert ticket is self._ticket
         assert ticket.done
@@ -532,7 +535,7 @@ class Log:
         return self._synced_end
 
     def sync(self) -> int:
-        """Sync all that is written, in this thread, and return the synced end."""
+        """Sync all written bytes, in this thread, and return the synced end."""
         self._check()
         self._sync_active()
         return self._synced_end
@@ -544,9 +547,7 @@ class Log:
         self._synced = self._written
 
     def _sync_file(self) -> None:
-        """Sync all bytes written to the active chunk, also those that are not part of the log
-        yet.
-        """
+        """Sync all bytes of the active chunk, even those that are not part of the log yet."""
         self._run_ticket()
         try:
             self._files.sync(self._active.fd)
@@ -565,7 +566,7 @@ class Log:
     def read(
         self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX
     ) -> list[Block]:
-        """Read whole blocks below `end`, from the one that holds `offset` on, synced or not.
+        """Read whole blocks below `end`, synced or not, from the block that contains `offset` on.
 
         See `LogReader.read`.
         """
@@ -581,7 +582,7 @@ class Log:
         return self._active.end_offset if found is None else found
 
     def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
-        """Return how many bytes lie between two offsets, and where `bytes_max` of them end.
+        """Return the bytes between two offsets, and the offset at which `bytes_max` of them end.
 
         See `LogReader.measure`.
         """
@@ -590,7 +591,7 @@ class Log:
     def headers(self, offset: int) -> Iterator[tuple[Header, Mark | None]]:
         """Yield wire-form headers and the contents of marks.
 
-        Begins at the block that holds `offset`. See `LogReader.headers`.
+        This begins at the block that contains `offset`. See `LogReader.headers`.
         """
         return self._reader.headers(offset)
 
@@ -607,7 +608,7 @@ class Log:
         return StoreFailed(text)
 
     def close(self) -> None:
-        """Sync what is written, unless a sync failed before, and close the files."""
+        """Sync the written bytes, unless a sync failed before, and close the files."""
         try:
             if not self._failed and (self._ticket is None or self._ticket.error is None):
                 self.sync()

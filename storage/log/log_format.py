@@ -1,25 +1,27 @@
 """Format of a log's files: chunk header, footer, disk form of a block, index, and all names. Pure.
 
-    chunk = header (64 bytes, twice)  blocks...  footer (64 bytes, once it is sealed)
+    chunk = header (64 bytes, twice)  blocks...  footer (64 bytes, when the chunk is sealed)
     index = head (32 bytes)  entries of 24 bytes
 
 FORMAT.md shows each with an example, which a test compares with this file. All integers are
-little-endian. All pieces are multiples of 8 bytes, so a reader can search for the next block in
+little-endian. All parts are multiples of 8 bytes, so a reader can search for the next block in
 steps of 8.
 
-The chunk's header is stored twice because its seed is in the checksum of every block of the chunk.
-Otherwise one flipped bit there would cost 256 MiB and not one block.
+The chunk's header is stored twice, because its seed is in the checksum of every block of the chunk.
+With only one copy, one flipped bit in it would make the whole chunk (256 MiB) unusable.
 
-On disk, a block's first spare field says how many bytes before it were not known to be synced when
-it was written. So a block proves that earlier bytes were synced. When recovery finds a bad stretch
-before a good block, it can tell damage in what was acknowledged (step over it) from a write that a
-power cut left unfinished (cut it off). Without that field, a producer's block could be lost while
-its next block survived. When the producer sends the lost block again, it would be taken for stored.
+On disk, a block's first spare field is the number of bytes directly before it that were not known
+to be synced when it was written. So a block proves that the bytes before those were synced. When
+recovery finds a bad stretch before a good block, there are two cases. If the stretch was synced, it
+is damage in acknowledged messages, and recovery continues after it. Otherwise a power cut stopped a
+write, and recovery cuts the stretch off. Without that field, a producer's block could be lost and
+its next block kept. If the producer then sent the lost block again, the topic would answer that
+this block is stored.
 
-The second spare field is the block's position in the file. Without it, a block passes all its
-checksums wherever it lies in its chunk. So a misdirected write or an old page that came back would
-not be noticed. Its block would be read twice, or the log's end would be set back to the end of that
-block.
+The second spare field is the block's position in the file. Without it, a block would pass its
+checksums at any position in its chunk. So a write to a wrong position, or an old page that the disk
+returns, would not be noticed. The block would be read twice, or the log's end would be set back to
+the end of that block.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ INDEX_HEAD_BYTES: Final = _INDEX_HEAD.size + _CRC.size
 INDEX_ENTRY_BYTES: Final = 24
 INDEX_FIELDS: Final = 3
 ALIGNMENT: Final = 8
-UNSYNCED_MAX: Final = 2**32 - 1  # in units of 8 bytes; a larger distance is written as this one
+UNSYNCED_MAX: Final = 2**32 - 1  # in units of 8 bytes; stands for every larger number too
 PLACE_MAX: Final = 2**32 - 1  # in units of 8 bytes
 
 assert CHUNK_COPY_BYTES == 64
@@ -89,7 +91,7 @@ BACKUP_NAME: Final = "backup"
 PART_SUFFIX: Final = ".part"
 _DIGITS: Final = 20
 
-# Flag of a chunk header: the chunk was staged, synced and renamed, not appended to here.
+# Flag of a chunk header: the chunk was a staged file that was renamed. Nothing is appended to it.
 ADOPTED: Final = 1
 _ON_DISK_ONLY: Final = IN_GROUP | MARK | DELAYED  # flags of a block
 
@@ -128,12 +130,12 @@ def index_name(base_offset: int) -> str:
 
 
 def bad_name(base_offset: int, position: int) -> str:
-    """Return the name of the file that keeps the bytes of a stretch that was damaged or cut off."""
+    """Return the name of the file for the bytes of a stretch that was damaged or cut off."""
     return f"{base_offset:0{_DIGITS}d}-{position}{BAD_SUFFIX}"
 
 
 def parse_bad_name(name: str) -> tuple[int, int] | None:
-    """Return (base offset, position), or None if the name is not that of a `.bad` file."""
+    """Return (base offset, position), or None if this is not the name of a `.bad` file."""
     digits, _, position = name.removesuffix(BAD_SUFFIX).partition("-")
     if (
         not name.endswith(BAD_SUFFIX)
@@ -151,7 +153,7 @@ def part_name(stage: bytes, number: int) -> str:
 
 
 def parse_chunk_name(name: str) -> int | None:
-    """Return the base offset, or None if the name is not a chunk's."""
+    """Return the base offset, or None if this is not the name of a chunk."""
     digits = name.removesuffix(CHUNK_SUFFIX)
     if digits == name or len(digits) != _DIGITS or not (digits.isascii() and digits.isdigit()):
         return None
@@ -159,7 +161,7 @@ def parse_chunk_name(name: str) -> int | None:
 
 
 def encode_chunk_header(header: ChunkHeader) -> bytes:
-    """Encode a chunk header as 128 bytes: the same 64 twice."""
+    """Encode a chunk header as 128 bytes: two copies of 64 bytes."""
     assert len(header.uuid) == 16
     head = _CHUNK_HEAD.pack(
         CHUNK_MAGIC,
@@ -205,7 +207,8 @@ def decode_chunk_header(buffer: Buffer) -> ChunkHeader:
 def encode_footer(footer: ChunkFooter, seed: int, header: ChunkHeader | None = None) -> bytes:
     """Encode a footer. With `header`, it repeats the content of the chunk's header.
 
-    Both copies of the header lie in one sector and may become unreadable together.
+    The repetition is useful because both copies of the header are in one sector, and may become
+    unreadable together.
     """
     again = (
         bytes(_AGAIN.size)
@@ -242,7 +245,7 @@ def decode_footer(buffer: Buffer, seed: int, position: int) -> ChunkFooter | Non
 def header_of_footer(buffer: Buffer, base_offset: int, position: int) -> ChunkHeader | None:
     """Return the chunk's header from the copy in its footer at `position`.
 
-    Returns None if that is no footer or has no copy.
+    Returns None if there is no footer, or if it has no copy.
     """
     if len(buffer) != FOOTER_BYTES:
         return None
@@ -288,7 +291,7 @@ def decode_disk_header(buffer: Buffer, seed: int, position: int = 0) -> Header |
 
 
 def _place(position: int) -> int:
-    """Return a position as headers store it: in units of 8 bytes, 0 if it is too large."""
+    """Return a position in units of 8 bytes, as headers store it, or 0 if it is too large."""
     place = position // ALIGNMENT
     return place if place <= PLACE_MAX else 0
 
@@ -296,9 +299,10 @@ def _place(position: int) -> int:
 def wire_header(header: Header, chunk: ChunkHeader) -> Header:
     """Return the wire form of a header in disk form.
 
-    Offset and time are absolute, the spare fields zero, and the flags of groups and delays cleared.
+    In the result, offset and time are absolute, the spare fields are zero, and the flags of groups
+    and delays are cleared.
     """
-    own = not header.flags & DELAYED  # else due time and serial are in these fields
+    own = not header.flags & DELAYED  # otherwise these fields contain due time and serial
     return Header(
         header.columns, header.flags & ~_ON_DISK_ONLY, header.length, header.count, header.first_offset + chunk.base_offset,
         header.time_ns + chunk.base_time_ns, header.producer_id if own else 0, header.sequence if own else 0, header.columns_crc,

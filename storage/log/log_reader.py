@@ -1,23 +1,23 @@
-"""Log reader: finds the chunk and the block of an offset, and knows what is lost.
+"""Log reader: finds the chunk and the block of an offset, and knows the lost offsets.
 
 It knows the files of the log and keeps a few of them open.
 
 Holes are offsets whose block was lost. A read never returns blocks with a gap between them. A read
-of an offset in a hole returns what follows the hole. `skip` returns where that is. `damage.py`
-keeps what is known of damage.
+of an offset in a hole returns the blocks after the hole. `skip` returns the end of the hole.
+`damage.py` stores the known damage.
 
-A reader that goes on where it stopped needs no look-up: the log remembers the end of each read as a
-hint, for the last few readers. Other readers find their chunk by its name and their block by the
-chunk's index. The newest blocks come from the ring.
+A reader that continues where it stopped needs no search. For this purpose, the log remembers the
+end of each read as a hint, for the last HINTS_MAX reads. Other readers find their chunk by its name
+and their block in the chunk's index. The newest blocks come from the ring.
 
-`GiveBack` returns pages to the system behind a reader that goes through an old part of the log. So
-its backlog does not push the newest pages out of the cache. It returns only pages more than
-FAR_BYTES before the end and more than KEPT_BYTES behind the reader. Other readers may follow
-closely and need these pages: four channels that catch up together read the same blocks. Each step
-gives back some MiB, because it costs a system call.
+`GiveBack` tells the system to drop pages behind a reader of an old part of the log. So a backlog
+does not push the newest pages out of the page cache. It gives back only pages more than FAR_BYTES
+before the log's end and more than KEPT_BYTES behind the reader. The pages close behind the reader
+stay, because other readers may need them: four channels that catch up together read the same
+blocks. Each step gives back several MiB, because it takes a system call.
 
 Rejected: advice on the whole chunk when a reader leaves it, because until then 256 MiB stay in the
-cache for each reader. Rejected too: O_DIRECT, because readers would share nothing, and ZSQ would
+cache for each reader. Rejected too: O_DIRECT, because readers would share no pages, and ZSQ would
 need its own cache.
 """
 
@@ -53,12 +53,12 @@ FAR_BYTES: Final = 64 * 1024 * 1024
 KEPT_BYTES: Final = 8 * 1024 * 1024
 STEP_BYTES: Final = 4 * 1024 * 1024
 PAGE_BYTES: Final = 4096
-# A reader with more chunks before it than this counts as far behind, whatever their sizes are.
+# A reader with more chunks between it and the end counts as far behind, whatever their sizes.
 CHUNKS_COUNTED_MAX: Final = 1024
 
 
 class GiveBack:
-    """Page cache advice for one log. `bases` and `facts` belong to the reader, and change."""
+    """Advice about the page cache for one log. `LogReader` changes `bases` and `facts`."""
 
     def __init__(
         self, bases: Sequence[int], facts: Mapping[int, Facts], far_bytes: int = FAR_BYTES
@@ -81,13 +81,13 @@ class GiveBack:
         return upto if self._advise(chunk, since, upto, active) else since
 
     def left(self, chunk: Chunk, since: int, active: Chunk) -> None:
-        """Give back the rest of a chunk when a reader goes on with the next one."""
+        """Give back the rest of a chunk when a reader continues with the next chunk."""
         self._advise(chunk, since, chunk.end_position, active)
 
     def begins(self, chunk: Chunk, position: int, active: Chunk) -> None:
-        """Advise reading ahead when a sequential reader enters this chunk.
+        """Advise the system to read ahead when a sequential reader begins this chunk.
 
-        The active chunk is left out.
+        This does nothing for the active chunk.
         """
         if chunk is not active and not chunk.sequential and self._is_far(chunk, position, active):
             chunk.sequential = True
@@ -97,7 +97,7 @@ class GiveBack:
     def _advise(self, chunk: Chunk, since: int, upto: int, active: Chunk) -> bool:
         if upto <= since or not self._is_far(chunk, upto, active):
             return False
-        with contextlib.suppress(OSError):  # only advice: a failure does no harm
+        with contextlib.suppress(OSError):  # this is only advice, so a failure is harmless
             chunk.files.advise_done(chunk.fd, since, upto - since)
         return True
 
@@ -120,14 +120,14 @@ class GiveBack:
         return True
 
 
-# Sealed chunks that are open, each with a descriptor and an index. If its blocks are as small as
-# possible, a chunk's index takes 1.5 MiB.
+# The number of open sealed chunks. Each has a descriptor and an index. The index takes at most 1.5
+# MiB, for a chunk with the smallest possible blocks.
 OPEN_CHUNKS_MAX: Final = 4
 HINTS_MAX: Final = 64
 
 
 class _Hint(NamedTuple):
-    """The place where a reader goes on, and the end of the pages given back behind it."""
+    """The position at which a reader continues, and the end of the pages given back behind it."""
 
     base: int
     position: int
@@ -137,8 +137,8 @@ class _Hint(NamedTuple):
 class LogReader:
     """A reader of the log.
 
-    `bases` are the first offsets of the chunks, ascending. The last is the active chunk, which the
-    log writes.
+    `bases` are the first offsets of the chunks, ascending. The last one is that of the active
+    chunk, to which the log writes.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class LogReader:
         return self.damage.holes
 
     def wrote(self, first_offset: int, blocks: Sequence[Block], time_ns: int, total: int) -> None:
-        """Take note of a successful append to the active chunk."""
+        """Note a successful append to the active chunk."""
         self.grew(total, time_ns)
         self.ring.push(
             first_offset,
@@ -177,19 +177,19 @@ class LogReader:
         )
 
     def grew(self, total: int, time_ns: int) -> None:
-        """Take note of an append that the ring does not keep, such as a group's."""
+        """Note an append that the ring does not keep, such as that of a group."""
         self._active.last_time_ns = time_ns
         self.book.of(self._active.base_offset).written_bytes += total
 
     def add(self, active: Chunk, adopted: Sequence[Adopted] = ()) -> None:
         """Make `active` the last chunk. It is the last of `adopted` if there are any.
 
-        No sync runs on the old chunk: a roll waits for it.
+        No sync runs on the old chunk at this time, because a roll waits for it.
         """
         old = self._active
         self._active = active
         bases = tuple(one.base_offset for one in adopted) or (active.base_offset,)
-        if old.base_offset == bases[0]:  # it was empty, and its name is another file's now
+        if old.base_offset == bases[0]:  # it was empty, and another file has its name now
             self.bases.pop()
             old.close()
         else:
@@ -207,16 +207,16 @@ class LogReader:
             self.book.of(one.base_offset).written_bytes += end - CHUNK_HEADER_BYTES
 
     def forget(self, start: int) -> None:
-        """Forget the chunks wholly below `start`, which are about to be removed.
+        """Forget the chunks that are completely below `start`, and are about to be removed.
 
-        Reads there return what follows.
+        Reads below `start` then return the blocks after the removed chunks.
         """
         gone = max(bisect_right(self.bases, start) - 1, 0)
         for base in self.bases[:gone]:
             chunk = self._sealed.pop(base, None)
             if chunk is not None:
                 chunk.close()
-        del self.bases[:gone]  # in place: `give_back` uses the same list
+        del self.bases[:gone]  # changes the list itself, because `give_back` uses the same list
         kept = self.bases[0]
         for offset in [offset for offset, hint in self._hints.items() if hint.base < kept]:
             del self._hints[offset]
@@ -231,14 +231,15 @@ class LogReader:
     def read(
         self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX
     ) -> list[Block]:
-        """Read whole blocks below `end`, from the one that holds `offset` on.
+        """Read whole blocks below `end`, from the block that contains `offset` on.
 
-        If that block is lost or no longer kept, reads from what follows. Returns about `bytes_max`
-        bytes and at most `blocks_max` blocks, at least one if there is one. Headers are in wire
-        form. Both checksums were checked, now or when the block came.
+        If that block is lost or no longer kept, this begins with the next block. Returns about
+        `bytes_max` bytes and at most `blocks_max` blocks, but at least one if any exists. Headers
+        are in wire form. Both checksums were checked, either now or when the block arrived.
 
-        Raises `Damaged` with offsets that turned out to be lost. The next read steps over them.
-        Raises `Unreadable` if they cannot be read now. The next read tries again.
+        Raises `Damaged` with the offsets of blocks that this read found to be lost. The next read
+        continues after them. Raises `Unreadable` if blocks cannot be read now. The next read tries
+        again.
         """
         offset = self.skip(max(offset, self.bases[0]))
         if offset < end:
@@ -276,7 +277,8 @@ class LogReader:
                     and good.position < chunk.end_position
                     and good.first_offset <= place.first_offset
                 ):
-                    # Nothing is lost: the block is not wholly below the end, or only a mark is bad.
+                    # No message is lost: the block is not completely below `end`, or only a mark
+                    # is damaged.
                     blocks, position = chunk.read(good.position, bytes_max, end, blocks_max)
                     if not blocks:
                         return []
@@ -296,9 +298,9 @@ class LogReader:
                 return []
             if hint is not None:
                 self.give_back.left(chunk, hint.given_back, self._active)
-            # This hint led to the end of a chunk that was the last one then.
+            # This hint is the end of a chunk that was the last one at that time.
             self._hints.pop(offset, None)
-            offset = max(next_base, lost_offset)  # never go back, whatever the name of a file says
+            offset = max(next_base, lost_offset)  # never go back, even if a name is wrong
         return []
 
     def _was_read(
@@ -333,18 +335,18 @@ class LogReader:
             ) from None
 
     def _from(self, offset: int) -> list[int]:
-        """Return the chunks from the one that holds `offset` on.
+        """Return the chunks from the one that contains `offset` on.
 
-        A stray file that seems to hold it is dropped first.
+        If a file that cannot be used seems to contain it, this first drops it (`drop_stray`).
         """
         with contextlib.suppress(Damaged, Unreadable):
             self._readable(self.bases[bisect_right(self.bases, offset) - 1], offset)
         return self.bases[bisect_right(self.bases, offset) - 1 :]
 
     def drop_stray(self, base: int) -> bool:
-        """Drop a file that has a chunk's name but cannot be used. Returns True if it was dropped.
+        """Ignore a file that has a chunk's name but cannot be used. Returns True if it is ignored.
 
-        It is dropped only if the chunk before it holds everything up to the next one.
+        It is ignored only if the chunk before it contains all messages up to the next chunk.
         """
         at = bisect_left(self.bases, base)
         if not 0 < at < len(self.bases) - 1 or self.bases[at] != base:
@@ -361,7 +363,7 @@ class LogReader:
     def _lost(self, chunk: Chunk, position: int, offset: int, good: Good) -> Damaged:
         """Note a hole that ends at `good`, and return the error.
 
-        The next read steps over the hole.
+        The next read continues after the hole.
         """
         count = good.first_offset - offset
         size = good.position - position
@@ -387,20 +389,21 @@ class LogReader:
         return self.damage.skip(offset)
 
     def headers(self, offset: int) -> Iterator[tuple[Header, Mark | None]]:
-        """Yield wire-form headers of all blocks from the one that holds `offset` on, for recovery.
+        """Yield wire-form headers of all blocks from the block that contains `offset` on, for
+        recovery.
 
-        Columns are not checked. Each mark comes with its content, or with None if it is damaged
-        (its count is 0 too). Of an adopted chunk only the mark at its end comes: its blocks have no
-        producer, and there may be many.
+        Columns are not checked. The second value is the content of a mark. For a damaged mark it is
+        None, but its header also has the count 0. From an adopted chunk, this yields only the mark
+        at its end, because its blocks have no producer, and there may be many.
         """
         offset = max(offset, self.bases[0])
         for base in self._from(offset):
             try:
                 chunk = self._readable(base, offset)
             except Damaged:
-                continue  # it is among the holes now
+                continue  # it is one of the holes now
             if chunk.base_offset != base:
-                continue  # the file was a stray and was dropped: `chunk` is the one before it
+                continue  # the file was dropped; `chunk` is the chunk before it
             position = chunk.last_position() if chunk.adopted else chunk.locate(offset).position
             for stretch in chunk.walk(position, columns=False):
                 if stretch.good and stretch.header is not None:
@@ -408,10 +411,10 @@ class LogReader:
                     yield replay_header(stretch.header, chunk.header), mark
 
     def header_at(self, offset: int) -> Header | None:
-        """Return the wire-form header of the block that holds `offset`.
+        """Return the wire-form header of the block that contains `offset`.
 
-        If there is none, uses the first block after it in its chunk. Returns None if it cannot be
-        read.
+        If no block does, this uses the next block after it in the chunk. Returns None if it cannot
+        be read.
         """
         offset = self.skip(max(offset, self.bases[0]))
         kept = self.ring.read(offset, 1, self.ring.end, 1)
@@ -427,11 +430,11 @@ class LogReader:
         return None
 
     def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
-        """Return the bytes of the blocks between two offsets, and a block border.
+        """Return the bytes of the blocks between two offsets, and a border between two blocks.
 
         The border is the last one up to which these blocks have at most `bytes_max` bytes. It is at
-        most `end`, and above `start`: the first block counts whatever its size. Lost blocks have no
-        bytes.
+        most `end`. It is always above `start`, even if the first block is larger than `bytes_max`.
+        Lost blocks count as 0 bytes.
         """
         start = max(start, self.bases[0])
         if start >= end:
@@ -453,9 +456,9 @@ class LogReader:
         return total, end if found < 0 else min(found, end)
 
     def _span(self, base: int, start: int, end: int) -> tuple[int, int]:
-        """Return (position, bytes) of what lies between two offsets in one chunk.
+        """Return (position, bytes) of the blocks between two offsets in one chunk.
 
-        A chunk that lies between them whole is opened only once.
+        If the whole chunk is between the offsets and its facts are known, it is not opened.
         """
         next_base = self.next_base(base)
         facts = self.book.facts.get(base)
@@ -469,7 +472,7 @@ class LogReader:
             return CHUNK_HEADER_BYTES, facts.bytes - CHUNK_HEADER_BYTES - FOOTER_BYTES
         chunk = self._readable(base, base)
         if chunk.base_offset != base:
-            return CHUNK_HEADER_BYTES, 0  # a stray
+            return CHUNK_HEADER_BYTES, 0  # the file was dropped
         first = CHUNK_HEADER_BYTES if start <= base else chunk.extent(start)[0]
         last = chunk.end_position
         if end < (chunk.end_offset if next_base is None else next_base):
@@ -477,11 +480,11 @@ class LogReader:
         return first, last - first
 
     def newest(self, count: int, end: int) -> int:
-        """Return the offset where the newest `count` messages below `end` begin.
+        """Return the offset at which the newest `count` messages below `end` begin.
 
-        If there are fewer messages, it is the oldest offset kept. Lost messages do not count. The
-        result is computed: offsets have no gaps except known holes. Walking back block by block
-        took 16 us for each block.
+        If there are fewer messages, it is the oldest kept offset. Lost messages do not count. The
+        offset is computed and not searched, because offsets have no gaps except known holes. A walk
+        backwards took 16 microseconds for each block.
         """
         found = end
         for hole in reversed(self.damage.holes[: bisect_left(self.damage.holes, (end, 0))]):
@@ -525,7 +528,7 @@ class LogReader:
         return self.bases[following] if following < len(self.bases) else None
 
     def open(self, base: int) -> Chunk:
-        """Open a chunk. It is closed when OPEN_CHUNKS_MAX other sealed chunks have been used since.
+        """Open a chunk. It is closed when OPEN_CHUNKS_MAX other sealed chunks were used after it.
 
         Raises `Damaged`, `ForeignDirectory` or `Unreadable` if that fails.
         """
@@ -538,7 +541,7 @@ class LogReader:
             )
             if chunk.sealed:
                 self.book.facts[base] = chunk.facts()
-            else:  # its footer is damaged: its end is the next chunk's name
+            else:  # its footer is damaged; the next chunk's name is its end
                 following = self.next_base(base)
                 assert following is not None
                 chunk.end_offset = following
@@ -547,7 +550,7 @@ class LogReader:
         return chunk
 
     def _keep(self, chunk: Chunk) -> None:
-        """Keep a chunk among the few sealed ones that stay open."""
+        """Add a chunk to the few sealed chunks that stay open."""
         self._sealed[chunk.base_offset] = chunk
         if len(self._sealed) > OPEN_CHUNKS_MAX:
             self._sealed.popitem(last=False)[1].close()

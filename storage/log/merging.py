@@ -1,14 +1,14 @@
 """Merging: before a commit, many small staged files are copied into a few large ones.
 
 If each small part became a chunk, there would be thousands of tiny files, and their syncs would
-stop the log for seconds. So parts that are too many to append are copied first: the blocks
-unchanged, with new headers for their new place, in the order of the commit. The result is a sealed
-part with a new name that is in no row. It takes the place of the old parts in the commit. The old
-parts stay until the commit. After a crash, the start removes the merged files like all files
-without a row, or finishes them if a mark names them.
+stop the log for seconds. So if there are too many small parts to append, they are copied first, in
+the order of the commit. The blocks do not change, but get new headers for their new position. The
+result is a sealed part with a new name, for which the state store has no row. It replaces the old
+parts in the commit. The old parts stay until the commit. After a crash, the next start removes the
+merged files like all files without a row. But if a mark names them, it finishes their adoption.
 
-A merge is made in the log's thread. Its steps run in any thread, one after the other. Each step is
-bounded, so that a seal that waits for the same thread can run between two steps.
+A merge is created in the log's thread. Its steps run in any thread, one after the other. Each step
+has a size limit, so that a seal that waits for the same thread can run between two steps.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from .log_format import (
 )
 from .transactions import StagedFile
 
-STEP_BYTES: Final = 32 * 1024 * 1024  # and a sync: some tens of milliseconds
-# Bytes read and written by one call each. The event loop can run meanwhile.
+STEP_BYTES: Final = 32 * 1024 * 1024  # with a sync, this takes some tens of milliseconds
+# The bytes of one read and one write. The event loop can run during these calls.
 PIECE_BYTES: Final = 1024 * 1024
 
 
@@ -75,11 +75,11 @@ class Merge:
         )
 
     def step(self) -> None:
-        """Copy about STEP_BYTES more. All of it is on disk when `done`.
+        """Copy about STEP_BYTES more. When `done` is True, the result is on disk.
 
-        Raises `DiskFull`, or `Damaged` (a part is not as it was sealed). Then nothing is left of
-        the merge, and the parts are unchanged. Raises `StoreFailed` if the process must end and
-        recover.
+        Raises `DiskFull`, or `Damaged` if a part was changed after it was sealed. Then the merged
+        files are removed, and the parts are unchanged. Raises `StoreFailed` if the process must end
+        and recover.
         """
         assert not self.done
         try:
@@ -110,7 +110,7 @@ class Merge:
             raise
 
     def _copy(self) -> int:
-        """Copy one piece into the open file or a new one, and return its bytes."""
+        """Copy one piece into the open file or a new one, and return its size in bytes."""
         assert self._next is not None
         if self._fd >= 0 and not self._fits(self._end + self._next[0].length):
             self._sync()
@@ -151,7 +151,7 @@ class Merge:
     def _end_file(self) -> None:
         """Write the footer and close the file.
 
-        The commit writes the footer again with final values, so it need not be on disk before.
+        The commit writes the footer again with the final values, so it is not synced here.
         """
         footer = ChunkFooter(self._messages, 0, self._end)
         self._files.writev(self._fd, [encode_footer(footer, self._seed)], self._end)
@@ -166,7 +166,7 @@ class Merge:
             return
         try:
             self._files.sync(self._fd)
-        except OSError as error:  # the lost bytes may belong to any file
+        except OSError as error:  # the lost bytes may be in any of the files
             raise StoreFailed(
                 f"fdatasync of merged files in {self._folder} failed: {error}"
             ) from error
@@ -177,7 +177,7 @@ class Merge:
     def discard(self) -> None:
         """Remove the merged files that did not become chunks, when the commit has ended.
 
-        The next start removes those that cannot be removed now.
+        The next start removes the files that cannot be removed now.
         """
         self._source.close()
         self._next = None

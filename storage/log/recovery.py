@@ -1,46 +1,50 @@
-"""Recovery at start: find out what is really on disk, and make that the log.
+"""Recovery at start: find out which bytes are really on disk, and make the log from them.
 
-Recovery is idempotent: after a crash in it, it runs again.
+Recovery can be repeated. After a crash during recovery, it runs again.
 
-The fault model. We promise to survive the following faults. Nothing acknowledged is lost, and
-nothing half-written is shown:
+The fault model. ZSQ promises to survive the following faults. No acknowledged message is lost, and
+readers see no incomplete block:
 
-* the death of the process at any instruction, also inside recovery;
-* the loss of power: of what was not synced, any part may be on disk, at any granularity and in any
-  order. Names made, renamed or removed in a folder that was not synced may or may not be there;
-* a failed write, short write, or failed fdatasync: the process ends. After it the page cache may
-  hold good bytes that are not on disk;
-* any one flipped bit in the log's files: at most one block is lost, and none is wrong.
+* the process ends at any instruction, even inside recovery;
+* a power cut: any part of the bytes that were not synced may be on disk, in any order. Names that
+  were made, renamed or removed in a folder that was not synced may exist or not;
+* a failed write, short write, or failed fdatasync: the process ends. After that, the page cache may
+  contain good bytes that are not on disk;
+* any one flipped bit in the log's files: at most one block is lost, and no wrong block is returned.
 
-We do not promise to survive: a disk that reports a sync and did not do it, damage in both copies of
-a chunk's header, a bit that flips in the last block written before a crash (it looks like a torn
-write), or edited files.
+ZSQ does not promise to survive the following:
+
+* a disk that reports a sync but did not carry it out
+* damage in both copies of a chunk's header
+* a bit that flips in the last block written before a crash, because it looks like a torn write
+* edited files
 
 Steps:
 
 1. Sync the folder.
-2. Drop a chunk that was being created.
-3. Walk the last chunk and check every block. All other chunks are whole, because a roll syncs them.
-   The walk begins at the checkpoint, or at the chunk's start if the saved index is of no use.
-4. Decide what each bad stretch is.
-5. Cut a torn tail, and sync.
-6. Write back what may be only in the page cache, and sync.
-7. The caller brings the producers' rows up to date from the headers, and commits the checkpoint.
+2. Remove a chunk whose creation was not finished.
+3. Walk through the last chunk and check every block. All other chunks are complete, because a roll
+   syncs them. The walk begins at the checkpoint, or at the chunk's start if the saved index cannot
+   be used.
+4. Decide for each bad stretch whether it is damage or a torn write.
+5. Cut off a torn end, and sync.
+6. Write the bytes again that may be only in the page cache, and sync.
+7. The caller updates the producers' rows from the headers, and commits the checkpoint.
 
-A bad stretch is damage if it is known to have been synced. The state store may say so, or a block
-behind it: each block says how many bytes before it were not known to be synced when it was written.
-Damage stays: its bytes are kept, its offsets become a hole, and what lies behind it is used. Any
-other bad stretch is a write that never finished. It is cut off *with what lies behind it*. Nothing
-there was acknowledged, and its producers will send it again. If a block behind a torn one were
-kept, the producer's sequence would rise above the torn block. When the producer sends the torn
-block again, it would be answered as stored.
+A bad stretch is damage if it is known that it was synced. The state store may know it, or a block
+after the stretch: each block contains the number of bytes before it that were not known to be
+synced when it was written. Damage stays in the chunk: its bytes are kept, its offsets become a
+hole, and the blocks after it are used. Any other bad stretch is a torn write, which means a write
+that never finished. It is cut off *together with all bytes after it*. No message there was
+acknowledged, and the producers will send them again. If a block after a torn one were kept, the
+producer's next sequence would be above the torn block. If the producer then sent the torn block
+again, the topic would answer that this block is stored.
 
-What is cut is copied to a `.bad` file first: the last block may have been acknowledged and damaged
-later. Recovery cannot tell.
+Bytes are copied to a `.bad` file before they are cut off, because recovery cannot exclude one case:
+the last block may have been acknowledged and damaged later.
 
-Offsets are never given twice. The end found may lie below what the state store knows to be synced,
-if the disk lost it. Then the log continues at the offset that the state store knows, and the lost
-offsets are a hole.
+Offsets are never assigned twice. If the disk has lost synced bytes, the log ends below the synced
+end in the state store. The log then continues at the synced end, and the lost offsets are a hole.
 """
 
 from __future__ import annotations
@@ -70,8 +74,7 @@ COPY_BYTES: Final = 4 * 1024 * 1024
 class RecoveryReport:
     """The findings and actions of recovery.
 
-    `notes` are sentences for the log of the process. `alarms` are sentences that a person should
-    read.
+    `notes` are sentences for the log of the process. `alarms` are sentences for the operator.
     """
 
     chunks: int = 0
@@ -136,32 +139,32 @@ class _BadStretch:
 
 @dataclass(slots=True)
 class _ChunkScan:
-    """The last chunk as found.
+    """The findings of the walk through the last chunk.
 
-    Everything below position `attested` is known to have been synced.
+    All bytes below position `attested` are known to be synced.
     """
 
     end: _End
     bad: list[_BadStretch] = field(default_factory=list)
     groups: list[tuple[_End, int]] = field(default_factory=list)
-    """Start of each group in this chunk, and the position behind its mark (-1: no mark)."""
+    """The start of each group in this chunk, and the position after its mark (-1: no mark)."""
     holes: list[Hole] = field(default_factory=list)
     attested: int = 0
     write_back_from: int = -1
     kept: Mapping[tuple[int, int], Bad] = field(default_factory=dict)
-    """Damage that was set aside at an earlier start, by (base, position)."""
+    """Damage that an earlier start copied to `.bad` files, by (base, position)."""
     kept_files: int = 0
     base_offset: int = 0
 
     def is_kept(self, position: int, size: int, count: int = 0) -> bool:
-        """Return True if this damage was set aside before, with at least this size and count."""
+        """Return True if a `.bad` file has this damage, with at least this size and count."""
         known = self.kept.get((self.base_offset, position))
         return known is not None and known.bytes >= size and known.count >= count
 
     def tell(self, position: int, size: int, report: RecoveryReport, count: int = 0) -> list[str]:
         """Return the list for a sentence about this loss.
 
-        The list is `notes` if the damage was set aside before, otherwise `alarms`.
+        The list is `notes` if a `.bad` file already has the damage, otherwise `alarms`.
         """
         return report.notes if self.is_kept(position, size, count) else report.alarms
 
@@ -175,10 +178,11 @@ def recover_log(
     synced_end: int,
     start: int = 0,
 ) -> tuple[Log, RecoveryReport]:
-    """Return the log as it really is, all of it synced.
+    """Return the recovered log, completely synced.
 
-    The state store knows that everything below `synced_end` is on disk. Everything below `start` is
-    removed. Raises `StoreFailed` for I/O errors, `ForeignDirectory` for chunks of another topic.
+    According to the state store, all messages below `synced_end` are on disk, and all chunks below
+    `start` are removed. Raises `StoreFailed` for I/O errors, `ForeignDirectory` for chunks of
+    another topic.
     """
     report = RecoveryReport(now_ns=time.time_ns())
     with contextlib.ExitStack() as undo:
@@ -196,8 +200,8 @@ def recover_log(
                 bases = _bases(files, folder)
                 if not chunk.sealed:
                     report.alarms.append(f"{chunk.path}: its footer is damaged")
-                    # Nothing more is written to it, because replay expects only one group in an
-                    # adopted chunk.
+                    # As a sealed chunk, it gets no more blocks. Replay expects only one group in
+                    # an adopted chunk.
                     chunk.sealed = True
             scan = _scan(chunk, synced_end, report, columns=not footer)
             _decide(chunk, scan, synced_end, report)
@@ -220,7 +224,7 @@ def recover_log(
 
 
 def _note_lost_end(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryReport) -> None:
-    """Note a hole if the log ends before the end that was known to be on disk."""
+    """Note a hole if the log ends below `synced_end`."""
     end = scan.end
     if end.offset >= synced_end:
         return
@@ -239,12 +243,12 @@ def _note_lost_end(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: Reco
         "messages are lost"
     )
     scan.tell(lost.position, 0, report, lost.count).append(f"{chunk.folder}: {text}")
-    # Otherwise the damage has its file already.
+    # In all other cases, the damage already has its file.
     if not scan.is_kept(lost.position, 0) and all(
         bad.start.position != lost.position for bad in scan.bad
     ):
         _set_aside(chunk, lost, report)
-    chunk.sealed = True  # bytes behind the end stay for inspection; the next append begins a chunk
+    chunk.sealed = True  # keeps the bytes after the end for people; the next append begins a chunk
     chunk.end_offset = synced_end
 
 
@@ -260,9 +264,9 @@ def _open_last(
     options: LogOptions,
     report: RecoveryReport,
 ) -> Chunk | None:
-    """Open the last chunk, after removing those that were being created or cannot be read.
+    """Remove the last chunks that are incomplete or unreadable, and open the chunk before them.
 
-    These are removed from `bases` too.
+    The removed chunks are removed from `bases` too.
     """
     while bases:
         base = bases[-1]
@@ -273,7 +277,7 @@ def _open_last(
             size = files.size_of(path)
         bases.pop()
         if size <= CHUNK_HEADER_BYTES and bases:
-            # A roll syncs header and folder before anything is appended, so this chunk never had a
+            # A roll syncs header and folder before it appends a block, so this chunk never had a
             # block.
             files.remove(path)
             report.notes.append(f"{path}: its creation was not finished; it is removed")
@@ -288,10 +292,10 @@ def _open_last(
 
 
 def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport, *, columns: bool) -> _ChunkScan:
-    """Check each block of the last chunk, build its index, note what is bad and what was synced.
+    """Check each block of the last chunk, build its index, and note bad stretches and synced bytes.
 
-    Starts at the checkpoint if the saved index finds it. What lies before it was synced, and is
-    checked when it is read.
+    The walk starts at the checkpoint if the saved index contains it. The blocks before it were
+    synced, and are checked when they are read.
     """
     base, base_time_ns = chunk.base_offset, chunk.header.base_time_ns
     entry = chunk.resume(synced_end)
@@ -331,8 +335,8 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport, *, columns: boo
         if header.flags & IN_GROUP and not in_group:
             scan.groups.append((_End(stretch.position, end.offset, end.time_ns), -1))
         elif not header.flags & IN_GROUP and in_group:
-            # Normally this is the group's mark. If the mark is damaged, this block shows that it
-            # was written.
+            # Normally this block is the group's mark. If the mark is damaged, this block shows that
+            # the mark was written.
             scan.groups[-1] = (scan.groups[-1][0], stretch.end)
         in_group = bool(header.flags & IN_GROUP)
         if header.count and stretch.position >= index.next_position:
@@ -349,7 +353,7 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport, *, columns: boo
 def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryReport) -> None:
     """Decide which bad stretches are damage and where the first torn write is.
 
-    Damage stays, as holes. Everything from the torn write on is cut off.
+    Damage stays in the chunk, as holes. All bytes from the torn write on are cut off.
     """
 
     def known(start: _End) -> bool:
@@ -418,7 +422,7 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
             following = (
                 bad.next_offset if bad.next_offset >= 0 else max(scan.end.offset, synced_end)
             )
-            count = max(following - bad.start.offset, 0)  # 0: a mark, whose group's messages stay
+            count = max(following - bad.start.offset, 0)  # 0 if only a mark is bad
             why = "its checksum does not match"
             size = bad.end - bad.start.position
             if not scan.is_kept(bad.start.position, size, count):
@@ -440,9 +444,9 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
 def _set_aside(
     chunk: Chunk, bad: Bad, report: RecoveryReport, kept_max: int = BAD_KEPT_BYTES_MAX
 ) -> None:
-    """Copy what is about to be cut off, or is damaged, into a `.bad` file.
+    """Copy bytes that are damaged, or will be cut off, into a `.bad` file.
 
-    Best effort: a full disk must not keep the topic from starting.
+    A failure is only noted, because the topic must start even on a full disk.
     """
     path = f"{chunk.folder}/{bad.name}"
     try:
@@ -453,15 +457,15 @@ def _set_aside(
 
 
 def _write_back(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryReport) -> None:
-    """Write again, in place, what the state store does not know to be synced. Then sync.
+    """Write the bytes again that are not known to be synced, at the same position. Then sync.
 
-    After a failed sync, the page cache may hold what the disk does not.
+    This is necessary because after a failed sync, bytes may be in the page cache but not on disk.
     """
     files = chunk.files
     size = files.size(chunk.fd)
     start = scan.write_back_from
     if synced_end <= chunk.base_offset:
-        # The file was synced before it got its name, so all of it is on disk.
+        # An adopted file was synced before it got its name, so all its bytes are on disk.
         start = 0 if not chunk.adopted else chunk.end_position
     elif start < 0:
         start = chunk.end_position  # the footer, if there is one
@@ -476,7 +480,7 @@ def _write_back(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: Recover
 def _write_again(chunk: Chunk, position: int, size: int) -> None:
     """Write a piece again, except pages that the disk cannot read.
 
-    Those are known damage: otherwise recovery would have failed before.
+    Such pages are known damage, because otherwise recovery would have failed before.
     """
     files = chunk.files
     for at in (

@@ -1,10 +1,11 @@
 """Removal of chunks, and the sizes and times of chunks that retention needs.
 
 Order: the state commits the new start, then the log forgets the chunks, then their files are
-removed, oldest first. For each chunk, the index and `.bad` files go before the chunk. The removal
-runs in another thread, because the system takes milliseconds to free 256 MiB. The folder is synced
-once at the end. So a crash leaves either a whole chunk, or a state that says it is to be removed.
-Recovery then removes what is still there or has come back (names whose removal was not synced).
+removed, oldest first. For each chunk, the index and `.bad` files are removed before the chunk. The
+removal runs in another thread, because the system takes milliseconds to free 256 MiB. The folder is
+synced once at the end. So after a crash, a chunk is either complete, or the state knows that it
+must be removed. In the second case, recovery removes the files that still exist or exist again
+(names whose removal was not synced).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _DIGITS: Final = len(chunk_name(0)) - len(CHUNK_SUFFIX)
 
 
 class LogKeeper:
-    """Sizes and times of a log's chunks, used by the log's thread.
+    """The sizes and times of a log's chunks, for the log's thread.
 
-    Each sealed chunk is read once.
+    It reads each sealed chunk once.
     """
 
     def __init__(self, files: Files, folder: str, uuid: bytes, log: Log) -> None:
@@ -41,9 +42,9 @@ class LogKeeper:
         self._first_time = (-1, 0)  # of the ongoing chunk: its base, and the time
 
     def view(self, retention: Retention, floor: int, applied: int, now_ns: int) -> LogView:
-        """Return the log as the plan needs it.
+        """Return the facts about the log that the plan needs.
 
-        Files are read only for values that `retention` needs.
+        This reads files only for values that `retention` needs.
         """
         log = self._log
         bases = log.chunks
@@ -71,8 +72,7 @@ class LogKeeper:
         size = self._sizes.get(base)
         if size is None:
             size = 0
-            # The file is gone: the code that reads it reports this.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # if the file is missing, its readers report that
                 size = self._files.size_of(f"{self._folder}/{chunk_name(base)}")
             self._sizes[base] = size
         return size
@@ -95,9 +95,9 @@ class LogKeeper:
         return log.measure(floor, following, BYTES_ANY)[0] + sum(sizes[at + 1 :])
 
     def last_time_ns(self, chunk: int) -> int:
-        """Return when the last message of the n-th chunk came.
+        """Return the time of the last message of the n-th chunk.
 
-        If the chunk cannot be read, uses the next one that can.
+        If the chunk cannot be read, this uses the next chunk that can be read.
         """
         bases = self._log.chunks
         base = bases[chunk]
@@ -121,9 +121,9 @@ class LogKeeper:
         return None if footer is None else chunk.header.base_time_ns + footer.last_time_ns
 
     def _ongoing_since(self, base: int) -> int:
-        """Return when the ongoing chunk's first message came.
+        """Return the time of the ongoing chunk's first message.
 
-        The chunk's header may be older, because the chunk may have been created earlier.
+        The time in the chunk's header may be earlier, because it is the time of its creation.
         """
         if self._first_time[0] != base:
             header = next(self._log.headers(base), None)
@@ -134,7 +134,7 @@ class LogKeeper:
         return self._first_time[1]
 
     def forget(self, start: int) -> int:
-        """Make the log forget what lies below `start`. Returns the bytes of the removed chunks."""
+        """Make the log forget the chunks below `start`. Returns their size in bytes."""
         self._log.forget(start)
         gone = [base for base in self._sizes if base < self._log.start]
         for base in gone:
@@ -145,7 +145,7 @@ class LogKeeper:
 def finished_bytes(view: LogView) -> int:
     """Return the bytes of chunks that every channel has finished.
 
-    The ongoing chunk counts if all of it is.
+    The ongoing chunk counts only if all its messages are finished.
     """
     return sum(view.sizes[: finished_chunks(view.bases, view.floor)]) + (
         view.sizes[-1] if view.floor >= view.end else 0
@@ -153,10 +153,10 @@ def finished_bytes(view: LogView) -> int:
 
 
 def remove_below(files: Files, folder: str, start: int) -> int:
-    """Remove the files of all chunks wholly below `start`, and return the number of removed files.
+    """Remove the files of all chunks completely below `start`, and return their number.
 
-    Files left of an incomplete removal are removed too. The last chunk always stays. Raises
-    `OSError` if files are left; the next call removes them.
+    This also removes files that an incomplete removal has left. The last chunk always stays. Raises
+    `OSError` if it could not remove all files. The next call removes the others.
     """
     names = files.list(folder)
     bases = [base for name in names if (base := parse_chunk_name(name)) is not None]

@@ -1,16 +1,17 @@
-"""Ring: the newest blocks of a log in memory, for readers slightly behind. Pure.
+"""Ring: the newest blocks of a log in memory, for readers near its end. Pure.
 
-A read needs no system call. The ring is bounded in bytes. It is also bounded in time, because an
-idle topic should hold no memory. (The ring of EQueue, a queue for .NET, drops what was not used for
-5 s. In ZSQ the page cache still has such blocks.) The blocks of the ring follow each other without
-a gap, up to the newest one. An append that does not follow the last one empties the ring first. An
-entry is an append and not a block. So keeping a thousand small blocks of one append costs as much
-as keeping one block. Headers get their wire form (offset and time) only when they are read.
+A read from the ring needs no system call. The ring has a limit in bytes. It also has a limit in
+time, because an idle topic should need no memory. (The ring of EQueue, a queue for .NET, drops
+blocks that were not used for 5 s. In ZSQ, such blocks are still in the page cache.) The blocks of
+the ring follow each other without a gap, up to the newest one. An append that does not follow the
+last one empties the ring first. An entry of the ring is an append and not a block. So to keep a
+thousand small blocks of one append costs as much as to keep one block. Headers get their wire form
+(offset and time) only when they are read.
 
-The topic has checked the blocks. They stay in the frames in which they came. They are checked again
-when they are read, because memory may have changed them since. If a check fails, the ring drops
-everything, and the reader takes the blocks from the file. The ring does not know what is synced: a
-caller gives the `end` up to which it may read.
+The topic has checked the blocks. They stay in the frames in which they arrived. They are checked
+again when they are read, because a fault of the memory may have changed them. If a check fails, the
+ring drops all its blocks, and the reader reads them from the file. The ring does not know which
+blocks are synced. So the caller passes the `end` up to which it may read.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ...transport.errors import ZsqError
 from .log_format import ChunkHeader, wire_header
 
 RING_BYTES: Final = 8 * 1024 * 1024
-BLOCKS_MAX: Final = 1 << 30  # practically no bound
+BLOCKS_MAX: Final = 1 << 30  # in effect no limit
 # Approximate memory of a block besides its bytes: a block of 104 bytes takes 935 (objects, frames).
 BLOCK_COST: Final = 1024
 RING_KEPT_NS: Final = 5 * 1_000_000_000
@@ -99,7 +100,7 @@ class Ring:
             self._head = 0
 
     def expire(self, now_ns: int) -> None:
-        """Drop what came more than `kept_ns` ago."""
+        """Drop the appends that are older than `kept_ns`."""
         while (
             self._head < len(self._appends)
             and now_ns - self._appends[self._head].kept_ns >= self._kept_ns
@@ -114,7 +115,7 @@ class Ring:
     def read(
         self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX
     ) -> list[Block] | None:
-        """Return whole blocks below `end` in wire form, from the one that holds `offset` on.
+        """Return whole blocks below `end` in wire form, from the block that contains `offset` on.
 
         Returns about `bytes_max` bytes. Returns None if the ring does not have that block.
         """

@@ -1,11 +1,11 @@
-"""Survey after a start: old chunks are opened once, and known damage is read again.
+"""Survey after a start: opens old chunks once, and reads known damage again.
 
 Recovery reads only the last chunk, so that its time does not grow with the backlog. The survey
-opens each of the others once and reads its header and footer. The start opens the newest of them.
-Another thread opens the rest, a few at a time, while the topic serves. So a chunk that was removed
-or lost its end causes an alarm soon after the start, and not when a reader needs it months later.
-The survey also learns the sizes and times of all chunks. Damage that can be read again is no longer
-a hole.
+opens each of the other chunks once and reads its header and footer. The newest of them are opened
+during the start. Another thread opens the others, a few at a time, while the topic serves. So a
+chunk that is missing or has lost its end causes an alarm soon after the start, and not months later
+when a reader needs it. The survey also reads the sizes and times of all chunks. If damaged bytes
+can be read again, they are no longer a hole.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from .damage import DAMAGED, Bad, BadHead, bad_heads
 from .log_format import chunk_name
 from .log_reader import LogReader
 
-AT_START_MAX: Final = 32  # opened before the topic serves
-STEP_CHUNKS: Final = 64  # opened by one job
+AT_START_MAX: Final = 32  # chunks that are opened before the topic serves
+STEP_CHUNKS: Final = 64  # chunks that one job opens
 READABLE_AGAIN: Final = (
     "the messages that this file lists as lost can be read again; channels that passed them "
     "get them by Admin.seek, "
     "and the file can be deleted"
 )
-# Bytes of known damage that a start reads again. Damage beyond this number of bytes is not checked.
+# The largest number of damaged bytes that a start reads again. It does not check the rest.
 CHECK_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class Found(NamedTuple):
-    """One chunk: its facts, or why it cannot be used."""
+    """The result for one chunk: its facts, or the reason why it cannot be used."""
 
     base_offset: int
     facts: Facts | None
     why: str
     lost: bool = False
-    """True if the chunk is missing or damaged, and not only unreadable now."""
+    """True if the chunk is missing or damaged. False if it only cannot be read now."""
 
 
 def recall(files: Files, folder: str, reader: LogReader) -> list[str]:
-    """Add the holes of the `.bad` files, except those that can be read again. Returns notes."""
+    """Add the holes of the `.bad` files, except if their bytes can be read again. Returns notes."""
     notes: list[str] = []
     budget = CHECK_BYTES_MAX
     bases = set(reader.bases)
@@ -70,7 +70,7 @@ def _is_whole(reader: LogReader, head: BadHead) -> bool:
     bad = head.bad
     end = bad.position + bad.bytes
     try:
-        if not bad.bytes:  # the chunk that held it was missing
+        if not bad.bytes:  # the chunk of these messages was missing
             return _is_covered(reader, bad.first_offset, bad.hole.next_offset)
         for stretch in reader.open(bad.base_offset).walk(bad.position, columns=True):
             if not stretch.good:
@@ -83,9 +83,9 @@ def _is_whole(reader: LogReader, head: BadHead) -> bool:
 
 
 def _is_covered(reader: LogReader, offset: int, end: int) -> bool:
-    """Return True if existing chunks hold all these messages.
+    """Return True if existing chunks contain all messages from `offset` to `end`.
 
-    Only the headers of the first and the last message in each chunk are checked.
+    This checks only the headers of the first and the last message in each chunk.
     """
     if offset < reader.bases[0]:
         return False
@@ -108,7 +108,7 @@ def _is_covered(reader: LogReader, offset: int, end: int) -> bool:
 def survey(
     files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_every_bytes: int
 ) -> list[Found]:
-    """Open these chunks, one after another. Safe in any thread: only the files are shared."""
+    """Open these chunks, one after the other. Any thread may call this."""
     found = []
     for base in bases:
         try:
@@ -140,7 +140,7 @@ def survey(
 
 
 class Survey:
-    """The chunks of a log that are still to be checked, newest first."""
+    """The chunks of a log that are not checked yet. The newest are checked first."""
 
     def __init__(
         self, files: Files, folder: str, uuid: bytes, index_every_bytes: int, reader: LogReader
@@ -165,7 +165,7 @@ class Survey:
     def learn(self, found: Sequence[Found]) -> list[str]:
         """Take the result of a job and return alarms.
 
-        A chunk that was removed meanwhile because it was finished causes none.
+        A chunk that retention has removed since then causes no alarm.
         """
         alarms = []
         reader = self._reader

@@ -1,19 +1,19 @@
 """Transactions: the mark that ends an atomic group, and the rows of transactions and stages. Pure.
 
-The mark is a block without messages that carries the group's transaction:
+The mark is a block without messages that contains the group's transaction:
 
-    header (64 bytes, flags MARK, count 0)   length (4)   msgpack map   zeros to a multiple of 8
+    header (64 bytes, flag MARK, count 0)   length (4)   msgpack map   zeros to a multiple of 8
     trailer (8)
 
-A group counts if and only if its mark is in the log. If the whole group was appended, the mark
-follows its blocks. If staged files become chunks, the mark follows the blocks of the last of them,
-and the rename of that file into the log is the commit. The mark names everything in the group, so
-that recovery can finish it.
+A group is part of the log if and only if its mark is in the log. If the whole group was appended,
+the mark follows its blocks. If staged files become chunks, the mark follows the blocks of the last
+of these files, and the rename of that file into the log is the commit. The mark names all files of
+the group, so that recovery can finish the commit.
 
-The rows belong to the state store. A transaction is (`app`, `version`): the versions of an app
-ascend, and each is committed at most once. So one row per app is enough: the last commit. The
-content of a group's mark goes into the row when the state is committed. If the mark and the row
-differ, the mark is right.
+The rows belong to the state store. A transaction is (`app`, `version`). The versions of an app
+increase, and each is committed at most once. So one row for each app is enough, with the last
+commit. When the state is committed, the row is written from the group's mark. If the mark and the
+row differ, the mark is right.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from ...transport.block.block import (
 from ...transport.wire.codec import pack_value, unpack_value
 from .log_format import ALIGNMENT, encode_disk_header
 
-JOB: Final = "job"  # a kind whose app is the uuid of one job: not needed after the job's retries
+JOB: Final = "job"  # a kind whose app is the uuid of one job; not needed after the job's retries
 JOB_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
-# Rows of about 100 bytes, all in memory. Each job makes one. A streaming query makes one in all its
-# runs.
+# Each row takes about 100 bytes, and all rows are in memory. Each job makes one row. A streaming
+# query makes one row for all its runs.
 TRANSACTIONS_MAX: Final = 100_000
 
 
 class Transaction(NamedTuple):
     """The transaction of a group.
 
-    `kind` is "app" (remembered permanently) or "job". `user` is the user of the access file who
+    `kind` is "app" (remembered permanently) or "job". `user` is the user (of the access file) who
     stages and commits, or "" if no user name was required.
     """
 
@@ -55,7 +55,7 @@ class Transaction(NamedTuple):
 
 
 def is_foreign(owner: str, user: str) -> bool:
-    """Return True if `user` may not use what `owner` made.
+    """Return True if `user` may not use an app or a stage of `owner`.
 
     Without an owner, all users may use it. A caller without a user name (ipc, or a broker without
     an access file) may use everything.
@@ -66,7 +66,7 @@ def is_foreign(owner: str, user: str) -> bool:
 class TransactionRow(NamedTuple):
     """The last committed version of an app.
 
-    Without messages (an empty commit), `first_offset` is where they would be.
+    After an empty commit, `first_offset` is the offset that its first message would have.
     """
 
     version: int
@@ -92,9 +92,9 @@ class StagedFile(NamedTuple):
 
 
 class StageRow(NamedTuple):
-    """A stage at its last seal; all of it is on disk.
+    """A stage at its last seal. All its blocks are on disk.
 
-    `bytes` is the size of its blocks. `final` is True if no more blocks come.
+    `bytes` is the size of its blocks. `final` is True if no more blocks will follow.
     """
 
     app: str
@@ -118,8 +118,8 @@ class StageRow(NamedTuple):
 def later_of(old: TransactionRow | None, new: TransactionRow) -> TransactionRow:
     """Return the row with the higher version.
 
-    Replaying a mark is idempotent for any state of the row. An app keeps its owner, also if a
-    commit came from a caller without a user name.
+    So a mark can be replayed several times, whatever the row contains. An app keeps its owner, even
+    if a caller without a user name commits.
     """
     if old is None or new.version <= old.version:
         return old or new
@@ -129,7 +129,7 @@ def later_of(old: TransactionRow | None, new: TransactionRow) -> TransactionRow:
 def superseded(
     stages: Mapping[bytes, StageRow], app: str, version: int, user: str = ""
 ) -> list[bytes]:
-    """Return the stages that are obsolete after this user has committed this version of the app.
+    """Return the stages that are not needed after this user has committed this version of the app.
 
     These are the stages of this version and older ones. No commit can use them any more.
     """
@@ -143,8 +143,8 @@ def superseded(
 def forgettable(rows: Mapping[str, TransactionRow], now_ns: int) -> list[str]:
     """Return the apps whose row may be removed.
 
-    These are jobs after 7 days, and the oldest jobs if there is no room for one more row. If
-    TRANSACTIONS_MAX rows are left even so, the caller must refuse a new app.
+    These are jobs after 7 days, and the oldest jobs if there is no room for one more row. If there
+    is still no room after that, the caller must refuse a new app.
     """
     jobs = sorted((row.time_ns, app) for app, row in rows.items() if row.kind == JOB)
     old = sum(time_ns < now_ns - JOB_KEPT_NS for time_ns, _ in jobs)
@@ -172,11 +172,11 @@ class Adopted(NamedTuple):
 class Mark(NamedTuple):
     """The content of a mark.
 
-    `messages` counts the whole group, of which the first `appended` were appended. `adopted` is in
-    ascending order, and the mark is in the last one's file.
+    `messages` is the number of messages in the whole group. The first `appended` of them were
+    appended. `adopted` is in ascending order, and the mark is in the last of these files.
 
     `unsealed` describes the chunk before the adopted ones, if it had no footer yet: (base offset,
-    end of its blocks, time of the last one). Otherwise it is ().
+    end of its blocks, time of its last block). Otherwise it is ().
     """
 
     transaction: Transaction
@@ -222,7 +222,7 @@ def encode_mark_header(
 ) -> bytes:
     """Encode the header of the mark's block, like `encode_disk_header`.
 
-    `offset` is the one behind the group. It and `time_ns` are relative to the chunk.
+    `offset` is the offset after the group. `offset` and `time_ns` are relative to the chunk.
     """
     crc = crc32c(memoryview(columns)[:-TRAILER_BYTES])
     header = Header(0, MARK, HEADER_BYTES + len(columns), 0, 0, 0, 0, 0, crc)
@@ -230,7 +230,7 @@ def encode_mark_header(
 
 
 def decode_mark(columns: Buffer) -> Mark:
-    """Decode a mark from columns with a good checksum. Raises `ValueError` if they are no mark."""
+    """Decode a mark from columns with a good checksum. Raises `ValueError` if it is not a mark."""
     size = int.from_bytes(columns[:_LENGTH_BYTES], "little")
     try:
         found: dict[str, Any] = unpack_value(columns[_LENGTH_BYTES : _LENGTH_BYTES + size])

@@ -1,7 +1,7 @@
 """NSQ's disk queue: byte strings in files in go-diskqueue 1.1's format, byte for byte, but durable.
 
-A program can use it directly, to read what an nsqd left on disk, or to write files that an nsqd
-reads. The broker's own messages are in another format (`log.py`).
+A program can use it directly, to read messages that an nsqd left on disk, or to write files that an
+nsqd reads. The broker stores its messages in another format (`log.py`).
 
     with DiskQueue("/var/spool/app", "jobs") as queue:
         queue.put(b"one")              # on disk when this returns
@@ -10,18 +10,18 @@ reads. The broker's own messages are in another format (`log.py`).
 
 With the defaults (`sync_every=1`) the queue promises the following:
 
-* When `put` returns, the message is on disk: the data are synced, and the metadata are written to a
-  new file, synced and renamed, and the folder is synced. A crash before that leaves the whole
-  message or nothing of it.
+* When `put` returns, the message is on disk: the data are synced, the metadata are written to a new
+  file, synced and renamed, and the folder is synced. After a crash before that, the queue contains
+  either the whole message or no part of it.
 * When `get` returns, the message is not delivered again. A program that must not lose a message
   while it works on it calls `peek`, does the work, and then calls `get`. After a crash in between,
   it receives the message again.
 * Messages are returned in the order in which they were put.
 * A failed fsync ends the queue (`StoreFailed`), because the content of the disk is then unknown.
   Opening the queue again runs the recovery.
-* If the disk is full, a put raises `DiskFull` and stores nothing. Reads still work, and free space
-  file by file. Until there is space for the metadata, a crash may return messages again that were
-  removed since the metadata were last written.
+* If the disk is full, a put raises `DiskFull` and stores nothing. Reads still work, and free the
+  space of each file that was read. Until there is space for the metadata, messages that were
+  removed may be returned again after a crash.
 * One process owns the folder. It is locked (flock) as nsqd locks it, so neither an nsqd nor a
   second program can open it. In one process, queues of different names share the lock, and any
   thread may call any method. A process that was forked from the owner must not use the queue
@@ -30,12 +30,12 @@ With the defaults (`sync_every=1`) the queue promises the following:
 
 With `sync_every=N`, as in NSQ (where N is 2500), puts and gets are counted. They are synced after
 every N of them, or `sync_timeout` seconds after the first one that is not synced. A crash of the
-machine may then lose what is not synced yet. A crash of the process loses no message that was put,
-but may return messages again that were removed by `get`.
+machine may then lose the puts and gets that are not synced. A crash of the process loses no message
+that was put, but messages that `get` has removed may be returned again.
 
-As in go-diskqueue: the files, their names, and when a new file begins; the metadata; which
-operations sync; and that a file with an unreadable record is renamed to `.bad` and not read
-further. Different from go-diskqueue:
+The following points are as in go-diskqueue: the files, their names, and when a new file begins; the
+metadata; the operations that sync; and a file with an unreadable record is renamed to `.bad` and
+not read further. These points are different:
 
 * Folders are synced, and a failed fsync is an error.
 * A file may be read to its end while it is still written. It is removed when the next file begins.
@@ -46,8 +46,8 @@ further. Different from go-diskqueue:
 An empty message is refused by default (`min_msg_size=1`). Its record is four zero bytes, and a
 power cut may leave zero bytes too.
 
-Rejected: a lock file for each queue. It would be one more name in a folder that nsqd may own later,
-and an nsqd would not look at it.
+Rejected: a lock file for each queue. It would be an additional file in a folder that nsqd may own
+later, and an nsqd would not check it.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class OwnLock(threading.Condition):
     """A lock that only the process that created it can take.
 
     After a fork, both processes would have the same files open. Each would write at its own
-    position, over the data of the other. Also, if another thread held the lock at the fork, the
-    lock would never be free in the new process.
+    position and overwrite the data of the other. Also, if another thread held the lock at the fork,
+    the lock would never be free in the new process.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class OwnLock(threading.Condition):
 
 
 class Folders:
-    """The folders with disk queues that this process holds. There is one object for the process.
+    """The folders with disk queues that this process has locked. A process has one such object.
 
     As in nsqd, the lock is one flock on the folder itself. All queues of the process in this folder
     share it.
@@ -111,7 +111,7 @@ class Folders:
         self._held: dict[str, tuple[Files, int, set[str]]] = {}
 
     def take(self, files: Files, folder: str, name: str) -> str:
-        """Hold `folder` for the queue `name`, and return the path to give to `leave`.
+        """Lock `folder` for the queue `name`, and return the path to pass to `leave`.
 
         Raises `Locked` if another process holds the folder, or if this process has the queue open.
         """
@@ -137,8 +137,8 @@ class Folders:
     def forget(self) -> None:
         """Close the inherited locks in a process that was just forked.
 
-        The parent holds the folders. An inherited descriptor would keep a folder locked after the
-        parent's end.
+        The parent keeps the locks. An inherited descriptor would keep a folder locked after the
+        parent has ended.
         """
         self._mutex = threading.Lock()
         held, self._held = self._held, {}
@@ -157,8 +157,8 @@ READ_AHEAD_BYTES: Final = 256 * 1024
 class RecordReader:
     """Reads one file at a time, record by record, from a window of bytes that were read ahead.
 
-    `size` is the size of a file that is no longer written. If the file being read is also being
-    written, the queue sets `size` when it begins to write the next file.
+    `size` is the size of a file to which nothing is written any more. If the queue still writes to
+    the file, it sets `size` when it begins to write the next file.
     """
 
     def __init__(self, place: QueueFiles) -> None:
@@ -202,9 +202,9 @@ class RecordReader:
         return found if len(found) == size else None
 
     def _read(self, position: int, size: int, end: int) -> bytes:
-        """Return bytes from the window. If it lacks them, read a new window from the file.
+        """Return bytes from the window. If they are not in it, read a new window from the file.
 
-        A file only grows, so the bytes in the window stay right.
+        A file only grows, so the bytes in the window stay correct.
         """
         size = max(0, min(size, end - position))
         start = position - self._window_at
@@ -215,16 +215,16 @@ class RecordReader:
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                # Read less: the disk error may be farther on.
+                # Read less, because the disk error may be after these bytes.
                 self._window = files.pread(self._fd, size, position)
             self._window_at, start = position, 0
         return self._window[start : start + size]
 
 
 class RecordWriter:
-    """Writes the last file, which it opens when first needed.
+    """Writes the last file, which it opens when it first needs it.
 
-    A record is appended whole, or nothing of it. `unsynced` is True if some bytes of the file are
+    A record is appended completely or not at all. `unsynced` is True if some bytes of the file are
     not synced.
     """
 
@@ -261,9 +261,9 @@ class RecordWriter:
             path = self._place.data_path(meta.write_file)
             self._named = files.exists(path)
             self._fd = files.open_append(path) if self._named else files.open_new(path)
-        if not self._named:  # tried again at the next put if there was no space now
-            # This must come before the metadata count the file. If the metadata named a file that
-            # does not exist, messages that were read would look unread.
+        if not self._named:  # the next put tries this again if there is no space now
+            # The name must be on disk before the metadata count the file. If the metadata named a
+            # file that does not exist, messages that were read would look unread.
             files.sync_folder(self._place.folder)
             self._named = True
 
@@ -280,7 +280,7 @@ class RecordWriter:
             ) from error
 
     def sync(self) -> None:
-        """Sync the file. After an `OSError` it is unknown what is on disk."""
+        """Sync the file. After an `OSError`, the content of the disk is unknown."""
         if self.unsynced and self._fd >= 0:
             self._place.files.sync(self._fd)
         self.unsynced = False
@@ -300,11 +300,11 @@ NAME_CHARS_MAX: Final = 200  # file names have at most 255 bytes
 class DiskQueue:
     """A queue of byte strings in a folder, in the format of NSQ's disk queue.
 
-    The constructor opens an existing queue, or begins a new one at file 0. The folder must exist:
-    otherwise it raises `ForeignDirectory`. It can also raise `Locked` and `StoreFailed`.
+    The constructor opens an existing queue, or begins a new one at file 0. It raises
+    `ForeignDirectory` if the folder does not exist. It can also raise `Locked` and `StoreFailed`.
 
-    `max_bytes_per_file`: a new file begins before a record would exceed this size. Sizes are those
-    of messages, without the length field.
+    `max_bytes_per_file`: before a file would exceed this size, a new file begins. `min_msg_size`
+    and `max_msg_size` are sizes of messages, without the length field.
     """
 
     def __init__(
@@ -385,8 +385,8 @@ class DiskQueue:
     def put_many(self, messages: Iterable[bytes]) -> int:
         """Append several messages with one sync at the end, and return their number.
 
-        If the disk becomes full, `DiskFull` is raised. It says how many messages were stored. These
-        are the first ones.
+        Raises `DiskFull` if the disk becomes full. The error says how many messages were stored.
+        These are the first ones.
         """
         messages = list(messages)
         for message in messages:
@@ -395,6 +395,7 @@ class DiskQueue:
         with self._lock:
             self._check()
             # Where a commit without space cuts back to; how many a new file's commit confirmed.
+            # The position to cut back to if there is no space; the messages committed before it.
             start, kept = (
                 self._meta,
                 0,
@@ -434,7 +435,7 @@ class DiskQueue:
             self._meta = self._writer.append(self._meta, message)
 
     def _take_back(self, start: Meta) -> None:
-        """Remove all messages put since `start`, because there was no space for their metadata."""
+        """Remove all messages after `start`, because there was no space for their metadata."""
         with self._fatal():
             self._writer.cut(start.write_file, start.write_position)
         self._meta = start
@@ -444,7 +445,7 @@ class DiskQueue:
         old = self._meta
         new = old._replace(write_file=old.write_file + 1, write_position=0)
         if (old.read_file, old.read_position) == (old.write_file, old.write_position):
-            # All of the old one was read.
+            # All messages of the old file were read.
             new = new._replace(read_file=new.write_file, read_position=0)
         self._commit(new)
         self._writer.close()
@@ -458,9 +459,9 @@ class DiskQueue:
     def get(self, timeout: float = 0.0) -> bytes | None:
         """Remove the oldest message and return it.
 
-        Returns None if there is no message within `timeout` seconds. Raises `Unreadable` if
-        the operating system cannot read it now (too many open files). Nothing is lost then, and the
-        next call tries again.
+        Returns None if there is no message within `timeout` seconds. Raises `Unreadable` if the
+        operating system cannot read it now (for example, too many open files). Nothing is lost
+        then, and the next call tries again.
         """
         with self._lock:
             message = self._wait(timeout)
@@ -473,7 +474,7 @@ class DiskQueue:
             if meta.read_file < meta.write_file and position >= self._reader.size:
                 done = meta.read_file
                 self._meta = self._meta._replace(read_file=meta.read_file + 1, read_position=0)
-            # Reading goes on; the next commit writes the position.
+            # Reads still work; the next commit writes the position.
             with contextlib.suppress(DiskFull):
                 self._commit_if_due(1, now=done >= 0)
             if done >= 0:
@@ -500,8 +501,8 @@ class DiskQueue:
     def _front(self) -> bytes | None:
         """Return the record at the read position, or None if the queue is empty.
 
-        If the file ends there, reading continues with the next file. A file that cannot be read
-        there is set aside.
+        If the file ends there, reading continues with the next file. If the file cannot be read
+        there, it is renamed to `.bad`.
         """
         while self._meta[1:3] < self._meta[3:5]:
             meta = self._meta
@@ -621,7 +622,7 @@ class DiskQueue:
         self._operations = 0
 
     def _tick(self) -> None:
-        """Commit in a separate thread what has waited for `sync_timeout`."""
+        """Commit, in a separate thread, operations that have waited for `sync_timeout`."""
         with self._lock:
             while not self._closed:
                 if not self._operations:
@@ -639,7 +640,7 @@ class DiskQueue:
     def empty(self) -> None:
         """Remove all messages.
 
-        This is on disk when it returns. Writing continues in the next file, as in NSQ.
+        The removal is on disk when this returns. Writing continues in the next file, as in NSQ.
         """
         with self._lock:
             self._check()
@@ -648,13 +649,13 @@ class DiskQueue:
     def _empty(self) -> None:
         """Write the metadata, then remove the files.
 
-        After a crash in between, recovery takes the files for read ones and removes them.
+        After a crash between the two, recovery treats the files as read and removes them.
         """
         old = self._meta
         self._reader.close()
         self._commit(Meta(0, old.write_file + 1, 0, old.write_file + 1, 0))
         self._writer.close()
-        with contextlib.suppress(OSError):  # the next opening removes those that are left
+        with contextlib.suppress(OSError):  # the next opening removes the files that are left
             for number in self._place.numbers():
                 if number <= old.write_file:
                     self._remove_read(number)
@@ -677,8 +678,8 @@ class DiskQueue:
     def close(self) -> None:
         """Sync and close the queue.
 
-        If an error is raised, the queue is closed nevertheless. Closing it again does nothing. It
-        also does nothing in a process that was forked from the owner.
+        The queue is closed even if this raises an error. A second call does nothing. A call in a
+        process that was forked from the owner does nothing either.
         """
         if not self._lock.owned:
             return

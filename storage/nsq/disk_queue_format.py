@@ -1,12 +1,13 @@
 """Format of NSQ's files: data, metadata, the list of topics, and the message in a record.
 
     NAME.diskqueue.000007.dat    records: int32 length, then so many bytes; no header, no checksum
-    NAME.diskqueue.meta.dat      depth \\n read file,position \\n write file,position \\n, as
-    decimal text nsqd.dat                     JSON: topics, their channels, which are paused
+    NAME.diskqueue.meta.dat      depth \\n read file,position \\n write file,position \\n,
+                                 as decimal text
+    nsqd.dat                     JSON: topics and their channels, and which of them are paused
 
-NAME is the name of a topic, or TOPIC:CHANNEL. All integers are big-endian. A record of nsqd holds a
-message: int64 time, uint16 attempts, 16 bytes of id (hex digits), the body. NSQ defines these
-formats (nsqd 1.3, go-diskqueue 1.1), so they must not change here. Nothing here does I/O.
+NAME is the name of a topic, or TOPIC:CHANNEL. All integers are big-endian. A record of nsqd
+contains a message: int64 time, uint16 attempts, 16 bytes of id (hex digits), the body. NSQ defines
+these formats (nsqd 1.3, go-diskqueue 1.1), so they must not change here. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MESSAGE: Final = struct.Struct(">qH16s")
 assert _MESSAGE.size == NSQ_HEAD_BYTES
 assert _LENGTH.size == LENGTH_BYTES
 
-# A reader that has lost its position accepts a message's head with a time between 2010 and 2100.
+# A reader that has lost its position accepts only messages with a time between 2010 and 2100.
 _TIME_MIN: Final = 1_262_304_000 * 10**9
 _TIME_MAX: Final = 4_102_444_800 * 10**9
 _HEX: Final = frozenset(b"0123456789abcdef")
@@ -46,7 +47,7 @@ _HEX: Final = frozenset(b"0123456789abcdef")
 class Meta(NamedTuple):
     """The read and write positions of a queue.
 
-    `depth` is the number of records between them, if it was counted right.
+    `depth` is the number of records between them, but the count may be wrong.
     """
 
     depth: int = 0
@@ -57,7 +58,7 @@ class Meta(NamedTuple):
 
 
 class NsqMessage(NamedTuple):
-    """A message in nsqd's form. `attempts` is how often it was sent already."""
+    """A message in nsqd's form. `attempts` is the number of times that it was sent."""
 
     timestamp_ns: int
     attempts: int
@@ -98,14 +99,14 @@ def meta_name(name: str) -> str:
 
 
 def queue_name(topic: str, channel: str = "") -> str:
-    """Return nsqd's name for a topic's own queue, or for a channel's."""
+    """Return nsqd's name for the queue of a topic or of a channel."""
     return f"{topic}:{channel}" if channel else topic
 
 
 def parse_data_name(file_name: str) -> tuple[str, int] | None:
-    """Return (queue, number), or None if the name is not that of a data file.
+    """Return (queue, number), or None if this is not the name of a data file.
 
-    Names may contain dots, so the last `.diskqueue.` counts.
+    Names of queues may contain `.diskqueue.` too, so this uses the last one.
     """
     stem = file_name.removesuffix(_DATA_SUFFIX)
     name, infix, digits = stem.rpartition(_INFIX)
@@ -117,7 +118,7 @@ def parse_data_name(file_name: str) -> tuple[str, int] | None:
 
 
 def parse_meta_name(file_name: str) -> str | None:
-    """Return the queue, or None if the name is not that of a metadata file."""
+    """Return the queue, or None if this is not the name of a metadata file."""
     name = file_name.removesuffix(_META_SUFFIX)
     return name if name and name != file_name else None
 
@@ -138,7 +139,7 @@ _INT64_MAX: Final = (1 << 63) - 1
 def decode_meta(data: bytes) -> Meta:
     """Return the metadata. Raises `Damaged` if the data are not three lines of whole numbers.
 
-    A negative depth is a known error of nsqd, and is returned as written.
+    A negative depth is a known error of nsqd, and is returned unchanged.
     """
     try:
         depth, reading, writing, rest = data.decode("ascii").split("\n")
@@ -160,7 +161,7 @@ def encode_record(data: bytes) -> bytes:
 
 
 def decode_length(buffer: bytes | memoryview, at: int = 0) -> int:
-    """Return the value of the length field. It may be nonsense."""
+    """Return the value of the length field, which may be impossible."""
     found: int = _LENGTH.unpack_from(buffer, at)[0]
     return found
 
@@ -188,7 +189,7 @@ def scan_records(
 def encode_message(message: NsqMessage) -> bytes:
     """Return the payload of a record.
 
-    Attempts beyond what two bytes hold are stored as the maximum.
+    If the number of attempts does not fit into two bytes, the largest number is stored.
     """
     return (
         _MESSAGE.pack(message.timestamp_ns, min(message.attempts, NSQ_ATTEMPTS_MAX), message.id)
@@ -207,8 +208,8 @@ def decode_message(payload: bytes | memoryview) -> NsqMessage:
 def may_be_message(buffer: bytes | memoryview, at: int, size_max: int) -> bool:
     """Return True if a record with a message of nsqd may begin at `at`.
 
-    Its length and id must be as nsqd writes them. Its time may have any value: it is from the
-    producer's clock, or restored, and no reason to lose a message.
+    Its length and id must be as nsqd writes them. Its time may have any value, because it comes
+    from the producer's clock or from a backup, and a wrong time is no reason to lose a message.
     """
     if at + LENGTH_BYTES + NSQ_HEAD_BYTES > len(buffer):
         return False
@@ -221,8 +222,8 @@ def looks_like_message(buffer: bytes | memoryview, at: int, size_max: int) -> bo
     """Return True if a record with a message of nsqd probably begins at `at`.
 
     This is for a reader that has lost its position, so the time must be plausible too. The format
-    has no checksum, only 16 hex digits and a time of this century. Noise matches by chance at one
-    of 10^22 positions.
+    has no checksum. But 16 hex digits and a time of this century match random bytes only at one of
+    10^22 positions.
     """
     return (
         may_be_message(buffer, at, size_max)

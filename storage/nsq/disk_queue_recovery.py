@@ -1,28 +1,29 @@
 """Recovery of a disk queue: compares its files with its metadata when it is opened.
 
-If metadata and data agree, nothing changes. Otherwise the data are right, not the metadata. This
-happens after a crash, because NSQ syncs only after a few thousand messages. Recovery keeps messages
-that NSQ would lose:
+If metadata and data agree, nothing changes. Otherwise recovery trusts the data, not the metadata.
+They may differ after a crash, because NSQ syncs only after a few thousand messages. Recovery keeps
+messages that NSQ would lose:
 
-* The write file is longer than the metadata say, or later files exist: their complete records are
-  kept, and writing continues in a new file, as NSQ does.
-* The last file ends in the middle of a record, or in zeros: this is an unfinished write, and is cut
+* The write file is longer than the metadata say, or later files exist. Their complete records are
+  kept, and writing continues in a new file, as in NSQ.
+* The last file ends in the middle of a record, or in zeros. This is an unfinished write, and is cut
   off.
-* The metadata are missing or unreadable: reading begins at the first file. NSQ would begin at file
+* The metadata are missing or unreadable. Reading begins at the first file. NSQ would begin at file
   0 and overwrite it.
 * The metadata are impossible (the read position is after the write position, or after the end of a
-  file), or the depth is not the number of messages from the read position on: the metadata have no
-  checksum, and one flipped bit could hide messages that were never read. Reading begins at the
-  first existing file, and messages that were read there are delivered again. Counting reads all
-  data, so it is done only for queues of up to CHECK_BYTES_MAX, and always before a file is removed.
-* The write file is shorter than the metadata say: the missing data are lost, and a note says so.
-  NSQ would write on after the old end, with zeros between.
-* The read file does not exist: it was read to its end and removed before the metadata were written.
+  file), or the depth is not the number of messages from the read position on. The metadata have no
+  checksum, and one flipped bit could hide messages that were never read. So reading begins at the
+  first existing file, and messages that were read there are delivered again. The count needs a read
+  of all data. So it is done only for queues of up to CHECK_BYTES_MAX, but always before a file is
+  removed.
+* The write file is shorter than the metadata say. The missing data are lost, and a note reports it.
+  NSQ would continue to write after the old end, with zeros between.
+* The read file does not exist. It was read to its end and removed before the metadata were written.
   Reading continues with the next file.
-* Files exist before the read file, and the depth agrees: they were read, and a power loss undid
+* Files exist before the read file, and the depth is correct. They were read, but a power cut undid
   their removal. They are removed.
 
-The depth is then counted. No file is removed that may contain an unread message.
+Then the depth is counted. No file is removed that may contain an unread message.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ from .disk_queue_format import (
 )
 
 WALK_BYTES: Final = 1024 * 1024
-# About a second; plausible metadata of larger queues are trusted.
+# Takes about a second; in larger queues, plausible metadata are trusted.
 CHECK_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class QueueReport:
-    """The findings when a queue was opened.
+    """The findings of the recovery of a queue.
 
-    `notes` are sentences, and empty if nothing was wrong.
+    `notes` are sentences. There are none if nothing was wrong.
     """
 
     clean: bool = True
@@ -68,7 +69,7 @@ class QueueReport:
 
 @dataclass(frozen=True, slots=True)
 class QueueFiles:
-    """The place of a queue, and the possible sizes of its records."""
+    """The folder and name of a queue, and the possible sizes of its records."""
 
     files: Files
     folder: str
@@ -107,7 +108,7 @@ class QueueFiles:
         return sorted(one[1] for one in found if one is not None and one[0] == self.name)
 
     def following(self, meta: Meta) -> int:
-        """Return the file to read after the read file: the next that exists.
+        """Return the next existing file after the read file.
 
         Many numbers may be missing between them if the metadata or a name is damaged.
         """
@@ -131,7 +132,7 @@ class QueueFiles:
 
 
 def write_meta(place: QueueFiles, meta: Meta) -> None:
-    """Write the metadata, whole or not at all. They are synced when this returns."""
+    """Write the metadata completely or not at all. They are synced when this returns."""
     files = place.files
     temporary = place.meta_path + TEMPORARY_SUFFIX
     if files.exists(temporary):
@@ -142,9 +143,9 @@ def write_meta(place: QueueFiles, meta: Meta) -> None:
 
 
 def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
-    """Return the positions to read and write at from now on, and a report.
+    """Return the read and write positions to use, and a report.
 
-    Changed metadata are synced when this returns. Passes on an `OSError`.
+    Changed metadata are synced when this returns. Raises `OSError`.
     """
     report = QueueReport()
     numbers = place.numbers()
@@ -169,7 +170,7 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
     reading = _reading_from(meta, numbers)
     writing = _writing_to(place, meta, numbers, report)
     found = Meta(meta.depth, *reading, *writing)
-    if reading[0] not in numbers:  # nothing to read
+    if reading[0] not in numbers:  # there is nothing to read
         reading = writing
     drifted = (found.depth <= 0) != (reading >= writing)
     if report.clean and found == meta and not drifted:
@@ -178,7 +179,7 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
         report.clean = False
     if reading > writing:
         found = found._replace(read_file=writing[0], read_position=writing[1])
-    # They may be in the page cache but not on disk.
+    # Their bytes may be in the page cache but not on disk.
     for number in [number for number in numbers if number >= meta.write_file]:
         fd = place.files.open_append(place.data_path(number))
         try:
@@ -210,9 +211,9 @@ def _read_meta(place: QueueFiles, report: QueueReport) -> Meta | None:
 def doubt_about(place: QueueFiles, meta: Meta, numbers: list[int], check_bytes_max: int) -> str:
     """Return why reading cannot continue at the metadata's position, or an empty text.
 
-    A depth below zero is a known error of NSQ, and incomplete files have another depth. These cases
-    prove nothing against the read position. They prove nothing for it either. So if files before it
-    would count as read, the position is not trusted.
+    A depth below zero is a known error of NSQ, and with incomplete files the depth is different. In
+    these cases the depth shows neither that the read position is wrong nor that it is right. So the
+    position is trusted only if no file before it would be removed as read.
     """
     if (meta.read_file, meta.read_position) > (meta.write_file, meta.write_position):
         return "puts the read position after the write position"
@@ -238,7 +239,7 @@ def doubt_about(place: QueueFiles, meta: Meta, numbers: list[int], check_bytes_m
 
 
 def _reading_from(meta: Meta, numbers: list[int]) -> tuple[int, int]:
-    """Return the read file and position, or the start of the next file if that file is gone."""
+    """Return the read position, or the start of the next file if the read file is missing."""
     later = [number for number in numbers if number > meta.read_file]
     if meta.read_file in numbers or not later:
         return meta.read_file, meta.read_position
@@ -250,8 +251,8 @@ def _writing_to(
 ) -> tuple[int, int]:
     """Return the write file and position.
 
-    These are the metadata's if the data end there. Otherwise writing begins in a new file after all
-    others.
+    These are the position in the metadata if the data end there. Otherwise writing begins in a new
+    file after all others.
     """
     last = max((*numbers, meta.write_file))
     size = max(place.size(last), 0)
@@ -274,9 +275,9 @@ def _writing_to(
 def _cut_tail(place: QueueFiles, number: int, known: int, size: int, report: QueueReport) -> int:
     """Cut off an unfinished write, and return the end of the file.
 
-    Other damaged bytes stay, and are set aside when they are read. This walks from the beginning of
-    the file and not from `known`: if `known` were wrong, whole messages would look like an
-    unfinished write.
+    Other damaged bytes stay, and the file is renamed to `.bad` when they are read. This walks from
+    the beginning of the file and not from `known`. If `known` is wrong, complete messages could
+    look like an unfinished write.
     """
     end = 0
     for record in walk_records(place, number, 0):
@@ -304,7 +305,7 @@ def _cut_tail(place: QueueFiles, number: int, known: int, size: int, report: Que
                 "bytes before its end"
             )
             return size
-        files.truncate(fd, end)  # synced before the metadata: see `recover`
+        files.truncate(fd, end)  # `recover` syncs this before the metadata
     finally:
         files.close(fd)
     report.cut_bytes += rest
@@ -324,7 +325,7 @@ def _is_zeros(files: Files, fd: int, begin: int, end: int) -> bool:
 def walk_records(place: QueueFiles, number: int, position: int) -> Iterator[tuple[int, int]]:
     """Yield (begin, end) of each record's payload from `position` on.
 
-    Stops at an impossible length, or where the disk cannot be read.
+    Stops at an impossible length, or at a position that the disk cannot read.
     """
     files = place.files
     fd = files.open_read(place.data_path(number))

@@ -1,17 +1,16 @@
 """A stage, its files, the ticket of a seal, and the recovery of stages. `staging.py` uses them.
 
-Recovery makes the staged files agree with their rows at start. It runs after the log's recovery,
-which may still need files of a commit from here.
+At a start, recovery makes the staged files agree with their rows. It runs after the log's recovery,
+which may need staged files to finish a commit.
 
-A row was committed after a sync of all that it names. So it is damage if a file is missing or too
-short, or if both copies of its header are damaged. The stage is dropped with an alarm. Its writer
-or its commit then gets the error that the stage does not exist. The topic starts nevertheless. A
-file behind a row's last one, or without a row, was not sealed and is removed. Bytes behind a row's
-end are cut off.
+A row was committed after a sync of all files that it names. So it is damage if a file is missing or
+too short, or if both copies of its header are damaged. The stage is then dropped with an alarm. Its
+writer or its commit gets the error that the stage does not exist. The topic starts nevertheless. A
+file that no row names was not sealed and is removed. Bytes after the end in the row are cut off.
 
-A read error of the disk is no damage yet. A finally sealed stage stays with its files, and its
-commit is refused while they cannot be read. A stage that is still written to is dropped, because
-its writer would meet the same error again and again.
+A read error of the disk does not count as damage, because it may be temporary. A stage with a final
+seal is kept with its files, and its commit is refused while they cannot be read. A stage without a
+final seal is dropped, because its writer would get the same error again and again.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from ..log.recovery import RecoveryReport
 
 
-# Descriptors: one for each active writer (at most 256) and some more. This is a third of the usual
+# One descriptor for each active writer (at most 256), and some more. This is a third of the usual
 # limit of a process.
 OPEN_FILES_MAX: Final = 320
 
@@ -41,7 +40,7 @@ OPEN_FILES_MAX: Final = 320
 def checksum_after(checksum: int, columns_crc: int) -> int:
     """Return the checksum after one more block, as the writers compute it.
 
-    It covers the blocks' own checksums, so it depends on content and order.
+    It covers the checksums of the blocks, so it depends on their content and order.
     """
     return int(crc32c(columns_crc.to_bytes(4, "little"), checksum))
 
@@ -49,8 +48,8 @@ def checksum_after(checksum: int, columns_crc: int) -> int:
 class StageFile:
     """A file of a stage.
 
-    `written` and `synced` are positions, footer included. A file that is not synced has an open
-    descriptor.
+    `written` and `synced` are positions, with the footer. If the file is not completely synced, its
+    descriptor is open.
     """
 
     __slots__ = (
@@ -77,7 +76,7 @@ class StageFile:
         self.synced = 0
         self.fd = -1
         self.pins = 0
-        """The number of tickets that will sync it. Its descriptor stays open meanwhile."""
+        """The number of tickets that will sync the file. Until then its descriptor stays open."""
 
     def row(self) -> StagedFile:
         return StagedFile(self.number, self.seed, self.blocks, self.messages, self.data_end)
@@ -95,8 +94,8 @@ class _Snapshot(NamedTuple):
 class Stage:
     """A stage.
 
-    `sealed` counts the durable blocks, `names` the files whose names are durable. `ended` is True
-    after its final seal has begun.
+    `sealed` is the number of durable blocks, and `names` the number of files whose names are
+    durable. `ended` is True after the final seal has begun.
     """
 
     __slots__ = (
@@ -151,9 +150,9 @@ class Stage:
         )
 
     def restore(self, before: _Snapshot) -> list[StageFile]:
-        """Restore the earlier state, and return the files made since.
+        """Restore the earlier state, and return the files that were made after it.
 
-        These no longer belong to the stage.
+        These files no longer belong to the stage.
         """
         self.blocks, self.messages, self.size_bytes, self.checksum = before[:4]
         made = self.files[before.files :]
@@ -169,8 +168,8 @@ class Stage:
 class StageTicket:
     """One seal.
 
-    `run` syncs, in any thread, what was staged when the ticket was made. `Staging.finish_seal`
-    makes the result count.
+    `run` syncs, in any thread, the blocks that were staged before the ticket was made.
+    `Staging.finish_seal` then takes the result.
     """
 
     def __init__(self, files: Files, stage: Stage, folder: str) -> None:
@@ -188,8 +187,8 @@ class StageTicket:
     def run(self) -> None:
         """Sync the files.
 
-        Raises `StoreFailed` if a sync fails. Each later ticket of the stage raises it too, because
-        Linux reports a lost page only once.
+        Raises `StoreFailed` if a sync fails. Each later ticket of the stage then raises it too,
+        because Linux reports a lost page only once.
         """
         with self.stage.lock:
             if self.stage.error is None and not self.done:
@@ -208,11 +207,11 @@ class StageTicket:
 
 
 class OpenFiles:
-    """A bounded number of open stage files. The least recently used one is synced and closed."""
+    """The open stage files. If there are too many, the least recently used is synced and closed."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._open: dict[int, StageFile] = {}  # by number, used last at the end
+        self._open: dict[int, StageFile] = {}  # by number; the most recently used is the last
 
     def use(self, file: StageFile) -> int:
         """Return the file's descriptor, and open it if needed. Raises `OSError`."""
@@ -233,11 +232,11 @@ class OpenFiles:
             return
         oldest = next((file for file in self._open.values() if not file.pins), None)
         if oldest is None:
-            return  # each of them is about to be synced and closed
+            return  # tickets will sync and close all of them
         if oldest.synced < oldest.written:
             try:
                 self._files.sync(oldest.fd)
-            except OSError as error:  # after any error, what was staged is unknown
+            except OSError as error:  # after any error, the content of the file is unknown
                 raise StoreFailed(f"{oldest.path} could not be synced: {error}") from error
             oldest.synced = oldest.written
         self.close(oldest)
@@ -245,9 +244,8 @@ class OpenFiles:
     def close(self, file: StageFile) -> None:
         """Close a file, unless a ticket needs it.
 
-        In that case the code that removes the last pin calls this again.
-
-        What is not synced is given up.
+        If a ticket needs it, the code that removes the last pin calls this again. Bytes that are
+        not synced may be lost.
         """
         if not file.pins and self._open.pop(file.number, None) is not None:
             self._files.close(file.fd)
@@ -262,7 +260,7 @@ class OpenFiles:
 def recover_stages(
     files: Files, folder: str, uuid: bytes, rows: Mapping[bytes, StageRow], report: RecoveryReport
 ) -> tuple[list[Stage], list[bytes], int]:
-    """Return the existing stages, the damaged ones, and a number above those of all files.
+    """Return the existing stages, the damaged ones, and a number above the numbers of all files.
 
     Raises `OSError`.
     """
@@ -319,7 +317,7 @@ def _stage(
 
 
 def _check(files: Files, file: StageFile, uuid: bytes) -> None:
-    """Check that this is the right file, and cut off what is too long. Raises `Damaged`."""
+    """Check that this is the right file, and cut off bytes after its end. Raises `Damaged`."""
     fd = files.open_append(file.path)
     try:
         header = decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0))

@@ -2,14 +2,14 @@
 
     DIR/staging/<32 hex digits of the stage>-<number>.part
 
-Each file is a chunk without a place: base offset 0, base time 0, a random seed, and blocks in disk
-form. So a new header and a rename make it a chunk of the log (`adoption.py`), whatever its size. A
-seal syncs what was staged, and writes a row about it to the state store. A restart removes all
-files that no committed row names, and cuts each other file to the length in its row. Consumers
-never read these files.
+Each file is a chunk without a position in the log: base offset 0, base time 0, a random seed, and
+blocks in disk form. So a new header and a rename make it a chunk of the log (`adoption.py`),
+whatever its size. A seal syncs the staged blocks, and writes a row about them to the state store. A
+restart removes all files that no committed row names, and cuts each other file to the length in its
+row. Consumers never read these files.
 
-A stage's data since its last seal may be lost at any time. Its writer keeps them until they are
-sealed. Everything runs in one thread, except a ticket's `run`.
+The blocks of a stage after its last seal may be lost at any time. Its writer keeps them until they
+are sealed. All methods run in one thread, except a ticket's `run`.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from ..space import Space
 from ..state.state import StateBatch
 from .stage import OpenFiles, Stage, StageFile, StageTicket
 
-# Twice the parts of the largest commit: those of one batch, and those left of the batch before.
+# Twice the parts of the largest commit: the parts of one batch, and those left from the last batch.
 STAGES_MAX: Final = 20_000
-FILES_MAX: Final = 40_000  # 10 TB in full chunks; a name and a header each at start
+FILES_MAX: Final = 40_000  # 10 TB in full chunks; a start reads the name and header of each
 
 
 class StageFacts(NamedTuple):
-    """A stage as it is now.
+    """The present facts of a stage.
 
-    `size_bytes` is the size of its blocks. `sealed_blocks` counts the durable ones.
+    `size_bytes` is the size of its blocks. `sealed_blocks` is the number of durable blocks.
     """
 
     blocks: int
@@ -72,7 +72,8 @@ class StageFacts(NamedTuple):
 class Staging:
     """The staged blocks of a topic, made by `open_store`.
 
-    Recovery found `stages`, which agree with the rows. `number` is above those of all their files.
+    Recovery found `stages`, which agree with the rows. `number` is above the numbers of all their
+    files.
     """
 
     def __init__(
@@ -94,8 +95,8 @@ class Staging:
         self._number = number
         """The number of the next file.
 
-        No number is used twice while the process lives, so that no removal meets a later file of
-        the same stage.
+        A process uses no number twice. So a delayed removal never removes a later file of the same
+        stage.
         """
         self._count = sum(len(stage.files) for stage in self._stages.values())
         self._open = OpenFiles(files)
@@ -127,7 +128,7 @@ class Staging:
     def part(self, stage: bytes) -> StagedPart:
         """Return the part for `Log.append_group`.
 
-        Raises `NotFound`, or `UsageError` if the stage is not finally sealed.
+        Raises `NotFound`, or `UsageError` if the stage has no final seal.
         """
         found = self._get(stage)
         if not found.final:
@@ -149,9 +150,9 @@ class Staging:
     ) -> tuple[int, int]:
         """Open a new stage or continue one.
 
-        Returns (number of the next block, number of durable blocks). Raises `UsageError` if it
-        belongs to another transaction, `Refused` if it belongs to another user or there are too
-        many stages.
+        Returns (number of the next block, number of durable blocks). Raises `UsageError` if the
+        stage belongs to another transaction. Raises `Refused` if it belongs to another user, or if
+        there are too many stages.
         """
         found = self._stages.get(stage)
         if found is None:
@@ -180,11 +181,11 @@ class Staging:
         return found.blocks, found.sealed
 
     def append(self, stage: bytes, blocks: Sequence[Block], now_ns: int | None = None) -> int:
-        """Write consecutive blocks and return the number that follows.
+        """Write consecutive blocks and return the number of the next block.
 
         They are not durable before a seal. The first block must have the next number. Raises
-        `DiskFull`, or `Refused` (too many files), if nothing was stored. Raises `StoreFailed` if
-        the process must end and recover.
+        `DiskFull`, or `Refused` if there are too many files. In both cases nothing was stored.
+        Raises `StoreFailed` if the process must end and recover.
         """
         self._check()
         found = self._get(stage)
@@ -215,7 +216,7 @@ class Staging:
         return found.blocks
 
     def _file_for(self, stage: Stage, length: int) -> StageFile:
-        """Return the file for a block of that length: the stage's last file, or a new one."""
+        """Return the file for a block of this length: the stage's last file, or a new one."""
         if stage.files:
             file = stage.files[-1]
             if self._fits(file, file.data_end + length):
@@ -269,9 +270,9 @@ class Staging:
         return blocks[count:]
 
     def _cut_back(self, stage: Stage, before: Any, error: Exception) -> NoReturn:
-        """Remove all of a failed call, in memory and on disk, and raise the error.
+        """Undo a failed call, in memory and on disk, and raise the error.
 
-        On disk this is best effort: bytes behind a stage's end are never read.
+        Errors on disk are ignored here, because bytes after a stage's end are never read.
         """
         if isinstance(error, StoreFailed) or (isinstance(error, OSError) and not is_full(error)):
             self._failed = f"staging in {self._folder} failed: {error}"
@@ -288,9 +289,9 @@ class Staging:
         raise error
 
     def _remove(self, file: StageFile) -> None:
-        """Remove a file. The next start removes it if that fails now.
+        """Remove a file. If that fails now, the next start removes it.
 
-        The file may have become a chunk of the log and have another name.
+        A file that became a chunk of the log has another name and stays.
         """
         self._count -= 1
         with contextlib.suppress(OSError):
@@ -299,10 +300,10 @@ class Staging:
     # Sealing
 
     def begin_seal(self, stage: bytes, final: bool, now_ns: int | None = None) -> StageTicket:
-        """Return a ticket that makes durable what is staged by now.
+        """Return a ticket that makes the blocks staged at this time durable.
 
-        `final`: no block comes after it. Raises `DiskFull` if nothing changed. Several tickets may
-        be outstanding, also for one stage.
+        `final`: no more blocks will follow. Raises `DiskFull` if nothing changed. Several tickets
+        may be unfinished at a time, even for one stage.
         """
         self._check()
         found = self._get(stage)
@@ -326,8 +327,8 @@ class Staging:
     def _write_footer(self, file: StageFile) -> None:
         """Write the footer.
 
-        The footer's offsets are relative, so it stays valid when the file becomes a chunk. Only the
-        file that gets the mark is changed then.
+        The footer's offsets are relative, so it stays valid when the file becomes a chunk. Only in
+        the file that gets the mark, the footer moves.
         """
         footer = ChunkFooter(file.messages, 0, file.data_end)
         self._files.writev(self._open.use(file), [encode_footer(footer, file.seed)], file.data_end)
@@ -336,7 +337,7 @@ class Staging:
     def finish_seal(self, ticket: StageTicket) -> StageRow:
         """Take the result of `ticket.run` and return the row to commit.
 
-        Raises `NotFound` if the stage was dropped meanwhile.
+        Raises `NotFound` if the stage was dropped since `begin_seal`.
         """
         assert ticket.done
         self._check()
@@ -359,7 +360,7 @@ class Staging:
     # The end of a stage
 
     def drop(self, stages: Iterable[bytes], batch: StateBatch) -> None:
-        """Forget stages now. Unknown ones are ignored.
+        """Forget stages now. Unknown stages are ignored.
 
         `batch` removes their rows, and the `purge` after it removes their files.
         """
@@ -371,12 +372,12 @@ class Staging:
             if found is not None:
                 files += found.files
         for file in files:
-            file.synced = file.written  # no longer needed
+            file.synced = file.written  # a sync is no longer needed
             self._open.close(file)
         self._dropped.append((batch, files))
 
     def purge(self, batch: StateBatch | None = None) -> None:
-        """Remove the files of the stages dropped into this committed batch. None means all batches.
+        """Remove the files of the stages that this committed batch removed. None: all batches.
 
         Files that became chunks have another name and stay.
         """
@@ -385,7 +386,7 @@ class Staging:
     def purged(self, batch: StateBatch | None = None) -> list[StageFile]:
         """Return the files that `purge` would remove, for `remove` in another thread.
 
-        They are no longer known here.
+        Staging then no longer knows these files.
         """
         kept = []
         found: list[StageFile] = []
@@ -399,13 +400,13 @@ class Staging:
         return found
 
     def remove(self, files: Iterable[StageFile]) -> None:
-        """Remove files, in any thread. The next start removes those that cannot be removed now."""
+        """Remove files, in any thread. The next start removes files that cannot be removed now."""
         for file in files:
             with contextlib.suppress(OSError):
                 self._files.remove(file.path)
 
     def close(self) -> None:
-        """Close all files. What is not sealed is lost."""
+        """Close all files. Blocks that are not sealed are lost."""
         self._open.close_all()
         self._failed = self._failed or "staging is closed"
 

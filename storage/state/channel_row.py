@@ -1,8 +1,8 @@
 """Row of a channel: its cursor, settings and counters, as a map in the state store and in messages.
 
-Versions have added names to the map, and a newer version may add more. So a row keeps the map that
-it was read from. Names that this version does not know are written back unchanged, and names keep
-their order. Nothing here does I/O.
+Each version of ZSQ may add names to the map. So a row keeps the map from which it was read. Names
+that this version does not know are written back unchanged, and all names keep their order. Nothing
+here does I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _KINDS: Final = {
 class ChannelRow:
     """The row of a channel. `next_offset` is the channel's cursor.
 
-    None means that the map does not contain the name. Version 0.1.0 wrote only the first four.
+    None means that the map does not contain the name. Version 0.1.0 wrote only the first four
+    names.
     """
 
     next_offset: int
@@ -31,18 +32,18 @@ class ChannelRow:
     created_ns: int | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
     settings: ChannelOptions | None = None
-    """The settings that were set. All others have their defaults."""
+    """The settings that a user has set. All other settings have their defaults."""
     first: int | None = None
-    """The lowest offset of an ephemeral channel that is neither finished nor deferred."""
+    """For an ephemeral channel: its lowest offset that is neither finished nor deferred."""
     begin: int | None = None
-    """The offset where the channel began. A seek back lowers it, so it may be below 0."""
+    """The offset at which the channel began. A seek back lowers it, so it may be below 0."""
     emptied: tuple[tuple[int, int], ...] | None = None
-    """Ranges of offsets ahead of the cursor that the topic was emptied of.
+    """Ranges of offsets after the cursor that were removed when the topic was emptied.
 
     The channel skips them.
     """
     written: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
-    """The map that the row was read from."""
+    """The map from which the row was read."""
 
     @classmethod
     def decode(cls, found: object) -> ChannelRow:
@@ -62,7 +63,7 @@ class ChannelRow:
         )  # fmt: skip
 
     def encode(self) -> dict[str, object]:
-        """Return the map. New names follow those of the map that the row was read from."""
+        """Return the map. New names are after the names of the map from which the row was read."""
         values = {
             "next": self.next_offset, "paused": self.paused, "created_ns": self.created_ns, "counters": self.counters,
             "settings": self.settings, "first": self.first, "begin": self.begin, "emptied": self.emptied,
@@ -73,5 +74,5 @@ class ChannelRow:
         }
 
     def changed(self, changes: Mapping[str, object]) -> ChannelRow:
-        """Return the row with these names of its map changed. Raises `ValueError` like `decode`."""
+        """Return the row with changed values for these names. Raises `ValueError` like `decode`."""
         return ChannelRow.decode({**self.encode(), **changes})

@@ -2,14 +2,14 @@
 
     DIR/state.snapshot = head line  checksum line  rows
 
-The head is one line of JSON for people and programs. It has the topic, the time, and the number,
-bytes and checksum of the rows. For each channel with deferred holes it has their totals and the
-lowest offset. The holes themselves are only in the store: a channel that loses them goes back to
-that offset. A row is the length of its key (2 bytes) and of its value (4), the key, and the value
-with the checksum that it has in the store (`state_rows.py`).
+The head is one line of JSON for people and programs. It contains the topic, the time, and the
+number, size and checksum of the rows. For each channel with deferred holes, it has their totals and
+their lowest offset. The holes themselves are only in the store. A channel that loses them goes back
+to that offset. A row is the length of its key (2 bytes) and of its value (4), the key, and the
+value with the checksum that it has in the store (`state_rows.py`).
 
-The file is written under another name, synced and renamed. So there is always a complete file, the
-old one or the new one.
+The file is written under another name, synced and renamed. So there is always one complete file,
+the old one or the new one.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class _Head(TypedDict):
 class Snapshot:
     """The content of a snapshot.
 
-    `rows` has key and data of each small row except the checkpoint, which is `meta`. `deferred` has
-    the totals by channel at that time.
+    `rows` has the key and data of each small row except the checkpoint, which is in `meta`.
+    `deferred` has the totals of each channel at the time of the snapshot.
     """
 
     uuid: bytes
@@ -118,7 +118,7 @@ def encode_snapshot(
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Return the snapshot. Raises `Damaged` if anything is not as written."""
+    """Return the snapshot. Raises `Damaged` if a part of it is damaged."""
     head, begin = _head(data)
     body = memoryview(data)[begin:]
     try:
@@ -175,9 +175,9 @@ def _rows(body: memoryview) -> Iterator[Row]:
 def rows_without_deferred(snapshot: Snapshot) -> tuple[list[Row], dict[str, int]]:
     """Return rows for a store without deferred holes, and old cursors by channel.
 
-    Each channel that had deferred holes goes back to the lowest one. From there on it reads
-    everything again, so its other holes there are left out. The old cursors are those of these
-    channels.
+    Each channel that had deferred holes goes back to the lowest one. From there on it reads all
+    messages again, so its other holes there are left out. The second value has the old cursors of
+    these channels.
     """
     rows: list[Row] = []
     moved: dict[str, int] = {}
@@ -208,7 +208,7 @@ def _cursor_back(data: bytes, offset: int) -> tuple[bytes, int]:
 def write_snapshot(files: Files, directory: str, data: bytes) -> None:
     """Write the snapshot.
 
-    It is synced when this returns. After an `OSError` the old one still exists.
+    It is synced when this returns. After an `OSError`, the old snapshot still exists.
     """
     path = f"{directory}/{SNAPSHOT_NAME}"
     temporary = path + TEMPORARY_SUFFIX
@@ -228,8 +228,8 @@ def write_snapshot(files: Files, directory: str, data: bytes) -> None:
 def read_snapshot(files: Files, directory: str) -> Snapshot | None:
     """Return the snapshot, or None if there is none.
 
-    Raises `Damaged` if it is not as written. Raises `Unreadable` if the disk could not read it.
-    That may be a temporary failure, so the caller must not go on without the snapshot.
+    Raises `Damaged` if it is damaged. Raises `Unreadable` if the disk could not read it. That may
+    be a temporary failure, so the caller must not continue without the snapshot.
     """
     path = f"{directory}/{SNAPSHOT_NAME}"
     try:
@@ -245,7 +245,7 @@ def read_snapshot(files: Files, directory: str) -> Snapshot | None:
 def commits_of_snapshot(files: Files, directory: str) -> int:
     """Return the number of commits of the store at the time of the snapshot, or 0 if it is unknown.
 
-    A store with fewer commits has lost some that were written.
+    If a store has fewer commits, it has lost some of them.
     """
     path = f"{directory}/{SNAPSHOT_NAME}"
     try:

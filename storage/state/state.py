@@ -1,24 +1,25 @@
 """State store of a topic: the states of its channels, producers and transactions, in LMDB.
 
 Each topic has one LMDB environment. Each commit is one LMDB transaction. `state_rows.py` describes
-the rows. The caller syncs the log first: no commit may name an offset that is not on disk.
+the rows. The caller must sync the log first, because a commit must not contain an offset that is
+not on disk.
 
-LMDB has no page checksums. A flipped bit gives a wrong value, a missing row or an error. So each
-value carries its key and a CRC-32C. The checkpoint carries the number of all small rows and the sum
-of their checksums. So the store notices not only a row that changed, but also a row that vanished
-or came back. (A vanished hole row would make an unfinished message look finished.) The row of a
-channel's total has the same number and sum for the channel's deferred rows. Each such mismatch
-raises `Damaged`. The store never returns a wrong value.
+LMDB has no page checksums. A flipped bit causes a wrong value, a missing row or an error. So each
+value contains its key and a CRC-32C. The checkpoint contains the number of all small rows and the
+sum of their checksums. So the store notices not only a row that changed, but also a missing row, or
+an old row that exists again. (Without its hole row, an unfinished message would count as finished.)
+The row with a channel's totals has the same number and sum for the channel's deferred rows. Each
+mismatch raises `Damaged`. The store never returns a wrong value.
 
-The start does not read deferred rows: LMDB's own count of entries shows that their number is right.
-`walk` reads and adds them up.
+The start does not read deferred rows, because LMDB's own count of entries shows that their number
+is right. `walk` reads them and adds them up.
 
 LMDB does its own file operations. It is the only code in this folder that does not use `files.py`.
-The store does not use LMDB's lock file, because the lock of the directory already keeps other
-processes out. So no thread may read while another thread commits: LMDB would use pages again that
-the reader still reads.
+The store does not use LMDB's lock file, because the lock of the directory already excludes other
+processes. So no thread may read while another thread commits. Otherwise LMDB could overwrite pages
+that the reader still reads.
 
-LMDB reports a full disk, but not whether the commit that found it full took effect. See
+LMDB reports a full disk, but not whether the commit in which it noticed this took effect. See
 `after_commit`.
 """
 
@@ -91,6 +92,7 @@ __all__ = [
 
 
 # The binding gives the system's text, without errno.
+# The binding reports the system's text, without errno.
 _FULL: Final = (
     "No space left",
     "Disk quota exceeded",
@@ -105,10 +107,10 @@ def says_full(error: lmdb.Error) -> bool:
 def after_commit(env: lmdb.Environment, error: Exception) -> Exception:
     """Return the error to raise for a commit that failed.
 
-    This is the same error, with one exception: the disk was full when LMDB wrote the head of its
-    file. Then the head may be the new one or the old one, and LMDB accepts no more writes. In this
-    case the result is `StoreFailed`. This can happen only on file systems that write to a new place
-    when a page is overwritten.
+    This is the same error, except if the disk was full when LMDB wrote the head of its file. In
+    this case the head on disk may be the new one or the old one, LMDB accepts no more writes, and
+    the result is `StoreFailed`. This can happen only on file systems that write to a new place when
+    a page is overwritten.
     """
     if isinstance(error, DiskFull):
         try:
@@ -120,7 +122,7 @@ def after_commit(env: lmdb.Environment, error: Exception) -> Exception:
     return error
 
 
-MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory or disk space; doubled when full
+MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory or disk; doubled when full
 MAP_BYTES_MAX: Final = 1 << 40
 
 
@@ -137,12 +139,12 @@ class StateStore:
         """
         self._path = path
         self.garbage = False
-        """True if cleared deferred rows still exist, as of the last `load` or `commit`.
+        """True if cleared deferred rows existed after the last `load` or `commit`.
 
-        Each commit removes some.
+        Each commit removes some of them.
         """
         self.on_committed: Callable[[StateBatch], None] | None = None
-        """Called after each commit, in its thread. `commit` passes on what it raises."""
+        """A function that `commit` calls after each commit. `commit` raises its errors."""
         try:
             self._env = lmdb.open(
                 path,
@@ -165,9 +167,9 @@ class StateStore:
         self._env.close()
 
     def copy(self, folder: str) -> None:
-        """Copy all committed rows as an environment into the empty `folder`. Syncs nothing.
+        """Copy all committed rows as an environment into the empty `folder`, without a sync.
 
-        Commits wait meanwhile.
+        Commits wait during the copy.
         """
         try:
             self._env.copy(folder)
@@ -177,9 +179,9 @@ class StateStore:
     # Reads
 
     def load(self) -> Table:
-        """Return everything except the deferred rows.
+        """Return the whole state except the deferred rows.
 
-        Raises `Damaged` if anything is not as it was written.
+        Raises `Damaged` if a row is damaged, or if a number or sum does not match.
         """
         table = Table()
         rows = total = 0
@@ -228,7 +230,7 @@ class StateStore:
             return found
 
     def small_rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield key and wrapped value of the checkpoint and of each small row, unchecked."""
+        """Yield key and wrapped value of the checkpoint and of each small row, without a check."""
         with self._reading() as txn:
             yield META, bytes(txn.get(META))
             yield from small_rows_of(txn)
@@ -249,8 +251,8 @@ class StateStore:
     def deferred_totals(self, channels: Iterable[str]) -> dict[str, DeferredTotal]:
         """Return the totals of those channels that have deferred rows.
 
-        Most topics have no deferred rows. This is called for each new channel, so then its cost
-        must not grow with the number of channels.
+        Most topics have no deferred rows. For them, the time must not grow with the number of
+        channels, because this is called for each new channel.
         """
         with self._reading() as txn:
             if next(rows_of(txn, TOTAL), None) is None:
@@ -265,7 +267,7 @@ class StateStore:
     def deferred_rows(self, channel: str) -> Iterator[HoleRow]:
         """Yield each deferred hole of a channel, in the order of their starts.
 
-        Raises `Damaged` after the last one if the channel's total counts other rows.
+        Raises `Damaged` after the last one if they do not match the channel's totals.
         """
         with self._reading() as txn:
             totals = DeferredRows(txn)
@@ -287,8 +289,8 @@ class StateStore:
     ) -> tuple[list[HoleRow], int]:
         """Return deferred holes that are due by `until_ns`, and the due time of the next one.
 
-        Returns at most `limit` holes, the earliest first. The time is 0 if there is no next one. It
-        also returns holes that are due after `late_ns`, because such a due time cannot be right.
+        Returns at most `limit` holes, the earliest first. The time is 0 if there is no next hole.
+        The result also has holes that are due after `late_ns`, because such a time must be wrong.
         """
         found: list[HoleRow] = []
         with self._reading() as txn:
@@ -350,11 +352,11 @@ class StateStore:
     # Commits
 
     def commit(self, batch: StateBatch) -> None:
-        """Write all of `batch` or nothing, synced when this returns.
+        """Write the whole `batch` or nothing. It is synced when this returns.
 
-        The log must be synced up to the batch's `applied_offset`. Doubles a full map and repeats
-        the commit. Raises `DiskFull` if nothing changed. Raises `StoreFailed` if the result is
-        unknown: the process must end and recover.
+        The log must be synced up to the batch's `applied_offset`. If LMDB's map is full, this
+        doubles it and repeats the commit. Raises `DiskFull` if nothing changed. Raises
+        `StoreFailed` if the result is unknown. The process must then end and recover.
         """
         while True:
             try:
@@ -414,7 +416,7 @@ def _told(path: str, error: Exception) -> str:
 
 
 def translate(error: lmdb.Error, path: str) -> Exception:
-    """Return the error of this package that stands for an error of LMDB."""
+    """Convert an error of LMDB to an error of this package."""
     text = _told(path, error)
     if says_full(error):
         return DiskFull(text)

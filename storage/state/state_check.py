@@ -4,31 +4,32 @@ The check needs its own process because a flipped bit may kill LMDB (SIGBUS, SIG
 
     python -m zsq.storage.state.state_check DIR
 
-The process does three checks. It reads every row of DIR/data.mdb against its checksum (all rows of
-zsq have the same envelope, see `state_rows.py`), and for a state store it adds up counts and sums
-too. It checks LMDB's pages, as described below. Then it commits to a copy, so that LMDB uses the
-pages that it considers free. It prints the defects as JSON, a list of sentences. The exit code is 0
-if the list is empty. It changes nothing in DIR.
+The process does three checks. First it compares every row of DIR/data.mdb with its checksum (all
+rows of ZSQ have the same envelope, see `state_rows.py`). For a state store, it also compares all
+counts and sums. Then it checks LMDB's pages, as described below. Then it commits to a copy, so that
+LMDB uses the pages that it considers free. It prints the defects as JSON, a list of sentences. The
+exit code is 0 if the list is empty. It changes nothing in DIR.
 
-The copy is next to DIR. The caller removes it, however the process ended. The commit is not tried
-if the disk has no space for a copy, or if the environment is larger than TRIAL_BYTES_MAX.
+The copy is next to DIR. The caller removes it, even if the process was killed. The commit is left
+out if the disk has no space for a copy, or if the environment is larger than TRIAL_BYTES_MAX.
 
-The page check compares each page with the pages above it. LMDB itself finds such damage only when
-it frees or fills a page, which is too late.
+The page check compares each page with the pages above it in the tree. LMDB itself finds such damage
+only when it frees or fills a page, which is too late.
 
-A page begins with its own number, and LMDB frees the page by this number. If a bit flips there,
-LMDB frees another page, which is in use. A page also says where its list of nodes ends. A list of
-free pages that is too long gives away pages that hold rows. Reading rows shows neither.
+A page begins with its own number, and LMDB frees the page by this number. If a bit of the number
+flips, LMDB frees another page, which is in use. A page also contains the end of its list of nodes.
+If the list of free pages seems longer than it is, LMDB may overwrite pages with rows. A read of the
+rows finds neither defect.
 
     page    number (8), unused (2), kind (2), end of the list of nodes (2), begin of the nodes (2),
-    list: where each node is (2)
-            overflow: number of pages (4) instead of both ends, then the bytes of one value
-    node    size of the value or the child's number (2), its high half (2), flags or the rest of
-    that number (2), size of the key (2)
+            list: the position of each node (2)
+            overflow page: number of pages (4) instead of both ends, then the bytes of one value
+    node    size of the value or the child's number (2), its high half (2),
+            flags or the rest of the child's number (2), size of the key (2)
 
-No process may have the environment open for writing. The page check knows only version 1 of LMDB's
-format, and only what zsq's environments have: one table of plain rows, and LMDB's table of free
-pages.
+No process may have the environment open for writing. The page check supports only version 1 of
+LMDB's format, and only the tables of ZSQ's environments: one table of plain rows, and LMDB's table
+of free pages.
 """
 
 from __future__ import annotations
@@ -61,14 +62,15 @@ _MAGIC: Final = 0xBEEFC0DE
 _VERSION: Final = 1
 _PAGE_BYTES: Final = (4_096, 8_192, 16_384, 32_768, 65_536)
 _BRANCH, _LEAF, _OVERFLOWS = 1, 2, 4  # kinds of pages
-_BIG: Final = 1  # flag of a node whose value lies in overflow pages
+_BIG: Final = 1  # flag of a node whose value is in overflow pages
 _NONE: Final = 2**64 - 1
 
 
 class _Tree(NamedTuple):
     """A tree of pages.
 
-    `counts` are its branch, leaf and overflow pages and its entries, as its head says.
+    `counts` are the numbers of its branch, leaf and overflow pages and of its entries, from its
+    head.
     """
 
     what: str
@@ -77,10 +79,10 @@ class _Tree(NamedTuple):
 
 
 def wrong_pages(files: Files, path: str) -> list[str]:
-    """Return the first mismatch between pages as a sentence, in a list.
+    """Return a list with a sentence about the first mismatch between pages.
 
-    The list is empty if there is none, or if the heads are not those of LMDB's version 1. LMDB then
-    refuses to open the file at `path`.
+    The list is empty if there is no mismatch. It is also empty if the heads are not those of LMDB's
+    version 1, but LMDB then refuses to open the file at `path`.
     """
     fd = files.open_read(path)
     try:
@@ -122,9 +124,10 @@ def _heads(files: Files, fd: int) -> tuple[int, list[_Tree]]:
 
 
 def _walk(files: Files, fd: int, size: int, root: int) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Yield for each page of the tree what it adds to the counts, and its defect.
+    """Yield for each page of the tree the numbers to add to the counts, and a text about its
+    defect.
 
-    The defect is empty if there is none.
+    The text is empty if the page has no defect.
     """
     seen: set[int] = set()
     left = [] if root == _NONE else [root]
@@ -196,8 +199,8 @@ DATA_NAME: Final = "data.mdb"
 COPY_SUFFIX: Final = ".check"
 COPY_BYTES: Final = 4 * 1024 * 1024
 TRIAL_BYTES_MAX: Final = 256 * 1024 * 1024
-CHECK_S: Final = 60.0  # plus the time that reading it takes
-CHECK_S_MAX: Final = 90.0  # the limit at a start, which must end in time
+CHECK_S: Final = 60.0  # for a small environment; a large one gets more time
+CHECK_S_MAX: Final = 90.0  # the limit during a start, because a start must end in time
 CHECK_BYTES_S: Final = 20_000_000  # assumes a slow disk; each row is read twice
 _FINDINGS_MAX: Final = 100
 _TRIAL_COMMITS: Final = 4  # LMDB uses pages again two commits after they were freed
@@ -209,9 +212,9 @@ _TRIAL_BYTES: Final = 3_000
 class Verdict(NamedTuple):
     """The result of a check.
 
-    `finished` is True if the check ended, or if the environment killed its process. Otherwise the
-    time ran out or the check could not run, and nothing is known. `note` says what the check left
-    out.
+    `finished` is True if the check ended, or if the damage killed its process. It is False if the
+    check took too long or could not run. Then nothing is known. `note` says which part of the check
+    was left out.
     """
 
     findings: list[str]
@@ -249,7 +252,7 @@ def examine(path: str, timeout_s: float = CHECK_S, timeout_s_max: float = CHECK_
 
 
 def remove_copy(files: Files, path: str) -> None:
-    """Remove the copy that a process left when it died or was ended. Best effort."""
+    """Remove the copy that a killed process has left. Errors are ignored."""
     with contextlib.suppress(OSError):
         if files.exists(path.rstrip("/") + COPY_SUFFIX):
             files.remove_tree(path.rstrip("/") + COPY_SUFFIX)
@@ -275,6 +278,7 @@ def _examine(path: str, timeout_s: float) -> Verdict:
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         # Sent from outside.
+        # Sent by another process.
         finished = -done.returncode not in {
             signal.SIGKILL,
             signal.SIGTERM,
@@ -360,10 +364,10 @@ def _copy(files: Files, source: str, target: str) -> None:
 
 
 def _trial(path: str) -> list[str]:
-    """Commit to the copy, then read everything again.
+    """Commit to the copy, then read all rows again.
 
-    The commits delete and rewrite rows, add some and remove them, so that LMDB uses all its lists
-    of free pages.
+    The commits delete rows and write them again, and add other rows and remove them. So LMDB uses
+    all its lists of free pages.
     """
     found: list[str] = []
     try:

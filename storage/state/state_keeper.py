@@ -1,35 +1,35 @@
 """State keeper: opens and rebuilds the state store, writes snapshots, counts failed starts.
 
-*Snapshot.* `StateKeeper` writes a snapshot at once, before the commit returns, if the old one would
-be wrong in a way that redelivery does not repair. This applies to a change of the set of channels,
-of a pause, or of the start of a first channel, to a cursor that was moved back, to removed chunks,
-and to finally sealed stages. Everything else (cursors, holes, producers, transactions) is up to
-date again after a replay of the log and some redeliveries. So for other changes the next snapshot
+*Snapshot.* Some commits make the old snapshot wrong in a way that redelivery does not repair. For
+such a commit, `StateKeeper` writes a new snapshot at once, before the commit returns. These commits
+change the set of channels, a pause or the start of a first channel, move a cursor back, remove
+chunks, or finally seal stages. All other data (cursors, holes, producers, transactions) is correct
+again after a replay of the log and some redeliveries. So after other commits, the next snapshot
 waits a minute, and a minute more for each MiB of its size. With this wait, snapshots never write
-more than about 17 KB/s. If the disk is too full for a snapshot, the commit is answered
-nevertheless. But a replay must find what it needs: no chunk is removed before a snapshot on disk
-covers all of it (`covered`).
+more than about 17 KB/s. If the disk is too full for a snapshot, the commit still succeeds. But a
+replay needs the chunks after the snapshot's checkpoint. So no chunk is removed before the snapshot
+on disk covers all of it (`covered`).
 
 *Starts.* A flipped bit may make LMDB kill the whole process (SIGBUS). `DIR/state.starts` counts the
-starts since the last successful commit. It also keeps the times of the last starts that did not end
-in order. After one start without a commit, the next start commits at once to test the store. After
+starts since the last successful commit. It also has the times of the last starts that did not end
+normally. After one start without a commit, the next start commits at once to test the store. After
 two, or after too many starts within a minute, a separate process examines the store before it is
-opened. A start that made a few commits does not count towards the "too many starts": its commits
-have used all free pages, so damage in them would have shown. The file is never synced, because it
-is about processes that die, not about power loss.
+opened. A start with several commits does not count as one of the "too many starts", because its
+commits have used all free pages and would have shown damage in them. The file is never synced,
+because it must survive the end of processes, but not a power cut.
 
 *Opening.* `open_state` opens the store of a topic and rebuilds it if it is damaged. It deletes
-nothing: the old store is then in `state.bad-N`.
+nothing. After a rebuild, the old store is in `state.bad-N`.
 
-A store is damaged if LMDB or a checksum says so, or if the process that examines it dies. The
-rebuild uses the last snapshot, and recovery replays the log from the snapshot's checkpoint. After
-that, producers and transactions are as before. Channels go on where they were at the snapshot,
-which causes redeliveries but no loss. Deferred holes are only in the store, so a channel that had
-some goes back to the lowest one. Without a good snapshot there are no channels. The first channel
-that is created then gets all messages of the log.
+A store is damaged if LMDB or a checksum reports it, or if the process that examines it is killed by
+it. The rebuild uses the last snapshot, and recovery replays the log from the snapshot's checkpoint.
+After that, producers and transactions are as before. Channels continue at their position in the
+snapshot, which causes redeliveries but no loss. Deferred holes are only in the store, so a channel
+with deferred holes goes back to the lowest one. Without a good snapshot, there are no channels. The
+first channel that is created then gets all messages of the log.
 
-A crash may happen between the two renames. So the new store is complete and synced under its other
-name before the old one is moved.
+A crash may happen between the two renames. So the new store is complete and synced under another
+name before the old store is renamed.
 
     state.tmp  made, synced
     state      -> state.bad-N      folder synced
@@ -64,9 +64,10 @@ from .state_rows import new_meta
 
 SNAPSHOT_EVERY_S: Final = 60.0
 SNAPSHOT_LATEST_S: Final = 15 * 60.0
-SNAPSHOT_STEP_BYTES: Final = 1024 * 1024  # each such step adds SNAPSHOT_EVERY_S to the wait
+# For each step of this size, the wait is SNAPSHOT_EVERY_S longer.
+SNAPSHOT_STEP_BYTES: Final = 1024 * 1024
 STARTS_NAME: Final = "state.starts"
-UNPROVEN_MAX: Final = 2  # starts without a commit before the store is examined first
+UNPROVEN_MAX: Final = 2  # starts without a commit, after which the store is examined
 STARTS_MAX: Final = 6
 STARTS_WITHIN_S: Final = 60.0
 PROVEN_COMMITS: Final = 4  # LMDB uses pages again two commits after they were freed
@@ -105,7 +106,7 @@ class Starts:
             self._write(0)
 
     def proven(self) -> None:
-        """Note that a commit succeeded, or that the store was found sound."""
+        """Note that a commit succeeded, or that the store has no damage."""
         if self.unproven:
             self._write(0)
 
@@ -114,7 +115,7 @@ class Starts:
         self._write(UNPROVEN_MAX)
 
     def end(self) -> None:
-        """Note that the process ends in order."""
+        """Note that the process ends normally."""
         self._times = []
         self._write(0)
 
@@ -126,21 +127,21 @@ class Starts:
             )
             return int(found["unproven"]), [int(one) for one in found["starts"]]
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return 0, []  # torn when the process died
+            return 0, []  # not complete because the process ended
 
     def _write(self, unproven: int) -> None:
         self.unproven = unproven
         data = json.dumps({"unproven": unproven, "starts": self._times}).encode()
-        with contextlib.suppress(OSError):  # a full disk must not keep a topic from starting
+        with contextlib.suppress(OSError):  # a topic must start even on a full disk
             self._files.note(self._path, data)
 
 
 class StateKeeper:
     """The snapshots of one open store. It runs in the thread that commits.
 
-    `problem` says why there is no new snapshot, and is empty if there is one. `covered` is the
-    offset from which a rebuilt store replays the log. It is -1 if no snapshot was written since the
-    store was opened.
+    `problem` says why no new snapshot could be written, and is empty if there is none. `covered` is
+    the offset from which a rebuilt store replays the log. It is -1 if no snapshot was written since
+    the store was opened.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class StateKeeper:
         urgent = bool(batch.channel_drops) or {batch.paused_end, batch.waiting, batch.start} != {
             None
         }
-        # No client sends a finally sealed stage again. So its row and its files must not be lost.
+        # No client sends a stage again after its final seal. So its row and files must not be lost.
         urgent = urgent or (
             self._size < SNAPSHOT_STEP_BYTES and any(row.final for row in batch.stage_puts.values())
         )
@@ -197,7 +198,7 @@ class StateKeeper:
         return self._stale and time.monotonic() >= self._next_s
 
     def write(self) -> None:
-        """Write a snapshot of the committed state. Best effort."""
+        """Write a snapshot of the committed state. A failure only sets `problem`."""
         data = encode_snapshot(
             self._uuid,
             time.time_ns(),
@@ -223,9 +224,9 @@ class StateKeeper:
         self._starts.distrust()
 
     def close(self) -> None:
-        """Write the last snapshot and note the orderly end.
+        """Write the last snapshot, and note that the process ends normally.
 
-        Called after the last commit, before the store closes.
+        The store calls this after the last commit, before it closes.
         """
         if self._stale:
             with contextlib.suppress(Damaged):
@@ -241,7 +242,7 @@ BAD_STATES_MAX: Final = 1_000
 class OpenedState:
     """An open state store. `rebuilt` is True if the old store was damaged and set aside.
 
-    `notes` and `alarms` are sentences. Alarms are meant for the operator.
+    `notes` and `alarms` are sentences. The operator should read the alarms.
     """
 
     store: StateStore
@@ -255,7 +256,7 @@ class OpenedState:
 def open_state(
     files: Files, directory: str, uuid: bytes, map_bytes: int, now_ns: int
 ) -> OpenedState:
-    """Open the store of a topic and check it as far as a start can. Rebuild it if it is damaged.
+    """Open and check the store of a topic. Rebuild it if it is damaged.
 
     Raises `ForeignDirectory` if it belongs to another topic.
     """
@@ -279,7 +280,8 @@ def open_state(
         except Damaged as error:
             reason = str(error)
         except StoreFailed as error:
-            # Some errors of LMDB may mean anything. The process that reads every row knows more.
+            # Some errors of LMDB have many possible causes. The process that reads every row finds
+            # more.
             verdict = examine(f"{directory}/{STATE_NAME}")
             if not verdict.findings or not verdict.finished:
                 raise
@@ -287,7 +289,7 @@ def open_state(
     rebuilt = store is None or table is None
     if store is None or table is None:
         alarms += rebuild_state(files, directory, uuid, map_bytes, reason)
-        # Has as many commits as its snapshot.
+        # It has as many commits as the snapshot.
         store, table = _open(files, directory, uuid, map_bytes, prove=False)
     keeper = StateKeeper(files, directory, uuid, store, table, starts)
     return OpenedState(store, table, keeper, rebuilt, notes, alarms)
@@ -320,11 +322,12 @@ def _open(
     try:
         if store.uuid() != uuid:
             raise ForeignDirectory(f"{directory}: its state belongs to another topic")
-        if prove:  # a commit that kills the process must do so now
+        if prove:  # if a commit kills the process, it must happen now
             store.commit(StateBatch())
         table = store.load()
         if table.commits < (known := commits_of_snapshot(files, directory)):
-            # A flipped bit in LMDB's head brings back the previous commit, which is consistent.
+            # After a flipped bit in LMDB's head, LMDB uses the previous commit, which is
+            # consistent.
             raise Damaged(f"{path} has {table.commits} commits, but its snapshot has {known}")
         return store, table
     except BaseException:
@@ -337,8 +340,8 @@ def rebuild_state(
 ) -> list[str]:
     """Set the store aside and rebuild it. The new store is synced when this returns.
 
-    Returns sentences for the operator that say what happened. No process may have the store open.
-    Raises `DiskFull`, or `StoreFailed` if for example the snapshot cannot be read now. Nothing has
+    Returns sentences for the operator about the rebuild. No process may have the store open. Raises
+    `DiskFull`, or `StoreFailed`, for example if the snapshot cannot be read now. Nothing has
     changed then.
     """
     bases = [base for name in files.list(directory) if (base := parse_chunk_name(name)) is not None]
@@ -369,7 +372,7 @@ def rebuild_state(
         files.sync_folder(temporary)
         number = _free_number(files, directory)
         aside = ""
-        # Newer than the new store.
+        # It must not be newer than the new store.
         if snapshot is None and files.exists(f"{directory}/{SNAPSHOT_NAME}"):
             files.rename(
                 f"{directory}/{SNAPSHOT_NAME}", f"{directory}/{SNAPSHOT_NAME}{BAD_SUFFIX}-{number}"

@@ -1,19 +1,24 @@
 """Rows of the state store: keys, values behind a checksum, the table, and the batch of one commit.
 
-    key                          value (each begins with a checksum and the key)
-    "m"                          checkpoint: applied and synced end, pause, waiting cursor, start,
-    digest of all small rows "c" name                     a channel's row, as its channel wrote it
-    "d" name 0 start             a deferred hole: count, attempts, due time "e" name
-    total of a channel's deferred holes: rows, messages, digest of all "d" and "q" "g" name
-    generation of a channel's valid deferred holes, see `alias`; 0 if missing "h" name 0 start
-    any other hole: count, attempts, 0 "p" producer id              a producer's next sequence and
-    its last blocks "q" name 0 due start         a deferred hole by its due time: no data "s" stage
-    a stage as of its last seal "t" app                      an app's last committed transaction
+    key                   value (each begins with a checksum and the key)
+    "m"                   the checkpoint: applied and synced end, pause, waiting cursor, start,
+                          digest of all small rows
+    "c" name              a channel's row, as the channel wrote it
+    "d" name 0 start      a deferred hole: count, attempts, due time
+    "e" name              totals of a channel's deferred holes: rows, messages,
+                          digest of all "d" and "q"
+    "g" name              generation of a channel's valid deferred holes (see `alias`); 0 if missing
+    "h" name 0 start      any other hole: count, attempts, 0
+    "p" producer id       a producer's next sequence and its last blocks
+    "q" name 0 due start  a deferred hole by its due time: no data
+    "s" stage             a stage at its last seal
+    "t" app               an app's last committed transaction
 
 A hole is a range of messages below a channel's cursor that the channel has not finished.
 
-All rows except "d" and "q" are small: the start reads them, and memory holds them. A store may hold
-ten million deferred holes. Nothing here does I/O.
+All rows except "d" and "q" are called small rows. The start reads them, and they are kept in
+memory. This is not possible for deferred holes, because a store may have ten million of them.
+Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -44,6 +49,7 @@ STAGE: Final = b"s"
 TRANSACTION: Final = b"t"
 
 # Ranges of keys: all rows except deferred ones.
+# Ranges of keys that contain all rows except the deferred ones.
 SMALL_RANGES: Final = (
     (b"", DEFERRED),
     (TOTAL, DUE),
@@ -90,8 +96,8 @@ class HoleRow(NamedTuple):
 class DeferredTotal(NamedTuple):
     """Totals of one channel's deferred holes.
 
-    `first_start` is the lowest start and `next_due_ns` the earliest due time. Both are 0 without
-    holes.
+    `first_start` is the lowest start and `next_due_ns` the earliest due time. Both are 0 if there
+    are no holes.
     """
 
     rows: int = 0
@@ -103,7 +109,7 @@ class DeferredTotal(NamedTuple):
 class ProducerRow(NamedTuple):
     """A producer's state.
 
-    `recent` has (sequence, first offset) of its last blocks, ascending, at most RECENT_MAX.
+    `recent` has (sequence, first offset) of its last blocks, at most RECENT_MAX of them, ascending.
     """
 
     next_sequence: int
@@ -114,14 +120,14 @@ class ProducerRow(NamedTuple):
 def producer_after(
     row: ProducerRow | None, sequence: int, first_offset: int, used_ns: int
 ) -> ProducerRow:
-    """Return the producer's row after this block of it is stored."""
+    """Return the producer's row after this block was stored."""
     recent = (*(row.recent if row is not None else ()), (sequence, first_offset))
     return ProducerRow(sequence + 1, used_ns, recent[-RECENT_MAX:])
 
 
 @dataclass(slots=True)
 class Table:
-    """The whole state as of the last commit. For deferred holes it has the totals only."""
+    """The whole state after the last commit. For deferred holes, it has only the totals."""
 
     channels: dict[str, ChannelRow] = field(default_factory=dict)
     holes: dict[str, list[HoleRow]] = field(default_factory=dict)
@@ -134,9 +140,9 @@ class Table:
     paused_end: int = -1
     waiting: int = 0
     start: int = 0
-    """Chunks that end at or below this offset are removed, or will be."""
+    """Chunks that end at or below this offset are removed, or will be removed."""
     dropped: int = 0
-    """Messages in removed chunks that not every channel had passed."""
+    """The number of messages in removed chunks that some channel had not reached."""
     commits: int = field(default=0, compare=False)
     generations: dict[str, int] = field(default_factory=dict, compare=False)
     garbage: int = field(default=0, compare=False)
@@ -156,11 +162,11 @@ class Table:
 
 @dataclass(slots=True)
 class StateBatch:
-    """One commit. None leaves a value as it is.
+    """The changes of one commit. None means that a value does not change.
 
     `hole_puts` has rows (channel, start, count, attempts, due_ns). A row with a due time is
-    deferred. Drops, clears and removals apply before puts. A put or removal removes any row with
-    the same start, deferred or not.
+    deferred. Drops, clears and removals are carried out before puts. A put or removal removes every
+    row with the same start, deferred or not.
     """
 
     channel_puts: dict[str, ChannelRow] = field(default_factory=dict)
@@ -191,7 +197,7 @@ def wrap(key: bytes, data: bytes) -> bytes:
 def unwrap(key: bytes, value: bytes) -> bytes:
     """Return the data of a value.
 
-    Raises `Damaged` if it is not as written, or belongs to another key.
+    Raises `Damaged` if the value is damaged, or belongs to another key.
     """
     if len(value) >= _HEAD.size:
         crc, size = _HEAD.unpack_from(value)
@@ -258,8 +264,8 @@ def change_meta(meta: StateMeta, batch: StateBatch) -> None:
 def unpack_channel(data: bytes) -> ChannelRow:
     """Return a channel's row.
 
-    Raises `ForeignDirectory` if the data is not a row: as its checksum is right, another version
-    wrote it.
+    Raises `ForeignDirectory` if the data is not a row. Another version must have written it,
+    because its checksum is right.
     """
     try:
         return ChannelRow.decode(unpack_value(data))
@@ -268,7 +274,7 @@ def unpack_channel(data: bytes) -> ChannelRow:
 
 
 def take_row(table: Table, key: bytes, data: bytes) -> None:
-    """Add a small row to the table. The checkpoint is not accepted here."""
+    """Add a small row to the table, but not the checkpoint."""
     kind, rest = key[:1], key[1:]
     if kind == CHANNEL:
         table.channels[rest.decode()] = unpack_channel(data)
@@ -304,6 +310,7 @@ def small_puts(batch: StateBatch) -> dict[bytes, bytes]:
         for number, row in batch.producers.items()
     )
     # A stage without a user is written as by earlier versions.
+    # A stage without a user is written as in earlier versions.
     for (
         stage,
         row,
@@ -331,8 +338,8 @@ def small_gones(batch: StateBatch) -> list[bytes]:
 def alias(channel: str, generation: int) -> str:
     """Return the name under which a channel's deferred rows are stored.
 
-    One commit cannot remove ten million rows. So clearing them changes the alias, and later commits
-    remove the rows of the old one. No channel name contains the byte 1.
+    One commit cannot remove ten million rows. So when they are cleared, the alias changes, and
+    later commits remove the rows of the old alias. No channel name contains the byte 1.
     """
     return f"{channel}\x01{generation}" if generation else channel
 

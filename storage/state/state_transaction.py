@@ -1,4 +1,4 @@
-"""Rows of one LMDB transaction: ranges, puts and deletes that keep counts and sums, and `apply`.
+"""Rows of one LMDB transaction: ranges, puts and deletes that update counts and sums, and `apply`.
 
 Nothing here begins, commits or ends a transaction. `state.py` does that.
 """
@@ -43,7 +43,7 @@ from .state_rows import (
     wrap,
 )
 
-CLEAR_ROWS_MAX: Final = 1_000  # deferred rows that the clearing commit removes itself
+CLEAR_ROWS_MAX: Final = 1_000  # deferred rows that the commit with the clear removes at once
 COLLECT_ROWS_MAX: Final = 2_000  # deferred rows that each later commit removes, in about 40 ms
 
 
@@ -79,9 +79,9 @@ def check_before(txn: Any, begin: bytes) -> None:
 
     Raises `Damaged` if one is damaged.
 
-    LMDB compares keys only. If a bit flips in the key of a range's lowest row, the row seems to lie
-    before the range. A damaged key of another range may mislead the search. If both neighbours are
-    whole, the search ended at the right place.
+    A search of LMDB compares only keys. If a bit flips in the key of a range's lowest row, the row
+    seems to be before the range. A damaged key of another range may also send the search to a wrong
+    place. If the rows on both sides are not damaged, the search ended at the right place.
     """
     cursor = txn.cursor()
     found = cursor.set_range(begin)
@@ -103,9 +103,9 @@ def sought(txn: Any, key: bytes) -> bytes | None:
 
 
 def due_row(txn: Any, name: str, key: bytes, value: bytes) -> HoleRow:
-    """Return the deferred hole that a row of the due-time index names.
+    """Return the deferred hole of a row in the due-time index.
 
-    That row has the due time only in its key, so this also reads the hole's own row. Raises
+    That row has the due time only in its key, so this also reads the row of the hole. Raises
     `Damaged` if the two rows have different due times.
     """
     unwrap(key, value)
@@ -120,8 +120,8 @@ def first_unfinished(txn: Any, kind: bytes, channel: str, start: int) -> int | N
     """Return the lowest offset, not below `start`, of a channel's holes of this kind, or None.
 
     Messages below `start` are removed, finished or not. If one of them is deferred, its row may
-    stay until it is due. Such a row is ignored here. Otherwise it would keep later messages from
-    being removed.
+    stay until it is due. This ignores such a row, because retention could otherwise not remove
+    later messages.
     """
     head = prefix(kind, channel)
     check_before(txn, head + U64.pack(start))
@@ -156,7 +156,7 @@ def late_rows(txn: Any, name: str, late_ns: int, limit: int) -> list[HoleRow]:
     found: list[HoleRow] = []
     head = prefix(DUE, name)
     cursor = txn.cursor()
-    # After the last one; a prefix ends with a zero.
+    # After the last row; a prefix ends with a zero byte.
     there = cursor.prev() if cursor.set_range(head[:-1] + b"\x01") else cursor.last()
     while there and len(found) < limit and cursor.key().startswith(head):
         row = due_row(txn, name, bytes(cursor.key()), bytes(cursor.value()))
@@ -170,7 +170,7 @@ def late_rows(txn: Any, name: str, late_ns: int, limit: int) -> list[HoleRow]:
 def remove_rows(txn: Any, begin: bytes) -> list[bytes]:
     """Remove the rows whose keys start with `begin`.
 
-    Return the first 4 bytes of their values, the checksums.
+    Return the first 4 bytes of each value, which are its checksum.
     """
     removed = []
     cursor = txn.cursor()
@@ -182,7 +182,7 @@ def remove_rows(txn: Any, begin: bytes) -> list[bytes]:
 
 
 class SmallRows:
-    """Puts and deletes of small rows in one transaction. They keep the count and the sum."""
+    """Puts and deletes of small rows in one transaction. They update the count and the sum."""
 
     def __init__(self, txn: Any, meta: StateMeta) -> None:
         self.txn = txn
@@ -213,9 +213,9 @@ class SmallRows:
 
 
 class DeferredRows:
-    """Deferred rows of one transaction, with a total for each alias.
+    """The deferred rows in one transaction, with the totals of each alias.
 
-    A total is [rows, messages, sum of checksums].
+    The totals are [rows, messages, sum of checksums].
     """
 
     def __init__(self, txn: Any) -> None:
@@ -284,7 +284,7 @@ class DeferredRows:
     def clear(self, channel: str) -> bool:
         """Remove a channel's deferred rows. Return True if there are too many for one commit.
 
-        In that case the rows stop counting at once, and `collect` removes them.
+        In that case the rows are not valid any more, and `collect` removes them later.
         """
         name = self.name(channel)
         if self._total(name)[0] > CLEAR_ROWS_MAX:
@@ -312,7 +312,7 @@ class DeferredRows:
         return False
 
     def save(self, rows: SmallRows) -> None:
-        """Write the totals that changed. A channel without deferred rows has no total."""
+        """Write the totals that changed. A channel without deferred rows has no row for them."""
         for channel, total in self._totals.items():
             if total == self._before[channel]:
                 continue
@@ -324,9 +324,9 @@ class DeferredRows:
             rows.put(GENERATION + channel.encode(), U64.pack(self._generations[channel]))
 
     def wrong(self, channel: str) -> list[str]:
-        """Add up all deferred rows of a channel.
+        """Add up all deferred rows of a channel, and compare them with its totals.
 
-        Return the mismatches with its total as sentences.
+        Return the mismatches as sentences.
         """
         rows = messages = total = 0
         for key, value in rows_of(self._txn, prefix(DEFERRED, channel)):
@@ -352,7 +352,7 @@ class DeferredRows:
 def apply(txn: Any, batch: StateBatch, *, garbage: bool = False) -> bool:
     """Write the whole batch. Return True if cleared deferred rows are left to collect.
 
-    `garbage` tells that such rows exist before the batch.
+    `garbage`: True if such rows exist before the batch.
     """
     rows = SmallRows(txn, unwrap_meta(txn.get(META)))
     deferred = DeferredRows(txn)

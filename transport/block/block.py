@@ -1,30 +1,30 @@
-"""Block: a run of messages of one topic, packed. It is the unit of wire, disk and Spark.
+"""Block: packed messages of one topic. It is the unit that is sent, stored, and read by Spark.
 
 A block is two byte strings, so that its header can be rewritten without copying its messages:
 
     header   64 bytes, little-endian; a wire form and a disk form (FORMAT.md, PROTOCOL.md)
     columns  body, key, tag, headers (each Arrow's binary layout), times; then the 8-byte trailer
 
-A binary column is [validity bitmap] [int32 offsets, count + 1] [bytes]. Each piece is padded with
-zeros to 8 bytes. `pyarrow` wraps it without copying. A slice of a block is a slice of its columns:
-it keeps its offset values, and readers subtract the first. So nothing here runs once per message,
-with these exceptions: `pack`, `gather`, and the views that return single messages. They run in C
-(map, accumulate, join).
+A binary column is [validity bitmap] [int32 offsets, count + 1] [bytes]. Each part is padded with
+zeros to 8 bytes. `pyarrow` wraps a column without copying. A slice of a block is a slice of its
+columns. Its offset values do not change, and readers subtract the first one. So nothing here runs
+once for each message, except in `pack`, `gather`, and the views that return single messages. Those
+loops run in C (map, accumulate, join).
 
-`cut` and `gather` compute a new checksum from old bytes, so they check the old ones first. The
-first check of a block covers all of it, and keeps the checksum from the block's start to the end of
-each piece. Later checks cover only the pieces that hold the messages: `crc32c` continues from the
-kept checksum before a piece, and the result must equal the kept checksum after it. Otherwise,
-taking a large block message by message would check the whole block each time.
+`cut` and `gather` compute a new checksum of bytes from an old block, so they check these bytes
+first. The first check of a block covers the whole block. It divides the columns into pieces, and
+keeps the checksum of all bytes up to the end of each piece. Later checks cover only the pieces that
+contain the messages: `crc32c` continues from the kept checksum before a piece, and the result must
+equal the kept checksum after it. Without this, taking a large block message by message would check
+the whole block each time.
 
-Two alternatives were rejected. One is a single frame with header and columns, because storing an
-offset would copy or alter 200 KB. The other is a row format, because Spark and every slice would
-take each message apart.
+Two alternatives were rejected. With a single frame for header and columns, setting the offset would
+copy or change 200 KB. With a row format, Spark and every slice would have to parse each message.
 
 `gather` makes one block of messages that are not adjacent. It reads their values, which takes 7 ms
-for a thousand single messages, or 1 ms if the messages are close together, as messages with the
-same tag usually are. It does not first make a block of each part, because the checksums and copies
-of a thousand such blocks would take 28 ms. Nothing here does I/O.
+for a thousand single messages. It takes only 1 ms if the messages are close together, which is
+usual for messages with the same tag. It does not make a block of each part first, because the
+checksums and copies of a thousand such blocks would take 28 ms. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ _TRAILER: Final = struct.Struct("<II")
 assert _TRAILER.size == TRAILER_BYTES
 _PAD: Final = tuple(b"\0" * n for n in range(8))
 PIECE_BYTES: Final = 8 * 1024
-"""The bytes that one check covers, in half a microsecond.
+"""The bytes of a piece, which one check covers in half a microsecond.
 
-Smaller pieces make the first check slower, larger pieces all others.
+Smaller pieces make the first check slower. Larger pieces make all other checks slower.
 """
 
 
@@ -131,8 +131,8 @@ Smaller pieces make the first check slower, larger pieces all others.
 class Column:
     """One binary column as views.
 
-    `offsets` are int32, count + 1, and the first need not be 0. `validity` is Arrow's bitmap or
-    None. `position` is where `offsets` begin in the columns of their block.
+    `offsets` are count + 1 numbers of type int32, and the first need not be 0. `validity` is
+    Arrow's bitmap or None. `position` is the position of `offsets` in the columns of their block.
     """
 
     offsets: memoryview
@@ -177,8 +177,8 @@ class Column:
 class Block:
     """A header and its columns.
 
-    `payload` is the object that carries the column bytes. It is kept so that it can be sent on
-    without a copy.
+    `payload` is the object that contains the bytes of the columns. It is kept so that it can be
+    sent without a copy.
     """
 
     __slots__ = ("_layout", "_prefixes", "columns", "header", "payload")
@@ -205,7 +205,7 @@ class Block:
 
     @property
     def length(self) -> int:
-        """The bytes on wire and disk, including header and trailer."""
+        """The size in bytes, with header and trailer, in messages and on disk."""
         return self.header.length
 
     def _parts(self) -> tuple[tuple[Column | None, ...], memoryview | None]:
@@ -245,7 +245,7 @@ class Block:
 
     @property
     def was_checked(self) -> bool:
-        """True if the whole block was checked once. Its bytes may have changed in memory since."""
+        """True if the whole block was checked once. Its memory may have changed since then."""
         return bool(self._prefixes)
 
     def check(self) -> None:
@@ -259,7 +259,7 @@ class Block:
             found.append(crc32c(columns[position : position + PIECE_BYTES], found[-1]))
         if found[-1] != self.header.columns_crc:
             raise self._corrupt()
-        self._parts()  # now, because the sizes that it reads are verified
+        self._parts()  # at this moment, because it reads sizes that were just checked
         self._prefixes = tuple(found)
 
     def check_messages(self, spans: Iterable[tuple[int, int]]) -> None:
@@ -267,7 +267,7 @@ class Block:
 
         Raises `CorruptBlock` (E_CHECKSUM) if they differ from what the producer sent.
         """
-        if len(self._prefixes) <= 2:  # not checked yet, or there is only one piece
+        if len(self._prefixes) <= 2:  # the block was not checked yet, or has only one piece
             self.check()
             return
         columns, times = self._parts()
@@ -280,9 +280,9 @@ class Block:
                     bitmap = at - padded(len(column.validity))
                     self._check_pieces(bitmap + (start >> 3), bitmap + ((stop + 7) >> 3))
                 if (at + start * 4) // PIECE_BYTES > at // PIECE_BYTES:
-                    # The first offset, which all others are relative to.
+                    # The first offset, because all other offsets are relative to it.
                     self._check_pieces(at, at + 4)
-                # The offsets, before one of them is used.
+                # The offsets of the messages, before they are used.
                 self._check_pieces(at + start * 4, at + stop * 4 + 4)
                 data = at + padded(len(offsets) * 4) - offsets[0]
                 self._check_pieces(data + offsets[start], data + offsets[stop])
@@ -291,7 +291,7 @@ class Block:
                 self._check_pieces(at + start * 8, at + stop * 8)
 
     def _check_pieces(self, low: int, high: int) -> None:
-        """Check the pieces that hold bytes `low` to `high` of the columns."""
+        """Check the pieces that contain bytes `low` to `high` of the columns."""
         if low >= high:
             return
         first, end = low // PIECE_BYTES, (high - 1) // PIECE_BYTES + 1
@@ -311,7 +311,7 @@ class Block:
 
 
 def check_columns(header: Header, columns: memoryview) -> None:
-    """Check length, trailer and checksum of the columns end to end.
+    """Check length, trailer and checksum of the columns.
 
     Raises `CorruptBlock` (E_CHECKSUM) if the trailer or the checksum is wrong. Raises `UsageError`
     (E_BAD_BLOCK) if the length is wrong.
@@ -340,7 +340,7 @@ def check_columns(header: Header, columns: memoryview) -> None:
 
 
 def check_block(block: Block, limits: Limits | None = None) -> None:
-    """Check a block from outside: checksum, layout, ascending offsets, limits of each message."""
+    """Check a block of a client: checksum, layout, ascending offsets, limits of each message."""
     limits = limits or Limits()
     check_columns(block.header, block.columns)
     columns = block._parts()[0]
@@ -374,7 +374,7 @@ def open_block(header: Buffer, payload: Any, columns: memoryview | None = None) 
 def _split(
     header: Header, columns: memoryview
 ) -> tuple[tuple[Column | None, ...], memoryview | None]:
-    """Walk the layout once. Raises `UsageError` (E_BAD_BLOCK) if a piece ends outside."""
+    """Find the columns. Raises `UsageError` (E_BAD_BLOCK) if a part ends outside of the block."""
     count = header.count
     end = len(columns) - TRAILER_BYTES
     position = 0
@@ -444,9 +444,10 @@ def seal(
     sequence: int,
     flags: int = 0,
 ) -> Block:
-    """Join the pieces of the columns (`size` bytes) and the trailer, and make checksum and header.
+    """Join the parts of the columns (`size` bytes) and the trailer, and compute checksum and
+    header.
 
-    This join is the only copy.
+    The bytes are copied only once, by this join.
     """
     length = HEADER_BYTES + size + TRAILER_BYTES
     if length > BLOCK_BYTES_MAX:
@@ -487,7 +488,7 @@ def pack(
     time_ns: int = 0,
     limits: Limits | None = None,
 ) -> Block:
-    """Pack messages. Each optional column has one value or None per message.
+    """Pack messages. Each optional column has one value or None for each message.
 
     Raises `UsageError` (E_TOO_BIG), which names the exceeded limit.
     """
@@ -541,9 +542,9 @@ def pack(
 
 
 def _pack_column(pieces: list[Any], values: Sequence[Any], size_max: int, what: str) -> int:
-    """Add the column's pieces and return their bytes.
+    """Add the column's parts and return their number of bytes.
 
-    `struct` takes 29 microseconds for a thousand offsets, `array` 59.
+    `struct` takes 29 microseconds for a thousand offsets, and `array` would take 59.
     """
     try:
         sizes = list(map(len, values))
@@ -594,10 +595,10 @@ def with_place(block: Block, first_offset: int, time_ns: int) -> Block:
 def cut(block: Block, start: int, stop: int) -> Block:
     """Return messages `start` to `stop` (indexes in the block) as a new block.
 
-    The work does not depend on the number of messages: one slice and one copy per column, one
-    checksum, and the check of the copied bytes. Raises `CorruptBlock` (E_CHECKSUM) if that check
-    fails. If the range is the whole block, this returns the block itself without a check, because
-    the block keeps its old checksum.
+    The number of steps does not depend on the number of messages: one slice and one copy for each
+    column, one checksum, and the check of the copied bytes. Raises `CorruptBlock` (E_CHECKSUM) if
+    that check fails. If the range is the whole block, this returns the block itself without a
+    check, because the block keeps its old checksum.
     """
     if not 0 <= start < stop <= block.count:
         raise ValueError(
@@ -631,18 +632,18 @@ def cut(block: Block, start: int, stop: int) -> Block:
 
 
 _CLOSE: Final = (
-    8  # if at least one message in so many is picked, all values of the range are read in one call
+    8  # if at least one message in 8 is picked, all values of the range are read in one call
 )
-# They were checked on arrival.
+# The messages were checked on arrival.
 _UNLIMITED: Final = Limits(BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX)
 
 
 def gather(parts: Sequence[tuple[Block, int, int]]) -> Block:
     """Return one block of `parts`, which are (block, start, stop) indexes.
 
-    The header has only the first message's offset. The delivery that carries the block lists the
-    offsets of all its messages (`runs`). If the messages have different storing times, a times
-    column keeps them. Raises `CorruptBlock` if a part is not as it was sent.
+    The header has only the first message's offset. The delivery with this block lists the offsets
+    of all its messages (`runs`). If the messages were stored at different times, the block has a
+    column with their times. Raises `CorruptBlock` if a part is not as it was sent.
     """
     if len(parts) == 1:
         return cut(*parts[0])
@@ -673,7 +674,7 @@ def gather(parts: Sequence[tuple[Block, int, int]]) -> Block:
 
 
 def _check(block: Block, spans: Sequence[tuple[int, int]]) -> None:
-    """Check the picked messages, or the whole block if that costs less than locating many parts."""
+    """Check the picked messages, or the whole block if that is faster than many small checks."""
     if len(spans) * PIECE_BYTES > len(block.columns):
         block.check()
     else:

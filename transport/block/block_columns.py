@@ -1,9 +1,9 @@
-"""Block from existing columns (Arrow's buffers): one copy, and no work per message.
+"""Block from existing columns (Arrow's buffers), with one copy and no work for single messages.
 
 `pack` in `block.py` makes a block from single messages. Here offsets, bytes and bitmaps exist
-already. One join puts them together with their padding, and one checksum covers them. Offsets are
-taken unchanged (the first offset of a slice is not 0). The sizes of single values are checked, in
-C, only if the column as a whole is larger than the limit of one message. Nothing here does I/O.
+already. One join puts them together with their padding, and one checksum covers them. The offsets
+are not changed (the first offset of a slice is not 0). The sizes of single values are checked, in
+C, only if the whole column is larger than the limit for one value. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .block_format import (
 __all__ = ["join_columns", "slice_bitmap"]
 
 _OFFSET_BYTES: Final = 4
-_STRIDE_MAX: Final = 64  # values per run in the first, coarse check of a column's offsets
+_STRIDE_MAX: Final = 64  # values in each run of the first, coarse check of a column's offsets
 
 
 def join_columns(
@@ -44,11 +44,11 @@ def join_columns(
 ) -> Block:
     """Return a block of `count` messages from raw columns.
 
-    The `offsets` of a column are count + 1 int32, ascending. Its `data` are exactly the bytes from
-    the first offset to the last. Its `validity` is None if no value is null, else (count + 7) // 8
-    bytes with message 0 at bit 0 (see `slice_bitmap`). Raises `UsageError` with E_TOO_BIG, which
-    names the exceeded limit, with E_BAD_ARGUMENT for a null body, or with E_BAD_BLOCK if the
-    columns do not match.
+    The `offsets` of a column are count + 1 ascending numbers of type int32. Its `data` has exactly
+    the bytes from the first offset to the last. Its `validity` is None if no value is null, else
+    (count + 7) // 8 bytes with message 0 at bit 0 (see `slice_bitmap`). Raises `UsageError`:
+    E_TOO_BIG names the exceeded limit, E_BAD_ARGUMENT is for a null body, and E_BAD_BLOCK for
+    columns that do not match.
     """
     limits = limits or Limits()
     if not 1 <= count <= BLOCK_COUNT_MAX:
@@ -127,11 +127,11 @@ def _add_values(pieces: list[Any], count: int, column: Column, size_max: int, wh
 
 
 def _largest(offsets: memoryview, size: int, size_max: int) -> int:
-    """Return the bytes of the largest value, or a number below `size_max` that no value exceeds.
+    """Return the size of the largest value, or a number up to `size_max` that no value exceeds.
 
-    Offsets ascend, so a value is no larger than the run of values that contains it. If every run of
-    `stride` values is small enough, the single values are not checked. For 8-byte keys this takes
-    10 microseconds per thousand instead of 60.
+    Offsets ascend, so a value is not larger than the run of values that contains it. If every run
+    of `stride` values is small enough, the single values are not checked. For a thousand keys of 8
+    bytes, this takes 10 microseconds instead of 60.
     """
     stride = min(_STRIDE_MAX, size_max * len(offsets) // (2 * size))
     if stride > 1:
@@ -145,7 +145,7 @@ def _largest(offsets: memoryview, size: int, size_max: int) -> int:
 
 
 def slice_bitmap(bitmap: memoryview, start: int, count: int) -> memoryview | None:
-    """Return bits `start` to `start + count` of Arrow's bitmap as a bitmap from bit 0.
+    """Return bits `start` to `start + count` of Arrow's bitmap as a bitmap that begins at bit 0.
 
     Returns None if all bits are set.
     """

@@ -1,4 +1,4 @@
-"""NSQ's wire protocols without I/O: bytes and commands in, bytes and commands out.
+"""NSQ's wire protocols without I/O. They convert bytes to commands, and replies to bytes.
 
-Sockets and clocks belong to the callers.
+The callers own the sockets and clocks.
 """

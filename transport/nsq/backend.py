@@ -1,6 +1,6 @@
-"""Backend: what a session needs from its caller. Every method returns at once.
+"""Backend: the methods that a session needs from its caller. Every method returns at once.
 
-Results come through the callables, at once or later.
+Methods with an `answer` pass their result to it, at once or later.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 from .identify import ClientIdentity
 
 Answer = Callable[[str], None]
-"""Called once, with "" for success or with the reason of the failure."""
+"""A function that is called once, with "" for success or with the reason of the failure."""
 
 
 class Authorized(Protocol):
@@ -68,18 +68,19 @@ class Backend(Protocol):
     def permitted(self, permission: str, topic: str, channel: str, answer: Answer) -> None:
         """Check whether the client may `publish` to the topic or `subscribe` to the channel.
 
-        For `publish` the channel is empty. This is called only if auth is required or offered. If
-        it is offered, the client may not have sent AUTH. `answer(E_AUTH_FAILED)` means that the
-        auth server could not be reached. Any other text means that it is not permitted.
+        For `publish` the channel is empty. The session calls this only if auth is required or
+        offered. If auth is only offered, the client may not have sent AUTH.
+        `answer(E_AUTH_FAILED)` means that the auth server could not be reached. Any other text
+        means that it is not permitted.
         """
         ...
 
     def upgrade(self, layer: str, identity: ClientIdentity, rest: bytes, answer: Answer) -> None:
         """Add `tls`, `snappy` or `deflate` to both directions of the connection.
 
-        The layer applies to bytes after those written so far. `rest` was received already and
-        belongs to the new layer. After `answer("")` (for TLS after the handshake) the session
-        writes OK through the layer.
+        The layer applies to all bytes that are written from now on. `rest` are received bytes that
+        belong to the new layer. After `answer("")` (for TLS after the handshake) the session writes
+        OK through the layer.
         """
         ...
 

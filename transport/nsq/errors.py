@@ -1,7 +1,7 @@
-"""Errors for NSQ clients: a code, a text, and whether the connection ends.
+"""Errors for NSQ clients: a code, a text, and a flag for errors that end the connection.
 
-The texts are exactly those of nsqd 1.3, because clients match on them. A text may contain bytes
-from a client that are not UTF-8. They are kept as surrogate escapes, so that they are returned
+The texts are exactly those of nsqd 1.3, because clients compare them. A text may contain bytes from
+a client that are not UTF-8. They are kept as surrogate escapes, so that they are sent back
 unchanged.
 """
 
@@ -47,7 +47,7 @@ class NsqError(Exception):
 
     @property
     def data(self) -> bytes:
-        """The data of the error frame. Empty if nothing is to be sent."""
+        """The data of the error frame. It is empty if no frame must be sent."""
         line = f"{self.code} {self.text}" if self.code and self.text else self.code
         return line.encode("utf-8", "surrogateescape")
 

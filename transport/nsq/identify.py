@@ -1,12 +1,13 @@
-"""IDENTIFY: what a client requests and what it is granted.
+"""IDENTIFY: the values that a client requests, and the values that the gateway grants.
 
-The body is decoded as nsqd does (Go's JSON into typed fields). Field names match in any case. The
-last of several fields wins. null changes nothing. An unknown field is ignored. A value of the wrong
-type makes the whole body invalid.
+The body is decoded as in nsqd (Go's JSON into typed fields). Upper and lower case make no
+difference in field names. If a field appears several times, the last one is used. null changes
+nothing. An unknown field is ignored. A value of the wrong type makes the whole body invalid.
 
-The sender may be a stranger. The parser limits the size of the body (IDENTITY_BYTES_MAX). The depth
-is checked here before the JSON decoder gets the body. Strings are cut to STRING_BYTES_MAX, because
-they are kept and reported as long as the connection lasts. Nothing here does I/O.
+The client may not be authenticated. So the parser limits the size of the body
+(IDENTITY_BYTES_MAX), and this module checks the depth before the JSON decoder gets the body.
+Strings are cut to STRING_BYTES_MAX, because they are kept and reported as long as the connection
+lasts. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class _Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClientIdentity:
-    """A client, and what was agreed with it.
+    """A client, and the values that were agreed with it.
 
     `heartbeat_ms` and `output_buffer_timeout_ms` are 0 for no heartbeats and no timeout.
     """
@@ -92,7 +93,7 @@ class ClientIdentity:
     def layers(self) -> tuple[str, ...]:
         """The layers to add to the connection, in this order.
 
-        OK is sent through each when it is added.
+        After each layer is added, OK is sent through it.
         """
         return tuple(name for name in ("tls", "snappy", "deflate") if getattr(self, name))
 
@@ -106,7 +107,7 @@ class ClientIdentity:
             "topology_zone": limits.topology_zone,
         }
         if not (self.topology_region or self.topology_zone or any(topology.values())):
-            topology = {}  # nsqd 1.3 does not send it: only if set here or by the client
+            topology = {}  # nsqd 1.3 does not send it, so send it only if a side has set it
         return go_json(
             {
                 "max_rdy_count": limits.max_rdy_count,
@@ -190,7 +191,7 @@ def _heartbeat(asked_ms: int, default_ms: int, limits: NsqLimits) -> int:
 
 
 def _output_buffer(asked_size: int, asked_ms: int, limits: NsqLimits) -> tuple[int, int]:
-    """Return size and timeout. The timeout is checked first. A size of 1 (no buffer) needs none."""
+    """Return size and timeout. The timeout is checked first. A size of 1 means no buffer."""
     timeout_ms = {-1: 0, 0: limits.output_buffer_timeout_ms}.get(asked_ms, asked_ms)
     if (
         asked_ms not in {-1, 0}
@@ -216,7 +217,7 @@ def _msg_timeout(asked_ms: int, limits: NsqLimits) -> int:
     return asked_ms
 
 
-# Possessive and with an optional end: one pass over any input.
+# Possessive and with an optional end, so that any input takes only one pass.
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
 
@@ -269,7 +270,7 @@ def _typed(body: bytes) -> _Asked:
             continue
         if type(value) is not type(defaults[name]):
             raise ValueError(name)
-        if isinstance(value, str):  # half of a surrogate pair is not a character
+        if isinstance(value, str):  # replace single halves of surrogate pairs
             value = cut_string(
                 value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
             )
@@ -280,17 +281,17 @@ def _typed(body: bytes) -> _Asked:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object with its names in order. The last of equal names counts."""
+    """A JSON object with its names in order. If names are equal, the last one is used."""
 
 
 class _Other(str):
-    """A number that is not an integer: no field has this type."""
+    """A number that is not an integer. No field has this type."""
 
 
 def _integer(text: str) -> int | _Other:
     """Return the number, or `_Other` if it is far too long.
 
-    A number beyond int64 is refused where the field is used, and otherwise ignored.
+    `_typed` refuses a number beyond int64 in a known field, and ignores it in an unknown field.
     """
     return int(text) if len(text) < 25 else _Other(text)
 

@@ -1,12 +1,13 @@
 """Layers between a socket and NSQ's protocol after IDENTIFY: TLS, deflate, snappy.
 
 A layer never returns more than about PIECE bytes of plain text at a time. A megabyte of deflate may
-contain a gigabyte. Each byte of it is legal in some PUB, so no ratio distinguishes a bomb from
-published zeros. The rest waits in compressed form, and `held` is True. The caller passes a piece
-on, lets the event loop turn once, checks whether its session still wants to read, and calls
-`receive(b"")` again. Meanwhile it reads nothing from the socket. So a bomb costs its sender's
-connection time, but no memory and no turns of other connections. Input without plain text is
-limited in the same way: `receive` processes at most PARTS_PIECE TLS records or snappy chunks.
+contain a gigabyte of plain text (a compression bomb). A limit for the compression ratio cannot
+detect a bomb, because a valid message of zeros has the same ratio. Instead, the rest waits in
+compressed form, and `held` is True. The caller passes a piece on, lets the event loop turn once,
+checks whether its session still wants to read, and calls `receive(b"")` again. During that time it
+reads nothing from the socket. So a bomb slows only its sender's connection. It takes no memory, and
+does not delay other connections. Input that contains no plain text is limited in the same way:
+`receive` processes at most PARTS_PIECE TLS records or snappy chunks.
 
 Details follow nsqd. Deflate is raw (no zlib header, window of 15 bits), and each `send` ends with a
 sync flush. Snappy uses the framing format. Nothing here does I/O.
@@ -22,8 +23,8 @@ from typing import Final, Protocol
 
 import crc32c
 
-# Plain bytes from one `receive`, plus one snappy block at most; one read of a socket returns as
-# much.
+# The limit for plain bytes from one `receive`. One snappy block may be added. A read from a socket
+# returns at most the same number of bytes.
 PIECE: Final = 65_536
 PARTS_PIECE: Final = 256  # TLS records or snappy chunks that one `receive` processes
 DEFLATE_LEVELS: Final = range(1, 10)
@@ -32,17 +33,17 @@ _READ: Final = 65_536
 
 
 class LayerError(Exception):
-    """The other side broke the layer. Only the bytes from `take_out` can still be sent."""
+    """The other side sent invalid bytes. Only the bytes from `take_out` can still be sent."""
 
 
 class Layer(Protocol):
     cost: int  # approximate memory of the layer, in bytes
 
     @property
-    def kept(self) -> int: ...  # packed bytes that wait here
+    def kept(self) -> int: ...  # packed bytes that wait in the layer
 
     @property
-    def held(self) -> bool: ...  # `receive(b"")` returns more
+    def held(self) -> bool: ...  # True if `receive(b"")` returns more
 
     def receive(self, data: bytes) -> bytes: ...
 
@@ -92,14 +93,14 @@ class Layers:
     def take_out(self) -> bytes:
         """Return bytes of TLS that must be written: its handshake, alerts and tickets.
 
-        Call this after each `receive`, also after one that failed.
+        Call this after each `receive`, even if it failed.
         """
         return self.tls.take_out() if self.tls is not None else b""
 
     def close(self) -> bytes:
         """Return the last bytes.
 
-        TLS marks the end of the connection; compression in NSQ does not.
+        Only TLS marks the end of the connection. Compression in NSQ does not.
         """
         return self.tls.close() if self.tls is not None else b""
 
@@ -117,7 +118,7 @@ class TlsLayer:
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.ready = False
-        self.held = False  # more records than one `receive` processes
+        self.held = False  # True if there are more records than one `receive` processes
 
     @property
     def kept(self) -> int:
@@ -166,12 +167,12 @@ class TlsLayer:
 
     def close(self) -> bytes:
         if self.ready:
-            # It waits for the other side's reply; this side does not.
+            # `unwrap` would wait for the other side's reply, which is not needed.
             with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
         return self.take_out()
 
-    # The client, for the auth server and for statistics
+    # Facts about the client, for the auth server and for statistics
 
     @property
     def version(self) -> str:
@@ -192,7 +193,7 @@ class TlsLayer:
 
 
 class DeflateLayer:
-    cost = 128 * 1024  # if little was sent to the client; up to 300 KiB if much was sent
+    cost = 128 * 1024  # if little was sent to the client, and up to 300 KiB if much was sent
 
     def __init__(self, level: int) -> None:
         if level not in DEFLATE_LEVELS:
@@ -220,7 +221,7 @@ class DeflateLayer:
         except zlib.error as error:
             raise LayerError(f"deflate: {error}") from None
         self._rest = self._unpacker.unconsumed_tail
-        # Zlib may hold more of a match although it consumed all input.
+        # Zlib may hold more plain text although it has consumed all input.
         self._full = len(plain) == PIECE
         self._ended = self._unpacker.eof
         return plain
@@ -229,17 +230,18 @@ class DeflateLayer:
         return self._packer.compress(data) + self._packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-# Snappy: a stream is chunks, each `type (1) | length (3, little-endian) | data`; data of types 0
-# and 1 begins with a masked CRC-32C.
+# Snappy: a stream consists of chunks, each `type (1) | length (3, little-endian) | data`. The data
+# of types 0 and 1 begins with a masked CRC-32C.
 
 _COMPRESSED: Final = 0x00
 _PLAIN: Final = 0x01
 _SKIPPED: Final = range(0x80, 0xFF)  # and 0xFE, which is padding
 _STREAM: Final = 0xFF
 _STREAM_CHUNK: Final = b"\xff\x06\x00\x00sNaPpY"
-_BLOCK: Final = 65_536  # plain bytes of a chunk at most
-# Chunks to clients are smaller: each fits with its head in one TLS record. pynsq takes a read that
-# completes no chunk for the end of the connection. nsqd's output buffer makes its chunks as small.
+_BLOCK: Final = 65_536  # the largest number of plain bytes in a chunk
+# Chunks to clients are smaller, so that each chunk with its head fits into one TLS record. If a
+# read completes no chunk, pynsq assumes the end of the connection. The chunks of nsqd are as small,
+# because of its output buffer.
 _BLOCK_OUT: Final = 16_384 - 8
 _CHUNK_MAX: Final = 4 + 32 + _BLOCK + _BLOCK // 6  # the largest size of _BLOCK packed bytes
 _HEAD: Final = struct.Struct("<I")
@@ -254,7 +256,7 @@ def _masked(data: bytes | memoryview) -> int:
 def snappy_is_here() -> bool:
     """Return True if the package for snappy is installed.
 
-    A gateway without it says so in IDENTIFY and works.
+    A gateway without it works, and its reply to IDENTIFY does not offer snappy.
     """
     try:
         import cramjam  # noqa: F401
@@ -303,7 +305,7 @@ class SnappyLayer:
             word = _HEAD.unpack_from(data, at)[0]
             kind, size = word & 0xFF, word >> 8
             if kind in _SKIPPED and self._begun_in:
-                self._skip = size  # its bytes are skipped without waiting for all of them
+                self._skip = size  # the bytes are skipped as they arrive
                 at += 4
                 continue
             self._check(kind, size)
@@ -368,7 +370,7 @@ class SnappyLayer:
             body: bytes | memoryview
             if len(packed) < len(plain) - len(plain) // 8:
                 kind, body = _COMPRESSED, packed
-            else:  # packing saves less than an eighth, so the reader is spared the work
+            else:  # packing saves at most an eighth; a plain chunk is faster to read
                 kind, body = _PLAIN, plain
             pieces += (
                 _HEAD.pack(kind | (len(body) + 4) << 8),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-LINE_BYTES_MAX: Final = 16 * 1024  # a command's line with its line feed: nsqd's read buffer
+# A command's line with its line feed; the size of nsqd's read buffer.
+LINE_BYTES_MAX: Final = 16 * 1024
 IDENTITY_BYTES_MAX: Final = 16 * 1024  # the body of IDENTIFY or AUTH, sent before authentication
-STRING_BYTES_MAX: Final = 256  # kept and reported of each string in IDENTIFY; the rest is cut off
+STRING_BYTES_MAX: Final = 256  # of each string in IDENTIFY; the rest is cut off
 JSON_DEPTH_MAX: Final = 32  # nesting of objects and lists in IDENTIFY
 BYTES_BEFORE_AUTH_MAX: Final = 64 * 1024  # plain bytes both ways before authentication
 DEFLATE_LEVEL_DEFAULT: Final = 6
@@ -19,7 +20,7 @@ SAMPLE_RATE_MAX: Final = 99
 
 @dataclass(frozen=True, slots=True)
 class NsqLimits:
-    """Names are nsqd's options. Times are in milliseconds, sizes in bytes."""
+    """The names are those of nsqd's options. Times are in milliseconds, sizes in bytes."""
 
     version: str = "1.3.0"  # in the reply to IDENTIFY; clients compare it with NSQ's versions
     max_msg_size: int = 1024 * 1024
@@ -28,7 +29,7 @@ class NsqLimits:
     msg_timeout_ms: int = 60_000
     max_msg_timeout_ms: int = 15 * 60_000
     max_req_timeout_ms: int = 60 * 60_000
-    client_timeout_ms: int = 60_000  # heartbeats at half of it, unless requested otherwise
+    client_timeout_ms: int = 60_000  # half of it is the default heartbeat interval
     max_heartbeat_interval_ms: int = 60_000
     output_buffer_size: int = 16 * 1024
     max_output_buffer_size: int = 64 * 1024
@@ -54,5 +55,8 @@ class NsqLimits:
 
     @property
     def mpub_count_max(self) -> int:
-        """The most messages of one MPUB: after the count, each takes a size and at least a byte."""
+        """The largest number of messages in one MPUB.
+
+        The count has 4 bytes. Each message has 4 bytes for its size, and at least one more byte.
+        """
         return (self.max_body_size - 4) // 5

@@ -1,14 +1,15 @@
-"""nsqlookupd's TCP protocol from the side of a node, and its HTTP replies.
+"""nsqlookupd's TCP protocol, as a node uses it, and nsqlookupd's HTTP replies.
 
 A node sends `  V1`, then IDENTIFY with its addresses as JSON after a length of four bytes. It sends
 `REGISTER topic [channel]` for each topic and channel that it has, `UNREGISTER` for each that it
-removes, and PING every 15 seconds. The reply to each is a length of four bytes and `OK`, JSON, or
-an error as `E_CODE text`, after which nsqlookupd closes the connection. When a connection ends, all
-its registrations end.
+removes, and PING every 15 seconds. The reply to each command is a length of four bytes and then
+`OK`, JSON, or an error as `E_CODE text`. After an error, nsqlookupd closes the connection. When a
+connection ends, all its registrations end.
 
-No queue of commands can grow: `wanted` is compared with what this connection has registered, and
-the difference is sent when replies make room for it. A topic that is added and removed while
-nsqlookupd does not reply costs nothing. Nothing here does I/O.
+There is no queue of commands that could grow. Instead, the session compares `wanted` with the
+registrations of this connection, and sends the difference, at most UNANSWERED_MAX commands at a
+time. If a topic is added and removed while nsqlookupd does not reply, no command is sent for it.
+Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from ..names import NAME_CHARS_MAX, is_ephemeral
 
 MAGIC: Final = b"  V1"
 PING_NS: Final = 15_000_000_000
-ANSWER_NS: Final = 5_000_000_000  # for one reply; nsqd allows 1 s, but sends one command at a time
+ANSWER_NS: Final = 5_000_000_000  # for one reply; nsqd waits 1 s, but sends one command at a time
 UNANSWERED_MAX: Final = 64  # commands without a reply so far
 ANSWER_MAX: Final = 65_536  # bytes; the longest is the JSON of IDENTIFY
-NAMES_MAX: Final = 10_000  # of one HTTP reply; more are left out
+NAMES_MAX: Final = 10_000  # in one HTTP reply; more names are left out
 
 _NAME: Final = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
 _PING: Final = b"PING\n"
@@ -43,7 +44,7 @@ class LookupFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as IDENTIFY describes it, as JSON in this order."""
+    """The description of a node in IDENTIFY, sent as JSON with its fields in this order."""
 
     broadcast_address: str
     hostname: str
@@ -73,7 +74,10 @@ def is_name(name: object) -> bool:
 
 
 class LookupSession:
-    """One connection. `take_out` has the bytes to write after each call. `LookupFailed` ends it."""
+    """One connection. `take_out` returns the bytes to write after each call.
+
+    After `LookupFailed`, the connection must be closed.
+    """
 
     def __init__(self, node: Node, now_ns: int) -> None:
         body = json.dumps(asdict(node)).encode()
@@ -109,8 +113,8 @@ class LookupSession:
     def want(self, wanted: frozenset[Registration], now_ns: int) -> None:
         """Set the wanted registrations.
 
-        The channels of a topic are unregistered before it and registered after it, because
-        unregistering a topic removes its channels.
+        The channels of a topic are unregistered before the topic and registered after it, because
+        nsqlookupd removes the channels of a topic with the topic.
         """
         self._wanted = wanted
         gone, new = sorted(self._said - wanted, reverse=True), sorted(wanted - self._said)
@@ -137,12 +141,15 @@ class LookupSession:
         self._say(now_ns)
 
     def on_time(self, now_ns: int) -> int:
-        """Do what is due. Return when to call again."""
+        """Check the deadline of the reply, and send a PING if it is due.
+
+        Return the time of the next call.
+        """
         if self._unanswered and now_ns >= self._answer_due_ns:
             raise LookupFailed(f"it did not answer within {ANSWER_NS / 1e9:g} s")
         if now_ns >= self._ping_ns:
             self._ping_ns = now_ns + PING_NS
-            if not self._unanswered:  # otherwise a pending reply will show that it is alive
+            if not self._unanswered:  # otherwise a pending reply shows that nsqlookupd is alive
                 self._send(_PING, None, now_ns)
         return min(self._ping_ns, self._answer_due_ns) if self._unanswered else self._ping_ns
 
@@ -168,7 +175,7 @@ class LookupSession:
         self.identified = True
 
     def _say(self, now_ns: int) -> None:
-        """Send as much of the plan as there is room for."""
+        """Send commands of the plan, up to the limit of unanswered commands."""
         while self.identified and self._plan and len(self._unanswered) < UNANSWERED_MAX:
             command, about = self._plan.popleft()
             if command == _REGISTER:
@@ -212,7 +219,7 @@ def _object(body: bytes) -> dict[str, object]:
 def parse_channels(body: bytes) -> list[str]:
     """Return the channels that a new topic should have, from a reply to `/channels?topic=`.
 
-    Ephemeral channels are left out, as in nsqd: their consumers create them.
+    Ephemeral channels are left out, as in nsqd, because their consumers create them.
     """
     said = _object(body).get("channels")
     if not isinstance(said, list):

@@ -4,25 +4,26 @@
     with body   command | int32 size | body     IDENTIFY, AUTH, PUB, DPUB
     MPUB        command | int32 size | int32 count | count x (int32 size | body)
 
-`push` adds bytes. `take` returns the next command or None. Nothing is parsed ahead. So after a
-command was carried out, the bytes after it are still available (`take_rest`): after an IDENTIFY
-they may belong to another layer.
+`push` adds bytes. `take` returns the next command or None. The parser never parses the bytes after
+that command. So they are still available after the command was carried out (`take_rest`). This is
+necessary because the bytes after an IDENTIFY may belong to another layer.
 
 The work for single messages runs in C if possible. A busy consumer sends runs of FINs. A run
-becomes one `Fins`: `struct` cuts it after a comparison of the fixed bytes of all its FINs. An MPUB
-with equal sizes is cut in the same way. A slower way handles different sizes. A run of NOPs becomes
-one `Nop`.
+becomes one `Fins`: the fixed bytes of all its FINs are compared at once, and `struct` cuts out the
+ids. An MPUB with messages of equal size is cut in the same way. For different sizes, a slower
+method is used. A run of NOPs becomes one `Nop`.
 
-A line has at most LINE_BYTES_MAX bytes. Sizes are checked as soon as they can be read, before their
-bytes arrive. The bytes of an incomplete command are kept in one bytearray. They are parsed again
-only when the bytes known to be missing have arrived. So bytes that arrive one at a time cost no
-more than their number. Before the body of a publish arrives, `before_body` is called with the
-command's name and topic, and may raise. So a client without permission cannot make this process
-keep megabytes of a body.
+A line has at most LINE_BYTES_MAX bytes. A size is checked as soon as it can be read, before the
+bytes that it counts have arrived. The bytes of an incomplete command are kept in one bytearray.
+They are parsed again only when the bytes known to be missing have arrived. So a command that
+arrives one byte at a time is not parsed again for each byte. Before the body of a publish has
+arrived, the parser calls `before_body` with the command's name and topic, and `before_body` may
+raise. So a client without permission cannot make this process keep megabytes of a body.
 
-As in nsqd, the size of an MPUB is only checked: the MPUB ends after its last message, wherever that
-is. Clients that count their four bytes wrongly have therefore never noticed. Unlike nsqd, all
-messages together may not exceed max_body_size. Nothing here does I/O.
+As in nsqd, the size of an MPUB is only compared with the limit. The MPUB ends after its last
+message, even if the size says otherwise. So clients that do not count the four bytes of the message
+count correctly still work. Unlike in nsqd, all messages together must not exceed max_body_size.
+Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from .wire import ID_BYTES
 FIN_BYTES: Final = len(b"FIN ") + ID_BYTES + len(b"\n")
 _FIN_RUN: Final = regex(rb"(?:FIN [^ \r\n]{16}\n)++")  # possessive: without backtracking
 _FIN_FRAME: Final = ((0, b"F"), (1, b"I"), (2, b"N"), (3, b" "), (FIN_BYTES - 1, b"\n"))
-_CUT_MAX: Final = 1024  # messages that one format cuts: formats are compiled and cached
+_CUT_MAX: Final = 1024  # messages that one format cuts; formats are compiled and cached
 
 
 @lru_cache(32)
@@ -63,7 +64,7 @@ def _equal(size: int, count: int) -> struct.Struct:
 
 
 def cut_equal(data: bytes, first: int, count: int, size_max: int) -> list[bytes] | None:
-    """Return the bodies of `count` messages if all are complete and have one size, else None."""
+    """Return the bodies of `count` messages, or None if one is incomplete or sizes differ."""
     if len(data) < first + 4:
         return None
     size = _int(data, first)[0]
@@ -109,9 +110,10 @@ _FIN_CUTS: Final = {
 def cut_fins(data: bytes, at: int) -> list[bytes]:
     """Return the ids of consecutive FINs from `at`.
 
-    FINs must have the usual form. It may return fewer than there are, so that the search is quick.
-    The length of the run is found by doubling. Otherwise a client that mixes FINs with other
-    commands would make each FIN scan everything after it.
+    The FINs must have the usual form. To be fast, this may return fewer ids than the run has. It
+    finds the length of the run by doubling a guess. A search to the end of the data would be slow
+    for a client that mixes FINs with other commands, because each FIN would scan all bytes after
+    it.
     """
     count = 1
     while data.startswith(b"FIN ", at + count * FIN_BYTES):
@@ -145,7 +147,7 @@ def _only_fins(run: bytes, count: int) -> bool:
 
 
 class Walk:
-    """The way through the messages of an incomplete MPUB.
+    """The positions of the messages in an incomplete MPUB, as far as they are known.
 
     Positions count from the command's first byte.
     """
@@ -154,13 +156,12 @@ class Walk:
         self._limits = limits
         self._first = first
         self._count = count
-        # Where messages end; four bytes each, because there may be a million.
-        self.stops = array("i")
+        self.stops = array("i")  # the ends of messages; an array, because there may be a million
 
     def on(self, buffer: bytearray | memoryview) -> bool:
-        """Go on as far as the bytes reach.
+        """Find the ends of further messages, as far as the received bytes allow.
 
-        Return True at the end. After an error, a repeated call raises it again.
+        Return True if all messages are complete. After an error, a repeated call raises it again.
         """
         size_max, have = self._limits.max_msg_size, len(buffer)
         stop_max = self._first - 4 + self._limits.max_body_size
@@ -205,8 +206,8 @@ BeforeBody = Callable[[str, str], object]
 class Parser:
     """The parser of one connection.
 
-    `check` is called with a command's name before anything else of it is checked, and may raise.
-    This gives nsqd's order of errors.
+    The parser calls `check` with a command's name before it checks the rest of the command. `check`
+    may raise. So errors are found in the same order as in nsqd.
     """
 
     def __init__(
@@ -221,12 +222,13 @@ class Parser:
         self._held = bytearray()  # the beginning of a command; `_data` is empty then
         self._need = 0  # the length that `_held` must have before it is parsed again
         # The error if no more comes: its code, the command, the missing part.
+        # Code, command and missing part, for the error if no more bytes arrive.
         self._missing = (
             "",
             "",
             "",
         )
-        self._walk: Walk | None = None  # through the MPUB that is held
+        self._walk: Walk | None = None  # for the MPUB in `_held`
         self._forms: Final[dict[bytes, Callable[[list[bytes], int], Command | None]]] = {
             b"RDY": self._rdy,
             b"PUB": self._pub,
@@ -261,9 +263,9 @@ class Parser:
         self._at = 0
 
     def _walked(self) -> bool:
-        """Return True unless an MPUB is held whose messages are incomplete.
+        """Return False if the held command is an MPUB whose messages are incomplete.
 
-        `take` raises its errors again.
+        Otherwise return True. If the MPUB is invalid, `take` raises the error.
         """
         try:
             return self._walk is None or self._walk.on(self._held)
@@ -278,9 +280,9 @@ class Parser:
         return rest
 
     def unfinished(self) -> NsqError:
-        """Return nsqd's error for a command whose rest will never arrive.
+        """Return nsqd's error for an incomplete command of a client that sends no more.
 
-        It has no code (nothing is sent) between commands and within a line.
+        The error has no code, so that nothing is sent, between two commands and within a line.
         """
         code, name, missing = self._missing
         if self._walk is not None:
@@ -293,13 +295,13 @@ class Parser:
 
     @property
     def held(self) -> int:
-        """The bytes that wait here, for the rest of their command or for `take`."""
+        """The bytes that wait in the parser, for the rest of their command or for `take`."""
         return len(self._data) - self._at + len(self._held)
 
     def take(self) -> Command | None:
         """Return the next command, or None if it is incomplete.
 
-        Raises `NsqError` if it is malformed. Then nothing more may be taken.
+        Raises `NsqError` if it is malformed. `take` must not be called again then.
         """
         data, at = self._data, self._at
         if at >= len(data):
@@ -321,9 +323,9 @@ class Parser:
         return form(words, end + 1)
 
     def _hold(self, need: int, code: str, name: str, missing: str) -> None:
-        """Keep the bytes of the command until there are `need`.
+        """Keep the bytes of the command until there are `need` bytes.
 
-        The other arguments are the error for a client that sends no more.
+        The other arguments describe the error for a client that sends no more.
         """
         self._missing = code, name, missing
         self._held += memoryview(self._data)[self._at :]
@@ -408,7 +410,7 @@ class Parser:
             raise NsqError(E_INVALID, "PUB insufficient number of parameters")
         topic = _name(words[1]) or _refuse(E_BAD_TOPIC, "PUB topic", words[1])
         data, start = self._data, after + 4
-        if len(data) >= start:  # the usual case first: the body is complete and valid
+        if len(data) >= start:  # the usual case first, where the body is complete and valid
             size = _int(data, after)[0]
             stop = start + size
             if 0 < size <= self._limits.max_msg_size and stop <= len(data):
@@ -431,7 +433,7 @@ class Parser:
         return None if body is None else Dpub(topic, defer_ms, body)
 
     def _message(self, name: str, topic: str, after: int) -> bytes | None:
-        """Return the one message after a line that ends before `after`."""
+        """Return the message of a command whose line ends before `after`."""
         size = self._size(after, E_BAD_MESSAGE, name, "message body size")
         if size is None:
             return None
@@ -458,7 +460,7 @@ class Parser:
         return self._sized(after + 4, size, E_BAD_BODY, name, "body")
 
     def _size(self, at: int, code: str, name: str, missing: str) -> int | None:
-        """Return the number at `at`, or None until it has arrived."""
+        """Return the number at `at`, or None if its bytes have not arrived."""
         if len(self._data) < at + 4:
             self._hold(at + 4 - self._at, code, name, missing)
             return None
@@ -476,7 +478,7 @@ class Parser:
     def _mpub(self, words: list[bytes], after: int) -> Mpub | None:
         if len(words) < 2:
             raise NsqError(E_INVALID, "MPUB insufficient number of parameters")
-        # nsqd sends the code twice here, and clients have seen this for years.
+        # nsqd sends the code twice here, so this does the same for its clients.
         topic = _name(words[1]) or _refuse(E_BAD_TOPIC, "E_BAD_TOPIC MPUB topic", words[1])
         size = self._size(after, E_BAD_BODY, "MPUB", "body size")
         if size is None:
@@ -544,9 +546,9 @@ def _id(raw: bytes) -> bytes:
 
 
 def _number(raw: bytes, failed: str) -> int:
-    """Return digits as a number, or 0 without digits.
+    """Return digits as a number, or 0 for an empty text.
 
-    A number that is too long for the wire becomes one that is out of every range.
+    If the number has too many digits, return a number that is above every limit.
     """
     if not raw:
         return 0

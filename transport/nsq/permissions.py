@@ -1,19 +1,20 @@
-"""Reply of an auth server: who a client is, for how long, and what it may publish and subscribe to.
+"""Reply of an auth server: a client's identity and permissions, and how long they are valid.
 
 The rules are nsqd's. To publish, one authorization must have the permission `publish`, a topic
 pattern that matches the topic, and a channel pattern that matches the empty name, such as `.*`. To
 subscribe, it must have `subscribe` and patterns that match both names.
 
-The difference is that a pattern must match the whole name. nsqd searches for a pattern anywhere in
-a name. So in nsqd `orders` also permits `old-orders-internal`. Here only `.*orders.*` does this. So
-a reply never grants more here than in nsqd. As in nsqd, `.` in `eu.orders` matches any character.
+The only difference is that here a pattern must match the whole name. nsqd searches for a pattern
+anywhere in a name. For example, in nsqd `orders` also permits `old-orders-internal`, but here only
+`.*orders.*` does. So a reply never grants more here than in nsqd. As in nsqd, `.` in `eu.orders`
+matches any character.
 
-A pattern is one of Go's regular expressions, and RE2 (google-re2, in the extra `nsq`) applies it.
-Both have the same syntax and take time in proportion to the name. With Python's `re` the pattern
-`([a-z]+.?)+x` takes hours for one name that an attacker chose.
+A pattern is a regular expression in Go's syntax. RE2 (google-re2, in the extra `nsq`) applies it.
+It has the same syntax, and like Go it takes time in proportion to the length of the name. With
+Python's `re`, the pattern `([a-z]+.?)+x` would take hours for one name that an attacker chose.
 
-If a reply contains anything unknown, the whole reply is refused: a part of it may grant more than
-the auth server meant. Nothing here does I/O.
+If a reply contains anything unknown, the whole reply is refused, because the known part alone may
+grant more than the auth server intended. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ AUTHORIZATIONS_MAX: Final = 1000
 PATTERNS_MAX: Final = 5000  # in all authorizations
 PATTERN_CHARS_MAX: Final = 256
 PATTERN_MEMORY: Final = 128 * 1024  # bytes for RE2; a pattern that expands to more is refused
-STEPS_MAX: Final = 100_000  # of all patterns; reading and applying them takes half a second at most
+STEPS_MAX: Final = 100_000  # of all patterns; to compile and apply them takes at most 0.5 s
 TEXT_CHARS_MAX: Final = 1024  # length of identity and identity_url
-TTL_S_MAX: Final = 7 * 24 * 3600  # a longer one is cut to this
+TTL_S_MAX: Final = 7 * 24 * 3600  # a longer time is reduced to this
 
 _REMEMBERED: Final = 1024  # cached results
 
@@ -75,13 +76,13 @@ class Pattern:
         return name.isascii() and self._found.fullmatch(name.encode()) is not None
 
 
-# Names are ASCII, so one stand-in for all is enough.
+# Names are ASCII, so one character can replace all others in a pattern.
 _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 
 
 @lru_cache(maxsize=1024)
 def _compiled(text: str) -> Pattern:
-    """Return one pattern for each text. Auth servers give the same few patterns to all clients."""
+    """Compile a pattern, with a cache: auth servers send the same patterns for all clients."""
     return Pattern(text)
 
 
@@ -123,7 +124,7 @@ class AuthState:
         return len(self.authorizations)
 
     def permits(self, permission: str, topic: str, channel: str = "") -> bool:
-        """Return True if this is permitted. PUBLISH takes no channel, SUBSCRIBE takes one."""
+        """Return True if this is permitted. Only SUBSCRIBE has a channel, and needs it."""
         if (permission == PUBLISH) == bool(channel):
             return False
         asked = (permission, topic, channel)

@@ -1,25 +1,27 @@
-"""Session of an NSQ client as a state machine: commands in, replies and heartbeats out.
+"""Session of an NSQ client: a state machine that gets commands and sends replies and heartbeats.
 
-nsqd carries out one command after the other, and replies before it reads the next. Here publishes
-are answered when they are durable, and further publishes are accepted meanwhile. So replies wait in
-a queue in the order of their commands, and the first is sent as soon as it is known. A fatal error
-waits there too: the publishes before it were valid, and get their replies. SUB, AUTH, permissions
-and upgrades are different: later commands depend on them, so no command is taken until they are
-answered (`_blocked`).
+nsqd carries out one command after the other, and replies before it reads the next. This session
+replies to a publish when it is durable, and accepts further publishes before that. So replies wait
+in a queue in the order of their commands, and the first is sent as soon as it is known. A fatal
+error waits in the queue too, because the publishes before it were valid and must get their replies.
+SUB, AUTH, permissions and upgrades are different. Later commands depend on them, so the session
+takes no further command until they are answered (`_blocked`).
 
-No command is taken while too many replies wait (`Answers.full`). `reading` tells the caller, which
-must also stop reading from a client that does not read its replies. One call carries out at most
-COMMANDS_PIECE commands. If there are more, `more` is True, and the caller calls `go_on` after the
-other connections had their turn.
+The session takes no command while too many replies wait (`Answers.full`). `reading` is then False,
+and the caller must stop reading. The caller must also stop reading from a client that does not read
+its replies. One call carries out at most COMMANDS_PIECE commands. If there are more, `more` is
+True, and the caller calls `go_on` after it has processed the other connections.
 
-If AUTH is required, the requests and replies of a client that has not authenticated are limited to
-BYTES_BEFORE_AUTH_MAX bytes in total. The client must send AUTH within `auth_deadline_ms`. It may
-not publish, so the session does not wait for a body. `stranger` tells which connections give way to
-others. Every TLS handshake has the same deadline.
+If AUTH is required, the commands and replies of a client that has not authenticated are limited to
+BYTES_BEFORE_AUTH_MAX bytes in total. The client must send AUTH within `auth_deadline_ms`. It must
+not publish before, so the session does not wait for a body. If unauthenticated clients use too much
+memory, the longest idle connections with `stranger` True are closed. Every TLS handshake has the
+same deadline.
 
-Texts, codes, and the order in which errors are found are those of nsqd 1.3. Before anything else of
-a command, the parser calls `_check`, which refuses commands that the state does not allow.
-SESSION_TABLE has the states. Nothing here does I/O or reads a clock: times are arguments.
+Texts, codes, and the order in which errors are found are those of nsqd 1.3. The parser calls
+`_check` before it checks the rest of a command, and `_check` refuses commands that the state does
+not allow. SESSION_TABLE defines the states. Nothing here does I/O or reads a clock. Times are
+arguments.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Pending:
 
 
 class Answers:
-    """The replies of a client in the order of its commands, whatever the order of the results."""
+    """The replies of a client, which are sent in the order of its commands."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
@@ -74,7 +76,7 @@ class Answers:
     def expect(self, size: int) -> Pending:
         """Add a place for a reply that is not known yet.
 
-        Until then `size` bytes are held elsewhere.
+        `size`: the bytes that the publish takes in memory until then.
         """
         pending = Pending(None, size)
         self._queue.append(pending)
@@ -86,7 +88,7 @@ class Answers:
         self._bytes -= pending.size
         pending.data = data
         queue = self._queue
-        # Most clients: one publish at a time.
+        # The usual case of a client that publishes one message at a time.
         if then is None and len(queue) == 1 and queue[0] is pending:
             queue.clear()
             self._write(data)
@@ -109,7 +111,7 @@ class Answers:
         self._bytes = 0
 
     def _flush(self) -> None:
-        """Write the known replies at the front in one piece, up to one with a function to call."""
+        """Write the known replies at the front at once, up to a reply with a function to call."""
         queue = self._queue
         while queue and queue[0].data is not None:
             pieces: list[bytes] = []
@@ -123,9 +125,9 @@ class Answers:
 
 
 class State(IntEnum):
-    """States with nsqd's numbers, as its statistics show them.
+    """The states, with the numbers that nsqd's statistics show.
 
-    MAGIC comes before nsqd's first state.
+    nsqd has no number for MAGIC, which is before its first state.
     """
 
     MAGIC = -1  # waiting for the four bytes of the protocol's version
@@ -162,10 +164,10 @@ A command without an entry ends the connection.
 COMMANDS: Final = frozenset(name for row in SESSION_TABLE.values() for name in row)
 
 
-TOPICS_COUNTED_MAX: Final = 100  # topics of one client with a count of publishes
+TOPICS_COUNTED_MAX: Final = 100  # topics of one client whose publishes are counted
 NEVER: Final = 1 << 62
-COMMANDS_PIECE: Final = 512  # per call: some milliseconds, then other connections have their turn
-IDENTIFY_WEIGHT: Final = 50  # an IDENTIFY counts as so many commands, because of its JSON
+COMMANDS_PIECE: Final = 512  # in one call; they take some milliseconds
+IDENTIFY_WEIGHT: Final = 50  # an IDENTIFY counts as 50 commands, because of its JSON
 UNKNOWN_LOOK_NS: Final = 1_000_000_000  # the shortest interval of heartbeats
 _MS: Final = 1_000_000
 
@@ -173,7 +175,7 @@ _MS: Final = 1_000_000
 class Session:
     """The session of one connection.
 
-    `write` takes bytes for the client. The session writes nothing after it called `backend.close`.
+    `write` sends bytes to the client. The session does not call it after `backend.close`.
     """
 
     def __init__(
@@ -186,20 +188,20 @@ class Session:
         self._parser = Parser(limits, self._check, self._before_body if self._asks else None)
         self._magic = b""
         self._answers = Answers(write)
-        self._blocked = False  # the commands after the last one must wait for its reply
-        self._upgrading = False  # also waiting, but the caller takes the bytes
-        self._last = False  # the last reply is in the queue
+        self._blocked = False  # True while later commands must wait for the reply to the last one
+        self._upgrading = False  # True while a layer is added; `backend` takes the received bytes
+        self._last = False  # True when the last reply is in the queue
         self._eof = False
         self._working = False
-        self.more = False  # there may be complete commands that were not parsed
-        self._left = 0  # commands left in this call
-        self.failed = False  # the connection ends with an error; the client may still be sending
+        self.more = False  # True if complete commands may wait in the parser
+        self._left = 0  # how many commands this call may still carry out
+        self.failed = False  # True if an error ends the connection; the client may still send
         self._guarded = limits.auth_required  # True until AUTH succeeds
         self._guest_bytes = 0  # while guarded: bytes received and written as replies
-        self._asking = False  # waiting for the result of AUTH
-        # Deadline for AUTH while guarded, for TLS during its handshake.
+        self._asking = False  # True while it waits for the result of AUTH
+        # The deadline for AUTH while guarded, or for the TLS handshake.
         self._hurry_ns = now_ns + limits.auth_deadline_ms * _MS
-        self._layers: list[str] = []  # layers still to be added
+        self._layers: list[str] = []  # layers that must still be added
         self._now_ns = now_ns
         self._heard_ns = now_ns
         self._beat_ns = now_ns + limits.client_timeout_ms // 2 * _MS
@@ -233,7 +235,7 @@ class Session:
 
     @property
     def reading(self) -> bool:
-        """True if the caller should go on reading."""
+        """True if the caller should continue to read from the client."""
         return (
             (not self._blocked or self._upgrading)
             and not self._answers.full
@@ -247,7 +249,7 @@ class Session:
 
     @property
     def held(self) -> int:
-        """The received bytes that are kept here."""
+        """The received bytes that wait in the parser."""
         return self._parser.held
 
     @property
@@ -257,9 +259,9 @@ class Session:
 
     @property
     def stranger(self) -> bool:
-        """Return True if the client has neither authenticated nor begun to work.
+        """True if the client has neither authenticated nor begun to work.
 
-        Such connections give way to others.
+        If such clients use too much memory, the longest idle of their connections are closed.
         """
         limits = self._limits
         if (
@@ -284,14 +286,14 @@ class Session:
         self._work()
 
     def go_on(self, now_ns: int) -> None:
-        """Carry out the next complete commands. Called while `more` is True."""
+        """Carry out the next complete commands. The caller calls this while `more` is True."""
         self._now_ns = now_ns
         self._work()
 
     def on_eof(self) -> None:
-        """Note that the client sends no more, but may still read.
+        """Note that the client sends no more bytes, but may still read.
 
-        Its commands are carried out and answered.
+        The commands that it has sent are carried out and answered.
         """
         self._eof = True
         if self._upgrading:
@@ -311,7 +313,7 @@ class Session:
             self._write(frames)
 
     def probe(self) -> None:
-        """Write an extra heartbeat. If the client is gone, its socket refuses it."""
+        """Write an extra heartbeat, to find out whether the connection still exists."""
         if (
             self.identity.heartbeat_ms
             and not self._upgrading
@@ -327,10 +329,11 @@ class Session:
         self._say(self._failed(what, id))
 
     def on_time(self, now_ns: int, *, reading: bool = True) -> int:
-        """Do what is due. Return the latest time to call again.
+        """Send heartbeats and check deadlines. Return the latest time for the next call.
 
-        `reading` tells whether the caller reads from the client. A client that is not read from is
-        not silent. A new client is checked often, because it may still request a shorter interval.
+        `reading`: False if the caller does not read from the client at the moment. Then the client
+        does not count as silent. A new client is checked often, because it may still request a
+        shorter interval.
         """
         if not reading:
             self._heard_ns = now_ns
@@ -356,7 +359,7 @@ class Session:
         if not interval_ns:
             return hurry_ns
         if self._answers or (self._blocked and not self._upgrading):
-            self._heard_ns = now_ns  # this side is late, not the client
+            self._heard_ns = now_ns  # the client waits for replies, so it does not count as silent
         due_ns = self._deadline(self._heard_ns + 2 * interval_ns)
         if due_ns == NEVER:
             return NEVER
@@ -416,7 +419,7 @@ class Session:
     def _work(self) -> None:
         """Carry out commands until none is left or one must wait, but at most COMMANDS_PIECE."""
         if self._working:
-            return  # a reply came at once, from within a command
+            return  # the backend has called back at once, from within a command
         self._working = True
         self.more = False
         self._left = COMMANDS_PIECE
@@ -460,9 +463,9 @@ class Session:
             raise NsqError(e.E_INVALID, "cannot SUB with heartbeats disabled")
 
     def _before_body(self, name: str, topic: str) -> None:
-        """Refuse a publish before its body arrives.
+        """Refuse a publish without permission before its body arrives.
 
-        The permission is checked again with the body.
+        The permission is checked again when the body has arrived.
         """
         self._permit(name, topic, "", _nothing)
 
@@ -556,7 +559,7 @@ class Session:
             return
         full = self._answers.full
         if why:
-            self._last = self.failed = True  # later commands are not carried out
+            self._last = self.failed = True  # so later commands are not carried out
             error = NsqError(f"E_{name}_FAILED", f"{name} failed {why}")
             self._answers.tell(answer, error_frame(error), self._end)
         else:
@@ -618,14 +621,14 @@ class Session:
             self._work()
 
     def _upgrade(self) -> None:
-        """Add the next layer. The bytes in the parser belong to it."""
+        """Add the next layer. The bytes that wait in the parser belong to it."""
         self._upgrading = True
         layer = self._layers.pop(0)
         if layer == "tls":
             self._hurry_ns = max(self._hurry_ns, self._now_ns + self._limits.auth_deadline_ms * _MS)
         rest = self._parser.take_rest()
         if self._guarded:
-            self._guest_bytes -= len(rest)  # they come again, unpacked
+            self._guest_bytes -= len(rest)  # they are counted again when they are unpacked
         self._backend.upgrade(layer, self.identity, rest, partial(self._on_upgraded, layer))
 
     def _on_upgraded(self, layer: str, why: str) -> None:
@@ -643,13 +646,13 @@ class Session:
             self._resume()
 
     def _resume(self, error: NsqError | None = None) -> None:
-        """Go on after a wait, or end with this error."""
+        """Continue with commands after a wait, or end the connection with this error."""
         self._blocked = False
         if error is not None:
             self._end_after(error_frame(error))
         self._work()
 
-    # Out
+    # Writing
 
     def _say(self, data: bytes, then: Callable[[], None] | None = None) -> None:
         """Write this after all earlier replies are written."""

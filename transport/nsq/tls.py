@@ -1,13 +1,14 @@
 """TLS contexts from nsqd's options: certificate, key, client certificates, and oldest version.
 
-Two points differ from nsqd, both for safety:
+Two points differ from nsqd, both for security:
 
-* The oldest version is TLS 1.2 unless an option changes it. nsqd's is 1.0. Versions before 1.2 are
-  deprecated (RFC 8996): their handshakes are signed with SHA-1 and MD5, and OpenSSL 3 refuses those
-  at its default level anyway. An option can still allow them.
-* `require` verifies, as `require-verify` does. In nsqd `require` accepts any certificate, even a
-  self-made one, and the auth server gets its name as if it were verified. So both need the file of
-  trusted authorities.
+* The oldest allowed version is TLS 1.2 unless an option changes it. In nsqd it is 1.0. Versions
+  before 1.2 are deprecated (RFC 8996), because their handshakes are signed with SHA-1 and MD5.
+  OpenSSL 3 refuses those signatures at its default security level. An option can still allow these
+  versions.
+* `require` verifies a client's certificate, as `require-verify` does. In nsqd, `require` accepts
+  any certificate, even a self-signed one, and the auth server gets its name as if it were verified.
+  So here both options need the file of trusted authorities.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def server_context(
 ) -> ssl.SSLContext | None:
     """Return the context for the gateways' listeners, or None if no certificate is given.
 
-    Raises `UsageError` that says which option is wrong, and why.
+    Raises `UsageError` if an option is wrong. The error names the option and the reason.
     """
     _check_version(min_version)
     if client_auth not in CLIENT_AUTH:
@@ -72,7 +73,7 @@ def server_context(
 
 
 def client_context(*, root_ca: str = "", min_version: str = MIN_VERSION) -> ssl.SSLContext:
-    """Return the context for https requests: to auth servers, and to nsqlookupd behind a proxy.
+    """Return the context for https requests to auth servers, and to nsqlookupd with a TLS proxy.
 
     Without `root_ca` the system's authorities are trusted.
     """
@@ -96,7 +97,7 @@ def _set_version(context: ssl.SSLContext, name: str) -> None:
         with warnings.catch_warnings():  # the option's help explains the risk
             warnings.simplefilter("ignore", DeprecationWarning)
             context.minimum_version = _VERSIONS[name]
-        # Otherwise OpenSSL 3 accepts the version but refuses every handshake.
+        # Without this, OpenSSL 3 accepts the version but refuses every handshake.
         context.set_ciphers("DEFAULT:@SECLEVEL=0")
     else:
         context.minimum_version = _VERSIONS[name]
@@ -105,7 +106,7 @@ def _set_version(context: ssl.SSLContext, name: str) -> None:
 def _load_own(context: ssl.SSLContext, cert: str, key: str) -> None:
     locked = False
 
-    def password() -> str:  # without this OpenSSL waits for ever for a password at the terminal
+    def password() -> str:  # without it, OpenSSL would wait for a password at the terminal
         nonlocal locked
         locked = True
         return ""

@@ -1,10 +1,10 @@
 """Frames to NSQ clients, and message ids.
 
-frame     int32 size (of type and data) | int32 type | data           all big-endian
-message   int64 time in ns | uint16 attempts | 16 hex digits of id | body       is the data of a
-frame of type 2
+frame     int32 size (of type and data) | int32 type | data
+message   int64 time in ns | uint16 attempts | 16 hex digits of id | body
 
-Nothing here does I/O. All work for single messages runs in C.
+A message is the data of a frame of type 2. All numbers are big-endian. Nothing here does I/O. All
+work for single messages runs in C.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HEARTBEAT: Final = frame(RESPONSE, b"_heartbeat_")
 def error_frame(error: NsqError) -> bytes:
     """Return the frame of an error.
 
-    It is empty for an error without a code: the connection then just ends.
+    It is empty for an error without a code. In that case the connection ends without a frame.
     """
     return frame(ERROR, error.data) if error.code else b""
 
@@ -63,8 +63,8 @@ def message_offsets(ids: Sequence[bytes]) -> tuple[int, ...]:
 
 @lru_cache(
     16
-    # Few formats are kept: the one for 1000 messages takes 32 KB, and takes 20 ns per message to
-    # make.
+    # Few formats are kept, because the format for 1000 messages takes 32 KB. To make a format takes
+    # only 20 ns for each message.
 )
 def _cut(size: int, count: int) -> struct.Struct:
     return struct.Struct(f"{size}s" * count)
@@ -90,9 +90,9 @@ def encode_messages(
 ) -> bytes:
     """Return the frames of these messages as one byte string.
 
-    `attempts` and `times` (ns) may be one number for all messages. The pieces of all frames are
-    put into one list and joined. One assignment to a slice with a step puts in all pieces of one
-    kind. Raises `ValueError` if the lengths differ.
+    `attempts` and `times` (ns) may be one number for all messages. The pieces of all frames are put
+    into one list, which is joined. For each kind of piece, one assignment to a slice with a step
+    sets the pieces of all frames. Raises `ValueError` if the lengths differ.
     """
     count = len(bodies)
     if not count:

@@ -1,13 +1,13 @@
 """Addresses: the URL of a broker, and the target that a link reaches there.
 
     tcp://host:4153        the ZeroMQ gateway
-    ipc:///path/to/run     a broker's run directory on this machine, its actors directly
+    ipc:///path/to/run     a broker's run directory on this machine: its actors, without a gateway
 
-The gateway tells clients on its own machine where the run directory is. A client of the same user
-then goes to the actors directly (`direct_address`), because that is two hops less.
+The gateway tells clients where the run directory is. A client on the same machine that runs as the
+same user then connects to the actors directly (`direct_address`), which saves two hops.
 
-A run directory whose paths would be too long for a socket is elsewhere. Then `/path/to/run.json`
-names it.
+If the paths in a run directory would be too long for a socket, the broker puts the directory in
+another place. Then `/path/to/run.json` contains its path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .credentials import Credentials, KeyFile, resolve
 from .protocol import DEFAULT_URL, HEARTBEAT_MS, LOCAL_HEARTBEAT_MS
 
 IPC_PATH_BYTES_MAX: Final = 107
-RUN_ID_FILE: Final = "run_id"  # in the run directory; a new random value at each start of a broker
+RUN_ID_FILE: Final = "run_id"  # each start of a broker writes a new random value
 _RUN_ID_BYTES: Final = 32
 TRANSPORTS: Final = ("auto", "tcp")
 
@@ -35,8 +35,9 @@ TRANSPORTS: Final = ("auto", "tcp")
 class DefaultTimeout(float):
     """A default time-out in seconds, which the user did not choose.
 
-    With it, a client or a command of `zsq` fails after 1 s if no broker listens on this machine. A
-    time-out that the user gave is waited for in full, because the broker may be about to start.
+    With it, a client or a command of `zsq` fails after 1 s if no broker listens on this machine.
+    With a time-out that the user chose, it waits for the whole time, because the broker may start
+    soon.
     """
 
 
@@ -97,9 +98,9 @@ class Address:
 
     - `direct`: True for a run directory, False for a gateway.
     - `credentials`: The keys for the gateway, or None.
-    - `by`: For one of the broker's own gateways, the user in whose name it sends requests. The
-      audit log records what they create under this name.
-    - `auto`: True for a gateway whose clients go to the actors directly if they can.
+    - `by`: If one of the broker's gateways is the client: the user in whose name it sends requests.
+      The audit log records the topics and channels that they create under this name.
+    - `auto`: True for a gateway whose clients connect to the actors directly if they can.
     - `run_id`: For a run directory that a gateway named, the content of its `run_id` file.
     """
 
@@ -122,9 +123,9 @@ class Address:
 
     @property
     def local(self) -> bool:
-        """True if only this machine can answer there.
+        """True if this is a run directory, or a gateway at a loopback address.
 
-        Then a connection that fails was refused, and nothing listens.
+        If a connection to it fails, nothing listens there.
         """
         if self.direct:
             return True
@@ -136,15 +137,13 @@ class Address:
 
     @property
     def current(self) -> bool:
-        """True while the run directory that a gateway named belongs to the same start of a
-        broker.
-        """
+        """True while the run directory belongs to the start of a broker that the gateway named."""
         return read_run_id(self.url.removeprefix("ipc://")) == self.run_id
 
     def endpoint(self) -> str:
         """Return the first endpoint to connect to: the gateway's, or the supervisor's.
 
-        It is read again for each attempt, because a broker may have moved.
+        This looks it up again for each attempt, because the run directory may have moved.
         """
         if not self.direct:
             return self.url
@@ -165,16 +164,16 @@ def _moved(path: Path) -> Path:
     try:
         return Path(json.loads(Path(f"{path}.json").read_bytes())["run"])
     except (OSError, ValueError, KeyError, TypeError):
-        return path  # does not exist (yet)
+        return path  # no such file, or not yet
 
 
 def read_run_id(run_dir: str) -> str:
     """Return the run id of a run directory, or "" if this user has none at this path.
 
-    Only the user who started the broker may go direct. Root could read the file of any user, but
-    then the sockets it makes would belong to root.
+    Only the user who started the broker may connect directly. Root could read the file of any user,
+    but the sockets that it creates would belong to root.
     """
-    try:  # not blocking: a stranger may have named a pipe
+    try:  # O_NONBLOCK, because an unknown server may have named a pipe
         fd = os.open(
             f"{run_dir}/{RUN_ID_FILE}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
         )
@@ -192,10 +191,10 @@ def read_run_id(run_dir: str) -> str:
 def direct_address(told: Mapping[str, object]) -> Address | None:
     """Return the address of the run directory that a gateway named, or None if it is not usable.
 
-    The path that the gateway names may not exist here, as in a container, or it may belong to
-    another broker. So the file in it must have the run id that the gateway sent. (Rejected: to
-    compare the uuid of the data directory. A copy of a data directory has the same one, and a
-    broker that was killed leaves its run directory behind.)
+    The path may not exist here, for example in a container, or it may belong to another broker. So
+    the `run_id` file in it must contain the run id that the gateway sent. (Rejected: to compare the
+    uuid of the data directory. A copy of a data directory has the same uuid, and a broker that was
+    killed leaves its run directory behind.)
     """
     run_dir, run_id = told.get("run"), told.get("run_id")
     if (
@@ -211,10 +210,10 @@ def direct_address(told: Mapping[str, object]) -> Address | None:
 def parse(url: str | None, key_file: KeyFile = None, transport: str | None = None) -> Address:
     """Return the address of a URL. None means $ZSQ_URL, or tcp://127.0.0.1:4153.
 
-    Keys are not needed over ipc, so they are not looked for. `transport`: "auto" lets the client of
-    a gateway on this machine go direct, "tcp" does not; None means $ZSQ_TRANSPORT, or auto. Raises
-    `UsageError` if the URL or the transport is not valid (E_BAD_ARGUMENT), or if the key file is
-    not (E_BAD_KEY).
+    Keys are not needed over ipc, so this reads no key file for ipc. `transport`: with "auto", a
+    client of a gateway on this machine connects to the actors directly. With "tcp" it does not.
+    None means $ZSQ_TRANSPORT, or "auto". Raises `UsageError` if the URL or the transport is not
+    valid (E_BAD_ARGUMENT), or if the key file is not valid (E_BAD_KEY).
     """
     chosen = transport or os.environ.get("ZSQ_TRANSPORT") or "auto"
     if chosen not in TRANSPORTS:

@@ -41,13 +41,13 @@ class Closed(TypedDict):
 
 
 class Moved(TypedDict):
-    """`offset`: the channel's new place."""
+    """`offset`: the channel's new position."""
 
     offset: int
 
 
 class Ends(TypedDict):
-    """An offset of a topic, the oldest one kept (`start`), and the next one to come (`head`)."""
+    """The requested offset, the oldest kept offset (`start`), and the next one (`head`)."""
 
     offset: int
     start: int
@@ -57,7 +57,7 @@ class Ends(TypedDict):
 class Size(Ends):
     """`bytes`: the approximate number of bytes between two offsets.
 
-    `offset`: where about `bytes_max` of them end.
+    `offset`: the offset at which about `bytes_max` of these bytes end.
     """
 
     bytes: int
@@ -119,9 +119,10 @@ class DelayedCount(TypedDict):
 
 
 class BrokerSummary(TypedDict):
-    """The facts that belong to no topic.
+    """The facts about the broker as a whole.
 
-    `alarms`: the number of alarms now. `alarmed_ns`: the time of the newest change of an alarm.
+    `alarms`: the number of alarms that are raised now. `alarmed_ns`: the time of the newest change
+    of an alarm.
     """
 
     version: str
@@ -145,14 +146,14 @@ class OverviewAlarms(TypedDict):
 
 
 OverviewRow = tuple[Any, ...]
-"""Numbers and texts. `topic_fields` and `channel_fields` name their places."""
+"""Numbers and texts. `topic_fields` and `channel_fields` have their names, in the same order."""
 
 
 class OverviewAnswer(TypedDict):
     """Topics by name, each with its channels.
 
-    `whole`: True if these are all topics, not only changed ones. Then the fields' names are
-    included.
+    `whole`: True if these are all topics, not only the changed ones. The answer then also has
+    `topic_fields` and `channel_fields`.
     """
 
     version: int
@@ -171,7 +172,7 @@ _From = TypedDict("_From", {"from": str})  # `from` cannot be an attribute of a 
 class AuditEntry(_From):
     """An entry of the audit log.
 
-    An entry that counts lost lines has only `time`, `action` and `count`.
+    An entry about lost lines has only `time`, `action` and `count` (their number).
     """
 
     time: str

@@ -1,10 +1,11 @@
-"""Codec: protocol messages to frames and back. The only module that knows msgpack.
+"""Codec: converts protocol messages to frames and back. The only module that uses msgpack.
 
-`encode` and `decode` are inverse for every message of `protocol.py`. The data of a peer is never
-trusted. A frame that is not msgpack, an unknown opcode, and a wrong number or type of fields each
-raise `UsageError` (E_BAD_COMMAND) with the reason. So does data that is nested too deeply: Python
-could not show it, and msgpack could not pack it again for another actor. A list takes memory for
-its actual elements, not for the number that it claims: see `_unpack`.
+`encode` and `decode` are inverse for every message of `protocol.py`. The codec does not trust the
+data of a peer. A frame that is not msgpack, an unknown opcode, and a wrong number or type of fields
+each raise `UsageError` (E_BAD_COMMAND) with the reason. Data that is nested too deeply raises it
+too, because Python could not print it, and msgpack could not pack it again for another actor. A
+list takes memory for its actual elements, not for the number that its header claims (see
+`_unpack`).
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from .protocol import (
 )
 
 HEADERS_MAX: Final = 64  # of one message
-NESTED_MAX: Final = 32  # nested lists and maps in a protocol message; the statistics have 9
+NESTED_MAX: Final = 32  # levels of lists and maps in a protocol message; statistics have 9
 _SMALL_BYTES: Final = 1024
 # Each list and each map begins with one of these.
 _NESTING: Final = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
-# Messages of at most OPTIONS_BYTES_MAX.
+# These messages have at most OPTIONS_BYTES_MAX.
 _ASKING: Final[frozenset[type[Wire]]] = frozenset({Open, Lookup, Manage, Stats})
 _ASKING_OPS: Final = frozenset(message.op for message in _ASKING)
 _CONTAINERS: Final = frozenset({tuple, dict})
@@ -74,8 +75,8 @@ _GETTERS: Final = {message: _getter(message) for message in WORDS.values()}
 def encode(message: Wire) -> bytes:
     """Return the control frame of a message.
 
-    Raises `UsageError` (E_TOO_BIG) if its options exceed OPTIONS_BYTES_MAX: the receiver would
-    refuse it.
+    Raises `UsageError` (E_TOO_BIG) if its options exceed OPTIONS_BYTES_MAX, because the receiver
+    would refuse it.
     """
     frame = bytes(msgpack.packb(_GETTERS[type(message)](message)))
     if len(frame) > OPTIONS_BYTES_MAX and type(message) in _ASKING:
@@ -83,9 +84,10 @@ def encode(message: Wire) -> bytes:
     return frame
 
 
+# Messages without fields, such as Pub and Beat, are always the same bytes.
 _BARE: Final = {
     encode(message()): message() for message in WORDS.values() if not dataclasses.fields(message)
-}  # Pub, Beat: always the same bytes
+}
 
 
 def decode(frame: Any) -> Wire:
@@ -141,7 +143,7 @@ def _too_large(name: str, size: int) -> UsageError:
 def _check_large(frame: Any) -> None:
     """Refuse a large frame before it is unpacked.
 
-    It is refused if its message has options, or if it is not packed as `encode` packs.
+    It is refused if it is a message with options, or if `encode` would pack it differently.
     """
     first, op = bytes(frame[:2])
     if first & 0xF0 != 0x90 or op & 0x80:
@@ -153,7 +155,7 @@ def _check_large(frame: Any) -> None:
 def _check_count(message: type[Wire], options: Any) -> None:
     """Refuse options with too many lists and maps.
 
-    An empty map is one byte in a frame and 64 in memory.
+    An empty map takes one byte in a frame and 64 bytes in memory.
     """
     level: list[Any] = [options]
     count = 0
@@ -178,8 +180,8 @@ def _unpack(data: Any, **options: Any) -> Any:
 
     msgpack before 1.2.4 allocates memory for as many values as a list claims to have, limited only
     by the number of bytes. It does so on each of 1,024 levels, so 1 MiB of data can take 8 GiB of
-    memory. Stepping over the data first creates nothing and finds out whether it is complete. It
-    takes a sixth of the time.
+    memory. So this first skips over the data, which creates no values and shows whether the data is
+    complete. The skip takes a sixth of the time of the unpacking.
     """
     if len(data) > _SMALL_BYTES:
         stepping = msgpack.Unpacker(None, max_buffer_size=len(data))
@@ -192,10 +194,10 @@ def _unpack(data: Any, **options: Any) -> Any:
 
 
 def _check_nested(frame: bytes, found: Any) -> None:
-    """Refuse a map that is nested too deeply, because maps are passed on, or written, as they are.
+    """Refuse a map that is nested too deeply, because the broker passes maps on or writes them.
 
-    The rows of messages (ranges, runs) are checked by their receivers, which require numbers. A
-    frame with few lists and maps needs no check of their contents.
+    The receivers of rows (ranges, runs) check them, and require numbers. A frame with at most
+    NESTED_MAX lists and maps cannot be nested too deeply, so this does not check its contents.
     """
     if len(frame) - len(frame.translate(None, _NESTING)) <= NESTED_MAX:
         return
@@ -255,7 +257,7 @@ def frames_blocks(frames: Sequence[Any]) -> list[Block]:
 
 
 def pack_headers(headers: Mapping[str, HeaderValue]) -> bytes:
-    """Return message headers as the one msgpack map that a block carries.
+    """Return message headers as one msgpack map, as a block contains them.
 
     Raises `UsageError` (E_TOO_BIG) for more than HEADERS_MAX headers.
     """
@@ -287,12 +289,12 @@ def unpack_headers(data: bytes | None) -> dict[str, HeaderValue]:
 
 
 def pack_value(value: Any) -> bytes:
-    """Return any value of msgpack's types as bytes, for stores."""
+    """Pack a value of msgpack's types, for a database or a file."""
     return bytes(msgpack.packb(value))
 
 
 def unpack_value(data: Any) -> Any:
-    """Return the value of packed bytes, for stores. Lists become tuples."""
+    """Unpack bytes from a database or a file. Lists become tuples."""
     return msgpack.unpackb(data, use_list=False, strict_map_key=False)
 
 

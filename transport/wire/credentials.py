@@ -2,10 +2,10 @@
 
 `key_file=`, `--key-file` and $ZSQ_KEY_FILE name the file. The keys are for CURVE, ZeroMQ's
 encryption. The server proves its identity by its public key, which the client knows beforehand. The
-client proves its identity by its own pair. The file is TOML: `public`, `secret` and `server`, each
-a key of 32 bytes written as 40 characters (Z85). A server's own file has no `server`. A file that
-other users of the machine may read is not secret, so it is refused (`open_to_others`). Error texts
-never contain a key.
+client proves its identity by its own pair of keys. The file is TOML: `public`, `secret` and
+`server`, each a key of 32 bytes written as 40 characters (Z85). The key file of a server has no
+`server`. A key file that other users of the machine may read is refused (`open_to_others`). Error
+texts never contain a secret key.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ KEY_CHARS: Final = 40  # five for each four bytes
 class Credentials:
     """A client's own keys, and the server key that it trusts.
 
-    Can be pickled for machines without the file. Its repr does not contain the secret.
+    It can be pickled and sent to machines without the key file. Its repr does not contain the
+    secret.
     """
 
     public: str
@@ -61,7 +62,7 @@ KeyFile = str | os.PathLike[str] | Credentials | None
 def resolve(key_file: KeyFile) -> Credentials | None:
     """Return the credentials for `key_file`.
 
-    None means the file that $ZSQ_KEY_FILE names, if it names one. "" means none. Raises
+    None means the file that $ZSQ_KEY_FILE names, if it is set. "" means no credentials. Raises
     `UsageError` (E_BAD_KEY) if the file contains no keys.
     """
     if isinstance(key_file, Credentials):
@@ -81,8 +82,8 @@ def load(path: str) -> Credentials:
 def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
     """Return the keys with these names from a file.
 
-    If a secret is among them, other users must have no access to the file, and `public` must belong
-    to the secret.
+    If `secret` is among the names, other users must have no access to the file, and `public` must
+    belong to `secret`.
     """
     try:
         with Path(path).open("rb") as file:
@@ -143,11 +144,13 @@ def is_key(text: str) -> bool:
 def open_to_others(
     path: str | os.PathLike[str], found: os.stat_result, *, secret: bool = False
 ) -> str:
-    """Return why other users could change this file or folder, and what to do; "" if they cannot.
+    """Return why other users could change this file or folder, and what to do about it.
 
-    With `secret`, reading counts, too. The rules are PostgreSQL's. The owner is this user or root.
-    Group and others may not write. They may not read a secret either, but the group may read a
-    secret of root's. So a service without root's rights can share a certificate's key with others.
+    Return "" if they cannot. With `secret`, they must not be able to read it either. The rules are
+    those of PostgreSQL: The owner must be this user or root. The group and others must not have the
+    right to write. They must not have the right to read a secret either, except that the group may
+    read a secret that belongs to root. So several services without root's rights can share the key
+    of a certificate.
     """
     own, owner, mode = os.geteuid(), found.st_uid, stat.S_IMODE(found.st_mode)
     named = shlex.quote(os.fspath(path))

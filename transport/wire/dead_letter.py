@@ -1,12 +1,13 @@
-"""Dead letters: messages that a channel gave up, in another topic, with headers about their origin.
+"""Dead letters: copies of failed messages in another topic, with headers about their origin.
 
-Body, key, tag and own headers stay as they were. The message keeps the time at which it was first
-stored. Headers have a largest size, and the message may have used all of it. Then the error is cut
-first. After that own headers are left out, the largest first, and `zsq-dead-left-out` counts them.
+A dead letter has the body, key, tag and headers of the message, and the time at which the message
+was first stored. All headers together have a size limit, and the message's own headers may already
+reach it. In that case the error text is shortened first. If that is not enough, own headers are
+left out, the largest first, and `zsq-dead-left-out` counts them.
 
 The module also handles messages for only one channel of a topic. The header `zsq-channel` names the
-channel, and a flag of the block says that the block may contain such messages. The packer of the
-block sets the flag, so that a channel inspects only blocks with the flag.
+channel, and a flag of the block says that the block may contain such messages. The client that
+packs the block sets the flag, so that a channel needs to inspect only blocks with the flag.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ assert len(CHANNEL_HEADER) < 32
 
 
 def with_address(block: Block, headers: Iterable[bytes | None] | None) -> Block:
-    """Return the block, with its flag if it needs it.
+    """Return the block, with the flag ADDRESSED if a message has the header `zsq-channel`.
 
-    `headers`: as they were packed into it. This is one search, whatever their number.
+    `headers`: the headers as they were packed into the block. One search finds the header in all of
+    them.
     """
     if headers is None or _PACKED not in b"".join(filter(None, headers)):
         return block
@@ -40,7 +42,7 @@ def with_address(block: Block, headers: Iterable[bytes | None] | None) -> Block:
 def addressees(block: Block) -> Iterator[tuple[int, str]]:
     """Yield (index, channel) of the messages that are addressed to one channel.
 
-    A message with invalid headers is addressed to none.
+    A message with invalid headers is not addressed to one channel.
     """
     column = block.headers
     if column is None or _PACKED not in bytes(column.data):
@@ -58,17 +60,15 @@ def addressees(block: Block) -> Iterator[tuple[int, str]]:
 PREFIX: Final = "zsq-dead-"
 REDRIVEN: Final = "zsq-redriven-"
 TOPIC: Final = f"{PREFIX}topic"
-UUID: Final = (
-    f"{PREFIX}uuid"  # of that topic: a topic that was deleted and created again has another
-)
+UUID: Final = f"{PREFIX}uuid"  # of that topic; a topic that is created again has another uuid
 OFFSET: Final = f"{PREFIX}offset"
 CHANNEL: Final = f"{PREFIX}channel"
 ATTEMPTS_MADE: Final = f"{PREFIX}attempts"
 REASON: Final = f"{PREFIX}reason"
 ERROR: Final = f"{PREFIX}error"
-TIME: Final = f"{PREFIX}time"  # when it died, nanoseconds since 1970
-LEFT_OUT: Final = f"{PREFIX}left-out"  # number of own headers for which there was no room
-UNREADABLE: Final = f"{PREFIX}headers"  # own headers that were not a map, unchanged
+TIME: Final = f"{PREFIX}time"  # when the message died, in nanoseconds since 1970
+LEFT_OUT: Final = f"{PREFIX}left-out"  # the number of own headers for which there was no room
+UNREADABLE: Final = f"{PREFIX}headers"  # the own headers, unchanged, if they were not a map
 
 ATTEMPTS: Final = "max_attempts"  # reasons
 REJECT: Final = "rejected"
@@ -77,14 +77,14 @@ FOUND: Final = (
     "not known"
 )
 
-_ROOM: Final = 2  # headers that a redrive may add: its target channel, and one to spare
-_ROOM_BYTES: Final = 256  # ... with their bytes, and the additional bytes of longer names
+_ROOM: Final = 2  # headers that a redrive may add: its target channel, and one as a reserve
+_ROOM_BYTES: Final = 256  # the bytes of these headers, and of longer names after a redrive
 
 
 def pack_dead(own: bytes | None, about: Mapping[str, HeaderValue]) -> bytes:
-    """Return the packed headers of a dead letter: the message's own ones and those of its death.
+    """Return the packed headers of a dead letter: its own headers, and those about its death.
 
-    They are within the limits, whatever the own ones were.
+    The result is within the limits, whatever the own headers were.
     """
     try:
         return _pack(_own(own), dict(about))
@@ -114,10 +114,10 @@ def _pack(kept: dict[str, HeaderValue], told: dict[str, HeaderValue]) -> bytes:
 
 
 def _own(data: bytes | None) -> dict[str, HeaderValue]:
-    """Return the own headers that stay.
+    """Return the own headers that a dead letter keeps.
 
-    A letter that dies again describes its last death, and is no longer addressed to a redrive's
-    target.
+    A letter that dies again describes only its last death. It is no longer addressed to the channel
+    of a redrive.
     """
     found = unpack_headers(data)
     if not all(type(name) is str for name in found):
@@ -139,13 +139,12 @@ def _leave_out(headers: dict[str, HeaderValue], count: int) -> None:
 def redriven(headers: Mapping[str, HeaderValue], channel: str | None) -> dict[str, HeaderValue]:
     """Return the headers of a dead letter that is sent back.
 
-    The headers of its death become history. If `channel` is given, only this channel gets the
-    letter.
+    The headers about its death get the prefix `zsq-redriven-`. If `channel` is given, only this
+    channel gets the letter.
     """
     own = {name: value for name, value in headers.items() if name != CHANNEL_HEADER}
-    told = {
-        name for name in own if type(name) is str and name.startswith(PREFIX)
-    }  # a client of another program may have packed names that are not text
+    # Other programs may have packed names that are not text.
+    told = {name for name in own if type(name) is str and name.startswith(PREFIX)}
     found = {
         name: value
         for name, value in own.items()

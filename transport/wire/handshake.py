@@ -1,11 +1,13 @@
-"""Handshake errors: why a broker broke off ZeroMQ's handshake, and what the user can do. No I/O.
+"""Handshake errors: why ZeroMQ's handshake with a broker failed, and what to do. No I/O.
 
-ZeroMQ itself would try again silently, for ever. Its monitor distinguishes three cases:
+ZeroMQ itself would try again without end and without a report. Its monitor distinguishes three
+cases:
 
-* The other side uses another mechanism: it wants a key and none is given here, or the reverse.
-* It does not know this client (ZAP's 400).
-* It just hung up. This happens to a client with a wrong server key, but also to one that reaches a
-  proxy without a broker. So this case has no verdict, only a text that says what it may mean.
+* The other side uses another mechanism: it requires a key and this client has none, or the reverse.
+* The broker does not know the key of this client (ZAP's status 400).
+* The other side closed the connection. This happens to a client with a wrong server key, but also
+  to a client that reaches a proxy without a broker. So the reason is not certain, and only
+  `suspicion` has a text about it.
 """
 
 from __future__ import annotations
@@ -20,19 +22,19 @@ if TYPE_CHECKING:
 
 HUNG_UP: Final = 0x0800  # ZeroMQ: HANDSHAKE_FAILED_NO_DETAIL
 OTHER_MECHANISM: Final = (
-    0x2000  # HANDSHAKE_FAILED_PROTOCOL, of which only this detail is meaningful
+    0x2000  # HANDSHAKE_FAILED_PROTOCOL; only the detail MECHANISM_MISMATCH is used
 )
 UNKNOWN_KEY: Final = 0x4000  # HANDSHAKE_FAILED_AUTH
 HANDSHAKE_EVENTS: Final = HUNG_UP | OTHER_MECHANISM | UNKNOWN_KEY
 TLS_ALERT: Final = b"\x15\x03"
 ZMTP_BEGINS: Final = b"\xff"
-MECHANISM_MISMATCH: Final = 0x11000002  # the detail of a PROTOCOL event
+MECHANISM_MISMATCH: Final = 0x11000002  # a detail of HANDSHAKE_FAILED_PROTOCOL
 
 
 def verdict(events: int, address: Address) -> ZsqError | None:
-    """Return the reason that will prevent connections until a user changes something.
+    """Return the error of a failed handshake if it lasts until a user changes something.
 
-    Return None if that is not known.
+    Return None if the reason is not known.
     """
     url, credentials = address.url, address.credentials
     if events & UNKNOWN_KEY:
@@ -60,9 +62,9 @@ def verdict(events: int, address: Address) -> ZsqError | None:
 
 
 def what_answers(answer: bytes, url: str) -> tuple[str, bool]:
-    """Return what an answer to a plain `GET /info` says about the port of `url`.
+    """Return a text about the port of `url`, derived from its answer to a plain `GET /info`.
 
-    The second value is True if it is surely the wrong port.
+    The second value is True if it is certainly the wrong port.
     """
     port = (
         "clients connect to the port of `zsq serve --listen`, by default "
@@ -92,7 +94,7 @@ def what_answers(answer: bytes, url: str) -> tuple[str, bool]:
 
 
 def suspicion(address: Address) -> str:
-    """Return what it may mean that the other side just hung up."""
+    """Return a text about the likely reason why the other side closed the connection."""
     if address.credentials is None:
         return (
             f"{address.url} closed the connection at once; it may require a key (see "

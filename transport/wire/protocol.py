@@ -1,11 +1,12 @@
 """Protocol messages: every message between processes is a frozen dataclass with a fixed opcode.
 
-PROTOCOL.md shows the bytes of each message. A message is one control frame (msgpack array: opcode,
-then the fields in this order), then its blocks, two frames each (64-byte header, columns).
-Envelope: routing ids, an empty frame, the control frame.
+PROTOCOL.md shows the bytes of each message. A message consists of one control frame (a msgpack
+array: the opcode, then the fields in this order), and then two frames for each of its blocks (the
+64-byte header, the columns). The routing ids and an empty frame precede the control frame.
 
-Opcodes are never reused, and a released message never changes its meaning: a new one gets a new
-opcode. Field types allowed: int, str, bytes, bool, float, tuple, dict (msgpack's own).
+Opcodes are never reused, and a released message never changes its meaning. A message with a new
+meaning gets a new opcode. The field types are those of msgpack: int, str, bytes, bool, float, tuple
+and dict.
 """
 
 from __future__ import annotations

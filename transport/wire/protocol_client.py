@@ -1,12 +1,11 @@
 """Protocol messages between clients and the broker, and the limits that both sides keep.
 
-Delayed publish has messages from producer to topic and from topic to storage.
-
-Staging lets PUSH producers (Spark executors) put blocks into a topic exactly once. A *stage* is
-what one writer sends, named by 16 random bytes. Its blocks go one way over PUSH, numbered from 0. A
-second link (Open kind "stage") reports what has arrived, seals the stage, and commits or aborts it.
-A *transaction* is (`app`, `version`): versions of an app ascend, and each is committed at most
-once. Nothing of a stage is visible before the commit that names it.
+Staging lets PUSH producers (Spark executors) put blocks into a topic exactly once. A *stage* is the
+sequence of blocks that one writer sends. 16 random bytes identify it. Its blocks are numbered from
+0 and go over a PUSH socket, which gets no replies. On a second link (Open kind "stage"), storage
+reports which blocks have arrived, and the writer seals, commits or aborts the stage. A
+*transaction* is (`app`, `version`). The versions of an app increase, and each is committed at most
+once. No part of a stage is visible before the commit that names it.
 """
 
 from __future__ import annotations
@@ -95,34 +94,35 @@ __all__ = [
 
 PROTOCOL_VERSION: Final = 1
 
-# MAXMSGSIZE of bound sockets: a frame over the limits below still gets its E_TOO_BIG.
+# MAXMSGSIZE of bound sockets; smaller frames over the limits below get E_TOO_BIG.
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
-# Of a control frame with options (Open, Lookup, Manage) or names (Stats): more is E_TOO_BIG.
+# Of a control frame with options (Open, Lookup, Manage) or names (Stats), else E_TOO_BIG.
 OPTIONS_BYTES_MAX: Final = 64 * 1024
 OPTIONS_NESTED_MAX: Final = 1_000  # lists and maps in such a frame
 FRAMES_MAX: Final = 1024  # of one message
 HEARTBEAT_MS: Final = 30_000
 HEARTBEAT_MS_MIN: Final = 1_000
 HEARTBEAT_MS_MAX: Final = 60_000
-# For clients on ipc: a dead one is noticed in 10 s; one whose C code blocks Python for 9 s is kept.
+# For clients on ipc. The broker notices a dead client within 10 s, but keeps a client whose C code
+# blocks Python for 9 s.
 LOCAL_HEARTBEAT_MS: Final = 5_000
 MESSAGE_TIMEOUT_MS: Final = 60_000
 MESSAGE_TIMEOUT_MS_MIN: Final = 1_000
 MESSAGE_TIMEOUT_MS_MAX: Final = 900_000
 REQUEUE_DELAY_MS_MAX: Final = 3_600_000
-BACKOFF: Final = -1  # a requeue's delay: the channel's backoff
-DEAD: Final = -2  # ... no delay: to the dead letters
-# ... no delay, and it counts as a time-out: for a consumer that keeps a deadline for each message
-# of a delivery.
+BACKOFF: Final = -1  # as the delay of a requeue: use the channel's backoff
+DEAD: Final = -2  # as the delay: send the messages to the dead letters
+# As the delay of a requeue: requeue without delay, and count it as a time-out. This is for a
+# consumer that has a deadline for each message of a delivery.
 EXPIRED: Final = -3
 ERROR_TEXT_MAX: Final = 512
 WINDOW_BLOCKS_MAX: Final = (
-    4096  # unanswered blocks of one link; sockets' high-water marks lie above it
+    4096  # unanswered blocks of one link; the high-water marks of sockets are above it
 )
 READY_MAX: Final = 100_000
 SAMPLE_RATE_MAX: Final = 99  # percent; 0 means all messages, as in NSQ
 RANGES_MAX: Final = 10_000  # of one answer
-RUN_BYTES_MAX: Final = 256 * 1024  # of blocks that travel together, unless one alone is larger
+RUN_BYTES_MAX: Final = 256 * 1024  # of blocks in one message, unless a single block is larger
 PRODUCER_WINDOW_BYTES: Final = 16 * 1024 * 1024
 DEFAULT_URL: Final = "tcp://127.0.0.1:4153"
 
@@ -145,7 +145,7 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class Beat(Wire):
-    """A sign of life, sent when nothing else was sent for one heartbeat interval.
+    """A heartbeat, sent when nothing else was sent for one heartbeat interval.
 
     Brokers answer each Beat of a client with a Beat.
     """
@@ -174,7 +174,7 @@ class Failed(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Bye(Wire):
-    """The sender ends.
+    """The sender ends the link.
 
     If a broker sends it, the client looks up the target again and opens a new link. If a consumer
     sends it, the channel at once requeues the messages that the consumer holds.
@@ -193,10 +193,10 @@ class Open(Wire):
 
     With `create`, topics and channels are created on first use. `settings` is as in Lookup.
     Answered by Done or Failed. Done.data has {"uuid": str, "node": int}, and `settings` as in
-    Lookup. For stages it also has {"push_port": int, "route": bytes}. For "supervisor" it has
-    neither. A broker without access control adds {"run": str, "run_id": str}: the path of its run
-    directory, and what the file `run_id` in it contains. A client that finds this file on its own
-    machine may go there in place of the gateway.
+    Lookup. For stages it also has {"push_port": int, "route": bytes}. For "supervisor" it has none
+    of these. A broker without access control adds {"run": str, "run_id": str}: the path of its run
+    directory, and the content of the file `run_id` in it. A client that finds this file on its own
+    machine may use the run directory instead of the gateway.
     """
 
     op: ClassVar[int] = 10
@@ -216,10 +216,11 @@ class Lookup(Wire):
     """Ask for the endpoints of a topic. Done.data: {"topic", "reader", "stage", "push": endpoints,
     "channel": endpoint or "", "uuid": str, "node": int}.
 
-    `settings` are settings of the channel (names in docs/channels.md). A new channel takes them. An
-    existing channel must have the same `tags` and `ordered` (else E_BAD_ARGUMENT), since they
-    decide what its consumers get. The other settings are ignored then. If the request has settings,
-    Done.data contains those of the channel that are in effect ("settings"). `by`: as in Manage.
+    `settings` are settings of the channel (names in docs/channels.md). A new channel gets them. An
+    existing channel must have the same `tags` and `ordered` (else E_BAD_ARGUMENT), because they
+    decide which messages its consumers get. Its other settings do not change. If the request has
+    settings, Done.data contains those of the channel that are in effect ("settings"). `by`: as in
+    Manage.
     """
 
     op: ClassVar[int] = 11
@@ -238,12 +239,13 @@ class Manage(Wire):
 
     Only on topics: chunks (Done.data: their statistics), delayed (`do`: list, count, cancel), close
     and open (`to`: publishers, consumers). Only on channels: seek (to `offset`, or to `time_ns`),
-    peek (Done.data: what waits next, by offset, and what is held). Without a topic: list (Done.data
-    has `topics`, a map from names to the names of their channels), and overview (Done.data has rows
-    of topics and channels, those that changed after version `since`; see docs/console.md).
+    peek (Done.data: the channel's position, and the messages that it holds, by offset). Without a
+    topic: list (Done.data has `topics`, a map from names to the names of their channels), and
+    overview (Done.data has the rows of topics and channels that changed after version `since`; see
+    docs/console.md).
 
     `by`, for the audit log: `user`, `from` (an address) and `via` (the gateway). Gateways set it
-    and replace what came from outside.
+    and replace a value that a client sent.
     """
 
     op: ClassVar[int] = 12
@@ -259,7 +261,7 @@ class Manage(Wire):
 class Stats(Wire):
     """Ask for statistics of everything, or of one topic or channel.
 
-    Done.data: the statistics (see docs), freshly collected from the actors.
+    Done.data: the statistics, which the supervisor collects from the actors for this request.
     """
 
     op: ClassVar[int] = 13
@@ -273,7 +275,7 @@ class Stats(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Hello(Wire):
-    """The first message of a producer on a link, also when it begins again on a new socket.
+    """The first message of a producer on each link.
 
     Answered by Welcome.
     """
@@ -288,8 +290,8 @@ class Hello(Wire):
 class Welcome(Wire):
     """The reply to Hello.
 
-    `expected`: the producer's next sequence. `credit_bytes`: how many bytes of unanswered blocks it
-    may have out.
+    `expected`: the producer's next sequence. `credit_bytes`: the largest number of bytes in its
+    unanswered blocks.
     """
 
     op: ClassVar[int] = 21
@@ -311,9 +313,9 @@ class Pub(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Stored(Wire):
-    """These blocks are as durable as the topic promises: (sequence, first offset).
+    """These blocks, as (sequence, first offset), are as durable as the topic promises.
 
-    The offset is -1 if it is no longer remembered.
+    The offset is -1 if the topic no longer remembers it.
     """
 
     op: ClassVar[int] = 23
@@ -324,8 +326,8 @@ class Stored(Wire):
 class Unstored(Wire):
     """Block `sequence` was refused.
 
-    `expected`: the sequence that the topic would take, or -1 if it is not known. E_HELLO: send
-    Hello first.
+    `expected`: the sequence that the topic would accept, or -1 if it is not known. E_HELLO means
+    that the producer must send Hello first.
     """
 
     op: ClassVar[int] = 24
@@ -340,11 +342,11 @@ class Unstored(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Sub(Wire):
-    """The first message of a consumer, with `ready` messages of credit. `message_timeout_ms` 0 is
+    """The first message of a consumer. `ready`: its credit in messages. `message_timeout_ms`: 0 for
     the default. Answered by Subscribed or Failed.
 
-    `sample_rate` 1 to 99: this consumer takes that percentage of the messages selected for it, and
-    the others are finished and counted. 0: all.
+    `sample_rate` 1 to 99: this consumer gets only that percentage of the messages selected for it.
+    The channel finishes and counts the others. 0: it gets all messages.
     """
 
     op: ClassVar[int] = 30
@@ -388,7 +390,7 @@ class Ready(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Fin(Wire):
-    """Finish these `ranges` of the delivery, or all of it if empty.
+    """Finish these `ranges` of the delivery, or the whole delivery if they are empty.
 
     With a request number, it is answered by Answer after the commit.
     """
@@ -401,12 +403,12 @@ class Fin(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Req(Wire):
-    """Requeue these `ranges` of the delivery (all if empty) after `delay_ms` (0: at once; at most
-    an hour, clamped; BACKOFF: by the channel's settings).
+    """Requeue these `ranges` of the delivery, or the whole delivery if they are empty, after
+    `delay_ms` (0: at once; more than an hour counts as an hour).
 
-    DEAD: make them dead letters now and do not deliver them again. EXPIRED: at once, as if the
-    lease of these messages had ended. `error`: the reason, at most ERROR_TEXT_MAX characters, which
-    a dead letter contains.
+    Special values of `delay_ms`: BACKOFF: the channel's settings decide. DEAD: make them dead
+    letters now and do not deliver them again. EXPIRED: at once, as if the lease of these messages
+    had ended. `error`: the reason, at most ERROR_TEXT_MAX characters, which a dead letter contains.
     """
 
     op: ClassVar[int] = 35
@@ -419,7 +421,7 @@ class Req(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Touch(Wire):
-    """Restart the timeout of the delivery from now, up to the maximum since it was sent."""
+    """Restart the timeout of the delivery now, up to the maximum time since it was sent."""
 
     op: ClassVar[int] = 36
     request: int
@@ -428,11 +430,11 @@ class Touch(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Answer(Wire):
-    """The reply to Fin, Req and Touch: the ranges that were no longer under this lease and stayed
-    as they were.
+    """The reply to Fin, Req and Touch. `refused`: the ranges that were no longer under this lease
+    and so were not changed.
 
-    For a message without a request number it is sent only if there are such ranges. The range (-1,
-    0) stands for all of a delivery that the channel does not know, or no longer knows.
+    For a message without a request number, it is sent only if a range was refused. The range (-1,
+    0) means the whole delivery, because the channel does not know it, or no longer knows it.
     """
 
     op: ClassVar[int] = 37
@@ -446,8 +448,8 @@ class Answer(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Fetch(Wire):
-    """Read blocks from the one that contains `offset` on, about `bytes_max` bytes (at least one
-    block if any exists).
+    """Read blocks of about `bytes_max` bytes, beginning with the block that contains `offset`. The
+    reply has at least one block if any exists.
 
     Answered by Blocks.
     """
@@ -460,11 +462,11 @@ class Fetch(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Wire):
-    """The reply to Fetch. Consecutive blocks follow. `start`: oldest offset kept. `head`: the
-    durable end (next offset to come).
+    """The reply to Fetch. Consecutive blocks follow. `start`: the oldest kept offset. `head`: the
+    durable end of the topic (the next offset).
 
-    `next_offset`: where to continue reading. It is above the end of the last block if messages in
-    between are lost (damage).
+    `next_offset`: the offset at which to continue. It is above the end of the last block if the
+    messages after that block are lost because of damage.
     """
 
     op: ClassVar[int] = 41
@@ -478,8 +480,8 @@ class Blocks(Wire):
 class OffsetAt(Wire):
     """Ask storage for an offset by time. Done.data {"offset": the first one stored at `time_ns`
     (since 1970) or later, or the durable end if there is none; "start", "head": as in Blocks}. With
-    `newest` (1 to 10,000) instead of a time, "offset" is where the newest messages of that number
-    begin.
+    `newest` (1 to 10,000) instead of a time, "offset" is the offset at which that number of newest
+    messages begins.
     """
 
     op: ClassVar[int] = 42
@@ -492,9 +494,9 @@ class OffsetAt(Wire):
 class Measure(Wire):
     """Ask storage for the number of bytes between two offsets (`end` -1: the durable end).
 
-    Done.data {"bytes": approximate, by the index; "offset": see below; "start", "head"}. From
-    `start` to "offset" there are at most about `bytes_max` bytes. "offset" is the largest such
-    offset up to `end`, but always above `start` if there is any message.
+    Done.data {"bytes": approximate, from the index; "offset": see below; "start", "head"}. The
+    messages from `start` to "offset" have at most about `bytes_max` bytes. "offset" is the largest
+    such offset up to `end`, but always above `start` if there is any message.
     """
 
     op: ClassVar[int] = 43
@@ -509,10 +511,10 @@ DELAY_MS_MAX: Final = 366 * 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class PubDelayed(Wire):
-    """Publish one block (two frames follow) that comes into the topic `delay_ms` after the arrival
-    of this message, never earlier.
+    """Publish one block (two frames follow), which the topic adds to its log `delay_ms` after the
+    arrival of this message, never earlier.
 
-    Its header carries producer id and sequence, from the same series of sequences as Pub's.
+    Its header carries producer id and sequence. Pub and PubDelayed share one series of sequences.
     Answered by Delayed or Unstored.
     """
 
@@ -522,10 +524,10 @@ class PubDelayed(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Delayed(Wire):
-    """Block `sequence` is durable and waits: due time (wall clock) and serial of its first message,
-    -1 if they are no longer remembered.
+    """Block `sequence` is durable and waits for its due time. `due_ns` (wall clock) and `serial`
+    are those of its first message, or -1 if the topic no longer remembers them.
 
-    The key of message i is due time and serial + i, 8 bytes each, big-endian, in hex: 32 digits.
+    The key of message i is `due_ns` and `serial` + i, 8 bytes each, big-endian, as 32 hex digits.
     """
 
     op: ClassVar[int] = 26
@@ -534,10 +536,10 @@ class Delayed(Wire):
     serial: int
 
 
-STAGE_BYTES: Final = 16  # of a stage's name: a uuid
+STAGE_BYTES: Final = 16  # of a stage's name, which is a uuid
 STAGE_PARTS_MAX: Final = 10_000  # of one commit
 TRANSACTION_APP_BYTES_MAX: Final = 256  # of the app's name as UTF-8
-TRANSACTION_KINDS: Final = ("app", "job")  # remembered permanently; for 7 days
+TRANSACTION_KINDS: Final = ("app", "job")  # "app" is remembered permanently, "job" for 7 days
 
 StagePart = tuple[bytes, int, int, int, int]  # stage, blocks, messages, bytes (as blocks), checksum
 
@@ -545,7 +547,7 @@ StagePart = tuple[bytes, int, int, int, int]  # stage, blocks, messages, bytes (
 def checksum_after(checksum: int, columns_crc: int) -> int:
     """Return a stage's checksum after one more block (0 at first).
 
-    It is CRC-32C over the blocks' own checksums, so it depends on their content and order only.
+    It is CRC-32C over the checksums of the blocks, so it depends only on their content and order.
     """
     return int(crc32c(columns_crc.to_bytes(4, "little"), checksum))
 
@@ -553,8 +555,8 @@ def checksum_after(checksum: int, columns_crc: int) -> int:
 def check_stage_topic(name: str) -> str:
     """Return `name` if a transaction can write to this topic.
 
-    Called before anything is sent, because an absent topic would be created. Raises `UsageError`
-    for a bad name (E_BAD_NAME) or an ephemeral topic (E_UNSUPPORTED).
+    The client calls this before it sends anything, because the broker would create a missing topic.
+    Raises `UsageError` for a bad name (E_BAD_NAME) or an ephemeral topic (E_UNSUPPORTED).
     """
     if is_ephemeral(check_name(name)):
         text = (
@@ -566,7 +568,7 @@ def check_stage_topic(name: str) -> str:
 
 
 def check_transaction(app: str, version: int, kind: str) -> None:
-    """Raise `UsageError` (E_BAD_ARGUMENT) if this is no valid transaction."""
+    """Raise `UsageError` (E_BAD_ARGUMENT) if this is not a valid transaction."""
     try:
         size = len(app.encode()) if isinstance(app, str) else 0
     except UnicodeEncodeError:
@@ -593,10 +595,10 @@ def check_transaction(app: str, version: int, kind: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenStage(Wire):
-    """The first message of a writer on a link, also when it continues after a lost link.
+    """The first message of a writer on each link.
 
     Done.data: {"expected": next block number to push (blocks below it are durable or have arrived),
-    "sealed": blocks that are durable, "credit_bytes": how many bytes may be sent and not arrived,
+    "sealed": the number of durable blocks, "credit_bytes": how many bytes may be on their way,
     "committed": True if this transaction is committed already (then nothing is staged)}.
     """
 
@@ -612,8 +614,9 @@ class OpenStage(Wire):
 @dataclass(frozen=True, slots=True)
 class Push(Wire):
     """Send one block over PUSH; the block follows. The sequence in its header is its number in the
-    stage. It has no reply, and a block that does not fit is dropped: the writer learns from Staged
-    and Missing what has arrived. One frame of routing precedes it, see OpenStage.
+    stage. Push has no reply, and a block that does not fit is dropped. Staged and Missing tell the
+    writer which blocks have arrived. One routing frame precedes this message: `route` in Done.data
+    of Open.
     """
 
     op: ClassVar[int] = 45
@@ -624,7 +627,7 @@ class Push(Wire):
 class Staged(Wire):
     """Blocks below `received` have arrived (they are not durable yet).
 
-    Sent when that number grew, to the link that opened the stage.
+    Storage sends it to the link that opened the stage, whenever that number grows.
     """
 
     op: ClassVar[int] = 46
@@ -634,12 +637,12 @@ class Staged(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Seal(Wire):
-    """Make durable what was pushed: `blocks` of `size_bytes` with this `checksum` since the stage
-    began. `final`: no more blocks will come.
+    """Make the pushed blocks durable: since the stage began, these are `blocks` blocks of
+    `size_bytes` bytes together, with this `checksum`. `final`: no more blocks will follow.
 
-    Answered when everything has arrived and is on disk: Done {"messages": count, "superseded": True
-    if the transaction was committed without this stage}. Answered by Missing if a block has not
-    come within a bounded wait.
+    Answered when all these blocks have arrived and are on disk: Done {"messages": count,
+    "superseded": True if the transaction was committed without this stage}. Answered by Missing if
+    a block has not arrived within a bounded time.
     """
 
     op: ClassVar[int] = 47
@@ -653,9 +656,9 @@ class Seal(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Missing(Wire):
-    """Push again from block `expected` on.
+    """Storage asks the writer to push again, from block `expected` on.
 
-    `request` is that of a Seal, or 0 if storage found a gap.
+    `request` is the number of a Seal, or 0 if storage noticed a missing block.
     """
 
     op: ClassVar[int] = 48
@@ -666,12 +669,12 @@ class Missing(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Wire):
-    """All `parts` (finally sealed stages) become part of the topic at once, in this order, or none
-    does. Other stages of the transaction are dropped. Done.data: {"first_offset", "messages",
+    """Make all `parts` (stages with a final seal) part of the topic at once, in this order, or none
+    of them. Other stages of the transaction are dropped. Done.data: {"first_offset", "messages",
     "repeated": True if it was committed before}.
 
-    E_NOT_FOUND: a part does not exist, or no longer. E_BAD_ARGUMENT: a part is not sealed, or not
-    as described.
+    E_NOT_FOUND: a part does not exist, or no longer exists. E_BAD_ARGUMENT: a part is not sealed,
+    or it differs from its description.
     """
 
     op: ClassVar[int] = 49
@@ -684,7 +687,7 @@ class Commit(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Abort(Wire):
-    """Drop `stages`, and with `app` all stages of that transaction.
+    """Drop `stages`. If `app` is not empty, also drop all stages of that transaction.
 
     After the commit it changes nothing. Done.data: {"dropped", "committed"}.
     """

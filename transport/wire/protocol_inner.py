@@ -1,4 +1,4 @@
-"""Protocol messages between the actors. Gateways let none of them in."""
+"""Protocol messages between the actors. Gateways refuse them from clients."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ class Head(Wire):
 
 @dataclass(frozen=True, slots=True)
 class OpenChannel(Wire):
-    """Channel to storage: asks for its row. If it does not exist, it is created with these settings
-    (`transport/settings.py`; `start` among them).
+    """Channel to storage: asks for the channel's row. If it does not exist, storage creates it with
+    these settings (`transport/settings.py`; `start` is one of them).
 
-    The row of an `#ephemeral` channel is only in storage's memory, and is removed with its process.
-    A *hole* is a run of messages before the channel's cursor that are not finished. Done.data:
-    {"row", "holes": those that are not deferred, "deferred": (rows, messages, next due time),
-    "end", "start", "more"}. While `more` is true, another Done with further holes follows.
+    The row of an `#ephemeral` channel is only in storage's memory, and is removed when the
+    channel's process ends. A *hole* is a run of messages before the channel's cursor that are not
+    finished. Done.data: {"row", "holes": those that are not deferred, "deferred": (rows, messages,
+    next due time), "end", "start", "more"}. While `more` is true, another Done with further holes
+    follows.
     """
 
     op: ClassVar[int] = 60
@@ -47,13 +48,15 @@ class OpenChannel(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Save(Wire):
-    """Channel to storage: commits these rows. `holes_put`: (start, count, attempts, due_ns).
-    `holes_gone`: starts. Done after the commit.
+    """Channel to storage: asks it to commit these rows. `holes_put`: (start, count, attempts,
+    due_ns) of holes to write. `holes_gone`: the starts of holes to remove. Storage answers with
+    Done after the commit.
 
     A row with a due time is *deferred*: it is only in the state store, ordered by that time, until
-    Due returns it. If the same start is put with due time 0, or is gone, it is no longer deferred.
-    `clear`: all deferred rows are removed before these puts. `more`: the next Save belongs to the
-    same commit (a frame has a largest size). Only the last one is answered.
+    Due returns it. If a Save puts the same start with due time 0, or removes it, it is no longer
+    deferred. `clear`: all deferred rows are removed before these rows are written. `more`: the next
+    Save belongs to the same commit, because a frame has a size limit. Only the last one is
+    answered.
     """
 
     op: ClassVar[int] = 61
@@ -68,7 +71,7 @@ class Save(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Attach(Wire):
-    """Channel to topic: asks for blocks from `next_offset` on. Offers follow, or Behind.
+    """Channel to topic: asks for blocks from `next_offset` on. The topic sends Offers, or Behind.
 
     `credit_bytes` is the total granted since the link began.
     """
@@ -108,12 +111,12 @@ class Behind(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Due(Wire):
-    """Channel to storage: asks for the deferred rows that are due by `until_ns` (wall clock), the
-    earliest `limit` of them.
+    """Channel to storage: asks for the deferred rows that are due by `until_ns` (wall clock), but
+    only for the earliest `limit` of them.
 
-    Done.data: {"rows": ((start, count, attempts, due_ns), ...), "next_due_ns": of the earliest one
-    after those, 0 for none, "deferred": messages in all deferred rows}. They stay deferred until a
-    Save changes that.
+    Done.data: {"rows": ((start, count, attempts, due_ns), ...), "next_due_ns": the due time of the
+    first row after those, or 0 for none, "deferred": the number of messages in all deferred rows}.
+    The rows stay deferred until a Save changes them.
     """
 
     op: ClassVar[int] = 68
@@ -125,8 +128,8 @@ class Due(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Dropped(Wire):
-    """Storage to channel: offsets below `start` no longer exist, finished or not (the topic's
-    bound, `drop-oldest`).
+    """Storage to channel: messages below `start` were removed, finished or not, because of the
+    topic's limit (`drop-oldest`).
     """
 
     op: ClassVar[int] = 69
@@ -138,7 +141,7 @@ class Dropped(Wire):
 
 @dataclass(frozen=True, slots=True)
 class ScanOrder(Wire):
-    """Scan loop to a worker: asks it to let these targets (key, endpoint) process what is due."""
+    """Scan loop to a worker: asks it to send Scan to these targets (key, endpoint)."""
 
     op: ClassVar[int] = 70
     request: int
@@ -147,7 +150,7 @@ class ScanOrder(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Scan(Wire):
-    """Scan worker to a channel or a storage: process what is due now."""
+    """Scan worker to a channel or a storage: process everything that is due now."""
 
     op: ClassVar[int] = 71
     request: int
@@ -155,8 +158,8 @@ class Scan(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Scanned(Wire):
-    """Channel or storage to scan worker: true if something was due, and the next due time
-    (monotonic ns of this machine, 0 for none).
+    """Channel or storage to scan worker: `dirty` is True if something was due. `next_due_ns`: the
+    next due time (monotonic ns of this machine, 0 for none).
     """
 
     op: ClassVar[int] = 72
@@ -170,8 +173,8 @@ class ScanReport(Wire):
     """Worker to scan loop: (key, 1 dirty / 0 clean / -1 no answer / -2 none yet, next due) of each
     target.
 
-    The first report comes soon. For targets without an answer yet, another one follows as soon as
-    they have answered, or will not answer.
+    The worker sends the first report soon. If some targets have not answered by then, another
+    report follows when they have answered, or when the worker no longer waits for them.
     """
 
     op: ClassVar[int] = 73
@@ -201,7 +204,7 @@ class HangUp(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Born(Wire):
-    """Child to supervisor: it is up, with its endpoints and what it recovered."""
+    """Child to supervisor: it has started. `data`: its endpoints, and what it recovered."""
 
     op: ClassVar[int] = 80
     key: int
@@ -211,9 +214,9 @@ class Born(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Pulse(Wire):
-    """Child to supervisor, each second or when asked: a sign of life with statistics.
+    """Child to supervisor, each second or in reply to Ask: it is alive, with its statistics.
 
-    `request` is that of Ask, else 0. `details` only if wanted.
+    `request` is the number of the Ask, else 0. `details` is filled only for a detailed Ask.
     """
 
     op: ClassVar[int] = 81
@@ -227,7 +230,8 @@ class Pulse(Wire):
 class Ask(Wire):
     """Supervisor to child: asks for a Pulse now.
 
-    With `detailed` it includes what takes some work (consumers, latencies, memory).
+    With `detailed`, the Pulse includes statistics that take more work (consumers, latencies,
+    memory).
     """
 
     op: ClassVar[int] = 82
@@ -290,7 +294,7 @@ class Alarm(Wire):
 @dataclass(frozen=True, slots=True)
 class Gone(Wire):
     """Supervisor to gateways: the owner of an endpoint died. Supervisor to topics and channels: a
-    gateway died, and with it all peers behind its routing id.
+    gateway died, so all peers behind its routing id are gone.
     """
 
     op: ClassVar[int] = 88

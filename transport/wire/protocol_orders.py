@@ -1,8 +1,8 @@
-"""Orders of the supervisor to actors, and the replies that it reads. Gateways let none of them in.
+"""Orders of the supervisor to actors, and their replies. Gateways refuse them from clients.
 
-Each order is a separate message. Its type defines the reply to it, if it is not refused (Failed). A
-reply that is only passed on to the client is a Done with the client's data. The supervisor gives
-each order its number.
+Each order is a separate message. Its type parameter defines the type of the reply, unless the order
+is refused (Failed). If the supervisor only passes the reply on to the client, the reply is a Done
+with the client's data. The supervisor gives each order its request number.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class DeadLettersGo(OrderAnswer):
 
 @dataclass(frozen=True, slots=True)
 class SetSealed(Order[Position]):
-    """Stop taking blocks, because the topic is about to be deleted, or take blocks again.
+    """Accept no more blocks, because the topic is about to be deleted, or accept blocks again.
 
-    Position: the end of the topic.
+    The reply is the end of the topic.
     """
 
     op: ClassVar[int] = 95
@@ -94,7 +94,7 @@ class SetSealed(Order[Position]):
 
 @dataclass(frozen=True, slots=True)
 class SetRetention(Order[Done]):
-    """Set what the topic retains from now on. Done.data: {"retention"}."""
+    """Change the retention of the topic. Done.data: {"retention"}."""
 
     op: ClassVar[int] = 96
     retention: RetentionSettings
@@ -142,8 +142,8 @@ class ListDelayed(Order[Done]):
 class CancelDelayed(Order[Done]):
     """Cancel the delayed messages with these keys (due time, serial).
 
-    With `all`, cancel the earliest of all instead, as many as one commit takes. Done.data:
-    {"cancelled"}, with `all` also {"more"}.
+    With `all`, the keys are ignored, and the earliest messages are cancelled, as many as one commit
+    allows. Done.data: {"cancelled"}, with `all` also {"more"}.
     """
 
     op: ClassVar[int] = 101
@@ -155,7 +155,7 @@ class CancelDelayed(Order[Done]):
 class BackUpState(Order[Done]):
     """Copy the topic's state for the backup of this id.
 
-    Until BackUpLog nothing of the log is removed.
+    Until BackUpLog, storage removes nothing from the log.
     """
 
     op: ClassVar[int] = 102
@@ -164,7 +164,7 @@ class BackUpState(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class BackUpLog(Order[Done]):
-    """Copy the topic's log for the backup of this id. Done.data: its place and contents."""
+    """Copy the topic's log for the backup of this id. Done.data: place and content."""
 
     op: ClassVar[int] = 103
     id: str
@@ -180,7 +180,7 @@ class EndBackup(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class LeaveChannel(Order[Done]):
-    """An ephemeral channel is about to be deleted. Messages from here on are not for it."""
+    """An ephemeral channel is about to be deleted. It gets no messages that are stored later."""
 
     op: ClassVar[int] = 105
     channel: str
@@ -216,7 +216,7 @@ class SetPaused(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class EmptyTopic(Order[BehindPause]):
-    """Clear the messages that wait for a first channel, and ask for those that wait behind the
+    """Remove the messages that wait for a first channel, and ask which messages wait behind the
     pause.
     """
 
@@ -233,7 +233,7 @@ class MovePause(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class EmptyChannel(Order[Done]):
-    """Skip everything that the channel has not finished. `head`: the end of the topic."""
+    """Skip all messages that the channel has not finished. `head`: the end of the topic."""
 
     op: ClassVar[int] = 111
     head: int
@@ -241,7 +241,7 @@ class EmptyChannel(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class Skip(Order[Done]):
-    """Skip the messages from `start` up to `end`. Done when that is durable."""
+    """Skip the messages from `start` up to `end`. The reply comes when this is durable."""
 
     op: ClassVar[int] = 112
     start: int
@@ -250,8 +250,8 @@ class Skip(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class Seek(Order[Position]):
-    """Move the channel to `offset`, within what the log holds (`start`, `head`). Position: its new
-    place, durable.
+    """Move the channel to `offset`, within the range of the log (`start`, `head`). The reply is the
+    new position. It is durable then.
 
     `clamp`: an offset beyond the end means the end. `forward`: move only forward.
     """
@@ -268,7 +268,7 @@ class Seek(Order[Position]):
 class Peek(Order[Done]):
     """Show at most `limit` messages of each state of the channel.
 
-    `start`, `head`: what the log holds.
+    `start`, `head`: the range of the log.
     """
 
     op: ClassVar[int] = 114
@@ -279,7 +279,7 @@ class Peek(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class ConfigureChannel(Order[ChannelConfigured]):
-    """Change these settings of the channel. None resets one to its default."""
+    """Change these settings of the channel. None resets a setting to its default."""
 
     op: ClassVar[int] = 115
     changes: ChannelOptions
@@ -297,7 +297,7 @@ class WhereDeadLettersGo(Order[DeadLettersGo]):
 
 @dataclass(frozen=True, slots=True)
 class Reload(Order[Done]):
-    """Apply these settings: all that may change while an actor runs.
+    """Apply these settings. They are all settings that may change while an actor runs.
 
     The orders to gateways are separate messages.
     """

@@ -1,6 +1,6 @@
 """Checks of the rows and numbers in protocol messages.
 
-The codec checks only the type of a field.
+They are necessary because the codec checks only the type of a field.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 from ..errors import E_BAD_COMMAND, UsageError
 from .protocol_client import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
 
-NUMBER_MAX: Final = 1 << 62  # the sum of two of them can still be sent
+NUMBER_MAX: Final = 1 << 62  # the sum of two such numbers can still be sent
 
 
 def check_rows(rows: Sequence[Any], width: int, what: str) -> None:
@@ -40,8 +40,8 @@ def check_rows(rows: Sequence[Any], width: int, what: str) -> None:
 
 
 def heartbeat(told_ms: int) -> int:
-    """Return a peer's heartbeat, moved into the allowed range.
+    """Return a peer's heartbeat interval, moved into the allowed range.
 
-    A heartbeat of 0 would make a link send beats without a pause.
+    An interval of 0 would make a link send heartbeats without a pause.
     """
     return min(HEARTBEAT_MS_MAX, max(HEARTBEAT_MS_MIN, told_ms))

@@ -1,12 +1,12 @@
-"""ZeroMQ sockets for the codec: explicit options, one context a process, receiving without a copy.
+"""ZeroMQ sockets: explicit options, one context for each process, and receiving without a copy.
 
-A context is made when it is first needed, and again in a forked child. The inherited context (its
-threads did not survive the fork) is kept permanently and never touched, so that no destructor runs
-on it.
+A context is created when it is first needed, and again in a forked child. The child keeps the
+inherited context permanently and never touches it, so that no destructor runs on it. (The threads
+of that context did not survive the fork.)
 
-The cost of a frame: a copying send of 200 KB took 70 microseconds of this thread, one without a
-copy 15. So large payloads are sent without a copy. Small frames are copied, which is cheaper than
-tracking them.
+The cost of a frame: to send 200 KB with a copy took 70 microseconds of the sending thread, and
+without a copy 15. So large payloads are sent without a copy. Small frames are copied, which is
+cheaper than tracking them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from .protocol import FRAME_BYTES_MAX, FRAMES_MAX, HEARTBEAT_MS, READY_MAX, WIND
 
 COPY_BYTES_MAX: Final = (
     64 * 1024 - 1
-    # Larger frames are sent without a copy; the binding copies smaller ones anyhow, after a longer
-    # check.
+    # Larger frames are sent without a copy. The binding would copy smaller frames in any case, but
+    # after a longer check.
 )
-# Above every credit (blocks of a producer, deliveries and their answers of a consumer). So the
-# credit is the bound, not a silent high-water mark.
-PUSH_HIGH_WATER_MARK: Final = 1_000  # messages; a stage's writer has fewer on their way
+# The high-water marks are above every credit (blocks of a producer, deliveries and their answers of
+# a consumer). So the credit is the limit, and no message is dropped silently at a high-water mark.
+PUSH_HIGH_WATER_MARK: Final = 1_000  # messages; a stage writer never has so many on their way
 HIGH_WATER_MARK: Final = 2 * READY_MAX + 10_000
 SOCKETS_MAX: Final = 16_384
-PROBE_S: Final = 1.0  # to connect, and again for the answer
+PROBE_S: Final = 1.0  # to connect, and the same time again for the answer
 PROBE_BYTES_MAX: Final = 4096
 RECONNECT_MS: Final = 50
 RECONNECT_MS_MAX: Final = 1_000
@@ -53,7 +53,7 @@ GONE_EVENTS: Final = int(zmq.EVENT_DISCONNECTED)
 RETRY_EVENTS: Final = int(zmq.EVENT_CLOSED) | int(zmq.EVENT_CONNECT_RETRIED)
 _EVENT: Final = struct.Struct("=HI")
 
-# The binding's own methods, without the enum conversions of its wrappers: a block needs ten calls.
+# The binding's own methods avoid the enum conversions of its wrappers. A block needs ten calls.
 _send: Final[Any] = zmq.backend.Socket.send
 _recv: Final[Any] = zmq.backend.Socket.recv
 _get: Final[Any] = zmq.backend.Socket.get
@@ -79,7 +79,7 @@ def context() -> zmq.Context[Socket]:
 
 
 def _secure(socket: Socket, credentials: Credentials | None) -> None:
-    """Make the socket encrypt, and talk to one server only."""
+    """Make the socket use encryption, and accept only one server."""
     if credentials is not None:
         socket.setsockopt(zmq.CURVE_SERVERKEY, credentials.server.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, credentials.public.encode())
@@ -89,7 +89,7 @@ def _secure(socket: Socket, credentials: Credentials | None) -> None:
 def make_dealer(credentials: Credentials | None = None) -> Socket:
     """Return an unconnected DEALER.
 
-    It keeps trying to connect. What is sent meanwhile waits in its pipe.
+    After `connect`, it tries until it is connected. Messages sent before that wait in its pipe.
     """
     socket: Socket = context().socket(zmq.DEALER)
     _secure(socket, credentials)
@@ -106,7 +106,8 @@ def make_dealer(credentials: Credentials | None = None) -> Socket:
 def make_push(endpoint: str, credentials: Credentials | None = None) -> Socket:
     """Return a connected PUSH.
 
-    It gets no replies, and what it takes may never arrive. So another link must count what arrives.
+    It gets no replies, and messages that it accepts may never arrive. So the receiver must report
+    on another link which messages have arrived.
     """
     socket: Socket = context().socket(zmq.PUSH)
     _secure(socket, credentials)
@@ -125,7 +126,7 @@ def make_push(endpoint: str, credentials: Credentials | None = None) -> Socket:
 
 
 def make_router(endpoint: str) -> Socket:
-    """Return a bound ROUTER. It never drops silently, and refuses frames over the limit."""
+    """Return a bound ROUTER. It drops no message silently, and refuses frames over the limit."""
     socket: Socket = context().socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
@@ -139,7 +140,7 @@ def make_router(endpoint: str) -> Socket:
 def watch(socket: Socket) -> Socket:
     """Return a monitor of the connection.
 
-    It reports that the peer is reached, gone, or unreachable, or broke off the handshake.
+    It reports when the peer is reached, is gone, cannot be reached, or ends the handshake.
     """
     return socket.get_monitor_socket(
         CONNECTED_EVENTS | GONE_EVENTS | RETRY_EVENTS | HANDSHAKE_EVENTS
@@ -149,7 +150,7 @@ def watch(socket: Socket) -> Socket:
 def close(socket: Socket, monitor: Socket | None, linger_ms: int = 0) -> None:
     """Close a socket and its monitor.
 
-    `linger_ms`: how long the context may still send what was queued.
+    `linger_ms`: how long the context may continue to send queued messages.
     """
     if monitor is not None:
         socket.disable_monitor()
@@ -179,7 +180,7 @@ def send_frames(socket: Socket, frames: Sequence[Any]) -> bool:
         for index, frame in enumerate(frames):
             _send(socket, frame, _NOW if index == last else _NOW_MORE, len(frame) <= COPY_BYTES_MAX)
     except zmq.Again:
-        # Only the first frame can fail in this way: the rest of a message is always accepted.
+        # Only the first frame can fail in this way. The other frames are always accepted.
         return False
     return True
 
@@ -235,14 +236,15 @@ def open_frames(frames: Sequence[Any]) -> tuple[list[bytes], Wire, list[Any]]:
 
 
 class Probe:
-    """A probe that finds out, once and in its own thread, what answers at a port without ZeroMQ.
+    """A probe that finds out once which kind of server answers at a port.
 
-    The thread may wait for the resolver, which an event loop cannot. It opens a plain connection,
-    sends one harmless HTTP request, reads a little, and ends.
+    It uses a thread, because name resolution may block, and an event loop must not block. The
+    thread opens a plain TCP connection, sends one harmless HTTP request, reads a few bytes, and
+    ends.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self.answer: bytes | None = None  # the received bytes; None while nothing is known
+        self.answer: bytes | None = None  # the received bytes; None before the end
         thread = threading.Thread(
             target=self._ask, args=(host, port), name="zsq probe", daemon=True
         )
@@ -260,7 +262,7 @@ class Probe:
             ends = time.monotonic() + PROBE_S
             while (left := ends - time.monotonic()) > 0:
                 connection.settimeout(left)
-                # Nothing, if no more is wanted.
+                # Returns b"" if PROBE_BYTES_MAX are read.
                 part = connection.recv(PROBE_BYTES_MAX - len(found))
                 if not part:
                     break

@@ -1,6 +1,6 @@
 """The asyncio clients: the names and arguments of the blocking ones, with await.
 
-They run the same engines as the blocking clients, in the event loop's own thread, without locks.
+They run the same engines as the blocking clients, in the thread of the event loop, without locks.
 
     async with zsq.aio.Producer(url) as producer:
         await producer.publish("clicks", b"hello")

@@ -1,6 +1,7 @@
 """The asyncio Admin and Reader, and the turner of all asyncio clients.
 
-The turner runs an engine in an event loop: with one reader for all its sockets, and one timer.
+The turner runs an engine in an event loop. It uses one reader for all sockets of the engine, and
+one timer.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class Turner(Generic[_EngineT]):
-    """Runs an engine in the running event loop. It is made and used only in the loop's thread.
+    """A turner runs an engine in the event loop. It is made and used only in the loop's thread.
 
     It is the asyncio counterpart of `Drive`.
     """
@@ -66,8 +67,8 @@ class Turner(Generic[_EngineT]):
         self.stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = FAR_NS
-        # An epoll set can be waited for like any descriptor. It stays readable while one of
-        # its descriptors is.
+        # An event loop can wait for an epoll set like for any descriptor. The set stays readable
+        # while one of its descriptors is readable.
         self.loop.add_reader(engine.epoll.fileno(), self._on_ready)
 
     def _on_ready(self) -> None:
@@ -83,7 +84,7 @@ class Turner(Generic[_EngineT]):
             self.settle()
 
     def settle(self) -> None:
-        """Wake the waiters whose condition is met, and make sure that due work is done in time.
+        """Wake the waiters whose condition is met, and set the timer for the next due time.
 
         Called after something was sent or received.
         """
@@ -102,7 +103,7 @@ class Turner(Generic[_EngineT]):
         )
 
     async def wait(self, done: Callable[[], bool], deadline_ns: int) -> bool:
-        """Wait until `done()`. Return False at the deadline."""
+        """Wait until `done()` is true. Return False at the deadline."""
         self.settle()
         turned = False  # a deadline in the past still gets one check
         while not done():
@@ -116,8 +117,8 @@ class Turner(Generic[_EngineT]):
             future: asyncio.Future[None] = self.loop.create_future()
             waiter = Waiter(done, partial(_wake, future), deadline_ns)
             self.engine.waiters.append(waiter)
-            # No separate timer for each waiter: it is hardly ever needed, and costs as much as the
-            # waiting.
+            # A waiter has no timer of its own. Such a timer would rarely be needed, and would cost
+            # as much as the waiting itself.
             self.engine.sooner(deadline_ns)
             self._arm()
             try:

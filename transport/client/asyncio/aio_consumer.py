@@ -1,4 +1,4 @@
-"""The asyncio consumer: `async for` messages or batches, or run a coroutine for each message."""
+"""The asyncio consumer: iterate with `async for`, or run a coroutine for each message."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class Consumer(ConsumerBase):
         turner.settle()
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until all finishes without `sync=True` are committed.
+        """Wait until all finishes that were made without `sync=True` are committed.
 
         Raises `LeaseLost` if some could not be committed. See `zsq.Consumer.flush`.
         """
@@ -237,12 +237,12 @@ class Consumer(ConsumerBase):
         on_error: Callable[[Message, Exception], object] | None = None,
         signals: bool = True,
     ) -> None:
-        """Await `handler(message)` for each message, until `close`, SIGTERM, or SIGINT. Then drain
-        and close.
+        """Await `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
-        At most `concurrency` messages are handled at a time. The handler is a coroutine function,
-        an object whose `__call__` is one, or a `functools.partial` of those. Anything else raises
-        `UsageError` before a message is taken. See `zsq.Consumer.run`.
+        Then wait for the handlers that are working, and close the consumer. At most `concurrency`
+        messages are handled at a time. The handler is a coroutine function, an object whose
+        `__call__` is one, or a `functools.partial` of those. Anything else raises `UsageError`
+        before a message is taken. See `zsq.Consumer.run`.
         """
         check_concurrency(concurrency)
         if not is_coroutine_function(handler):
@@ -333,7 +333,7 @@ class Consumer(ConsumerBase):
             self._made.settle()
 
     async def close(self, timeout: float | None = None) -> None:
-        """Stop receiving, wait for the handlers of `run`, and confirm what was finished.
+        """Stop receiving, wait for the handlers of `run`, and confirm the finishes.
 
         All other messages are returned to the channel at once. See `zsq.Consumer.close`.
         """

@@ -67,9 +67,9 @@ class ClientAddress(TypedDict):
 class AskerBase:
     """The base of the blocking and asyncio clients that send requests to one target.
 
-    If the broker refuses a request because a topic failed and is being started again, or because a
-    limit is reached, a client with `patient` tries again until the time-out. Otherwise it raises
-    the refusal at once.
+    The broker refuses a request while a failed topic is being started again, or when a limit is
+    reached. A client with `patient` then tries again until the time-out. Other clients raise the
+    refusal at once.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class AskerBase:
         self._begin()
 
     def _begin(self) -> None:
-        """Finish the construction: the arguments are valid."""
+        """Finish the construction. The arguments are already checked."""
         return
 
     def _engine(self) -> RequestEngine:
@@ -216,7 +216,7 @@ class ReaderBase(AskerBase):
         patient: bool = False,
         key_file: KeyFile = None,
     ) -> None:
-        """Deprecated: name the URL, as in `Reader(topic, url=url)`."""
+        """Deprecated: pass the URL by name, as in `Reader(topic, url=url)`."""
 
     @url_last("topic")
     def __init__(
@@ -241,7 +241,7 @@ class Admin(AdminBase, Asker):
     def create_topic(
         self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]
     ) -> Made:
-        """Create a topic. Returns {"existed": True} if it existed; then nothing was changed.
+        """Create a topic. Returns {"existed": True} if it existed and so was not changed.
 
         `sync`: always, interval, or never.
         """
@@ -258,7 +258,7 @@ class Admin(AdminBase, Asker):
     def create_channel(
         self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]
     ) -> Made:
-        """Create a channel. Returns {"existed": True} if it existed; then nothing was changed.
+        """Create a channel. Returns {"existed": True} if it existed and so was not changed.
 
         Raises `UsageError` if it exists with another `ordered` or other `tags`.
         """
@@ -275,8 +275,9 @@ class Admin(AdminBase, Asker):
         return self._carry_out(administration.configure_channel(topic, channel, settings))
 
     def delete_topic(self, name: str, force: bool = False) -> Nothing:
-        """Delete a topic. Refused with E_NOT_EMPTY while it has unfinished messages, unless
-        forced.
+        """Delete a topic.
+
+        Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True.
         """
         return self._carry_out(administration.delete(name, None, force))
 
@@ -301,14 +302,14 @@ class Admin(AdminBase, Asker):
     def delete_channel(self, topic: str, channel: str, force: bool = False) -> Nothing:
         """Delete a channel.
 
-        Refused with E_NOT_EMPTY while it has unfinished messages, unless forced.
+        Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True.
         """
         return self._carry_out(administration.delete(topic, channel, force))
 
     def pause(self, topic: str, channel: str | None = None) -> Nothing:
         """Pause a topic or a channel.
 
-        A paused topic shows its channels no new messages. A paused channel delivers nothing.
+        The channels of a paused topic get no new messages. A paused channel delivers nothing.
         """
         return self._carry_out(administration.pause(topic, channel))
 
@@ -317,9 +318,9 @@ class Admin(AdminBase, Asker):
         return self._carry_out(administration.unpause(topic, channel))
 
     def empty(self, topic: str, channel: str | None = None) -> Nothing:
-        """Clear the waiting messages.
+        """Remove the waiting messages, so that they are never delivered.
 
-        For a topic, these are the messages that wait for its first channel, or for it to be
+        For a topic, these are the messages that wait for its first channel, or until the topic is
         unpaused. For a channel, it is the backlog.
         """
         return self._carry_out(administration.empty(topic, channel))
@@ -330,12 +331,12 @@ class Admin(AdminBase, Asker):
         """Move a channel: back, to read messages again, or forward, to leave messages out.
 
         `where`: an offset, "earliest", "latest", or a time (datetime, or seconds since 1970 as
-        float), which means the first message stored then or later. A place before the oldest kept
-        message means the oldest kept message. The channel forgets the messages that it holds, and
-        all unfinished messages before the new place. They can no longer be finished. With `forward`
-        the channel never moves back. An offset beyond the topic's end, or a time in the future,
-        raises `UsageError`. With `clamp` it means the end. Returns {"offset": the new place}. The
-        move is durable when this returns.
+        float). A time means the first message that was stored then or later. A place before the
+        oldest kept message means the oldest kept message. The channel forgets the messages that it
+        holds, and all unfinished messages before the new place. They can no longer be finished.
+        With `forward` the channel never moves back. An offset beyond the topic's end, or a time in
+        the future, raises `UsageError`. With `clamp`, such a place means the end. Returns
+        {"offset": the new place}. The move is durable when this returns.
         """
         return self._carry_out(administration.seek(topic, channel, where, forward, clamp))
 
@@ -352,13 +353,13 @@ class Admin(AdminBase, Asker):
 
         `channel`: the only channel that gets them, or None for all channels. `origin`: topic, its
         uuid, and channel, as the headers of the dead letters say. Raises E_FORBIDDEN unless dead
-        letters of that channel go to `dead_topic`. With `chosen`, a person has named `to`, and the
-        headers do not matter. The call is recorded in the audit log.
+        letters of that channel go to `dead_topic`. `chosen`: a person has chosen `to`, so the
+        broker does not check the headers. The call is recorded in the audit log.
         """
         return self._carry_out(administration.redrive_to(dead_topic, to, channel, origin, chosen))
 
     def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
-        """Look at messages without taking part. Nothing is delivered or finished.
+        """Look at messages without receiving them. Nothing is delivered or finished.
 
         `count`: the largest number of messages of each state, up to 1,000. For a channel, this
         shows the messages that it would deliver next, and the messages in flight (with their
@@ -372,7 +373,7 @@ class Admin(AdminBase, Asker):
         """Return the delayed messages that wait, the next due one first.
 
         Each row has key, due_ns, size, body (its first 200 bytes), tag, and message_key. At most
-        `limit` (1,000) are returned. To get more, ask again with `after` set to the last key.
+        `limit` (1,000) are returned. To get more, call it again with `after` set to the last key.
         """
         return self._carry_out(administration.delayed_list(topic, after, limit))
 
@@ -414,14 +415,14 @@ class Admin(AdminBase, Asker):
     def overview(
         self, since: int = 0, *, processes: bool = False, alarms: bool = False
     ) -> OverviewAnswer:
-        """Return all topics and channels as they last reported.
+        """Return all topics and channels with the values that they last reported.
 
-        The values are about a second old, or up to ten seconds where nothing happens. No process is
-        asked for them, so this is cheap. Returns {"version", "whole", "topics": {name: (row,
-        {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and `channel_fields`, which
-        name the values of a row in their order. With `since` set to a version, the answer has only
-        the rows that changed after this version. A topic whose own row did not change has () as its
-        row.
+        The values are about a second old, or up to ten seconds for an idle topic. The supervisor
+        asks no other process for them, so this is cheap. Returns {"version", "whole", "topics":
+        {name: (row, {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and
+        `channel_fields`, which name the values of a row in their order. With `since` set to a
+        version, the answer has only the rows that changed after this version. A topic whose own row
+        did not change has () as its row.
         """
         return self._carry_out(administration.overview(since, processes, alarms))
 
@@ -442,7 +443,7 @@ class Admin(AdminBase, Asker):
         return self._carry_out(administration.chunks(topic))
 
     def ping(self) -> str:
-        """Return the health of the broker: "OK", or what is wrong."""
+        """Return the health of the broker: "OK", or a description of the fault."""
         return self._carry_out(administration.ping())
 
 
@@ -464,13 +465,13 @@ class Reader(ReaderBase, Asker):
         return self._carry_out(reading.read(offset, bytes_max))
 
     def head(self) -> tuple[int, int]:
-        """Return (oldest offset kept, next offset to come): the range that can be read now."""
+        """Return (oldest kept offset, next offset of the topic): the range that can be read now."""
         return self._carry_out(reading.head())
 
     def offset_at(self, time_ns: int) -> int:
         """Return the first offset that was stored at this time (nanoseconds since 1970) or later.
 
-        If there is none, it is the end of the topic.
+        If no such message exists, return the end of the topic.
         """
         return self._carry_out(reading.offset_at(time_ns))
 
@@ -488,7 +489,7 @@ class Reader(ReaderBase, Asker):
         return self._carry_out(reading.message(self.topic, offset))
 
     def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
-        """Return the size between two offsets, and the offset up to which it is about `bytes_max`.
+        """Return the size of the messages between two offsets.
 
         The range is from `start` to `end` (-1: the durable end). The messages from `start` to the
         returned offset have about `bytes_max` bytes. This offset is at most `end`, and it is above

@@ -4,8 +4,8 @@ A handler gets one message at a time in each thread. The message is finished on 
 with backoff on an exception.
 
 The channel defines the backoff, so the operator sets it in one place for all consumers. Rejected: a
-backoff with jitter in each client, as it was before. Jitter keeps clients that do not know of each
-other from acting at the same moment. Here the channel's credit does that.
+backoff with jitter in each client, as in earlier versions. Its purpose is that independent clients
+do not act at the same moment. The channel's credit already does that.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def is_coroutine_function(handler: Any) -> bool:
 
 
 def check_callable(what: str, value: Any) -> None:
-    """Raise `UsageError` for a value that cannot be called. None passes."""
+    """Raise `UsageError` for a value that cannot be called. None is accepted."""
     if value is not None and not callable(value):
         raise UsageError(
             E_BAD_ARGUMENT, f"{what} must be callable, not {type(value).__name__}: {value!r:.80}"
@@ -131,7 +131,7 @@ class Runner:
             if not message.answered:
                 message.requeue(**again(message, self.delay), error=error)
         else:
-            # From a lambda or a partial: it has not run, so the message is not finished.
+            # From a lambda or a partial; the handler has not run, so requeue the message.
             if inspect.iscoroutine(result):
                 result.close()
                 message.requeue()
@@ -148,7 +148,7 @@ class Runner:
 
 @contextlib.contextmanager
 def draining_on_signals(consumer: Consumer) -> Iterator[None]:
-    """Drain on SIGTERM and SIGINT. After the first signal, the old signal handlers apply again."""
+    """Drain on SIGTERM and SIGINT. The first signal also restores the old signal handlers."""
     before: dict[int, Any] = {}
 
     def restore() -> None:
@@ -230,7 +230,7 @@ class ConsumerBase:
     def __init__(
         self, url: str | None, topic: str, channel: str, **options: Unpack[ConsumerOptions]
     ) -> None:
-        """Deprecated: name the URL, as in `Consumer(topic, channel, url=url)`."""
+        """Deprecated: pass the URL by name, as in `Consumer(topic, channel, url=url)`."""
 
     @url_last("topic", "channel")
     def __init__(
@@ -264,7 +264,7 @@ class ConsumerBase:
         self._timeout = timeout
         make_session(ready, message_timeout, label, sample_rate)
         self._made: Any = None
-        # The rest of a delivery that is handed out message by message.
+        # Messages of a delivery that `receive` has not returned yet.
         self._messages: deque[Any] = deque()
         self._workers: set[Any] = set()  # threads or tasks of `run`
         self._closing = False
@@ -272,13 +272,13 @@ class ConsumerBase:
         remember_fork(self)
 
     def _begin(self) -> None:
-        """Finish the construction: the arguments are valid."""
+        """Finish the construction. The arguments are already checked."""
         return
 
     def _forked(self) -> None:
         """Leave all messages to the parent. Called in a forked child.
 
-        The parent answers the messages in hand and hands out the waiting ones.
+        Only the parent can answer them, and its calls return those that still wait.
         """
         self._messages = deque()
         self._workers = set()
@@ -316,8 +316,8 @@ class ConsumerBase:
     def _patience(self, timeout: float | None) -> float:
         """Return how long to wait for a reply, in seconds.
 
-        Without a time-out it is ANSWER_S. That is enough, because on a link that is up the reply
-        comes, or the link is soon found to be lost.
+        Without a time-out it is ANSWER_S. That is enough: either the reply arrives by then, or the
+        heartbeats show that the link is lost.
         """
         found = check_timeout(self._timeout if timeout is None else timeout)
         return ANSWER_S if found is None else found
@@ -328,18 +328,18 @@ class Consumer(ConsumerBase):
 
     A consumer is thread-safe. It subscribes at the first call, or on entering `with`. After a lost
     connection it subscribes again by itself. Messages of the old connection that are not answered
-    yet are delivered again. If such a message object is finished later without `sync=True`, that
-    changes nothing and is counted in `stale`.
+    yet are delivered again. If the old object of such a message is then finished without
+    `sync=True`, this changes nothing, and `stale` counts it.
 
     - `url`, `key_file`, `transport`: see `Producer`.
     - `ready`: The largest number of unanswered messages that this consumer holds.
     - `message_timeout`: The seconds until an unanswered message goes to another consumer (default
       60, at most 900).
-    - `timeout`: The seconds without a broker until a call raises `BrokerUnreachable`. By default
-      (None, or `math.inf`) a call waits without limit. While it waits, the log (`zsq`) gets a
-      warning after 1 s, after 10 s, and then every minute.
+    - `timeout`: The seconds without a broker until a call raises `BrokerUnreachable`. With the
+      default (None) or `math.inf`, a call waits without limit. While it waits, the log (`zsq`) gets
+      a warning after 1 s, after 10 s, and then every minute.
     - `sample_rate`: The percentage of messages to receive. The other messages count as finished.
-    - `settings`: Settings of the channel, see `NewChannelOptions`. A new channel takes them. An
+    - `settings`: Settings of the channel, see `NewChannelOptions`. A new channel gets them. An
       existing channel must have the same `tags` and `ordered`. Other settings do not change it, and
       the log has a warning if they differ. (`Admin.configure_channel` changes them.)
     """
@@ -405,8 +405,8 @@ class Consumer(ConsumerBase):
                 message = None
             if (
                 message is None
-                # Outside of the `except` above, so that an error here does not get IndexError as
-                # its context.
+                # This is outside of the `except` above, so that an error here does not get
+                # IndexError as its context.
             ):
                 if not self._fill(deadline_ns):
                     return None
@@ -417,7 +417,7 @@ class Consumer(ConsumerBase):
         return None
 
     def _fill(self, deadline_ns: int) -> bool:
-        """Take the next delivery into `_messages`, unless messages of another thread remain there.
+        """Take the next delivery into `_messages`, unless another thread has put messages there.
 
         Return False after the deadline or when the consumer closes.
         """
@@ -449,7 +449,7 @@ class Consumer(ConsumerBase):
     def __iter__(self) -> Iterator[Message]:
         """Iterate over all messages, until `close`.
 
-        If the iteration ends earlier, the next call that receives gets the rest of the delivery.
+        If the iteration ends earlier, the next receiving call gets the rest of the delivery.
         """
         with self._iterating():
             while not self._closing:
@@ -591,8 +591,8 @@ class Consumer(ConsumerBase):
             self._made.nudge()
 
     def close(self, timeout: float | None = None) -> None:
-        """Stop receiving, wait for iterations and handlers in other threads, and confirm what was
-        finished.
+        """Stop receiving, wait for iterations and handlers in other threads, and confirm the
+        finishes.
 
         Finishes that could not be confirmed are counted in a warning in the log. To get `LeaseLost`
         instead, call `flush` first. All other messages are returned to the channel at once.

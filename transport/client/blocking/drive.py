@@ -1,23 +1,24 @@
-"""Drive: threads turn an engine. A waiting thread drives it, otherwise a keeper does.
+"""Drive: the threads that turn an engine. A waiting thread does it, or else a keeper thread.
 
-To *turn* an engine is to process the events that arrived, and then what is due (see `link.py`).
+To *turn* an engine is to process the events that arrived, and then the timers that are due (see
+`link.py`). The thread that does this is the driver.
 
 The hot path has no thread switch. A thread that waits (for Stored, for a delivery) sleeps on the
 engine's epoll set itself, without the lock. It processes events under the lock. If another thread
-drives already, the thread *follows*: it sleeps on a private lock until the driver has processed
-what it waits for, or hands over the driving.
+drives already, the thread *follows*: it sleeps on a private lock. The driver releases this lock
+when the thread's condition is met, or when the thread must become the driver.
 
-The keeper is a small daemon thread. While others turn the engine, it only checks every 20 ms for
-what is due (lingering messages, finishes to send, heartbeats). When no thread has turned the engine
-for that long, the keeper drives. So replies are processed, and a lost link is opened again, while
-the user's code does something else. The keeper steps back as soon as a caller comes.
+The keeper is a daemon thread. While other threads turn the engine, it only checks the timers every
+20 ms (lingering messages, finishes to send, heartbeats). When no thread has turned the engine for
+20 ms, the keeper drives. So replies are processed, and a lost link is opened again, while the
+user's code does something else. The keeper stops driving as soon as a caller wants to drive.
 
 Rejected: a thread that always does the I/O. Each publish then costs two thread switches and two
-waits for the GIL (measured elsewhere at 40 to 80 microseconds, more than all the rest).
+waits for the GIL (measured elsewhere at 40 to 80 microseconds, more than everything else).
 
-Fork: an engine belongs to the process that made it. The owner checks `pid` and makes a new Drive in
-a child. The inherited one is kept in `_inherited` and never touched, so no destructor closes a
-parent's socket.
+Fork: an engine belongs to the process that made it. Its owner checks `pid` and makes a new Drive in
+a child. The inherited Drive is kept in `_inherited` and never touched, so no destructor closes a
+socket of the parent.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ..core.link import FAR_NS, Engine, Steps, Waiter
 
 TICK_NS: Final = 20_000_000
 _SLEEP_NS_MAX: Final = (
-    3_600_000_000_000  # the system allows 24 days at most; a woken thread checks what is due
+    3_600_000_000_000  # the system allows 24 days at most; a woken thread checks the timers
 )
 _EXIT_S: Final = 5.0
 _EngineT = TypeVar("_EngineT", bound=Engine)
@@ -47,7 +48,7 @@ _inherited: list[object] = []  # objects of the parent, kept permanently
 class Drive(Generic[_EngineT]):
     """An engine, its lock, and the threads that turn it.
 
-    The caller of any method but `carry_out` holds the lock.
+    The caller must hold the lock for all methods except `carry_out`, `nudge` and `end`.
     """
 
     def __init__(self, engine: _EngineT, *, keeper: str = "", hasty: bool = False) -> None:
@@ -73,7 +74,7 @@ class Drive(Generic[_EngineT]):
     # Waiting
 
     def wait(self, done: Callable[[], bool], deadline_ns: int) -> bool:
-        """Turn the engine until `done()`. Return False at the deadline.
+        """Turn the engine until `done()` is true. Return False at the deadline.
 
         The lock is held on entry and exit, but not in between.
         """
@@ -104,7 +105,7 @@ class Drive(Generic[_EngineT]):
             self._hand_over()
 
     def _drive(self, me: threading.Lock, deadline_ns: int) -> None:
-        """Do one round: sleep without the lock until something is due, then process it."""
+        """Do one round: sleep without the lock until an event or a timer, then turn the engine."""
         if self._keeper_drives:
             self._step_back_keeper()
         engine = self.engine
@@ -141,7 +142,7 @@ class Drive(Generic[_EngineT]):
             waker.release()
 
     def _hand_over(self) -> None:
-        """Let a waiting thread drive if no thread does."""
+        """Wake a waiting thread to drive, if no thread drives."""
         if self._driver is None and self.engine.waiters:
             self.engine.waiters[0].wake()
 
@@ -159,7 +160,7 @@ class Drive(Generic[_EngineT]):
                 self.settle()
 
     def settle(self) -> None:
-        """Wake the waiters whose condition is met, and make sure that due work will be done.
+        """Wake the waiters whose condition is met, and make sure that the next timer is processed.
 
         Called after a caller has sent or received something.
         """
@@ -169,7 +170,7 @@ class Drive(Generic[_EngineT]):
         self.need(engine.due_ns)
 
     def need(self, at_ns: int) -> None:
-        """Make sure that the engine is checked by then. The keeper does it if no caller waits."""
+        """Make sure that the timers are checked at `at_ns`, by the keeper if no caller waits."""
         if at_ns < self._keeper_until_ns and self._keeper is not None:
             self._keeper_until_ns = at_ns
             os.eventfd_write(self._keeper_fd, 1)
@@ -220,7 +221,7 @@ class Drive(Generic[_EngineT]):
     def _step_back_keeper(self) -> None:
         """Make the keeper stop driving, because a caller drives now.
 
-        If two slept on the same descriptors, both would wake for each message.
+        If two threads slept on the same descriptors, both would wake for each message.
         """
         self._keeper_drives = False
         os.eventfd_write(self._keeper_fd, 1)
@@ -247,7 +248,7 @@ class Drive(Generic[_EngineT]):
             keeper.join(1.0)
 
     def __del__(self) -> None:
-        """Close the descriptors. Without a reference, no thread sleeps on them."""
+        """Close the descriptors. No thread sleeps on them, because none has a reference to this."""
         if self.pid == os.getpid():
             os.close(self._wake_fd)
             os.close(self._keeper_fd)
@@ -275,8 +276,8 @@ os.register_at_fork(after_in_child=_after_fork)
 def ours(get: Callable[[], _Made | None], make: Callable[[_Made | None], _Made]) -> _Made:
     """Return this process's drive of a client.
 
-    This is `get()` if it exists, else `make(inherited)`, called by one thread only. In a forked
-    child, a parent's drive is never touched and never collected.
+    This is `get()` if it exists, else `make(inherited)`, which only one thread calls. In a forked
+    child, a drive of the parent is never touched and never collected.
     """
     with _making:
         found = get()
@@ -298,7 +299,7 @@ class Closes(Protocol):
 
 class Inherits(Protocol):
     def _forked(self) -> Any:
-        """Forget what belongs to the parent process, in its child."""
+        """Forget, in a forked child, everything that belongs to the parent process."""
 
 
 _consumers: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -61,8 +61,9 @@ class ReceiptView:
     def offset(self) -> int | None:
         """The offset of the first message.
 
-        None while it is not known, and -1 if the message is stored but the broker no longer
-        remembers where. A delayed message has no offset before it is due: it has -1, and a `key`.
+        It is None while it is not known. It is -1 if the message is stored but the broker no longer
+        remembers the offset. A delayed message has no offset before it is due, so this is -1 too.
+        Such a message has a `key` instead.
         """
         first = self._pending[0]
         if not first.done or first.error is not None:
@@ -71,18 +72,18 @@ class ReceiptView:
 
     @property
     def key(self) -> str | None:
-        """The key of the first delayed message, 32 hex digits. `Admin.delayed_cancel` takes it.
+        """The key of the first delayed message (32 hex digits), for `Admin.delayed_cancel`.
 
-        None if no message is delayed, or if the broker has not answered yet.
+        It is None if no message is delayed, or if the broker has not answered yet.
         """
         return next(iter(self.delayed_keys()), None)
 
     def delayed_keys(self) -> list[str]:
         """Return the keys of all delayed messages of this publish that the broker has confirmed.
 
-        The list is empty for a publish without a delay. It is also empty if an answer was lost and
-        the broker no longer remembers the keys when it is asked again. `zsq delayed list` shows the
-        keys in that case.
+        The list is empty for a publish without a delay. It is also empty if the broker's answer was
+        lost, and the broker no longer remembers the keys when the block is sent again. `zsq delayed
+        list` shows the keys in that case.
         """
         found = []
         for pending in self._pending:
@@ -212,7 +213,7 @@ class ProducerBase:
         self._begin()
 
     def _begin(self) -> None:
-        """Finish the construction: the arguments are valid."""
+        """Finish the construction. The arguments are already checked."""
         return
 
     def _check_open(self) -> None:
@@ -249,10 +250,10 @@ class Producer(ProducerBase):
       messages wait to be sent.
     - `key_file`: The file that `zsq keys client` wrote, for a gateway with encryption and
       authentication. The default is $ZSQ_KEY_FILE.
-    - `transport`: "auto" lets a client of the broker's own user, on the broker's machine, talk to
-      the broker's processes directly over ipc, although `url` is the gateway's. That is faster.
-      "tcp" always uses the gateway. With access control on, "auto" does so too. The default is
-      $ZSQ_TRANSPORT, else "auto".
+    - `transport`: With "auto", a client on the broker's machine that runs as the broker's user
+      talks to the broker's processes directly over ipc, although `url` names the gateway. That is
+      faster. "tcp" always uses the gateway. With access control, "auto" also uses the gateway. The
+      default is $ZSQ_TRANSPORT, else "auto".
     """
 
     _made: Drive[ProducerEngine] | None
@@ -286,12 +287,12 @@ class Producer(ProducerBase):
     ) -> Receipt:
         """Publish one message.
 
-        `delay`: seconds or a timedelta (at most 366 days) after which the message is added to the
-        topic, never earlier. A delayed message is sent at once, also with a `linger_ms` above 0.
-        Like any other message, it is durable when `publish` returns only if `linger_ms` is 0. Its
-        receipt has a `key` instead of an offset. Raises `UsageError` for a bad name or a message
-        that is too large, `Refused` if the broker cannot accept it now, and `BrokerUnreachable`
-        after the timeout.
+        `delay`: seconds or a timedelta (at most 366 days). The message is added to the topic after
+        this time, never earlier. A delayed message is sent at once, even with a `linger_ms` above
+        0. Like any other message, it is durable when `publish` returns only if `linger_ms` is 0.
+        Its receipt has a `key` instead of an offset. Raises `UsageError` for a bad name or a
+        message that is too large, `Refused` if the broker cannot accept it now, and
+        `BrokerUnreachable` after the timeout.
         """
         delay_ms = as_delay_ms(delay)
         payload = body if type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX else as_body(body)
@@ -337,9 +338,10 @@ class Producer(ProducerBase):
         MiB.
 
         `key`, `tag`: one value for all messages. `keys`, `tags`: one value for each message, or
-        None. `headers`: one mapping for all messages, or a sequence with one for each. `delay`: the
-        delay of all messages, see `publish`. With `wait=False` this returns when the messages are
-        queued (at most 16 MiB wait to be sent). Use the receipt or `flush` to wait for them.
+        None. `headers`: one mapping for all messages, or a sequence with one mapping for each.
+        `delay`: the delay of all messages, see `publish`. With `wait=False` this returns when the
+        messages are queued (at most 16 MiB wait to be sent). Use the receipt or `flush` to wait for
+        them.
         """
         delay_ms = as_delay_ms(delay)
         time_ns = time.time_ns() if delay_ms else None

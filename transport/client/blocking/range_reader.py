@@ -1,4 +1,4 @@
-"""Range reader: reads a range of offsets as fast as storage can, with one request always ahead."""
+"""Range reader: reads a range of offsets at full speed, with one request always sent ahead."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ class RangeReader(Asker):
     """Iterate over the blocks of a topic that overlap [start, end), in order.
 
     The first block may begin below `start`, and the last one may end above `end`. The caller must
-    leave out what is outside of the range. While the caller uses one answer (blocks of about
-    `bytes_max` bytes), the broker reads the next one. At most two answers are in memory. The same
+    leave out the messages outside of the range. While the caller uses one reply (blocks of about
+    `bytes_max` bytes), the broker reads the next one. At most two replies are in memory. The same
     range always gives the same messages. You can iterate again, which reads the range again.
 
     Offsets that do not exist (removed by retention, damaged, or beyond the end) raise `DataLoss`
     (E_DATA_LOSS) when the iteration reaches them. With `fail_on_data_loss=False` they are left out,
     listed in `gaps` as (first offset, count), and counted in `lost`. With `uuid` (see
-    `Reader.uuid`), a topic that was created again under the same name is always data loss, whatever
-    `fail_on_data_loss` says. Raises `NotFound` if the topic does not exist, and `BrokerUnreachable`
-    if one answer takes longer than `timeout` seconds, including reconnects. If the broker gave a
-    reason for the delay (for example, a topic that cannot be started), it raises `Refused` instead.
+    `Reader.uuid`), a topic that was created again under the same name always raises `DataLoss`,
+    even with `fail_on_data_loss=False`. Raises `NotFound` if the topic does not exist, and
+    `BrokerUnreachable` if one reply takes longer than `timeout` seconds, including reconnects. If
+    the broker gave a reason for the delay (for example, a topic that cannot be started), it raises
+    `Refused` instead.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class RangeReader(Asker):
                 found = fetched(self._reply(ahead))
                 self._check_topic()
                 reached = found.next_offset
-                # An answer that does not lead further means the end of the topic.
+                # A reply with no higher offset means the end of the topic.
                 ahead = self._fetch(reached) if offset < reached < self.end else None
                 for block in found.blocks:
                     if block.first_offset >= self.end:

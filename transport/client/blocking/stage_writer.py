@@ -1,6 +1,6 @@
 """Exactly-once writing: a StageWriter sends blocks to a stage, a StageCommitter commits stages.
 
-    with StageWriter(url, "clicks", app, version) as writer:      # in each task, also in a retry
+    with StageWriter(url, "clicks", app, version) as writer:      # in each task and each retry
         for block in blocks:
             writer.push(block)
         part = writer.seal()
@@ -59,8 +59,8 @@ class StageWriter:
       disk).
     - `window_bytes`: The limit for blocks that are not durable yet. They are kept in memory to send
       them again.
-    - `create`: Create the topic if it does not exist when the writer begins. A topic that is
-      deleted later is not created again.
+    - `create`: Create the topic if it does not exist when the writer begins. If it is deleted
+      later, it is not created again.
     """
 
     def __init__(
@@ -94,16 +94,16 @@ class StageWriter:
 
     @property
     def committed(self) -> bool:
-        """True if the broker said that the transaction is already committed.
+        """True if the broker reported that the transaction is already committed.
 
         This is known after the first push. Pushes then do nothing.
         """
         return self._made is not None and self._made.engine.session.state is StageState.COMMITTED
 
     def push(self, block: Block) -> None:
-        """Hand over a block.
+        """Add a block to the stage and send it.
 
-        This assigns the block's number in the stage. Do not change its columns afterwards. It
+        This assigns the block's number in the stage. Do not change its columns afterwards. The call
         returns at once while the window has room, and otherwise waits until earlier blocks are
         durable. Raises `NotFound` if the stage no longer exists.
         """
@@ -130,7 +130,7 @@ class StageWriter:
             drive.settle()
 
     def seal(self) -> StagePart | None:
-        """Wait until all blocks are durable, and return the part that the commit must name.
+        """Wait until all blocks are durable, and return the part to pass to the commit.
 
         No more blocks can be pushed. Returns None if there is nothing to commit: nothing was
         pushed, or the transaction is already committed.
@@ -155,7 +155,7 @@ class StageWriter:
     def close(self, timeout: float | None = None) -> None:
         """Close the writer.
 
-        A stage that was not sealed is abandoned. If the broker can be reached, it is informed.
+        If the stage is not sealed, it is abandoned. The writer tells the broker if it can reach it.
         """
         if self._closed:
             return
@@ -211,7 +211,7 @@ class StageWriter:
         return self._made
 
     def _wait(self, drive: Drive[StageEngine], done: Callable[[], bool]) -> None:
-        """Wait until `done()`.
+        """Wait until `done()` is true.
 
         Raises `BrokerUnreachable` or `Refused` after the time-out without progress.
         """
@@ -231,7 +231,7 @@ class StageWriter:
 class StageCommitter(Asker):
     """Commit and abort transactions of a topic.
 
-    You can repeat both calls. When the connection is lost, they are sent again automatically.
+    You can repeat both calls. After a lost connection, they are sent again automatically.
     """
 
     def __init__(
@@ -258,8 +258,8 @@ class StageCommitter(Asker):
         Each None in `parts` (an empty partition) is left out. Returns {"first_offset", "messages",
         "repeated": True if this version, or a later one of the app, was committed before}. The
         commit is durable when this returns. Raises `NotFound` if a part no longer exists (aborted,
-        or unused for too long), and `UsageError` if a part does not match its description or there
-        are too many.
+        or unused for too long). Raises `UsageError` if a part does not match its description, or
+        if there are too many parts.
         """
         check_transaction(app, version, kind)
         found: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
@@ -279,8 +279,8 @@ class StageCommitter(Asker):
     def abort(self, app: str, version: int, stages: Sequence[bytes] = ()) -> Aborted:
         """Drop all stages of the transaction, and also `stages`.
 
-        With an empty `app`, this drops only `stages`. After the commit this changes nothing.
-        Returns {"dropped": the number of stages, "committed": whether the transaction is
+        With an empty `app`, this drops only `stages`. After the commit, a call changes nothing.
+        Returns {"dropped": the number of stages, "committed": True if the transaction is
         committed}.
         """
         if app:

@@ -33,13 +33,16 @@ client and the asyncio client run it.
 
 
 def ask(question: Question) -> Asking[Any]:
-    """Send the question and return the data of the `Done` reply. The question decides its type."""
+    """Send the question and return the data of the `Done` reply.
+
+    The type of the data depends on the question.
+    """
     answer, _ = yield question
     assert isinstance(answer, Done)
     return answer.data
 
 
-# Fits into a field of a protocol message; the broker checks which values make sense.
+# This fits into a field of a protocol message; the broker checks the allowed range.
 SETTING_MAX: Final = 1 << 62
 SettingValue = int | float | str | None
 
@@ -55,9 +58,9 @@ class Time(TypedDict):
 
 
 def carried(options: Mapping[str, object]) -> dict[str, SettingValue]:
-    """Return settings as a protocol message carries them.
+    """Return settings in the form of a protocol message.
 
-    Raises `UsageError` if a value cannot be carried.
+    Raises `UsageError` if a value cannot be sent.
     """
     found: dict[str, SettingValue] = {}
     for name, value in options.items():
@@ -73,9 +76,9 @@ def carried(options: Mapping[str, object]) -> dict[str, SettingValue]:
 
 
 def on_wire(options: Mapping[str, object]) -> dict[str, SettingValue | Time]:
-    """Return a channel's settings as a protocol message carries them.
+    """Return a channel's settings in the form of a protocol message.
 
-    Raises `UsageError` if a value cannot be carried.
+    Raises `UsageError` if a value cannot be sent.
     """
     start = options.get("start")
     found: dict[str, SettingValue | Time] = {
@@ -91,7 +94,7 @@ END: Final = 1 << 62  # an offset that no topic reaches
 
 
 def moved_to(where: Place) -> Offset | Time:
-    """Return a place as a seek takes it.
+    """Return a place in the form of a seek's options.
 
     The broker moves it into the range that the topic holds.
     """

@@ -1,14 +1,15 @@
 """Consumer session: state machine of one consumer and one channel. No I/O.
 
 It handles deliveries, lease tokens, answers and barriers. A delivery is a block under a lease. Its
-token is valid on the link that brought it. When that link is lost, the token is void and the
-channel delivers those messages to another consumer. So each delivery carries the *epoch* of its
-link. Answers to a delivery of an older epoch are not sent but counted as stale.
+token is valid only on the link on which the delivery arrived. When that link is lost, the token is
+void, and the channel delivers the messages again. So each delivery has the *epoch* of its link.
+Answers to a delivery of an older epoch are not sent but counted as stale.
 
 Any thread can finish a message, without a lock: a plain finish costs one list append, which is
 atomic (see `LeasedBlock.finish`). `collect` turns the finishes into messages with ranges. It is
-called at the next receive, or by the shell's timer. A barrier confirms finishes: a Fin with a
-request number and token 0 is answered when everything before it on that link is committed.
+called at the next receive, or by the engine's timer. A barrier confirms finishes. It is a Fin with
+a request number and token 0. The channel answers it when all answers that were sent before it on
+that link are committed.
 """
 
 from __future__ import annotations
@@ -104,18 +105,18 @@ class LeasedBlock:
     def expired(self, now_ns: int) -> bool:
         """Return True if the lease has certainly ended.
 
-        The lease began before the delivery arrived here. So it has ended when its duration has
-        passed since the arrival.
+        The lease began before the delivery arrived at the client. So it has ended if more time than
+        its duration has passed since the arrival.
         """
         return now_ns >= self.received_ns + self.timeout_ms * 1_000_000
 
     def finish(self, index: int) -> bool:
-        """Note one plain finish, from any thread. `EVERY` finishes all that is not answered yet.
+        """Note one plain finish, from any thread. `EVERY` finishes all unanswered messages.
 
         Return True if this delivery was not in the session's `dirty` queue before.
 
-        The append comes first, then the look at `queued`. `collect` clears the flag before it reads
-        the list. So the index is seen, whichever of the two runs first.
+        This appends the index first and then reads `queued`. `collect` clears `queued` first and
+        then reads the list. So the index is never missed, whichever of the two runs first.
         """
         self.finished.append(index)
         if self.queued:
@@ -193,16 +194,16 @@ ALL: Final = -1  # a refused range (-1, 0): the channel no longer knows the deli
 class ConsumerState(Enum):
     DOWN = "down"  # no link
     JOINING = "joining"  # Sub is sent
-    OPEN = "open"  # deliveries come as the credit allows
-    LEAVING = "leaving"  # Ready(0) is sent; deliveries that still come go back with Bye
+    OPEN = "open"  # deliveries arrive as the credit allows
+    LEAVING = "leaving"  # Ready(0) is sent; Bye returns deliveries that still arrive
 
 
 class ConsumerEvent(Enum):
-    BEGIN = "begin"  # a new link: Sub goes out
+    BEGIN = "begin"  # a new link: Sub is sent
     SUBSCRIBED = "Subscribed"
     DELIVER = "Deliver"
     ANSWER = "Answer"
-    LEAVE = "leave"  # Ready(0) goes out
+    LEAVE = "leave"  # Ready(0) is sent
     LOST = "link lost"
 
 
@@ -245,15 +246,15 @@ class ConsumerSession:
         self.message_timeout_ms = message_timeout_ms or MESSAGE_TIMEOUT_MS
         self.heartbeat_ms = HEARTBEAT_MS
         self.epoch = 0
-        self.arrived: deque[LeasedBlock] = deque()  # not taken by the user yet
-        self.held: dict[int, LeasedBlock] = {}  # by token; of this link, not fully answered
+        self.arrived: deque[LeasedBlock] = deque()  # deliveries that the user has not taken yet
+        self.held: dict[int, LeasedBlock] = {}  # by token: deliveries of this link, until answered
         self.dirty: deque[LeasedBlock] = deque()  # deliveries with finishes to send
         self.words: deque[Wire] = deque()  # messages to send
         self.confirms: dict[int, Confirm] = {}
         self.unconfirmed = 0  # plain finishes sent on this link since the last confirmed barrier
-        self.unconfirmed_lost = 0  # the same, of lost links; the next flush reports them
+        self.unconfirmed_lost = 0  # the same for lost links; the next flush reports them
         self.stale = 0  # answers that came too late
-        self.stale_told = 0  # the part of them that a flush has reported
+        self.stale_told = 0  # how many of them a flush has reported
         self.node = 0  # the broker's node number
         # Why no message of this session can be answered any more: the session is closed, or it
         # belongs to another process.
@@ -290,7 +291,7 @@ class ConsumerSession:
             indexes = delivery.fresh(delivery.finished[:count])
             if indexes:
                 self._fin(delivery, indexes, 0)
-            del delivery.finished[:count]  # finishes that another thread appends meanwhile stay
+            del delivery.finished[:count]  # keeps finishes that another thread has appended since
         return self.words
 
     @property
@@ -303,7 +304,7 @@ class ConsumerSession:
         if not self._answerable(delivery):
             self.stale += len(indexes)
             return
-        if not indexes:  # all of it was sent before: a barrier confirms that
+        if not indexes:  # all answers were sent before; a barrier confirms them
             self.words.append(Fin(request, 0, ()))
             return
         self._note(delivery, indexes)
@@ -329,7 +330,7 @@ class ConsumerSession:
             self.words.append(Touch(0, delivery.token))
 
     def finish_sync(self, delivery: LeasedBlock, indexes: Iterable[int]) -> Confirm:
-        """Finish messages with a confirmation. `LeaseLost` comes in the Confirm."""
+        """Finish messages with a confirmation. If the lease has ended, the Confirm has an error."""
         self.collect()
         confirm = Confirm()
         if not self._answerable(delivery):
@@ -349,7 +350,7 @@ class ConsumerSession:
         return confirm
 
     def barrier(self) -> Confirm:
-        """Ask for a confirmation that all answers sent before are committed.
+        """Request a confirmation that all answers sent before it are committed.
 
         The Confirm is done at once if no sent answer is unconfirmed.
         """
@@ -391,8 +392,8 @@ class ConsumerSession:
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         """Process a message from the channel.
 
-        Raises `UsageError` or `CorruptBlock` if it is invalid. Nothing of it was used then, and the
-        caller restarts the link.
+        Raises `UsageError` or `CorruptBlock` if it is invalid. The session has then used no part of
+        it, and the caller restarts the link.
         """
         if type(message) is Deliver:
             return self.on_deliver(message, blocks, now_ns)
@@ -439,7 +440,7 @@ class ConsumerSession:
             every = delivery.block.count if delivery is not None else 1
             self.stale += sum(every if first == ALL else count for first, count in message.refused)
             return Reaction.NOTHING
-        # Every request is a barrier: all answers sent before it are committed too.
+        # Every request is a barrier: all answers that were sent before it are committed too.
         told = self._told.pop(message.request, 0)
         self.unconfirmed = max(0, self.unconfirmed - told)
         self._told = {request: count - told for request, count in self._told.items()}

@@ -1,4 +1,4 @@
-"""Lanes of a producer: for each topic its session, its link, and the messages that linger.
+"""Lanes of a producer: each topic's session, its link, and the messages that linger.
 
 Nothing here waits. The shells (`producer.py`, `aio.py`) turn the engine.
 """
@@ -47,8 +47,9 @@ from .producer_session import UNKNOWN_OFFSET, PendingBlock, ProducerSession, Rea
 
 log = logging.getLogger("zsq")
 
-BATCH_BYTES_MAX: Final = 5 * 1024 * 1024  # of bodies in one block, approximately
-QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024  # packed and not yet sent; above it publishing waits
+BATCH_BYTES_MAX: Final = 5 * 1024 * 1024  # of the bodies in one block, approximately
+# Bytes that are packed and not sent yet. If there are more, a publish waits.
+QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
 DROP_LINGER_MS: Final = 200  # to send Bye
 _PUB: Final = encode(Pub())
 Text = bytes | str | None
@@ -110,14 +111,14 @@ class Lane:
         self.session = ProducerSession(fresh_ids(), engine.patient)
         self.link = Link(engine, engine.address, Target("topic", topic), self, engine.heartbeat_ms)
         self.refused: ZsqError | None = None  # why the last attempt to get a link failed
-        self.asked = 0  # callers that wait to learn the largest message that the broker takes
-        # A deleted topic is not created again without need.
+        self.asked = 0  # callers that wait for the size limit of the broker
+        # An idle lane does not create a deleted topic again.
         self.link.busy = lambda: self.session.unanswered or self.asked > 0
         self.link.needed = self.link.busy
         self.backoff = Backoff()
         self.gather: Gather | None = None
         self._forgotten = 0
-        self._uuid = ""  # of the topic that the last link led to
+        self._uuid = ""  # of the topic to which the last link led
         engine.add(self.link)
 
     # Outgoing messages
@@ -130,7 +131,7 @@ class Lane:
             self.link.start(now_ns)
 
     def pump(self, now_ns: int) -> None:
-        """Send what the credit allows.
+        """Send the blocks that the credit allows.
 
         A send may consume the socket's event for input, so the link is drained after each round.
         """
@@ -207,7 +208,7 @@ class Lane:
         return reaction
 
     def _why_forgotten(self) -> str:
-        """Return why the topic knows less of this producer than it had confirmed."""
+        """Return the reason why the topic no longer has all blocks that it had confirmed."""
         if self._uuid and self._uuid != self.link.opened.get("uuid"):
             return "was deleted and created again, without the messages that were published before"
         return (
@@ -356,7 +357,7 @@ class ProducerEngine(Engine):
             raise self.too_late(timeout, False)
 
     def check_size(self, topic: str, size: int, timeout: float | None) -> Steps[None]:
-        """Check a message whose size some brokers refuse.
+        """Check a message that is larger than the default limit of a broker.
 
         Ask this broker for its limit if it is unknown.
         """
@@ -434,7 +435,7 @@ class ProducerEngine(Engine):
                     self.sooner(lane.gather.due_ns)
 
     def trouble(self) -> str:
-        """Return what is known about why no reply comes."""
+        """Return the known reasons why no reply arrives."""
         found = {
             f"{lane.topic}: {lane.trouble()}"
             for lane in self.lanes.values()
@@ -498,7 +499,7 @@ def one_block(
 def largest_of(bodies: Any) -> int:
     """Return the size of the largest body.
 
-    Return 0 if the bodies are no sequence of bytes: packing raises a better error for that.
+    Return 0 if the bodies are not a list of bytes. Packing then raises a better error.
     """
     try:
         return max(map(len, bodies), default=0) if isinstance(bodies, list | tuple) else 0
@@ -592,8 +593,8 @@ def pack_many(
                 E_BAD_ARGUMENT,
                 f"{len(column)} {name} for {count} messages; give one (or None) for each",
             )
-    # Most calls fit into one block, and packing checks sizes and types anyway. So only messages
-    # that are too large for one block are examined twice.
+    # The messages of most calls fit into one block, and packing checks sizes and types anyway. So
+    # they are examined one by one only if they do not fit.
     try:
         block = packed(bodies, time_ns, **columns)
         if count == 1 or block.length <= BATCH_BYTES_MAX:
@@ -618,7 +619,7 @@ def pack_many(
 def _column(
     one: Any, each: Any, count: int, what: str, checked: Callable[[Any], bytes | None]
 ) -> Column:
-    """Return a value for each message: the same one for all, or each its own."""
+    """Return one value for each message, from `one` (the same value for all) or from `each`."""
     if one is not None and each is not None:
         raise UsageError(
             E_BAD_ARGUMENT,
@@ -647,7 +648,7 @@ def packed(
     tags: Any = None,
     headers: Any = None,
 ) -> Block:
-    """Pack values that are bytes already into a block. `time_ns`: the time of the messages."""
+    """Pack values that are already bytes into a block. `time_ns`: the time of the messages."""
     times = None if time_ns is None else [time_ns] * len(bodies)
     return with_address(
         pack(bodies, keys=keys, tags=tags, headers=headers, times=times, limits=LARGEST), headers
@@ -655,7 +656,7 @@ def packed(
 
 
 def _spans(bodies: Sequence[bytes], columns: Mapping[str, Column]) -> Iterator[tuple[int, int]]:
-    """Yield where to cut: (start, stop) of each block."""
+    """Yield the messages of each block as (start, stop)."""
     sizes = list(map(len, bodies))
     for column in columns.values():
         if column is not None:

@@ -1,26 +1,27 @@
 """Link: a DEALER socket to one target that is opened, watched, and opened again when it dies.
 
 Over ipc, the client asks the supervisor where the target is and connects the DEALER there. Over
-tcp, it asks the gateway to open the target. From then on both are the same. A gateway on this
-machine answers with the broker's run directory, and the link then starts again over ipc, if it can
-(`direct_address`). When such a link cannot reach the supervisor, it goes back to the gateway.
+tcp, it asks the gateway to open the target. After that, both kinds of link work in the same way. A
+gateway on this machine answers with the broker's run directory, and the link then starts again over
+ipc, if it can (`direct_address`). When such a link cannot reach the supervisor, it goes back to the
+gateway.
 
-A link is dead when its monitor reports a disconnect, when the peer says Bye or does not know the
-client, when nothing came for two heartbeats, or when the peer sends something invalid. The socket
-is then closed without linger. After a pause (50 ms, doubling to 1 s, with jitter) the link starts
-again on a new socket. A new socket is necessary: the old one's pipe may outlive its server, and the
-contents of that pipe must never arrive out of order.
+A link is dead when its monitor reports a disconnect, when the peer sends Bye or does not know the
+client, when nothing arrived for two heartbeats, or when the peer sends something invalid. The
+socket is then closed without linger. After a pause (50 ms, doubling to 1 s, with jitter) the link
+starts again on a new socket. A new socket is necessary: the old one's pipe may outlive its server,
+and the contents of that pipe must never arrive out of order.
 
-The table defines the state machine, and `Link` carries it out. The peer (`Peer`) defines the
-protocol that is spoken on the link.
+`LINK_TABLE` defines the state machine, and `Link` carries it out. The peer (`Peer`) defines the
+protocol of the link.
 
 The engine, also in this file, is the part of a client that never waits. It holds the links, the
-timers, and the waiters. To *turn* an engine is to process the events that arrived, and then what is
-due. The blocking client (`drive.py`) and the asyncio client (`aio_asker.py`) turn the same engine
-in two ways. An engine owns an epoll set of its sockets' descriptors. ZeroMQ's descriptors are
-edge-triggered: one becomes readable when there are events, and any call on the socket consumes
-these events. So the link is drained after each send. A drain is bounded, and messages that it
-leaves are due at once.
+timers, and the waiters. To *turn* an engine is to process the events that arrived, and then the
+timers that are due. The blocking client (`drive.py`) and the asyncio client (`aio_asker.py`) turn
+the same engine in two ways. An engine owns an epoll set of its sockets' descriptors. ZeroMQ's
+descriptors are edge-triggered: one becomes readable when there are events, and any call on the
+socket consumes these events. So the link is drained after each send. A drain receives at most
+`RECEIVE_MAX` messages. If more are left, the engine is turned again at once.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ if TYPE_CHECKING:
 S: Final = 1_000_000_000
 LONGEST_S: Final = 1e9  # 31 years; longer waits are cut to this
 PATIENCE_S: Final = (1, 10, 60)  # a missing broker is logged after these waits, then every minute
-PROBED_NS: Final = 100_000_000  # how often the probe is checked for an answer
+PROBED_NS: Final = 100_000_000  # how often to check whether the probe got an answer
 MS: Final = 1_000_000
-ATTEMPT_NS: Final = 10_000 * MS  # to find, open and greet the target
+ATTEMPT_NS: Final = 10_000 * MS  # for one attempt to find, open and greet the target
 BACKOFF_MS: Final = 50
 BACKOFF_MS_MAX: Final = 1_000
-LATER_MS: Final = 250  # until a full topic is tried again
+LATER_MS: Final = 250  # the pause before a block is sent to a full topic again
 # A broker that requires a key hangs up, and ZeroMQ often reports that before it has read the
-# reason. So the first hang-ups are tried again soon.
+# reason. So the client tries again soon after each of the first hang-ups.
 HANG_UPS_MAX: Final = 30
 HANG_UP_MS: Final = 10
 BYE_LINGER_MS: Final = 200
@@ -83,7 +84,7 @@ REFUSED_MS_MAX: Final = 1_000
 REFUSED_FORGOTTEN_MS: Final = (
     10_000  # a refusal this long after the last pause counts as the first one
 )
-RECEIVE_MAX: Final = 500  # messages a turn; the rest is due at once
+RECEIVE_MAX: Final = 500  # messages in one turn; the next turn, at once, receives the rest
 FAR_NS: Final = 1 << 62
 _BEAT: Final = [b"", encode(Beat())]
 _BYE: Final = [b"", encode(Bye())]
@@ -141,7 +142,7 @@ def _told_after(times: int) -> int:
 
 
 class Waiter:
-    """A caller that waits until `done()`.
+    """A caller that waits until `done()` is true.
 
     The engine calls `wake` once, under its lock, when `done()` is true or `deadline_ns` has passed.
     """
@@ -157,9 +158,9 @@ class Waiter:
 
 
 class Engine:
-    """Links by descriptor, timers and waiters. Not thread-safe."""
+    """The links, timers and waiters of a client. It is not thread-safe."""
 
-    patience_ns: Final = PATIENCE_S[0] * S  # before a missing broker is reported
+    patience_ns: Final = PATIENCE_S[0] * S  # how long to wait before a missing broker is reported
 
     def __init__(self) -> None:
         self.met = False  # a broker has answered
@@ -169,7 +170,7 @@ class Engine:
         self.tells = False  # log that a caller waits for a broker
         self._told = 0  # log lines about the present wait
         self._probe: sockets.Probe | None = None
-        self.answers = ""  # what is known of the server that answers in place of a broker
+        self.answers = ""  # text about a server that answers, but not as a broker
         self.epoll = select.epoll()
         self.links: list[Link] = []
         self.due_ns = FAR_NS  # `timers` has nothing to do before this time
@@ -179,7 +180,7 @@ class Engine:
         self._monitors: dict[int, Link] = {}
         # The run directories that gateways named, by the gateway's URL.
         self._direct: dict[str, Address] = {}
-        self._unusable: set[str] = set()  # the run ids of those over which nothing has answered
+        self._unusable: set[str] = set()  # run ids of directories over which nothing has answered
 
     # Going direct
 
@@ -192,7 +193,7 @@ class Engine:
         return direct or address
 
     def learn_way(self, address: Address, opened: dict[str, Any]) -> bool:
-        """Take what the gateway said about its run directory. Return True if links can go there."""
+        """Note the run directory that a gateway named. Return True if links can use it."""
         direct = direct_address(opened) if address.auto else None
         if direct is None or direct.run_id in self._unusable:
             return False
@@ -228,7 +229,7 @@ class Engine:
     # Turning
 
     def turn(self, ready: Ready) -> None:
-        """Process the events of the ready descriptors, then what is due."""
+        """Process the events of the ready descriptors, then the timers that are due."""
         self.turns += 1
         now = time.monotonic_ns()
         for fd, _ in ready:
@@ -243,14 +244,14 @@ class Engine:
             self.timers(now)
 
     def timers(self, now_ns: int) -> None:
-        """Process what is due: heartbeats, new attempts, and the timers of subclasses."""
+        """Process the timers that are due: heartbeats, new attempts, and those of subclasses."""
         self.due_ns = FAR_NS
         for link in list(self.links):
             self.sooner(link.on_time(now_ns))
         for waiter in self.waiters:
             if waiter.deadline_ns <= now_ns:
                 waiter.deadline_ns = (
-                    FAR_NS  # woken once; the waiter sees for itself that it is too late
+                    FAR_NS  # wake it only once; it then finds that its deadline has passed
                 )
                 waiter.wake()
             self.sooner(waiter.deadline_ns)
@@ -349,10 +350,9 @@ log = logging.getLogger("zsq")
 
 
 def _ends(message: Failed) -> bool:
-    """Return True if this failure answers no request.
+    """Return True if this failure ends the link: it answers no request.
 
-    It then says that the topic was closed to this client, or that the client's permission was
-    revoked.
+    The topic was then closed to this client, or the client's permission was revoked.
     """
     return message.code in (E_CLOSED, E_FORBIDDEN) and not message.request
 
@@ -403,6 +403,7 @@ LINK_TABLE: Final[dict[LinkState, dict[LinkEvent, LinkState]]] = {
     },
     _S.LOOKING: {_E.REACHED: _S.GREETING, **_DIES},
     # LOOK: the gateway named the run directory.
+    # The event LOOK: the gateway named the run directory.
     _S.OPENING: {
         _E.LOOK: _S.LOOKING,
         _E.REACHED: _S.GREETING,
@@ -445,7 +446,7 @@ class Backoff:
 
 
 class Peer(Protocol):
-    """The user of a link: a session with its shell."""
+    """The object that uses a link: an engine or a lane, with its session."""
 
     def greeting(self) -> Wire | None:
         """Return the first message. If it is None, the link is up at once."""
@@ -453,10 +454,10 @@ class Peer(Protocol):
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction: ...
 
     def on_up(self, now_ns: int) -> None:
-        """Send what waits: the greeting is answered."""
+        """Send the waiting messages. The link calls this when the greeting is answered."""
 
     def on_received(self, now_ns: int) -> None:
-        """Send more if possible: messages came and were processed."""
+        """Send more if possible. The link calls this after it has processed received messages."""
 
     def on_lost(self) -> None: ...
 
@@ -468,7 +469,7 @@ class Link:
     """A link to one target.
 
     - `heartbeat_ms`: 0 for no heartbeats (targets that have no leases and no windows).
-    - `again`: Error codes of refusals that may pass.
+    - `again`: Error codes of refusals after which the link tries again.
     """
 
     def __init__(
@@ -482,7 +483,7 @@ class Link:
     ) -> None:
         self.engine = engine
         self.address = (
-            address  # of this attempt: as given, or the run directory that the gateway named
+            address  # for this attempt: the given one, or the run directory that the gateway named
         )
         self._given = address
         self._direct_heard = (
@@ -491,7 +492,7 @@ class Link:
         self.target = target
         self.peer = peer
         self.state = _S.IDLE
-        self.trouble = ""  # the last event, for error messages
+        self.trouble = ""  # why the link is not up, for error messages
         self.refusal: ZsqError | None = (
             None  # why the last attempt failed, if the broker gave a reason
         )
@@ -501,7 +502,7 @@ class Link:
         self.sent_ns = self.heard_ns = self._beat_ns = 0
         self.needed: Callable[[], bool] = lambda: True  # True if a caller waits for this link
         self.wanted_ns = (
-            FAR_NS  # since when a caller waits in vain; `FAR_NS` while it is up or not needed
+            FAR_NS  # when a caller began to wait; `FAR_NS` while the link is up or not needed
         )
         self.unheard = False  # the last connection was refused
         self._backoff = Backoff()
@@ -516,11 +517,11 @@ class Link:
         self._outbox: list[list[Any]] = []  # frames that the pipe did not take; see `send`
         self.passing = again
         self.busy: Callable[[], bool] | None = (
-            None  # True if something waits for the link: an idle link creates no topic
+            None  # returns True if a call needs the link; an idle link creates no topic
         )
         self.creates = target.create  # True if this attempt may create the target
-        # Connected before: a failed handshake may then be temporary, as while the broker's keys are
-        # changed.
+        # True if this link was up before. A failed handshake may then be temporary, for example
+        # while the broker's keys are changed.
         self._known = False
 
     # Beginning
@@ -598,8 +599,7 @@ class Link:
         self._socket, self._monitor = socket, monitor
         self._fds = (int(socket.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD)))
         self.engine.watch(self, *self._fds)
-        # Descriptors are edge-triggered: this looks for events from before they were watched.
-        self.engine.sooner(0)
+        self.engine.sooner(0)  # the descriptors are edge-triggered: turn now, to see earlier events
 
     def _disconnect(self, linger_ms: int = 0) -> None:
         if self._socket is not None:
@@ -609,7 +609,7 @@ class Link:
         self._outbox.clear()
 
     def _reached(self, now_ns: int) -> None:
-        """Send the first message: the socket leads to the target."""
+        """Send the first message, because the socket now leads to the target."""
         self._step(_E.REACHED)
         greeting = self.peer.greeting()
         if greeting is None:
@@ -633,7 +633,7 @@ class Link:
     # Ending
 
     def stop(self, linger_ms: int = 0) -> None:
-        """End permanently. With a linger, say Bye first."""
+        """End permanently. With a linger, send Bye first."""
         if self.state is _S.UP and linger_ms:
             self.send(_BYE, self.sent_ns)
         self._disconnect(linger_ms)
@@ -715,8 +715,9 @@ class Link:
     def send(self, frames: list[Any], now_ns: int) -> None:
         """Send, in order.
 
-        High-water marks lie above all credits, so a full pipe means a peer that takes nothing.
-        Frames that it does not take wait here until the heartbeat shows whether the peer is alive.
+        The high-water marks are above all credits, so a full pipe means that the peer receives
+        nothing. The frames then wait in `_outbox`, until the heartbeat shows whether the peer is
+        alive.
         """
         assert self._socket is not None
         self.sent_ns = now_ns
@@ -820,7 +821,7 @@ class Link:
         events = sockets.read_events(self._monitor)
         # If the endpoint came from a lookup, a refused connection means that its owner is gone. The
         # supervisor and the gateway have fixed places, so ZeroMQ's own retries are enough for them.
-        # A run directory that a gateway named is left at once for the gateway.
+        # If the gateway named this run directory, the link goes back to the gateway at once.
         by_lookup = (
             self.state not in (_S.LOOKING, _S.OPENING)
             and self.address.direct
@@ -828,14 +829,14 @@ class Link:
         )
         fixed = not by_lookup and not self.address.run_id
         if events:
-            # ZeroMQ also tries again after a failed handshake. Then something listens there.
+            # ZeroMQ also tries again after a failed handshake, but then something listens there.
             self.unheard = bool(events & sockets.RETRY_EVENTS) and not events & (
                 sockets.CONNECTED_EVENTS | HANDSHAKE_EVENTS
             )
         if events & HANDSHAKE_EVENTS:
             self._shut_out(now_ns, events)
         elif events & sockets.GONE_EVENTS or (not fixed and events & sockets.RETRY_EVENTS):
-            self.receive(now_ns)  # its last messages
+            self.receive(now_ns)  # the last messages of the peer
             if self._monitor is not None:
                 self._die(now_ns, "the connection was lost")
         elif self.unheard:
@@ -846,7 +847,7 @@ class Link:
             )
 
     def _shut_out(self, now_ns: int, events: int) -> None:
-        """Process a failed handshake. A client that was connected before tries again."""
+        """Process a failed handshake. A link that was up before tries again."""
         error = verdict(events, self.address)
         if error is not None and not self._known:
             self._refuse(now_ns, error)
@@ -858,7 +859,7 @@ class Link:
                 self.engine.sooner(self._again_ns)
 
     def on_time(self, now_ns: int) -> int:
-        """Do what is due. Return when to call again."""
+        """Process the timers that are due. Return the time of the next call."""
         if self.state in (_S.IDLE, _S.REFUSED):
             return FAR_NS
         if self.state is _S.WAITING:
@@ -892,7 +893,7 @@ class Link:
         if now_ns - self.heard_ns > 2 * heartbeat_ns:
             self._die(now_ns, f"nothing arrived for {2 * self.heartbeat_ms} ms, two heartbeats")
             return self._again_ns
-        # Due after silence of either side, once in an interval.
+        # A heartbeat is due when one side was silent for an interval.
         quiet_ns = max(min(self.sent_ns, self.heard_ns), self._beat_ns)
         if now_ns - quiet_ns >= heartbeat_ns:
             self.send(_BEAT, now_ns)

@@ -53,8 +53,8 @@ def when_again(delay: Delay, backoff: bool) -> int:
 def as_error(error: Reason) -> str:
     """Return a reason as text that can be sent: an exception as its repr.
 
-    The text is cut to ERROR_TEXT_MAX characters. This never fails because of the exception's own
-    methods: the message must be given back, whatever its handler raised.
+    The text is cut to ERROR_TEXT_MAX characters. An exception whose `repr` fails does not make this
+    fail, because the message must go back to the channel, whatever its handler raised.
     """
     if isinstance(error, BaseException):
         try:
@@ -81,7 +81,7 @@ class Fetched(NamedTuple):
     - `start`: The oldest offset that is kept.
     - `head`: The next offset that will be assigned.
     - `blocks`: Consecutive blocks. The first one contains the requested offset or, if that is lost
-      or no longer kept, what follows it. Empty if there is nothing yet.
+      or no longer kept, the block after it. The list is empty if that block does not exist yet.
     - `next_offset`: The offset at which to continue.
     """
 
@@ -107,9 +107,9 @@ class StoredMessage(NamedTuple):
 
 
 def stored(topic: str, offset: int, found: Fetched) -> StoredMessage:
-    """Return the message of this offset from a read there.
+    """Return the message with this offset from the result of a read at the offset.
 
-    Raises `NotFound` with the reason if the message is not there.
+    Raises `NotFound` with the reason if the result does not contain it.
     """
     block = found.blocks[0] if found.blocks else None
     if block is None or not block.first_offset <= offset < block.next_offset:
@@ -210,8 +210,9 @@ class MessageView:
 
     @property
     def id(self) -> str:
-        """The id as `zsq message` and NSQ's clients show it: 16 hex digits, of which 10 bits are
-        the broker's node and 54 the offset.
+        """The id as `zsq message` and NSQ's clients show it: 16 hex digits.
+
+        The first 10 bits are the number of the broker's node, and the other 54 bits the offset.
         """
         delivery = self._batch.delivery
         return (
@@ -219,8 +220,9 @@ class MessageView:
         )
 
     def json(self) -> Any:
-        """Return the body, which is JSON, as Python values. Raises `ValueError` if it is not
-        JSON.
+        """Parse the body as JSON and return it as Python values.
+
+        Raises `ValueError` if the body is not JSON.
         """
         return json.loads(self.body)
 
@@ -293,9 +295,9 @@ class Message(MessageView):
 
         Without `sync`, this returns at once. The finish is sent to the broker soon (within 20 ms,
         or at the next receive). `flush` waits until all such finishes are confirmed, and raises
-        `LeaseLost` if some could not be. `close` also waits, but only logs how many could not be
-        confirmed. With `sync=True` this waits until the finish is committed, and raises `LeaseLost`
-        if the lease ended before, or `BrokerUnreachable` after the timeout.
+        `LeaseLost` if some of them could not be confirmed. `close` also waits, but only logs how
+        many could not be confirmed. With `sync=True` this waits until the finish is committed. It
+        raises `LeaseLost` if the lease ended before that, or `BrokerUnreachable` after the timeout.
         """
         batch = self._batch
         if self._answered or batch.delivery.session.over:
@@ -317,7 +319,7 @@ class Message(MessageView):
         self._give_back(when_again(delay, backoff), error)
 
     def reject(self, error: Reason = "") -> None:
-        """Send the message to the dead letters now, however many attempts it has had.
+        """Send the message to the dead letters now, even if it has attempts left.
 
         `error`: the reason, a text or an exception, at most 512 characters.
         """

@@ -34,9 +34,9 @@ class Peeked(NamedTuple):
     """One message and its state.
 
     - `state`: In the order in which they are shown: "requeued" (delivered next, again), "parked"
-      (sorted by an ordered channel; most likely another message of its key goes first), "new"
-      (delivered next), "in flight", "deferred", "dying" (on its way to the dead letters). For a
-      topic: "stored".
+      (held back by an ordered channel, probably because another message of its key goes first),
+      "new" (delivered next), "in flight", "deferred", "dying" (on its way to the dead letters). For
+      a topic: "stored".
     - `message`: None if it is lost or removed.
     - `attempts`: How often it was delivered.
     - `consumer`, `held_s`, `left_s`: The consumer that holds it, for how long, and the time until
@@ -86,7 +86,10 @@ def check_count(count: int) -> int:
 
 
 def place_of(topic: str, channel: str | None, count: int) -> Asking[ChannelLook | None]:
-    """Ask the supervisor where the channel is and what it holds. Return None for a topic."""
+    """Ask the supervisor for the position of the channel and the messages that it holds.
+
+    Return None for a topic.
+    """
     if channel is None:
         return None
     check_name(topic)
@@ -108,7 +111,7 @@ def look(topic: str, channel: str | None, data: ChannelLook | None, count: int) 
 
 
 def look_at_newest(topic: str, first: int, head: int, count: int) -> Asking[Peek]:
-    """Read a topic's messages from `first` up to `head`, at most `count`, the newest last."""
+    """Read at most `count` messages of a topic from `first` up to `head`, the newest last."""
     found: list[Peeked] = []
     at = first
     while at < head and len(found) < count:

@@ -1,25 +1,25 @@
 """Producer session: state machine of one producer and one topic. No I/O.
 
 It manages the window, sequences, credit, and the blocks to send again. It has no socket, clock or
-randomness: messages come in, pending blocks to send come out, and fresh producer ids are an
-argument.
+randomness. Its input is the received messages, and its output is the pending blocks to send. It
+gets fresh producer ids as an argument.
 
-Theory of operation. Blocks travel as pending blocks. A pending block waits in `queue`, gets the
+Theory of operation. The session handles pending blocks. A pending block waits in `queue`, gets the
 next sequence when it is first sent, and stays in `window` until it is answered. When a link is
 lost, the window goes back to the front of the queue, in order and with its sequences. The topic
-answers a repeated sequence as it did the first time, so nothing is stored twice. It takes exactly
-the next sequence, so nothing is skipped.
+answers a repeated sequence as it did the first time, so nothing is stored twice. The topic accepts
+only the next sequence, so no block is left out.
 
 A sequence may be given to another block only if no copy of the first block can still arrive. So
 when the topic refuses a block (a full disk, a limit), its sequence is free again only if the block
 was sent once and nothing was sent after it. Otherwise the session *settles*: it waits until all
 blocks before the refused one are answered. Then it takes a new producer id and numbers the
-remaining blocks from 0. Old copies of them may still arrive. They come after a gap that is never
-filled, so the topic never takes them.
+remaining blocks from 0. Old copies of these blocks may still arrive under the old id. The topic
+never accepts them, because the sequence of the refused block is missing before them.
 
-Rejected: renumbering under the old id on a new link. The topic could take a copy that is still in
-the old link's pipe for the block that has its sequence now. One message would be stored twice, and
-another one lost.
+Rejected: new numbers under the old id on a new link. An old copy that is still in the old link's
+pipe has the same sequence as another block now. The topic could store the old copy instead of that
+block. One message would be stored twice, and another one lost.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from ...wire.protocol import (
 )
 from ...wire.rows import check_rows, heartbeat
 
-UNKNOWN_OFFSET: Final = -1  # stored, but the topic no longer knows where
+UNKNOWN_OFFSET: Final = -1  # the block is stored, but the topic no longer knows its offset
 
-# Codes that concern the link or the moment, not the block: open a new link and send it again.
+# Codes that concern the link or are temporary: the block is sent again on a new link.
 _BEGIN_AGAIN: Final = frozenset({E_SEQUENCE, E_HELLO, E_CLOSING})
 # Codes for missing room: a patient producer waits and sends the same blocks with the same
 # sequences.
@@ -68,12 +68,12 @@ class ProducerState(Enum):
     DOWN = "down"  # no link
     GREETING = "greeting"  # Hello is sent
     OPEN = "open"  # blocks go out as the credit allows
-    # Later sequences were sent after a refused one: only earlier ones are still awaited.
+    # A block was refused, and blocks after it were sent: wait only for the blocks before it.
     SETTLING = "settling"
 
 
 class ProducerEvent(Enum):
-    BEGIN = "begin"  # a new link: Hello goes out
+    BEGIN = "begin"  # a new link: Hello is sent
     WELCOME = "Welcome"
     FORGOTTEN = "Welcome that forgot"  # the topic expects less than it had confirmed as stored
     STORED = "Stored, Delayed"
@@ -81,7 +81,7 @@ class ProducerEvent(Enum):
     SPOILED = "Unstored, later ones sent"
     # E_SEQUENCE, E_HELLO, E_CLOSING; if patient also E_TOPIC_FULL, E_DISK_FULL.
     AGAIN = "Unstored, begin again"
-    SETTLED = "settled"  # nothing is awaited under the old id: continue under a new one
+    SETTLED = "settled"  # no answer is missing under the old id: continue with a new id
     LOST = "link lost"
 
 
@@ -106,15 +106,15 @@ class Reaction(Enum):
     UP = "up"  # the greeting is answered
     RENEW = "renew"  # close this link and open a new one at once
     RESTART = "restart"  # the same, after a pause
-    LATER = "later"  # the same, after a longer one: there was no room
+    LATER = "later"  # the same, after a longer pause, because there was no room
 
 
 class PendingBlock:
     """A block on its way to be stored.
 
     Publishers share it with the session: they read `done`, `error` and `first_offset`. `delay_ms`
-    is 0 for a block without delay. The answer to a delayed block is `key`: due time and serial of
-    its first message, or None if the topic no longer knows them.
+    is 0 for a block without delay. A delayed block that is stored has a `key`: the due time and the
+    serial of its first message, or None if the topic no longer knows them.
     """
 
     __slots__ = (
@@ -153,7 +153,7 @@ class PendingBlock:
     def wire_header(self, producer_id: int) -> bytes:
         """Return the block's header with this producer id and its sequence.
 
-        The columns stay as they are.
+        The columns do not change.
         """
         assert self.block is not None
         assert self.sequence >= 0
@@ -182,14 +182,14 @@ class PendingBlock:
 class ProducerSession:
     """The window of one producer and topic.
 
-    `ids` yields fresh random ids of 63 bits. With `patient`, blocks wait when there is no room.
+    `ids` yields fresh random ids of 63 bits. With `patient`, blocks wait while there is no room.
     """
 
     def __init__(self, ids: Iterator[int], patient: bool = False) -> None:
         self._ids = ids
         self.patient = patient
         self.no_room: Unstored | None = (
-            None  # the last refusal for lack of room, until a block is stored
+            None  # the last refusal for lack of room; None after a block was stored
         )
         self._granted = 0
         self.state = _S.DOWN
@@ -201,9 +201,9 @@ class ProducerSession:
         self.credit_bytes = 0
         self.next_sequence = 0
         self.heartbeat_ms = HEARTBEAT_MS
-        self.forgotten = 0  # how often the topic knew less than it had confirmed
-        self.refused: list[PendingBlock] = []  # failed and not yet processed by the shell
-        self._cut = -1  # settling: the refused sequence
+        self.forgotten = 0  # how often the topic no longer had blocks that it had confirmed
+        self.refused: list[PendingBlock] = []  # failed blocks that the lane has not processed yet
+        self._cut = -1  # the refused sequence while the session settles, else -1
 
     # Outgoing messages
 
@@ -270,21 +270,21 @@ class ProducerSession:
         if self.queue and self.queue[0].sequence >= 0:
             oldest = self.queue[0].sequence
         if message.expected < oldest:
-            # Blocks that were confirmed as stored are lost (a power cut in sync mode `interval` or
-            # `never`, or an expired row). The unanswered ones cannot be stored under the old id:
-            # the topic takes them in order.
+            # The topic has lost blocks that it had confirmed as stored (by a power cut in sync mode
+            # `interval` or `never`), or the producer's row has expired. It cannot store the
+            # unanswered blocks under the old id, because it accepts only the next sequence.
             self._step(_E.FORGOTTEN)
             self.forgotten += 1
             self._renumber()
             return Reaction.RENEW
         self._step(_E.WELCOME)
         self._granted = message.credit_bytes
-        # One block at a time, until one of them finds room.
+        # After a refusal for lack of room: one block at a time, until one is stored.
         self.credit_bytes = 0 if self.no_room else message.credit_bytes
         self.heartbeat_ms = heartbeat(message.heartbeat_ms)
         if message.expected > self.next_sequence:
-            # Another producer uses this id: wait for the answers to what is sent, then take another
-            # id.
+            # Another producer uses this id. Wait for the answers to the blocks that were sent, then
+            # take another id.
             self._cut = self.next_sequence
         if self._cut >= 0:
             self._step(_E.SPOILED)
@@ -333,7 +333,7 @@ class ProducerSession:
             self.no_room = message
             return Reaction.LATER
         if pending is None:
-            return Reaction.NOTHING  # sent after a refused one and already taken back
+            return Reaction.NOTHING  # a block after a refused one, which was taken back already
         del self.window[message.sequence]
         self.window_bytes -= pending.length
         pending.settle(UNKNOWN_OFFSET, from_wire(message.code, message.text))
@@ -371,7 +371,7 @@ class ProducerSession:
     def fail(self, error: ZsqError) -> None:
         """Let all waiting blocks fail, because nothing can be sent.
 
-        Blocks that were sent may be stored or not, so their sequences are abandoned too.
+        Blocks that were sent may be stored or not. So their sequences are not used again.
         """
         self._rewind()
         waiting, self.queue = self.queue, deque()
@@ -406,8 +406,8 @@ class ProducerSession:
     def _take_back(self) -> None:
         """Remove the sequences of all blocks after the refused one.
 
-        They cannot be stored under this id. This includes everything in the queue. Sequences are
-        assigned in order, so each one there is higher than the refused one.
+        They cannot be stored under this id. The same is true for all blocks in the queue, because
+        sequences are assigned in order, and each sequence there is higher than the refused one.
         """
         later = [pending for sequence, pending in self.window.items() if sequence > self._cut]
         for pending in later:
@@ -422,8 +422,8 @@ class ProducerSession:
     def _give_up(self, message: Unstored) -> None:
         """Let all waiting blocks fail if the topic is closed.
 
-        A closed topic would refuse them one by one, with a new link each time. Blocks that may be
-        stored were sent before the refused one. They are in the window and still awaited.
+        A closed topic would refuse them one by one, with a new link each time. The blocks that were
+        sent before the refused one may be stored. They are in the window, and still get an answer.
         """
         if message.code != E_CLOSED:
             return
@@ -434,7 +434,7 @@ class ProducerSession:
             self.refused.append(pending)
 
     def _settled(self) -> bool:
-        """Take a new id if all sequences before the cut are answered. Return True if so."""
+        """If all sequences before the cut are answered, take a new id and return True."""
         if self._cut < 0 or self.window or (self.queue and self.queue[0].sequence >= 0):
             return False
         self._step(_E.SETTLED)

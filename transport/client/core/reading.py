@@ -50,7 +50,8 @@ def fetched(reply: Reply) -> Fetched:
 def read(offset: int, bytes_max: int) -> Asking[Fetched]:
     """Read blocks, and try once more if a block is damaged.
 
-    Storage has set that block aside by then, so the second read returns what follows it.
+    Storage has moved the damaged block aside by then, so the second read returns the block after
+    it.
     """
     question = fetch(offset, bytes_max)
     for attempt in (1, 2):

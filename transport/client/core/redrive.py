@@ -3,7 +3,7 @@
 The caller reads and publishes. It reads a dead letter through the channel `redrive` of the
 dead-letter topic, publishes it, and finishes it only when it is durable in the target. So if the
 process is killed in between, a letter may be sent twice but is never lost. A letter is addressed to
-the channel that gave it up, because the topic's other channels have received it.
+the channel where it died, because the topic's other channels have received it.
 
 Headers prove nothing, because every client that may publish to the dead-letter topic can write
 them. So the broker is asked about each new route before anything is published on it (`Manage`
@@ -19,9 +19,9 @@ from ...wire import dead_letter
 from ...wire.codec import HeaderValue
 
 CHANNEL: Final = "redrive"
-POLL_S: Final = 0.5  # silence after which nothing more is expected
-READY: Final = 1_000  # messages that are taken ahead, and the most in one publish
-ROUTES_MAX: Final = 1_000  # of one run: each forged letter may name a new route
+POLL_S: Final = 0.5  # if nothing arrives for so long, no more letters are expected
+READY: Final = 1_000  # the ready count, and the largest number of messages in one publish
+ROUTES_MAX: Final = 1_000  # of one run, because each forged letter may name a new route
 TOO_MANY: Final = f"they name more than {ROUTES_MAX} different targets; choose one with --to"
 NO_LETTER: Final = (
     "not dead letters of a channel: their headers do not name topic, channel and uuid"
@@ -33,7 +33,7 @@ NOT_COME: Final = (
     f"they did not arrive within the time-out: another consumer of channel {CHANNEL} holds "
     "them, or it is paused; try again"
 )
-# A letter that cannot be sent stays with the consumer until the end, and takes one place of READY.
+# A letter that cannot be sent stays in flight until the run ends. It takes one of READY places.
 BEHIND: Final = (
     f"they wait behind {READY:,} that cannot be sent; correct what stops those, or pass over "
     f"them: zsq seek DEAD_TOPIC {CHANNEL} OFFSET"
@@ -43,11 +43,11 @@ BEHIND: Final = (
 class ChannelName(NamedTuple):
     topic: str
     channel: str | None
-    """The only channel that gets it; None: all channels of that topic."""
+    """The only channel that gets the letter, or None for all channels of that topic."""
 
 
 class Origin(NamedTuple):
-    """The place where a letter died, according to its headers. `uuid`: the topic's."""
+    """The place where a letter died, according to its headers. `uuid`: of the topic."""
 
     topic: str
     uuid: str
@@ -95,7 +95,7 @@ class Redrive:
     """One redrive.
 
     - `to`, `channel`: Targets that replace the places where the letters died.
-    - `end`: Letters from this offset on are newer than the run and are left alone.
+    - `end`: Letters from this offset on are newer than this run, and it does not send them.
     """
 
     def __init__(self, to: str | None, channel: str | None, end: int) -> None:
@@ -140,9 +140,10 @@ class Redrive:
         return new[: max(0, ROUTES_MAX - len(self._known))]
 
     def known(self, route: LetterRoute, error: ZsqError | None = None) -> None:
-        """Note the broker's reply: None if letters may take this route.
+        """Note the broker's reply about a route.
 
-        Errors that do not concern the route are raised.
+        `error`: None if letters may take this route. An error that does not concern the route is
+        raised.
         """
         if error is not None and error.code not in _LEFT_FOR:
             raise error
@@ -179,8 +180,9 @@ class Redrive:
         self.sent[group.place] = self.sent.get(group.place, 0) + len(group.messages)
 
     def waiting(self, row: Backlog) -> int:
-        """Return how many unfinished dead letters this client does not hold, by the channel's
-        statistics.
+        """Return the number of unfinished dead letters that this client does not hold.
+
+        `row`: the channel's statistics.
 
         They wait, or another consumer holds them. A consumer that was killed holds them for a
         while, too.

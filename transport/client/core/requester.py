@@ -32,7 +32,7 @@ IDLE_NS: Final = (
 )
 
 BACKOFFS_MAX: Final = 1_000  # topics whose refusals are remembered
-# Refusals of a link that a patient client waits out.
+# Refusals of a link after which a patient client tries again.
 PASSING: Final = frozenset({E_LIMIT, E_TOPIC_FAILED})
 
 
@@ -42,9 +42,9 @@ def topic_of(message: Wire) -> str:
 
 
 class Request:
-    """One request without a reply yet.
+    """One request and, when it is done, its reply.
 
-    `repeatable`: sending it twice is harmless, so it is sent again when the link is lost.
+    `repeatable`: sending it twice is harmless, so it is sent again after the link was lost.
     """
 
     __slots__ = ("answer", "blocks", "done", "error", "message", "number", "repeatable", "sent")
@@ -128,7 +128,7 @@ class RequestEngine(Engine):
         self._requests.pop(request.number, None)
 
     def _send_waiting(self, now_ns: int) -> None:
-        """Send what was not sent on this link, unless its topic has just refused a request."""
+        """Send the requests not sent on this link yet, except those whose topic is in a backoff."""
         for request in [request for request in self._requests.values() if not request.sent]:
             backoff = self._backoffs.get(topic_of(request.message))
             if backoff is not None and now_ns < backoff.until_ns:
@@ -167,7 +167,7 @@ class RequestEngine(Engine):
         return Reaction.NOTHING
 
     def _note(self, request: Request, now_ns: int) -> None:
-        """Remember a topic that refused, for the next request."""
+        """Remember that the topic refused a request, so that the next request waits."""
         topic = topic_of(request.message)
         if isinstance(request.error, Refused):
             if topic not in self._backoffs and len(self._backoffs) >= BACKOFFS_MAX:

@@ -1,10 +1,10 @@
 """Stage engine: a link for progress messages, and beside it the PUSH socket for the blocks.
 
-Nothing here waits. Both are always replaced together. Blocks in the pipe of an old PUSH socket are
-dropped with it. A block that had already left the pipe may be pushed a second time, and storage
-ignores a block that it already has. The PUSH socket is never read or waited for. The credit keeps
-the number of blocks in its pipe below its high-water mark. If it still takes nothing, a timer tries
-again.
+Nothing here waits. The link and the PUSH socket are always replaced together. Blocks in the pipe of
+an old PUSH socket are dropped with it. A block that had already left the pipe may be pushed a
+second time, and storage ignores a block that it already has. The engine neither reads the PUSH
+socket nor waits for it. The credit keeps the number of blocks in its pipe below its high-water
+mark. If the socket still accepts no block, a timer tries again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StageEngine(Engine):
         self.address = address
         self.session = session
         self.progress_ns = (
-            0  # the last time at which more blocks had arrived, or were durable, than ever before
+            0  # when the number of arrived or durable blocks last reached a new maximum
         )
         self.link = Link(
             self, address, target, self, heartbeat_ms or address.heartbeat_ms, AGAIN | PASSING
@@ -71,8 +71,8 @@ class StageEngine(Engine):
     def go(self, now_ns: int) -> None:
         """Push the added blocks, and read messages if it is time.
 
-        Messages are read only now and then while less than half of the credit is used. This saves
-        calls.
+        While less than half of the credit is used, messages are read only every 20 ms (`LOOK_NS`).
+        This saves calls.
         """
         session = self.session
         if session.ended:
@@ -92,9 +92,9 @@ class StageEngine(Engine):
             self._end()
 
     def pump(self, now_ns: int) -> bool:
-        """Push what the credit allows, and request the seal that is due.
+        """Push the blocks that the credit allows, and request the seal that is due.
 
-        Return True if one was requested.
+        Return True if a seal was requested.
         """
         push, session = self._push, self.session
         if push is None:
@@ -174,7 +174,7 @@ class StageEngine(Engine):
             self._push = sockets.make_push(str(endpoint), self.address.credentials)
         except zmq.ZMQError as error:
             raise UsageError(E_BAD_COMMAND, f"cannot push to {endpoint}: {error}") from None
-        # A topic that is deleted from now on is not created again.
+        # If the topic is deleted from now on, it is not created again.
         self.link.target = replace(self.link.target, create=False)
         self._push_endpoint = str(endpoint)
         self._head = [route, b"", encode(Push(self.session.stage))]

@@ -1,28 +1,30 @@
 """Stage session: state machine of a stage's writer. No I/O.
 
 It manages the window, credit, seals, and the blocks to push again. It has no socket, clock or
-randomness: messages come in with the time, and blocks to push and seals to request come out.
+randomness. Its input is the received messages with the time. Its output is the blocks to push and
+the seals to request.
 
-Theory of operation. A stage's blocks are numbered from 0. Four numbers move along them, always in
-this order:
+Theory of operation. A stage's blocks are numbered from 0. Four block numbers describe its progress.
+They are always in this order:
 
-    base       below it all blocks are durable (from a seal's reply) and the writer has dropped them
-    received   below it all blocks have arrived (from Staged)
-    sent       below it all blocks were pushed on the present link
+    base       all blocks below it are durable (from a seal's reply); the writer has dropped them
+    received   all blocks below it have arrived (from Staged)
+    sent       all blocks below it were pushed on the present link
     total      the number of blocks that the user has added
 
 The window extends from `base` to `total`. Its bytes are bounded: a writer without room waits
 (`room`). The blocks from `received` to `sent` are on their way. The credit bounds them, but one
-block may always be on its way. PUSH does not report what it loses, so any doubt moves `sent` back
-to the block that storage expects (go-back-N). Storage takes exactly the next number and ignores
-older ones. So a block that is pushed twice is stored once, and a lost block stops those behind it.
-Interim seals are sent while blocks are pushed, and they move `base`. Only one waits for its reply
-at a time, and it covers all blocks sent by then. So the number of seals follows the speed of the
-disk.
+block may always be on its way. A PUSH socket does not report lost blocks. So whenever a block may
+be lost, `sent` moves back to the block that storage expects (go-back-N). Storage accepts only the
+next number and ignores older ones. So a block that is pushed twice is stored once, and after a lost
+block storage accepts no later one. Interim seals are sent while blocks are pushed, and their
+replies move `base`. Only one seal waits for its reply at a time, and it covers all blocks that were
+sent before it. So the number of seals follows the speed of the disk.
 
-Three events are doubts: Missing, a lost link, and no Staged for a while although blocks are on
-their way (each time twice as long, for slow networks). After the last two, everything starts again
-on new sockets with OpenStage. Its reply contains the block to continue with.
+Three events mean that a block may be lost: Missing, a lost link, and no Staged for some time
+although blocks are on their way (each time twice as long, for slow networks). After the last two,
+the session starts again on new sockets with OpenStage. The reply contains the block to continue
+with.
 """
 
 from __future__ import annotations
@@ -78,15 +80,15 @@ class StageState(Enum):
     OPENING = "opening"  # OpenStage is sent
     OPEN = "open"  # blocks go out as the credit allows
     PAUSED = "paused"  # the broker cannot take more at the moment
-    SEALED = "sealed"  # the final seal: all is durable
+    SEALED = "sealed"  # the final seal is answered: all blocks are durable
     COMMITTED = (
-        "committed"  # the transaction is committed, by whichever writer: nothing more is needed
+        "committed"  # this writer or another has committed the transaction: nothing more to do
     )
     FAILED = "failed"  # permanently; `error` has the reason
 
 
 class StageEvent(Enum):
-    BEGIN = "begin"  # a new link: OpenStage goes out
+    BEGIN = "begin"  # a new link: OpenStage is sent
     OPENED = "Done to OpenStage"
     STAGED = "Staged"
     MISSING = "Missing"
@@ -101,7 +103,7 @@ class StageEvent(Enum):
 
 _S, _E = StageState, StageEvent
 _ENDS: Final = {_E.COMMITTED: _S.COMMITTED, _E.FAIL: _S.FAILED, _E.LOST: _S.DOWN}
-_LATE: Final = (_E.STAGED, _E.MISSING, _E.FAIL, _E.LOST)  # change nothing any more
+_LATE: Final = (_E.STAGED, _E.MISSING, _E.FAIL, _E.LOST)  # after the end, these change nothing
 STAGE_TABLE: Final[dict[StageState, dict[StageEvent, StageState]]] = {
     _S.DOWN: {_E.BEGIN: _S.OPENING, _E.FAIL: _S.FAILED, _E.LOST: _S.DOWN},
     _S.OPENING: {_E.OPENED: _S.OPEN, _E.STAGED: _S.OPENING, **_ENDS},
@@ -124,12 +126,11 @@ SEALS_A_WINDOW: Final = 4  # an interim seal is due when 1/4 of the window is se
 OUT_BLOCKS_MAX: Final = 900  # below the PUSH socket's high-water mark of 1,000
 STALL_NS: Final = 5_000_000_000
 STALL_DOUBLINGS_MAX: Final = 3
-PAUSE_NS: Final = 1_000_000_000  # before blocks are pushed again after a refusal that may pass
+PAUSE_NS: Final = 1_000_000_000  # after a refusal in PASSING, before blocks are pushed again
 FAR_NS: Final = 1 << 62
 
-PASSING: Final = frozenset(
-    {E_DISK_FULL, E_LIMIT, E_TOPIC_FAILED, E_TOPIC_FULL}
-)  # refusals that the writer waits out: the broker tries again too
+# Temporary refusals: the writer tries again later.
+PASSING: Final = frozenset({E_DISK_FULL, E_LIMIT, E_TOPIC_FAILED, E_TOPIC_FULL})
 _AGAIN: Final = frozenset({E_CLOSING, E_UNREACHABLE})  # codes that concern the link
 
 _S, _E = StageState, StageEvent
@@ -164,21 +165,21 @@ class StageSession:
         self.partition = partition
         self.state = _S.DOWN
         self.error: ZsqError | None = None
-        self.refusal: ZsqError | None = None  # the refusal that it waits out; None after progress
+        self.refusal: ZsqError | None = None  # why it waits; None after progress
         self.base = self.received = self.sent = self.total = 0
         self.size_bytes = self.messages = self.checksum = 0  # of all blocks
         self.credit_bytes = 0
-        self.progress = 0  # grows when more has arrived, or is durable, than ever before
+        self.progress = 0  # grows when more blocks than ever before arrived or became durable
         self.final = False  # no more blocks will be added
         self.pressed = False  # a caller waits for room
         self._window_bytes_max = window_bytes_max
         self._window: dict[int, WindowEntry] = {}
-        self._base_bytes = self._received_bytes = self._sent_bytes = 0  # of the stage up to there
+        self._base_bytes = self._received_bytes = self._sent_bytes = 0  # up to these blocks
         self._best_received = 0
         self._request = 0
         self._opening = 0  # request number of the OpenStage that is not answered
-        self._sealing: Seal | None = None  # request without a reply
-        self._moved_ns = 0  # since when nothing arrived although blocks were out
+        self._sealing: Seal | None = None  # the seal request without a reply
+        self._moved_ns = 0  # when blocks last arrived, or the first one was pushed
         self._stalls = 0
         self._resume_ns = 0
 
@@ -321,7 +322,7 @@ class StageSession:
         if message.request:
             self._sealing = None
         if not self.received <= message.expected <= self.total:
-            return Reaction.RENEW  # it knew more before: only the reply to OpenStage can be trusted
+            return Reaction.RENEW  # storage has lost blocks: open the stage again to learn which
         self._arrived(message.expected, now_ns)
         if self.state is _S.OPEN:
             self._go_back(message.expected)
@@ -378,7 +379,8 @@ class StageSession:
             return self.fail(UsageError(E_BAD_COMMAND, text))
         self._step(_E.OPENED)
         self.credit_bytes = credit_bytes
-        # May be lower than before: what is not durable is lost when the topic's process ends.
+        # `expected` may be lower than before, because blocks that are not durable are lost when the
+        # topic's process ends.
         self.received = expected
         self._received_bytes = self._bytes_at(expected)
         self._go_back(expected)
@@ -419,7 +421,7 @@ class StageSession:
     # Time
 
     def due_ns(self) -> int:
-        """Return when `on_time` has something to do."""
+        """Return the time of the next call of `on_time`."""
         if self.state is _S.PAUSED:
             return self._resume_ns
         if self.state is _S.OPEN and self.sent > self.received:

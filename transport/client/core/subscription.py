@@ -24,15 +24,15 @@ from .producer_session import Reaction
 
 log = logging.getLogger("zsq")
 
-TELL_NS: Final = 20_000_000  # plain finishes are sent at the latest after this
-# While more messages are at hand, finishes are sent when they are 1/4 of the credit: fewer
-# wake-ups.
+TELL_NS: Final = 20_000_000  # how long plain finishes may wait before they are sent
+# While delivered messages still wait for the user, finishes are sent only when they are 1/4 of the
+# ready count. This causes fewer wake-ups.
 TELL_SHARE: Final = 4
 CLOSED: Final = (
     "the consumer of this message is closed; the message was returned to the channel and is "
     "delivered again"
 )
-WORDS_MAX: Final = 5_000  # sent at a time, before the socket is drained
+WORDS_MAX: Final = 5_000  # protocol messages that are sent before the socket is drained
 
 
 class ConsumerEngine(Engine):
@@ -56,18 +56,18 @@ class ConsumerEngine(Engine):
         )
         self.link = Link(self, address, self.target, self, self.heartbeat_ms)
         self.error: ZsqError | None = None  # the broker refused the subscription
-        self.down_ns = time.monotonic_ns()  # since when there is no link
+        self.down_ns = time.monotonic_ns()  # when the last link was lost
         self.closing = False
         self._compared = False
-        # All leases are void: drop the messages that no handler has begun.
+        # Called when all leases are void: drops the messages that no handler has begun.
         self.on_void: Callable[[], object] = lambda: None
         self.add(self.link)
 
     def start(self) -> None:
         """Start the link, unless a refusal must be raised first.
 
-        If the link started before that, each call would raise the refusal of an attempt that the
-        previous call had started.
+        The refusal comes first. Otherwise each call would start an attempt, and the next call would
+        raise its refusal.
         """
         if self.error is None:
             self.link.start(time.monotonic_ns())
@@ -79,7 +79,7 @@ class ConsumerEngine(Engine):
         session, link = self.session, self.link
         if not link.up:
             if session.dirty:
-                session.collect()  # leases are void by now: this counts them
+                session.collect()  # the leases are void now, so this counts the finishes as stale
             return
         words = session.collect()
         while words and link.up:
@@ -105,7 +105,7 @@ class ConsumerEngine(Engine):
         self.link.heartbeat_ms = self.session.heartbeat_ms
         self.session.node = self.link.opened.get("node", 0)
         self._compare(self.link.opened.get("settings"))
-        # This consumer has a place: if none is free later, its own lost link still holds it.
+        # This consumer has a place; if it gets E_LIMIT later, its own lost link holds the place.
         self.link.passing = AGAIN | {E_LIMIT}
         self.error = None
 
@@ -132,7 +132,7 @@ class ConsumerEngine(Engine):
             log.warning(text, self.target.topic, self.target.channel, ", ".join(differ))
 
     def on_received(self, now_ns: int) -> None:
-        """Do nothing: answers depend on the user."""
+        """Do nothing, because the user decides when to answer."""
 
     def on_lost(self) -> None:
         self.down_ns = time.monotonic_ns()
@@ -175,7 +175,7 @@ class ConsumerEngine(Engine):
             raise error
 
     def give_up_at(self, now_ns: int, timeout: float | None) -> None:
-        """Raise if there was no link for the whole time-out. The next call waits as long again."""
+        """Raise if there was no link for the whole time-out. The time-out then begins again."""
         if now_ns >= self.unreachable(timeout):
             self.down_ns = now_ns
             full = self._full()
@@ -211,8 +211,8 @@ class ConsumerEngine(Engine):
     ) -> Steps[LeasedBlock | None]:
         """Return the next delivery.
 
-        Return None at the deadline, when the consumer closes, or when `shared()` is true: then
-        messages remain of a delivery that another caller took.
+        Return None at the deadline, when the consumer closes, or when `shared()` is true. This
+        means that another caller took a delivery, and some of its messages still wait.
         """
         session = self.session
         self.start()
@@ -284,7 +284,7 @@ class ConsumerEngine(Engine):
             confirm = session.barrier()
             self.tell(time.monotonic_ns())
             yield (lambda: confirm.done, deadline_ns)
-            # Includes finishes that were lost since the last flush: nothing else reports them.
+            # This includes finishes that were lost since the last flush. Nothing else reports them.
             if missed := session.take_missed() + session.unconfirmed:
                 text = (
                     "%s: consumer closed, but %d finishes were not confirmed or arrived too "
