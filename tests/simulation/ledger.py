@@ -300,12 +300,13 @@ class Ledger:
         overlaps = (
             before is not None and held.order > before.order and now_ns < before.until_ns - 50 * MS
         )
-        overlaps = (
-            overlaps
-            and before is not None
+        # A fault explains it, too. Then nothing shows that a seek is in effect.
+        if (
+            before is not None
+            and overlaps
+            and self.world.calm(before.since_ns)
             and not self._moved(row, number, before.order, held.order)
-        )
-        if before is not None and overlaps and self.world.calm(before.since_ns):
+        ):
             self.broken(
                 f"{row.name} leased {number} to {held.consumer} while {before.consumer} held "
                 "it, in peace"
