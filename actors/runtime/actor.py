@@ -403,17 +403,18 @@ class Actor(Generic[StartT]):
         """
         if self._memory.due(time.monotonic_ns(), worked=self._worked, stirred=self._stirred):
             release_memory()
-        if self._stirred:
-            self.stirred_ns = time.monotonic_ns()
-        self._worked = self._stirred = False
         self.pulse()
+        self._worked = self._stirred = False
         self._timers[0][0] = self._pulsed_ns + options.IDLE_PULSE_MS * _MS
 
     def pulse(self, request: int = 0, *, detailed: bool = False) -> None:
+        if self._stirred:
+            self.stirred_ns = time.monotonic_ns()
         stats: dict[str, object] = {**self.statistics()}
         details: dict[str, Any] = {}
         if detailed:
             stats["private_bytes"] = private_bytes()
             details = fitting(self.details(), options.DETAILS_BYTES_MAX)
-        self._pulsed_ns = time.monotonic_ns()
+        if not request:  # answers do not delay the next news
+            self._pulsed_ns = time.monotonic_ns()
         self.supervisor.send((), Pulse(self.key, request, stats, details))

@@ -63,6 +63,7 @@ class Child:
     stats: Mapping[str, Any] = field(default_factory=dict)  # the newest pulse, see `pulses.py`
     started_ns: int = field(default_factory=time.monotonic_ns)
     pulsed_ns: int = 0  # the time when `stats` came
+    news_ns: int = 0  # the time when the process last sent a pulse without being asked
     failure: Failure | None = None
     told_to_stop: bool = False  # its end is no failure; `state` no longer shows this after the end
     owner: Any = None  # the topic group to which it belongs, if any

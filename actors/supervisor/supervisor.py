@@ -248,6 +248,8 @@ class Supervisor:
             child = self.processes.children.get(message.key) or self._sleeper(message.key)
             if child is not None and child.envelope == mail.envelope:
                 child.stats, child.pulsed_ns = {**child.stats, **message.stats}, time.monotonic_ns()
+                if not message.request:
+                    child.news_ns = child.pulsed_ns
                 if message.request:
                     self.requests.gatherings.reported(message.request, message.key, message.details)
         elif isinstance(message, (p.PoolSize, p.Hung)) and not any(

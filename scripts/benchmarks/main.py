@@ -258,13 +258,13 @@ def clients(seconds: float, count: int, size: int, rounds: int, **common: Any) -
     "--seconds",
     type=click.FloatRange(1, 600),
     default=20.0,
-    help="Of the measurement while nothing happens.",
+    help="Duration of each measurement while nothing happens.",
 )
 @_common
 def topics(
     count: int, channels: int, seconds: float, size: int, rounds: int, **common: Any
 ) -> None:
-    """Many small topics that nobody uses: processes, memory, processor time, a restart."""
+    """Measure many small topics that nobody uses, awake and asleep, and a restart."""
     del size, rounds  # no messages, one round
     measure = lambda broker, report: measure_topics(broker, report, count, channels, seconds)  # noqa: E731
     _run(

@@ -807,7 +807,7 @@ class TopicGroup:
             or any(map(is_ephemeral, self.channels))
         ) and all(
             # Its next pulse may be on the way, with news.
-            child.state == "up" and now - child.pulsed_ns > _FRESH_NS
+            child.state == "up" and now - child.news_ns > _FRESH_NS
             for child in (self.topic, *self.channels.values())
             if child is not None
         )

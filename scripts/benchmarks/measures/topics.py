@@ -1,4 +1,4 @@
-"""Cost of many small idle topics: processes, memory, processor time, and a restart."""
+"""Cost of many small idle topics: processes, memory, processor time, sleep, and a restart."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from typing import Any, Final, NamedTuple
 
 from local_setup.broker import STOP_WAIT_S, LocalBroker, serve_again
 from zsq.transport.client.blocking.client import Admin
+from zsq.transport.client.blocking.producer import Producer
 
 from ..harness.report import Report
 
 SETTLE_S: Final = 15.0  # the first pulses and checkpoints are over
+SLEEP_WAIT_S: Final = 180.0
+PROBES: Final = 10  # topics to which a message is published, asleep and awake
 KINDS: Final = ("topic", "channel", "scan_loop", "scan_worker", "supervisor")
 _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
@@ -26,7 +29,7 @@ class _Used(NamedTuple):
 
 
 def topics(broker: LocalBroker, report: Report, count: int, channels: int, seconds: float) -> None:
-    """Measure `count` topics with `channels` channels each, that nobody uses, for some seconds."""
+    """Measure `count` topics with `channels` channels each that nobody uses: awake, then asleep."""
     with Admin(broker.url, timeout=120) as admin:
         begin = time.perf_counter()
         for number in range(count):
@@ -34,10 +37,12 @@ def topics(broker: LocalBroker, report: Report, count: int, channels: int, secon
                 admin.create_channel(f"topic-{number}", f"channel-{channel}")
         report.add("creation of all", "s", time.perf_counter() - begin)
         time.sleep(SETTLE_S)
-        rows = admin.stats()["processes"]
-        _idle(report, rows, seconds)
-        report.add("processes", "", len(rows))
-        report.add("memory of all (PSS)", "MiB", sum(_pss_kib(row["pid"]) for row in rows) / 1024)
+        _state(report, admin, seconds, "awake")
+        _wait_asleep(admin)
+        _state(report, admin, seconds, "asleep")
+    for state in ("asleep", "awake"):
+        for number in range(min(count, PROBES)):
+            report.add(f"publish to a topic: {state}", "ms", _publish_ms(broker.url, number))
     broker.process.send_signal(signal.SIGTERM)
     begin = time.perf_counter()
     broker.process.wait(STOP_WAIT_S * 4)
@@ -47,7 +52,31 @@ def topics(broker: LocalBroker, report: Report, count: int, channels: int, secon
         report.add("start until ready", "s", time.perf_counter() - begin)
 
 
-def _idle(report: Report, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
+def _state(report: Report, admin: Admin, seconds: float, state: str) -> None:
+    rows = admin.stats()["processes"]
+    _idle(report, rows, seconds, state)
+    report.add(f"{state}: processes", "", len(rows))
+    memory_kib = sum(_pss_kib(row["pid"]) for row in rows)
+    report.add(f"{state}: memory of all (PSS)", "MiB", memory_kib / 1024)
+
+
+def _wait_asleep(admin: Admin) -> None:
+    deadline = time.monotonic() + SLEEP_WAIT_S
+    while any(row["kind"] == "topic" for row in admin.stats()["processes"]):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all topics sleep after {SLEEP_WAIT_S:g} s")
+        time.sleep(1.0)
+
+
+def _publish_ms(url: str, number: int) -> float:
+    """Return the time of a first publish of a new producer."""
+    with Producer(url) as producer:
+        begin = time.perf_counter()
+        producer.publish(f"topic-{number}", b"x")
+        return (time.perf_counter() - begin) * 1000
+
+
+def _idle(report: Report, rows: Sequence[Mapping[str, Any]], seconds: float, state: str) -> None:
     before = {row["pid"]: _used(row["pid"]) for row in rows}
     begin = time.perf_counter()
     time.sleep(seconds)
@@ -58,12 +87,12 @@ def _idle(report: Report, rows: Sequence[Mapping[str, Any]], seconds: float) -> 
         now, then = _used(row["pid"]), before[row["pid"]]
         wake_ups[row["kind"]] += now.wake_ups - then.wake_ups
         busy_s += now.seconds - then.seconds
-    report.add("processor time of all, share of a core", "%", 100 * busy_s / passed)
+    report.add(f"{state}: processor time of all, share of a core", "%", 100 * busy_s / passed)
     for kind in KINDS:
         number = sum(row["kind"] == kind for row in rows)
         if number:
             report.add(
-                f"wake-ups of a {kind.replace('_', ' ')}",
+                f"{state}: wake-ups of a {kind.replace('_', ' ')}",
                 "a second",
                 wake_ups[kind] / passed / number,
             )

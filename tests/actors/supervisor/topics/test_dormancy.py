@@ -203,10 +203,10 @@ def test_a_topic_that_was_just_asked_for_stays_awake(place: Place) -> None:
 def test_a_process_whose_next_pulse_may_be_on_the_way_keeps_its_topic_awake(place: Place) -> None:
     channel = place.group.channels["c"]
     assert channel is not None
-    channel.pulsed_ns = place.clock.now - 2 * S
+    channel.news_ns = place.clock.now - 2 * S
     place.group.tick()
     assert place.state() is GroupState.UP
-    channel.pulsed_ns -= 1
+    channel.news_ns -= 1
     place.clock.now += S
     place.group.tick()
     assert place.state() is GroupState.DOZING
