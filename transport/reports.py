@@ -251,6 +251,7 @@ class TopicStats(StorageFacts):
     oldest_message_age_s: float | None
     e2e_processing_latency: Latency
     paused: bool
+    asleep: bool
     head: int
     publishers: Sequence[PublisherStats]
     channels: Sequence[ChannelStats]

@@ -155,6 +155,7 @@ _TOPIC: Final = (
        view="oldest_ns", note="age of the oldest message that a channel has not finished, or that waits for a first one. The overview has"
        " the time at which it was stored"),
     _S("topic", "paused", "flag", "topic/topic.py", "1: paused", metric="zsq_topic_paused", view="paused", nsq=6, default=False),
+    _S("topic", "asleep", "flag", _VIEW, "1: no process of it runs, because nobody uses it", metric="zsq_topic_asleep", default=False),
     _S("topic", "closed", "text", _VIEW, "1: closed to publishers", metric="zsq_topic_closed", view="closed", default="",
        note="to whom the topic is closed: `publishers`, or `consumers` and publishers; `\"\"` for nobody. In `/metrics` 1 if it is closed"),
     _S("topic", "start", "offset", "storage/storage_actor.py", "first offset in the log", view="start", title="oldest"),

@@ -242,6 +242,7 @@ def _topic(
             one["latency_bins"] for one in of_channels if "latency_bins" in one
         ),
         "paused": topic.get("paused", False),
+        "asleep": group.state is GroupState.ASLEEP,
         "head": log_head(group),
         **cast(
             "StorageFacts",

@@ -64,12 +64,13 @@ def bodies(broker: Broker, topic: str, count: int, channel: str = "c") -> list[b
 def test_a_topic_that_sleeps_keeps_its_messages_and_its_statistics(sleepy: Broker) -> None:
     filled(sleepy, "kept")
     row = topic_row(sleepy, "kept")
-    assert (row["health"], row["message_count"], row["head"]) == ("OK", 3, 3)
+    assert (row["asleep"], row["health"], row["message_count"], row["head"]) == (True, "OK", 3, 3)
     assert (row["channels"][0]["depth"], row["channels"][0]["health"]) == (3, "OK")
     with zsq.Producer(sleepy.tcp) as producer:
         assert producer.publish("kept", b"3").offset == 3
     assert bodies(sleepy, "kept", 4) == [b"0", b"1", b"2", b"3"]
-    assert topic_row(sleepy, "kept")["message_count"] == 4
+    row = topic_row(sleepy, "kept")
+    assert (row["asleep"], row["message_count"]) == (False, 4)
     asleep(sleepy, "kept")
     with zsq.Reader("kept", url=sleepy.ipc) as reader:
         assert sum(block.count for block in reader.read(0).blocks) == 4
