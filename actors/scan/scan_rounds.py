@@ -169,6 +169,8 @@ class ScanRounds:
         """Return the time after which `begin` may return orders."""
         if self._round:
             return options.SCAN_SOON_MS
+        if not len(self.plan):
+            return options.SCAN_IDLE_MS  # the next message of the supervisor may bring channels
         if not self._free():
             return options.SCAN_INTERVAL_MS
         wait_ms = min(self.plan.wait_ms(now_ns), max(1, (self._next_ns - now_ns) // _MS + 1))

@@ -53,8 +53,8 @@ def topics(broker: LocalBroker, report: Report, count: int, channels: int, secon
 
 
 def _state(report: Report, admin: Admin, seconds: float, state: str) -> None:
+    _idle(report, admin.stats()["processes"], seconds, state)
     rows = admin.stats()["processes"]
-    _idle(report, rows, seconds, state)
     report.add(f"{state}: processes", "", len(rows))
     memory_kib = sum(_pss_kib(row["pid"]) for row in rows)
     report.add(f"{state}: memory of all (PSS)", "MiB", memory_kib / 1024)
@@ -84,6 +84,8 @@ def _idle(report: Report, rows: Sequence[Mapping[str, Any]], seconds: float, sta
     wake_ups: Counter[str] = Counter()
     busy_s = 0.0
     for row in rows:
+        if not Path(f"/proc/{row['pid']}").exists():
+            continue  # a scan worker that the pool does not need any more
         now, then = _used(row["pid"]), before[row["pid"]]
         wake_ups[row["kind"]] += now.wake_ups - then.wake_ups
         busy_s += now.seconds - then.seconds

@@ -83,6 +83,15 @@ def test_a_round_follows_at_once_if_more_than_a_quarter_was_dirty(
     assert bool(bench.begin()) is again
 
 
+def test_a_scan_loop_without_channels_wakes_once_in_the_interval() -> None:
+    """A broker whose topics all sleep has none. The end of its last round is long past."""
+    rounds = ScanRounds(ScanPlan())
+    rounds.set_workers(["w"], 0)
+    for now_ns in (0, 1, 3_600 * 1_000_000_000):
+        assert rounds.begin(now_ns, lambda below: 0) == []
+        assert rounds.wait_ms(now_ns) == options.SCAN_IDLE_MS
+
+
 def test_a_due_channel_starts_a_round_before_the_interval_ends() -> None:
     bench = Bench(2, "a")
     bench.report(bench.begin()[0], due_ns=bench.now + 30 * MS)
