@@ -156,7 +156,7 @@ class ChannelSettings:
         "", Kind.TEXT, "--tags TAGS", fixed=True, shared=True, allowed="a text like 'a||b'",
         help="Take only messages with one of these tags: a, or 'a||b'. Fixed when the channel is created.",
         line="takes", shows="tags {}", shows_none="all tags", label="Tags", none_label="all",
-        hint="such as eu||us; chosen now and for good, as ordered is",
+        hint="such as eu||us; fixed when the channel is created, like ordered",
     )  # fmt: skip
     ordered: bool = _row(
         False, Kind.FLAG, "--ordered", fixed=True, shared=True, allowed="true or false",

@@ -55,11 +55,11 @@ def bench() -> None:
 
 def _common(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="JSON in place of the table."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table."),
         click.option(
             "--folder",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
-            help="Where the data directory is made.",
+            help="Directory in which the data directory is made.",
         ),
         click.option("--sync", type=click.Choice(list(DURABLE)), default="always"),
         click.option("--rounds", type=click.IntRange(1, 50), default=3),
@@ -119,7 +119,10 @@ def _throughput(
 ) -> None:
     @bench.command(name, help=help_text)
     @click.option(
-        "--messages", type=click.IntRange(1, 50_000_000), default=messages, help="Of each round."
+        "--messages",
+        type=click.IntRange(1, 50_000_000),
+        default=messages,
+        help="Messages of each round.",
     )
     @click.option(
         "--batch", type=click.IntRange(1, 10_000), default=1000, help="Messages in a block."
@@ -160,7 +163,9 @@ _throughput("fanout", "Four channels on one topic, a consumer each.", throughput
 
 
 @bench.command()
-@click.option("--seconds", type=click.FloatRange(0.1, 600), default=5.0, help="Of each round.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.1, 600), default=5.0, help="Seconds of each round."
+)
 @click.option("--rate", type=click.FloatRange(1, 100_000), default=500.0, help="Messages a second.")
 @_common
 def latency(seconds: float, rate: float, size: int, rounds: int, **common: Any) -> None:
@@ -176,7 +181,9 @@ def latency(seconds: float, rate: float, size: int, rounds: int, **common: Any) 
 
 
 @bench.command(PACED)
-@click.option("--seconds", type=click.FloatRange(0.1, 240), default=10.0, help="Of each run.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.1, 240), default=10.0, help="Seconds of each run."
+)
 @click.option(
     "--share",
     "shares",
@@ -215,7 +222,7 @@ def paced_command(
     "--seconds",
     type=click.FloatRange(0.1, 600),
     default=5.0,
-    help="Of single messages, in each round.",
+    help="Seconds of single messages, in each round.",
 )
 @_common
 def transport_command(seconds: float, size: int, rounds: int, **common: Any) -> None:
@@ -233,7 +240,9 @@ def transport_command(seconds: float, size: int, rounds: int, **common: Any) -> 
 
 
 @bench.command()
-@click.option("--seconds", type=click.FloatRange(0.1, 600), default=4.0, help="Of each round.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.1, 600), default=4.0, help="Seconds of each round."
+)
 @click.option("--count", type=click.IntRange(2, 1000), default=64, help="Producers.")
 @_common
 def clients(seconds: float, count: int, size: int, rounds: int, **common: Any) -> None:
@@ -308,7 +317,10 @@ def channels(count: int, size: int, rounds: int, **common: Any) -> None:
     help="Messages of 20 bytes behind the slow channel.",
 )
 @click.option(
-    "--messages", type=click.IntRange(10_000, 50_000_000), default=1_000_000, help="Of each round."
+    "--messages",
+    type=click.IntRange(10_000, 50_000_000),
+    default=1_000_000,
+    help="Messages of each round.",
 )
 @_common
 def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) -> None:
@@ -331,7 +343,7 @@ def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) 
     "--rows",
     type=click.IntRange(10_000, 50_000_000),
     default=2_000_000,
-    help="Of each round, at each size.",
+    help="Messages of each round, at each size.",
 )
 @click.option("--sizes", default="200,1024", help="Bytes of a value, separated by commas.")
 @_common
@@ -356,16 +368,19 @@ def spark(rows: int, sizes: str, size: int, rounds: int, **common: Any) -> None:
     "--messages",
     type=click.IntRange(NSQ_BLOCK, 5_000_000),
     default=400_000,
-    help="Of each round, by MPUB and to a consumer.",
+    help="Messages of each round, by MPUB and to a consumer.",
 )
 @click.option(
     "--connections",
     type=click.IntRange(2, 1000),
     default=64,
-    help="That publish a message at a time.",
+    help="Clients that publish one message at a time.",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(0.1, 600), default=4.0, help="For those, in each round."
+    "--seconds",
+    type=click.FloatRange(0.1, 600),
+    default=4.0,
+    help="Seconds for those, in each round.",
 )
 @_common
 def nsq(
@@ -388,9 +403,14 @@ def nsq(
 @bench.command()
 @click.option("--topics", type=click.IntRange(1, 1000), default=100)
 @click.option(
-    "--channels", type=click.IntRange(1, 5000), default=1000, help="Of all topics together."
+    "--channels",
+    type=click.IntRange(1, 5000),
+    default=1000,
+    help="Messages of all topics together.",
 )
-@click.option("--seconds", type=click.FloatRange(1, 600), default=10.0, help="For each figure.")
+@click.option(
+    "--seconds", type=click.FloatRange(1, 600), default=10.0, help="Seconds for each figure."
+)
 @_common
 def console(
     topics: int, channels: int, seconds: float, size: int, rounds: int, **common: Any
@@ -411,7 +431,7 @@ def console(
     "--messages",
     type=click.IntRange(1000, 50_000_000),
     default=1_000_000,
-    help="Of each round, or 10,000 blocks if that is less.",
+    help="Messages of each round, or 10,000 blocks if that is less.",
 )
 @click.option("--blocks", default="1000,200,1", help="Messages in a block, separated by commas.")
 @_common

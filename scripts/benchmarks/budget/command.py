@@ -89,14 +89,14 @@ def measured(names: list[str], work: Work, seconds: float, about: dict[str, str]
     "--only",
     type=click.Choice(list(GROUPS)),
     multiple=True,
-    help="Only these groups of rows; may be said again.",
+    help="Only this group of rows. Repeatable.",
 )
 @click.option("--rounds", type=click.IntRange(1, 50), default=DEFAULTS["rounds"])
 @click.option(
     "--scale",
     type=click.FloatRange(0.001, 10),
     default=DEFAULTS["scale"],
-    help="Of all loads; the budgets are for 1.",
+    help="Factor for all loads; the budgets are for 1.",
 )
 @click.option(
     "--waiting",
@@ -108,19 +108,19 @@ def measured(names: list[str], work: Work, seconds: float, about: dict[str, str]
     "--minutes",
     type=click.FloatRange(0.1, 600),
     default=15.0,
-    help="What has not begun by then is left out, and the table says so.",
+    help="Seconds after which no further part begins. The table says what was left out.",
 )
 @click.option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where data directories are made.",
+    help="Directory in which data directories are made.",
 )
-@click.option("--json", "as_json", is_flag=True, help="JSON in place of the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.option(
     "--markdown",
     "markdown_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the table there as Markdown.",
+    help="Write the table to this file as Markdown.",
 )
 @click.option(
     "--docs",

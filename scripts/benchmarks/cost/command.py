@@ -53,43 +53,43 @@ def mark(name: str) -> str:
     "--only",
     type=click.Choice(list(SWEEPS)),
     multiple=True,
-    help="Only these sweeps; may be said again.",
+    help="Only this sweep. Repeatable.",
 )
 @click.option("--rounds", type=click.IntRange(1, 50), default=DEFAULTS["rounds"])
 @click.option(
     "--scale",
     type=click.FloatRange(0.001, 10),
     default=DEFAULTS["scale"],
-    help="Of the load at each point.",
+    help="Seconds of the load at each point.",
 )
 @click.option(
     "--waiting",
     type=click.IntRange(20_000, 1_000_000_000),
     default=DEFAULTS["waiting"],
-    help="The most messages of the backlog.",
+    help="Largest number of messages of the backlog.",
 )
 @click.option(
     "--delayed",
     type=click.IntRange(20_000, 100_000_000),
     default=DEFAULTS["delayed"],
-    help="The most delayed messages.",
+    help="Largest number of delayed messages.",
 )
 @click.option(
     "--minutes",
     type=click.FloatRange(0.1, 600),
     default=15.0,
-    help="What has not begun by then is left out.",
+    help="Seconds after which no further part begins.",
 )
 @click.option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where data directories are made.",
+    help="Directory in which data directories are made.",
 )
-@click.option("--json", "as_json", is_flag=True, help="JSON in place of the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.option(
     "--pictures",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Write the plots (SVG) there.",
+    help="Write the plots (SVG) to this directory.",
 )
 @click.option(
     "--docs",
