@@ -169,6 +169,23 @@ def test_a_topic_that_sleeps_outlives_a_kill_of_the_broker(tmp_path: Path) -> No
         broker.close()
 
 
+def test_an_alarm_about_a_topic_that_sleeps_is_raised(tmp_path: Path) -> None:
+    options = ("--sleep-after", "1s", "--alarm-age", "7s", "--alarm-hold", "1s")
+    broker = Broker(tmp_path / "data", *options)
+    try:
+        broker.start()
+        filled(broker, "t")
+        with zsq.Admin(broker.ipc) as admin:
+            assert not admin.stats()["alarms"]
+            wait_for(lambda: admin.stats()["alarms"], 30, "the alarm")
+            [alarm] = admin.stats()["alarms"]
+        assert (alarm["topic"], alarm["channel"], alarm["figure"]) == ("t", "c", "age_s")
+        assert processes(broker, "t") == [], "it still sleeps"
+        assert "alarm" in topic_row(broker, "t")["health"]
+    finally:
+        broker.close()
+
+
 def test_the_option_none_keeps_topics_awake(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "data", "--sleep-after", "none")
     try:
