@@ -66,15 +66,19 @@ def _troubled(storage: StoragePulse) -> bool:
     )
 
 
-def sleep_ns(storage: StoragePulse, retention: Retention, wall_ns: int, share: float) -> int:
-    """Return how long a topic may sleep at most, or `NEVER` for no limit.
+def due_ns(storage: StoragePulse) -> int:
+    """Return the wall-clock time before which a topic must wake for its delayed messages.
+
+    It is `NEVER` if there are none.
+    """
+    return storage["delayed_next_due_ns"] - EARLY_NS if storage["delayed_count"] else NEVER
+
+
+def sleep_ns(storage: StoragePulse, retention: Retention, share: float) -> int:
+    """Return how long a topic may sleep at most because of its retention, or `NEVER`.
 
     `share` is a random number from 0 to 1. It spreads the starts of many topics over an hour.
     """
-    longest = NEVER
-    if storage["delayed_count"]:
-        longest = max(0, storage["delayed_next_due_ns"] - wall_ns - EARLY_NS)
     by_time = retention.keep_s != NONE or retention.max_s != NONE
-    if by_time and storage["start"] < storage["head"]:
-        longest = min(longest, int(RETENTION_NS * (1.0 - share / 2)))
-    return longest
+    kept = storage["start"] < storage["head"]
+    return int(RETENTION_NS * (1.0 - share / 2)) if by_time and kept else NEVER

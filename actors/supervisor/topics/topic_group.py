@@ -64,7 +64,7 @@ from ...settings.closing import to_consumers, to_publishers
 from ...settings.options import ServeOptions
 from ...settings.starts import ChannelStart, StorageStart, TopicStart, channel_of
 from ...statistics.broker_view import GroupState, channel_pulse, storage_pulse, topic_pulse
-from .dormancy import is_unused, sleep_ns
+from .dormancy import due_ns, is_unused, sleep_ns
 from .registry import Registry
 from .registry_format import TopicRow
 
@@ -239,7 +239,9 @@ class TopicGroup:
         self._stopped: list[Callable[[], None]] = []
         self._asked_ns = time.monotonic_ns()  # the last request for the topic, or its last start
         self._looked_ns = 0  # when it was last checked for use
-        self._wake_ns = 0  # ASLEEP: when it wakes without a request
+        # ASLEEP: when it wakes without a request, in monotonic time and by the wall clock, which
+        # somebody may set meanwhile.
+        self._wake_ns = self._due_ns = 0
         self._asleep = 0  # ASLEEP: how many processes it had
         self._settling: list[Then] = []  # requests that wait until no process of the topic starts
 
@@ -576,8 +578,8 @@ class TopicGroup:
                 then(None)
         for channel in [
             channel
-            for channel, due_ns in self._channels_later.items()
-            if time.monotonic_ns() >= due_ns
+            for channel, again_ns in self._channels_later.items()
+            if time.monotonic_ns() >= again_ns
         ]:
             del self._channels_later[channel]
             if (
@@ -774,7 +776,8 @@ class TopicGroup:
     def _look_for_use(self) -> None:
         """Put the topic to sleep if nobody uses it, or wake it when its time has come."""
         now = time.monotonic_ns()
-        if self.state is GroupState.ASLEEP and (self._waiting or now >= self._wake_ns):
+        due = now >= self._wake_ns or time.time_ns() >= self._due_ns
+        if self.state is GroupState.ASLEEP and (self._waiting or due):
             log.debug("topic %s wakes", self.name)
             self._count_asleep(0)
             self.start()
@@ -787,9 +790,10 @@ class TopicGroup:
         channels = [channel_pulse(child) for child in self.channels.values()]
         if not is_unused(topic_pulse(self), channels, now, after_ns):
             return
-        longest = sleep_ns(storage_pulse(self), self.retention(), time.time_ns(), random.random())
-        if longest > after_ns:
-            self._wake_ns = now + longest
+        storage = storage_pulse(self)
+        self._due_ns = due_ns(storage)
+        if self._due_ns - time.time_ns() > after_ns:
+            self._wake_ns = now + sleep_ns(storage, self.retention(), random.random())
             self.cause = None
             log.debug("topic %s is not used: its processes stop", self.name)
             self._go("doze")

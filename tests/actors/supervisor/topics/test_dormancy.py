@@ -92,9 +92,9 @@ def test_one_channel_in_use_keeps_the_topic_awake(channel: Any) -> None:
 
 def test_a_topic_sleeps_until_its_first_delayed_message_is_due() -> None:
     storage: Any = a_storage(delayed_count=2, delayed_next_due_ns=WALL + 90 * S)
-    assert dormancy.sleep_ns(storage, Retention(), WALL, 0.5) == 88 * S
-    late: Any = a_storage(delayed_count=2, delayed_next_due_ns=WALL - 1)
-    assert dormancy.sleep_ns(late, Retention(), WALL, 0.5) == 0
+    assert dormancy.due_ns(storage) == WALL + 88 * S
+    none: Any = a_storage()
+    assert dormancy.due_ns(none) == dormancy.NEVER
 
 
 @pytest.mark.parametrize(
@@ -104,20 +104,15 @@ def test_a_topic_sleeps_until_its_first_delayed_message_is_due() -> None:
         (Retention(keep_s=86_400), a_storage(), 3_600),
         (Retention(max_s=86_400, when_full="drop-oldest"), a_storage(), 3_600),
         (Retention(keep_s=86_400), a_storage(start=7), None),
-        (
-            Retention(keep_s=86_400),
-            a_storage(delayed_count=1, delayed_next_due_ns=WALL + 7_200 * S),
-            3_600,
-        ),
     ],
 )
 def test_a_topic_whose_retention_depends_on_time_wakes_each_hour(
     retention: Retention, storage: Any, longest_s: int | None
 ) -> None:
-    found = dormancy.sleep_ns(storage, retention, WALL, 0.0)
+    found = dormancy.sleep_ns(storage, retention, 0.0)
     assert found == (dormancy.NEVER if longest_s is None else longest_s * S)
     if longest_s is not None:
-        assert dormancy.sleep_ns(storage, retention, WALL, 1.0) == longest_s * S // 2
+        assert dormancy.sleep_ns(storage, retention, 1.0) == longest_s * S // 2
 
 
 class Clock:
@@ -125,12 +120,13 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = NOW
+        self.ahead = 0  # of the wall clock
 
     def monotonic_ns(self) -> int:
         return self.now
 
     def time_ns(self) -> int:
-        return WALL + self.now - NOW
+        return WALL + self.now - NOW + self.ahead
 
 
 class Place(Broker):
@@ -348,15 +344,30 @@ def test_a_topic_killed_while_it_dozes_sleeps_when_its_channels_have_ended(place
     assert place.state() is GroupState.ASLEEP
 
 
-def test_a_topic_wakes_when_its_time_has_come(place: Place) -> None:
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_topic_wakes_when_its_delayed_message_is_due(place: Place, is_set: bool) -> None:
+    """The wall clock may be set forward while the topic sleeps."""
     assert place.group.topic is not None
     due = place.clock.time_ns() + 300 * S
     place.group.topic.stats = a_topic(a_storage(delayed_count=1, delayed_next_due_ns=due))
     place.put_to_sleep()
-    place.clock.now += 300 * S - dormancy.EARLY_NS - 1
+    wait = 300 * S - dormancy.EARLY_NS - 1
+    if is_set:
+        place.clock.ahead = wait
+    else:
+        place.clock.now += wait
     place.group.tick()
     assert place.state() is GroupState.ASLEEP
     place.clock.now += 1
+    place.group.tick()
+    assert place.state() is GroupState.STARTING
+
+
+def test_a_topic_wakes_for_its_retention(place: Place) -> None:
+    assert place.group.topic is not None
+    place.options.retention = {"keep_s": 86_400.0}
+    place.put_to_sleep()
+    place.clock.now += dormancy.RETENTION_NS
     place.group.tick()
     assert place.state() is GroupState.STARTING
 
