@@ -241,6 +241,43 @@ def bad_openings(name: str, source: str) -> list[str]:
     ]
 
 
+# A simple check: a verb in its plain form has none of these endings, and stands first.
+NO_IMPERATIVE: Final = re.compile(
+    r"(The|An?|This|That|These|Those|It|Its|If|When|There|All|Some|Each|Any|No|One|Two|In|On|At"
+    r"|By|For|From|With|To|\w+ing|\w+ed|\w*[^s]s)\b"
+)
+VERBS_LIKE_THAT: Final = ("Bring", "Deprecated", "Embed", "Feed", "Need", "Ring", "Seed", "Sing")
+
+
+def without_a_verb(name: str, source: str) -> list[str]:
+    """Each function whose docstring does not begin with an imperative.
+
+    Properties and `__init__` may name a thing.
+    """
+    return [
+        f"{name}:{node.lineno}: {text[:60]!r}: begin with an imperative, such as Return"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name != "__init__"
+        and not any("property" in ast.unparse(one) for one in node.decorator_list)
+        and (text := ast.get_docstring(node))
+        and NO_IMPERATIVE.match(text)
+        and not text.startswith(VERBS_LIKE_THAT)
+    ]
+
+
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    folders = (*LAYERS, "scripts")
+    assert not [
+        line for path in sources(*folders) for line in without_a_verb(named(path), path.read_text())
+    ]
+    functions = (
+        f'def f():\n    """{text}"""\n'
+        for text in ("Returns it.", "Sending.", "The end.", "Pass it.", "Return.", "Bring it.")
+    )
+    assert len(without_a_verb("a.py", "".join(functions))) == 3
+
+
 def test_docstrings_begin_with_an_imperative_or_a_name() -> None:
     assert not [
         line

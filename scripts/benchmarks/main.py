@@ -208,8 +208,9 @@ def paced_command(
     rounds: int,
     **common: Any,
 ) -> None:
-    """Single messages by a fixed timetable, from the due time to the handler; beside Redis, nsqd
-    and JetStream if they are here.
+    """Measure single messages by a fixed timetable, from the due time to the handler.
+
+    Redis, nsqd and JetStream are measured too if they are here.
     """
     plan = Plan(size, seconds, shares, rates)
     settings = {"seconds": seconds, "body": f"{size} B", "block": "1 message"}
@@ -226,7 +227,7 @@ def paced_command(
 )
 @_common
 def transport_command(seconds: float, size: int, rounds: int, **common: Any) -> None:
-    """The gateway's address on the broker's machine, beside ipc: clients go direct."""
+    """Measure clients that use the gateway's address on the broker's machine, beside ipc."""
     port = free_port()
     settings = {
         "messages": f"{MESSAGES:,}",

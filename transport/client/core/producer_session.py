@@ -434,7 +434,7 @@ class ProducerSession:
             self.refused.append(pending)
 
     def _settled(self) -> bool:
-        """If all sequences before the cut are answered, take a new id and return True."""
+        """Take a new id and return True if all sequences before the cut are answered."""
         if self._cut < 0 or self.window or (self.queue and self.queue[0].sequence >= 0):
             return False
         self._step(_E.SETTLED)
