@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.soak.run import Soak
 
-SECONDS = 50
+SECONDS = 60
 SEED = 11
 
 
@@ -22,4 +22,4 @@ def test_every_message_of_a_soak_is_explained_and_nothing_grows(tmp_path: Path) 
     assert soak.explained["messages"] > 5_000
     assert soak.checkpoints >= 2
     assert soak.clean_s >= SECONDS
-    assert sum(soak.kills.values()) >= 3
+    assert sum(soak.kills.values()) >= 2
