@@ -1,4 +1,4 @@
-"""Test of a soak run of 80 seconds: every message is accounted for, and the use of resources does
+"""Test of a soak run of 60 seconds: every message is accounted for, and the use of resources does
 not grow. `scripts/torture --soak MINUTES` runs for longer.
 """
 
