@@ -1,4 +1,4 @@
-"""Test of thirty kills of every kind under load: no acknowledged message is lost or doubled, and no
+"""Test of twenty kills of every kind under load: no acknowledged message is lost or doubled, and no
 message whose finish was confirmed comes back. `scripts/torture` makes longer runs.
 """
 

@@ -1,4 +1,4 @@
-"""Tests with two hundred seeds of the simulation, always the same ones. `scripts/simulate.py` plays
+"""Tests with a hundred seeds of the simulation, always the same ones. `scripts/simulate.py` plays
 more.
 """
 
