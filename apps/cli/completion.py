@@ -49,18 +49,21 @@ class _Name(StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        known = _known(ctx.params.get("url"))
+        known = known_names(ctx.params.get("url"))
         topic = ctx.params.get("topic") or ctx.params.get("to")
         names = known.get(str(topic), []) if self._channel else list(known)
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def _known(url: Any) -> dict[str, list[str]]:
-    """Return the channels of each topic, or nothing after an error: completion cannot show it."""
+def known_names(url: Any, timeout: float = QUICK_S) -> dict[str, list[str]]:
+    """Return the channels of each topic, or nothing after an error, which is not shown.
+
+    A client without the permission to list names gets nothing, too.
+    """
     from ...transport.client.blocking.client import Admin
 
     try:
-        with Admin(str(url), timeout=QUICK_S) as admin:
+        with Admin(str(url), timeout=timeout) as admin:
             return admin.topics()
     except Exception:
         return {}

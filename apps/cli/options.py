@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import signal
@@ -10,11 +11,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import click
 
-from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
+from ...transport.errors import E_BAD_ARGUMENT, NotFound, UsageError, ZsqError
 from .quantities import Number
 
 # These repeat constants of transport (a test compares them). The import of transport takes 80 ms,
@@ -26,6 +27,7 @@ MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024  # the highest limit that a broke
 
 TIMEOUT_S: Final = 10.0
 HINT_S: Final = 1.0  # seconds before a user at a terminal gets a hint
+NAMES_S: Final = 2.0  # seconds to wait for the names among which a similar one is looked for
 KEY_FILE: Final = "ZSQ_KEY_FILE"
 GIVES_UP: Final = "Seconds to wait for the broker before exit code 3."
 NOBODY_LISTENS: Final = " If not set and nothing listens on this machine: 1 s."
@@ -46,7 +48,7 @@ def with_broker(command: Command) -> Command:
 
     The command receives the resolved `url`: the value of its `--url`, of `zsq --url`, of ZSQ_URL,
     or the default. `--key-file` reaches the clients through the environment variable ZSQ_KEY_FILE,
-    which all of them read.
+    which all of them read. If the command ends with `NotFound`, the error suggests a similar name.
     """
     return _with_broker(command, GIVES_UP + NOBODY_LISTENS)
 
@@ -70,6 +72,36 @@ def followed(timeout: float) -> float:
     return DefaultTimeout(math.inf) if isinstance(timeout, DefaultTimeout) else timeout
 
 
+def suggesting(error: NotFound) -> NotFound:
+    """Return the error, with the existing name most like the one in the command's arguments.
+
+    If the arguments exist, or the broker does not list its names, the error stays as it is.
+    """
+    from .completion import known_names
+    from .output import meant
+
+    context = click.get_current_context(silent=True)
+    given = context.params if context is not None else {}
+    known = known_names(given.get("url"), NAMES_S)
+    topics = [given[name] for name in ("topic", "dead_topic", "to") if given.get(name)]
+    missing = [meant(topic, known) for topic in topics if topic not in known]
+    channel, channels = given.get("channel"), known.get(topics[-1], []) if topics else []
+    if channel and channel not in channels:
+        missing.append(meant(channel, channels))
+    return NotFound(error.code, error.text + missing[0]) if missing else error
+
+
+def _with_suggestions(command: Command) -> Command:
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> Any:
+        try:
+            return command(*arguments, **options)
+        except NotFound as error:
+            raise suggesting(error) from None
+
+    return cast("Command", run)
+
+
 def _with_broker(command: Command, how_long: str) -> Command:
     command = click.option(
         "--timeout",
@@ -79,7 +111,7 @@ def _with_broker(command: Command, how_long: str) -> Command:
         callback=_chosen,
         metavar="SECONDS",
         help=how_long,
-    )(command)
+    )(_with_suggestions(command))
     command = click.option(
         "--key-file",
         callback=_remember_key_file,

@@ -10,7 +10,7 @@ import click
 from ....transport.reports import ChannelStats
 from ....transport.settings import CHANNEL, ChannelOptions, split_tags
 from ..options import confirm, with_broker, yes_option
-from ..output import json_lines_option, json_option, meant, say, tell, tell_line
+from ..output import json_lines_option, json_option, say, tell, tell_line
 from .settings import (
     CHANGEABLE,
     describe_channel,
@@ -206,6 +206,6 @@ def channel_list(topic: str, as_json: bool, url: str, timeout: float) -> None:
     with Admin(url, timeout=timeout) as admin:
         found = admin.topics()
     if topic not in found:
-        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist{meant(topic, found)}")
+        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
     for name in sorted(found[topic]):
         tell_line({"topic": topic, "channel": name}) if as_json else say(name)

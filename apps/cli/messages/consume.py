@@ -143,7 +143,7 @@ def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
 def check_topic(url: str, timeout: float, topic: str, what: str) -> Sequence[str]:
     """Return the topic's channels.
 
-    Raises `NotFound` if there is no such topic, with advice and the most similar name.
+    Raises `NotFound` with advice if there is no such topic.
     """
     from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_NOT_FOUND, NotFound
@@ -151,7 +151,7 @@ def check_topic(url: str, timeout: float, topic: str, what: str) -> Sequence[str
     with Admin(url, timeout=timeout) as admin:
         found = admin.topics()
     if topic not in found:
-        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist: {what}{meant(topic, found)}")
+        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist: {what}")
     return found[topic]
 
 

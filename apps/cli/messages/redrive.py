@@ -17,7 +17,7 @@ from ....transport.client.core.redrive import (
     READY,
     Redrive,
 )
-from ..options import Stopping, stop_signals, with_broker
+from ..options import Stopping, stop_signals, suggesting, with_broker
 from ..output import json_option, say, tell
 from ..progress import Advance, bar
 
@@ -39,13 +39,15 @@ class Run:
 
     def batch(self, batch: Batch, limit: int) -> int:
         """Send up to `limit` messages of the batch back, and return their number."""
-        from ....transport.errors import ZsqError
+        from ....transport.errors import NotFound, ZsqError
 
         before, messages = self.plan.total, batch.messages()
         for route in self.plan.unknown(messages):
             try:
                 self._admin.redrive_to(self._dead_topic, *route.place, route.origin, route.chosen)
             except ZsqError as error:
+                if route.chosen and isinstance(error, NotFound):
+                    error = suggesting(error)
                 self.plan.known(route, error)
             else:
                 self.plan.known(route)

@@ -328,3 +328,59 @@ def test_pub_without_standard_input_publishes_nothing(shell: Shell) -> None:
         ["sh", "-c", line], env=shell.environment, capture_output=True, timeout=30, check=False
     )
     assert (ended.returncode, ended.stderr[:17]) == (0, b"0 messages stored")
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Shell]:
+    """Return a shell of a broker that creates nothing by itself, with one topic and channel."""
+    with temporary_broker("--no-listen", "--auto-create", "never", prefix="zsq-test-") as broker:
+        shell = Shell(broker)
+        shell("channel", "create", "clicks", "archive")
+        yield shell
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("stats clikcs", "clicks"),
+        ("stats clicks archve", "archive"),
+        ("stats --chunks clikcs", "clicks"),
+        ("pub clikcs hello", "clicks"),
+        ("sub clikcs archive", "clicks"),
+        ("sub clicks archve", "archive"),
+        ("tail clikcs", "clicks"),
+        ("peek clikcs", "clicks"),
+        ("peek clicks archve", "archive"),
+        ("message clikcs 0", "clicks"),
+        ("seek clicks archve earliest", "archive"),
+        ("redrive clikcs --all", "clicks"),
+        ("delayed list clikcs", "clicks"),
+        ("delayed count clikcs", "clicks"),
+        ("delayed cancel clikcs --all", "clicks"),
+        ("topic show clikcs", "clicks"),
+        ("topic set clikcs --max-age 1h", "clicks"),
+        ("topic pause clikcs", "clicks"),
+        ("topic unpause clikcs", "clicks"),
+        ("topic empty clikcs", "clicks"),
+        ("topic close clikcs", "clicks"),
+        ("topic retire clikcs", "clicks"),
+        ("topic delete clikcs --yes", "clicks"),
+        ("channel list clikcs", "clicks"),
+        ("channel show clicks archve", "archive"),
+        ("channel show clikcs archve", "clicks"),
+        ("channel set clicks archve --max-attempts 3", "archive"),
+        ("channel pause clicks archve", "archive"),
+        ("channel delete clicks archve", "archive"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_name_that_was_meant(
+    strict: Shell, line: str, meant: str
+) -> None:
+    said = strict(*line.split(), code=1).decode().splitlines()[-1]
+    assert said.startswith("zsq: E_NOT_FOUND "), said
+    assert said.endswith(f". Did you mean '{meant}'?"), said
+
+
+def test_an_error_about_something_else_suggests_no_name(strict: Shell) -> None:
+    assert b"Did you mean" not in strict("message", "clicks", "77", code=1)
+    assert b"Did you mean" not in strict("topic", "show", "quite-different", code=1)

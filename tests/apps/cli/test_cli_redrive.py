@@ -177,6 +177,8 @@ def test_a_dead_letter_without_a_target_stays(broker: LocalBroker, run: Run) -> 
             "it was not made again"
         )
         admin.create_channel("new", "x")
+    done = run("redrive", "gone.c.dead", "--all", "--to", "neww")
+    assert done.stdout.endswith("--to and --channel. Did you mean 'new'?\n")
     assert run("redrive", "gone.c.dead", "--all", "--to", "new").stdout == "1 to new\n"
 
 

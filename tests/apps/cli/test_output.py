@@ -19,6 +19,7 @@ from zsq.apps.cli import app, completion, options
 from zsq.apps.cli.output import tell, tell_line
 from zsq.apps.cli.progress import bar
 from zsq.storage.files import Files
+from zsq.transport.errors import NotFound
 
 # These commands answer with an exit code and print text only if something differs from what was
 # asked, or they run until they are stopped.
@@ -161,7 +162,7 @@ def test_a_tab_offers_commands_options_topics_and_channels(
         asked.append(str(url))
         return {"clicks": ["archive", "audit"], "orders": []}
 
-    monkeypatch.setattr(completion, "_known", known)
+    monkeypatch.setattr(completion, "known_names", known)
     for line, offered in (
         ("zsq topi", ["topic"]),
         ("zsq topic sh", ["show"]),
@@ -178,7 +179,7 @@ def test_a_tab_offers_commands_options_topics_and_channels(
 
 
 def test_a_tab_without_a_broker_offers_nothing_and_says_nothing() -> None:
-    assert completion._known("tcp://127.0.0.1:1") == completion._known("nonsense") == {}
+    assert completion.known_names("tcp://127.0.0.1:1") == completion.known_names("nonsense") == {}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -234,3 +235,14 @@ def test_work_in_many_steps_draws_seldom(monkeypatch: pytest.MonkeyPatch) -> Non
             advance(1)
     assert 4 <= len(told) <= 5
     assert sum(told) >= 800
+
+
+def test_a_missing_name_stays_an_error_if_the_broker_does_not_list_its_names() -> None:
+    @click.command()
+    @click.argument("topic")
+    @options.with_broker
+    def look(topic: str, url: str, timeout: float) -> None:
+        raise NotFound("E_NOT_FOUND", f"topic {topic!r} does not exist")
+
+    with pytest.raises(NotFound, match=r"E_NOT_FOUND topic 'x' does not exist$"):
+        look.main(["x", "--url", "tcp://127.0.0.1:1"], standalone_mode=False)
