@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 Shown = Callable[["Block", int], Sequence[bytes | None]]
 
 POLL_S: Final = 0.2  # seconds until a signal or a broken pipe is noticed while no message arrives
+QUIET_S: Final = 1.0  # seconds without a message until `sub` looks whether it is paused
+LOOK_AGAIN_S: Final = 30.0  # seconds until `sub` looks again
 FOLLOW_S: Final = 0.1  # seconds between requests of `tail` at the end of the topic
 READY: Final = 2500
 NEWEST_MAX: Final = 10_000  # repeats a constant of transport
@@ -119,7 +122,40 @@ def sub(
             stopping,
             objects_of(topic) if as_json else bodies_of,
             idle,
+            partial(note_paused, url, topic, channel),
         )
+
+
+def note_paused(url: str, topic: str, channel: str) -> bool:
+    """Print a note if the channel or its topic is paused.
+
+    Return True if the caller need not ask again: the note was printed, or the broker refuses to
+    answer.
+    """
+    from ....transport.client.blocking.client import Admin
+    from ....transport.errors import BrokerUnreachable, ZsqError
+
+    try:
+        with Admin(url, timeout=QUIET_S) as admin:
+            [found] = admin.stats(topic, channel)["topics"]
+    except BrokerUnreachable:
+        return False
+    except ZsqError:
+        return True
+    is_paused = any(row.get("paused") for row in found["channels"])
+    if is_paused:
+        say(
+            f"zsq: channel {topic}/{channel} is paused and delivers nothing; zsq channel unpause "
+            f"{topic} {channel} continues it",
+            err=True,
+        )
+    if found.get("paused"):
+        say(
+            f"zsq: topic {topic} is paused and its channels get no new messages; zsq topic unpause "
+            f"{topic} continues it",
+            err=True,
+        )
+    return is_paused or bool(found.get("paused"))
 
 
 def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
@@ -192,19 +228,25 @@ def objects_of(topic: str) -> Callable[[Batch, int], list[bytes]]:
 def drain(
     consumer: Consumer, out: IO[bytes], count: int | None, stopping: threading.Event,
     shown: Callable[[Batch, int], list[bytes]] = bodies_of, idle_s: float | None = None,
+    quiet: Callable[[], bool] | None = None,
 ) -> int:  # fmt: skip
     """Write and finish messages until `count`, a signal or a broken pipe; return their number.
 
     `shown` returns a line for each message. With `idle_s`, also stop when no message has arrived
-    for so many seconds.
+    for so many seconds. `quiet` is called when no message has arrived for `QUIET_S`, and again
+    after `LOOK_AGAIN_S`, until it returns True.
     """
     written = 0
     last_s = time.monotonic()
+    look_s = last_s
     while not stopping.is_set() and (count is None or written < count) and not pipe_broken(out):
         batch = consumer.receive_batch(timeout=POLL_S if idle_s is None else min(POLL_S, idle_s))
         if batch is None:
             if idle_s is not None and time.monotonic() - last_s >= idle_s:
                 break
+            now_s = time.monotonic()
+            if quiet is not None and now_s - last_s >= QUIET_S and now_s >= look_s:
+                quiet, look_s = (None if quiet() else quiet), now_s + LOOK_AGAIN_S
             continue
         last_s = time.monotonic()
         wanted = len(batch) if count is None else min(len(batch), count - written)

@@ -5,6 +5,7 @@ The client is a fake.
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -207,6 +208,21 @@ def test_sub_stops_when_no_message_has_arrived_for_some_time() -> None:
         == 1
     )
     assert out.getvalue() == b"a\n"
+
+
+def test_sub_looks_for_a_pause_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(0.0, 0.5)
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    asked: list[float] = []
+
+    def quiet() -> bool:
+        asked.append(next(now))
+        return len(asked) == 2
+
+    batches = ConsumerDouble.of(BatchDouble([b"a"]))
+    consume.drain(batches, io.BytesIO(), None, threading.Event(), idle_s=90.0, quiet=quiet)
+    assert len(asked) == 2
+    assert asked[1] - asked[0] >= consume.LOOK_AGAIN_S
 
 
 def test_sub_ends_quietly_at_a_broken_pipe() -> None:

@@ -384,3 +384,21 @@ def test_a_misspelt_name_is_answered_with_the_name_that_was_meant(
 def test_an_error_about_something_else_suggests_no_name(strict: Shell) -> None:
     assert b"Did you mean" not in strict("message", "clicks", "77", code=1)
     assert b"Did you mean" not in strict("topic", "show", "quite-different", code=1)
+
+
+def test_sub_says_that_the_channel_or_the_topic_is_paused(shell: Shell) -> None:
+    shell("channel", "create", "held", "archive")
+    for order, said in (
+        (("topic", "pause", "held"), "zsq topic unpause held continues it"),
+        (("channel", "pause", "held", "archive"), "zsq channel unpause held archive continues it"),
+    ):
+        shell(*order)
+        with shell.open("sub", "held", "archive", "-n", "1") as sub:
+            assert sub.stderr is not None
+            assert sub.stderr.readline().decode().endswith(f"{said}\n")
+            shell(order[0], "unpause", *order[2:])
+            shell("pub", "held", "hello")
+            assert sub.communicate(timeout=30) == (b"hello\n", b"")
+            assert sub.returncode == 0
+    with shell.open("sub", "held", "archive", "--idle", "2") as sub:
+        assert sub.communicate(timeout=30) == (b"", b""), "nothing is paused"
