@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import sys
 import time
@@ -205,15 +206,19 @@ def peek(
     letters).
     """
     from ....transport.client.blocking.client import Admin
+    from ....transport.errors import ZsqError
     from ....transport.names import check_name
 
     check_name(topic)
+    topic_paused = False
     with Admin(url, timeout=timeout) as admin:
         found = admin.peek(topic, channel, count)
+        with contextlib.suppress(ZsqError):  # the user may peek, but not see the statistics
+            topic_paused = not as_json and bool(admin.stats(topic)["topics"][0].get("paused"))
     for one in found.messages:
         say(json.dumps(_object(one)) if as_json else _line(one))
     if not as_json:
-        say(_summary(topic, channel, found), err=True)
+        say(_summary(topic, channel, found, topic_paused), err=True)
 
 
 def _line(one: Peeked) -> str:
@@ -247,14 +252,15 @@ def _line(one: Peeked) -> str:
     )
 
 
-def _summary(topic: str, channel: str | None, found: Peek) -> str:
+def _summary(topic: str, channel: str | None, found: Peek, topic_paused: bool) -> str:
     if channel is None:
-        return f"zsq: topic {topic} ends at offset {found.head}"
+        ends = f"zsq: topic {topic} ends at offset {found.head}"
+        return f"{ends}, paused" if topic_paused else ends
     held = (
         ", ".join(f"{count:,} {state}" for state, count in found.counts.items() if count)
         or "no messages held"
     )
-    paused = ", paused" if found.paused else ""
+    paused = (", paused" if found.paused else "") + (", topic paused" if topic_paused else "")
     text = (
         f"zsq: {topic}/{channel} is at offset {found.next_offset} of {found.head}{paused}; {held}"
     )

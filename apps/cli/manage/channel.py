@@ -134,9 +134,9 @@ def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: flo
     if "settings" not in row:
         raise Refused(E_CLOSING, f"channel {channel!r} is {row['health']}; try again in a moment")
     if as_json:
-        tell({"topic_name": topic, "head": found["head"]} | row)
+        tell({"topic_name": topic, "head": found["head"], "topic_paused": found["paused"]} | row)
         return
-    state = ", paused" if row["paused"] else ""
+    state = (", paused" if row["paused"] else "") + (", topic paused" if found["paused"] else "")
     say(
         f"channel    {topic}/{channel}, health {row['health']}{state}, {row['client_count']:,} "
         "consumers"

@@ -107,7 +107,7 @@ def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
         return
     say(
         f"topic      {found['topic_name']}, uuid {found['uuid']}, sync {found['sync']}, health "
-        f"{found['health']}"
+        f"{found['health']}{', paused' if found['paused'] else ''}"
     )
     if found["closed"]:
         say(f"closed     to publishers{' and consumers' if found['closed'] == 'consumers' else ''}")

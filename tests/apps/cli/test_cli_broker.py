@@ -402,3 +402,22 @@ def test_sub_says_that_the_channel_or_the_topic_is_paused(shell: Shell) -> None:
             assert sub.returncode == 0
     with shell.open("sub", "held", "archive", "--idle", "2") as sub:
         assert sub.communicate(timeout=30) == (b"", b""), "nothing is paused"
+
+
+def test_show_and_peek_say_that_the_topic_is_paused(shell: Shell) -> None:
+    lines = ("channel show slow c", "topic show slow", "peek slow c", "peek slow")
+    shell("channel", "create", "slow", "c")
+
+    def said(line: str) -> str:
+        ended = subprocess.run(
+            shell.line(*line.split()), env=shell.environment, capture_output=True, check=True
+        )
+        return (ended.stdout + ended.stderr).decode()
+
+    assert not any("paused" in said(line) for line in lines)
+    shell("topic", "pause", "slow")
+    assert ["topic paused" in said(line) for line in lines] == [True, False, True, False]
+    assert all(", paused" in said(line) for line in lines[1::2])
+    assert json.loads(shell("channel", "show", "slow", "c", "--json"))["topic_paused"] is True
+    shell("channel", "pause", "slow", "c")
+    assert all(", paused, topic paused" in said(line) for line in lines[::2])
