@@ -22,3 +22,11 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 @pytest.mark.parametrize(("page", "count"), [("nsqd.md", 1), ("spark.md", 3)])
 def test_each_block_of_the_page_works(page: str, count: int, reader: Reader) -> None:
     assert reader.walk(ROOT / "docs" / page) == count
+
+
+def test_the_example_with_two_clients_works(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The reader waits for the broker as one of its clients. The blocks name their keys themselves.
+    monkeypatch.setenv("ZSQ_KEY_FILE", str(reader.folder / "publisher.key"))
+    assert reader.walk(ROOT / "docs" / "security.md") == 6

@@ -89,10 +89,7 @@ def keys_client(file: Path, server: str, as_json: bool) -> None:
     if as_json:
         tell({"file": str(file), "public": public, "server": known})
     else:
-        click.echo(
-            f"{file}: keep it secret. Add to the broker's access file, below [users.NAME]:\n"
-            f'curve = ["{public}"]'
-        )
+        click.echo(f"{file}: keep it secret. {_access_lines(public)}")
 
 
 @keys.command("token")
@@ -120,7 +117,9 @@ def keys_token(as_json: bool) -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @json_option
 def keys_show(file: Path, as_json: bool) -> None:
-    """Show the public keys in FILE. Secret keys are not shown."""
+    """Show the public keys in FILE, and for a client's FILE the line for the access file. Secret
+    keys are not shown.
+    """
     from ....transport.errors import UsageError
     from ....transport.wire.credentials import read_key_file
 
@@ -131,6 +130,12 @@ def keys_show(file: Path, as_json: bool) -> None:
         tell(found)
     else:
         click.echo("\n".join(f"{name} = {value}" for name, value in found.items()))
+        if "server" in found:
+            click.echo(_access_lines(found["public"]))
+
+
+def _access_lines(public: str) -> str:
+    return f'Add to the broker\'s access file, below [users.NAME]:\ncurve = ["{public}"]'
 
 
 def _pair() -> tuple[str, str]:

@@ -64,6 +64,8 @@ def test_printed_lines_for_the_access_file_can_be_pasted_unchanged(
     client = zsq(
         "keys", "client", tmp_path / "etl.key", "--server", f"{server}.pub"
     ).output.splitlines()[-1]
+    assert zsq("keys", "show", tmp_path / "etl.key").output.splitlines()[-1] == client
+    assert "curve" not in zsq("keys", "show", server).output
     token = CliRunner().invoke(app, ["keys", "token"])
     access = Access.parse(f"[users.etl]\n{client}\n{token.stderr.splitlines()[-1]}\n")
     found = access.by_curve(load(str(tmp_path / "etl.key")).public)
