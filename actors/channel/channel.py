@@ -663,8 +663,8 @@ class ChannelActor(Actor[ChannelStart]):
         if self._head < message.offset < END and not message.clamp:
             waiting = max(0, self._head - self.supply.next_offset)
             text = (
-                f"offset {message.offset} is beyond the topic's end at offset {self._head}: "
-                f"{waiting} messages would be skipped"
+                f"offset {message.offset} is beyond the end of topic {self.given.topic_name!r} at "
+                f"offset {self._head}: channel {self.name!r} would skip {waiting} messages"
             )
             raise UsageError(
                 E_BAD_ARGUMENT,

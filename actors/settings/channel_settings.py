@@ -11,7 +11,8 @@ delivered cannot be taken back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypedDict, cast
 
 from ...transport import settings as table
@@ -63,13 +64,15 @@ def made(
     own: dict[str, Any] = {
         str(name): value for name, value in asked.items() if value is not None and name != START
     }
-    _checked(own, topic, channel)
     start = asked.get(START)
     if isinstance(start, dict):
         good = {*start} == {"time_ns"} and type(start["time_ns"]) is int
     else:
         good = start is None or start in STARTS or (type(start) is int and start >= 0)
-    check(good, f"start must be {', '.join(STARTS)}, an offset or a time, not {repr(start)[:40]}")
+    with _naming(topic, channel):
+        _checked(own, topic, channel)
+        what = f"start must be {', '.join(STARTS)}, an offset or a time, not {repr(start)[:40]}"
+        check(good, what)
     return own, cast("Start", start)
 
 
@@ -84,17 +87,20 @@ def changed(
         str(name): value for name, value in {**own, **changes}.items() if value is not None
     }
     now = resolve(own)
-    then = _checked(after, topic, channel)
-    for name in FIXED:
-        what = (
-            f"{name} cannot be changed after a channel is created and stays "
-            f"{getattr(now, name)!r}: create another channel"
-        )
-        check(getattr(now, name) == getattr(then, name), what)
+    with _naming(topic, channel):
+        then = _checked(after, topic, channel)
+        for name in FIXED:
+            what = (
+                f"{name} cannot be changed after a channel is created and stays "
+                f"{getattr(now, name)!r}: create another channel"
+            )
+            check(getattr(now, name) == getattr(then, name), what)
     return after
 
 
-def check_same(own: Mapping[str, object], asked: Mapping[str, object], channel: str) -> None:
+def check_same(
+    own: Mapping[str, object], asked: Mapping[str, object], topic: str, channel: str
+) -> None:
     """Raise `UsageError` (E_BAD_ARGUMENT) if the channel has other fixed settings.
 
     A client that subscribes to an existing channel must not take it for another one.
@@ -104,7 +110,7 @@ def check_same(own: Mapping[str, object], asked: Mapping[str, object], channel: 
     then = resolve({**own, **wanted})
     for name in wanted:
         what = (
-            f"channel {channel!r} has {name} {getattr(now, name)!r}, not "
+            f"channel {channel!r} of topic {topic!r} has {name} {getattr(now, name)!r}, not "
             f"{getattr(then, name)!r}; use another channel"
         )
         check(getattr(now, name) == getattr(then, name), what)
@@ -154,6 +160,16 @@ def dead_letter_topic(topic: str, channel: str, settings: ChannelSettings) -> st
         raise UsageError(
             E_BAD_ARGUMENT, f"{error.text}; set dead_letter_topic of channel {channel!r}"
         ) from None
+
+
+@contextlib.contextmanager
+def _naming(topic: str, channel: str) -> Iterator[None]:
+    """Let errors about the settings of this channel begin with its names, if they are given."""
+    try:
+        yield
+    except UsageError as error:
+        where = f"channel {channel!r} of topic {topic!r}: " if topic and channel else ""
+        raise UsageError(error.code, where + error.text) from None
 
 
 def _checked(own: dict[str, object], topic: str, channel: str) -> ChannelSettings:

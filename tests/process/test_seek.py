@@ -114,8 +114,8 @@ def test_an_offset_beyond_the_end_is_refused_unless_it_is_clamped(
             with pytest.raises(
                 zsq.UsageError,
                 match=(
-                    "offset 1001 is beyond the topic's end at offset 1000: 300 messages would "
-                    "be skipped"
+                    f"offset 1001 is beyond the end of topic '{TOPIC}' at offset 1000: channel "
+                    "'beyond' would skip 300 messages"
                 ),
             ):
                 admin.seek(TOPIC, "beyond", 1_001, forward=forward)

@@ -42,7 +42,7 @@ from ...statistics.broker_view import GroupState
 from ...statistics.gathering import Details
 from ...statistics.statistics import behind_pause, unfinished
 from ..topics.topic_group import Then, TopicGroup
-from .requests import Requests
+from .requests import Requests, named
 
 log = logging.getLogger("zsq")
 
@@ -77,11 +77,7 @@ class _Deletion:
 
     def _refusal(self, complete: bool) -> ZsqError | None:
         """Return why the deletion is refused, or None."""
-        what = (
-            f"channel {self.message.channel!r}"
-            if self.message.channel
-            else f"topic {self.message.topic!r}"
-        )
+        what = named(self.message)
         if not complete:  # E_CLOSING and not E_TIMEOUT: the broker answers, and nothing was done
             text = (
                 f"not all processes of {what} reported their unfinished messages in time; try "
@@ -238,9 +234,8 @@ def remove_channel(
                 ZsqError(
                     E_TIMEOUT,
                     (
-                        f"the process of channel {name!r} did not end in time; its stored state "
-                        "was "
-                        "kept"
+                        f"the process of channel {name!r} of topic {group.name!r} did not end in "
+                        "time; its stored state was kept"
                     ),
                 ),
             )

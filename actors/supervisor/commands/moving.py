@@ -16,7 +16,7 @@ from ....transport.wire import protocol as p
 from ...settings import options
 from ...statistics.statistics import reach
 from ..topics.topic_group import TopicGroup
-from .requests import AnswerT, Requests, starting
+from .requests import AnswerT, Requests, named, starting
 
 CLOCKS_DIFFER_S: Final = 60.0  # a time this far ahead of the broker's clock still counts as now
 ACTIONS: Final = ("empty", "seek", "peek")  # on a channel
@@ -36,8 +36,8 @@ def check(message: p.Manage) -> None:
         ahead_s = (asked.get("time_ns", 0) - time.time_ns()) / 1e9
         if ahead_s > CLOCKS_DIFFER_S and not asked.get("clamp"):
             text = (
-                f"that time is {ahead_s:,.0f} s ahead of the broker's clock, so all waiting "
-                "messages would be skipped"
+                f"that time is {ahead_s:,.0f} s ahead of the broker's clock, so {named(message)} "
+                "would skip all waiting messages"
             )
             raise UsageError(
                 E_BAD_ARGUMENT,

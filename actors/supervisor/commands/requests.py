@@ -36,14 +36,15 @@ class _PendingOrder(NamedTuple):
     patience_s: float
 
 
+def named(message: p.Manage) -> str:
+    """Return the channel or the topic that a request is about, as errors name it."""
+    topic = f"topic {message.topic!r}"
+    return f"channel {message.channel!r} of {topic}" if message.channel else topic
+
+
 def starting(message: p.Manage) -> Refused:
     """Return the error for a request whose process is being started again."""
-    where = (
-        f"channel {message.channel!r} of topic {message.topic!r}"
-        if message.channel
-        else f"topic {message.topic!r}"
-    )
-    return Refused(E_CLOSING, f"{where} is being started again; try again in a moment")
+    return Refused(E_CLOSING, f"{named(message)} is being started again; try again in a moment")
 
 
 class Orders:

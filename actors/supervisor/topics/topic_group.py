@@ -834,7 +834,7 @@ class TopicGroup:
         child = self.channels.get(channel)
         try:
             if child is not None and asked:
-                check_same(child.data.get("settings", {}), asked, channel)
+                check_same(child.data.get("settings", {}), asked, self.name, channel)
         except ZsqError as error:
             return error
         return None

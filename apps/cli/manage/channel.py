@@ -132,7 +132,8 @@ def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: flo
         found = admin.stats(topic, channel)["topics"][0]
     row = found["channels"][0]
     if "settings" not in row:
-        raise Refused(E_CLOSING, f"channel {channel!r} is {row['health']}; try again in a moment")
+        text = f"channel {channel!r} of topic {topic!r} is {row['health']}; try again in a moment"
+        raise Refused(E_CLOSING, text)
     if as_json:
         tell({"topic_name": topic, "head": found["head"], "topic_paused": found["paused"]} | row)
         return

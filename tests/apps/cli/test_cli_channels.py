@@ -172,9 +172,9 @@ def test_seek_moves_a_channel_to_each_kind_of_place(shell: Shell) -> None:
         assert shell("seek", "t", "moved", where) == f"t/moved continues at offset {expected}\n"
         assert shell.at("t", "moved") == expected
     assert shell("seek", "t", "moved", "1", "--forward") == "t/moved continues at offset 20\n"
-    assert "20 messages would be skipped" in shell("seek", "t", "moved", "earliest") + shell(
-        "seek", "t", "moved", "21", code=2
-    )
+    assert "channel 'moved' would skip 20 messages" in shell(
+        "seek", "t", "moved", "earliest"
+    ) + shell("seek", "t", "moved", "21", code=2)
     assert "ahead of the broker's clock" in shell("seek", "t", "moved", "@4000000000", code=2)
     assert shell.at("t", "moved") == 0
     for where in ("21", "@4000000000", "2100-01-01T00:00Z"):
@@ -243,7 +243,7 @@ def test_wrong_arguments_are_wrong_usage(
 
 
 def test_settings_that_make_no_sense_are_wrong_usage(shell: Shell) -> None:
-    assert "max_age_s must be a number of seconds above 0" in shell(
+    assert "channel 'c' of topic 't': max_age_s must be a number of seconds above 0" in shell(
         "channel", "create", "t", "c", "--max-age", "0", code=2
     )
     assert "is above backoff_max_s" in shell(
@@ -251,3 +251,25 @@ def test_settings_that_make_no_sense_are_wrong_usage(shell: Shell) -> None:
     )
     assert "E_NOT_FOUND" in shell("channel", "show", "t", "c", code=1)
     assert "E_NOT_FOUND" in shell("channel", "set", "t", "c", "--max-attempts", "1", code=1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "seek orders audit 999999",
+        "seek orders audit @4000000000",
+        "channel set orders audit --max-age 0",
+        "channel set orders audit --backoff 5m",
+        "channel set orders audit --dead-letter-topic orders",
+        "channel create orders audit --ordered",
+        "channel create orders other --max-age 0",
+        "sub orders audit --tags x",
+        "channel delete orders audit",
+    ],
+)
+def test_a_refusal_names_the_topic_and_the_channel(shell: Shell, line: str) -> None:
+    shell("channel", "create", "orders", "audit")
+    shell("pub", "orders", "hello")
+    said = shell(*line.split(), code=1 if "delete" in line else 2)
+    assert "topic 'orders'" in said
+    assert f"channel '{line.split()[line.split().index('orders') + 1]}'" in said
