@@ -245,6 +245,7 @@ def pub(
     stored = 0
     start = time.monotonic()
     receipts: deque[Receipt] = deque()
+    receipt: Receipt | None = None
     try:
         with (
             stop_signals() as stopping,
@@ -283,7 +284,8 @@ def pub(
         elapsed = max(time.monotonic() - start, 1e-9)
         how = f"wait in {topic} until they are due" if delay else f"stored in {topic}"
         if as_json:
-            tell({"topic": topic, "messages": stored, "seconds": round(elapsed, 3)})
+            answer = {"topic": topic, "messages": stored, "seconds": round(elapsed, 3)}
+            tell(answer | (_place(receipt) if receipt is not None and stored == 1 else {}))
         elif stored or sys.exception() is None:  # after an error only if messages were stored
             what = "1 message" if stored == 1 else f"{stored:,} messages"
             click.echo(f"{what} {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
@@ -341,6 +343,13 @@ def _columns(messages: Sequence[bytes | PublishEntry], usual: PublishEntry) -> P
 
 def _given(column: list[_T | None]) -> list[_T | None] | None:
     return column if any(one is not None for one in column) else None
+
+
+def _place(receipt: Receipt) -> dict[str, int | str]:
+    """Return the offset of a message, or its key if it is delayed. The broker may know neither."""
+    if receipt.key is not None:
+        return {"key": receipt.key}
+    return {} if receipt.offset is None or receipt.offset < 0 else {"offset": receipt.offset}
 
 
 def _settle(receipts: deque[Receipt], timeout: float) -> int:

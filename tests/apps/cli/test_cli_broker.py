@@ -421,3 +421,20 @@ def test_show_and_peek_say_that_the_topic_is_paused(shell: Shell) -> None:
     assert json.loads(shell("channel", "show", "slow", "c", "--json"))["topic_paused"] is True
     shell("channel", "pause", "slow", "c")
     assert all(", paused, topic paused" in said(line) for line in lines[::2])
+
+
+def test_pub_prints_the_offset_of_a_single_message_as_json(shell: Shell) -> None:
+    def published(*arguments: str, stdin: bytes = b"") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            shell("pub", "counted", *arguments, "--json", stdin=stdin)
+        )
+        assert found.pop("seconds") >= 0
+        return found
+
+    one = {"topic": "counted", "messages": 1}
+    assert published("hello") == one | {"offset": 0}
+    assert published(stdin=b"line\n") == one | {"offset": 1}
+    assert published(stdin=b"a\nb\n") == {"topic": "counted", "messages": 2}
+    assert published(stdin=b"") == {"topic": "counted", "messages": 0}
+    key = published("later", "--delay", "1h")["key"]
+    assert shell("delayed", "cancel", "counted", key) == b"1 cancelled\n"
