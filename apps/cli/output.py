@@ -123,7 +123,12 @@ class Grid:
         self._rows.append(tuple(escaped(cell) for cell in cells))
 
     def tables(self, width: int) -> Iterator[Table]:
-        """Yield one table, or several with the same names, for a terminal of `width` columns."""
+        """Yield one table, or several with the same names, for a terminal of `width` columns.
+
+        Yield none if there are no rows.
+        """
+        if not self._rows:
+            return
         names, pages = laid_out(
             width, [self._wide(at) for at in range(len(self._names))], self._wanted()
         )

@@ -54,7 +54,7 @@ def stats(
     console = wide_console()
     grids = [chunk_grid(str(topic), found)] if chunks else None
     if not chunks:
-        say(head(found))
+        say(head(found) + nothing(found, topic))
     for table in tables(found, whole=topic is None, width=console.width, grids=grids):
         console.print(table)
     for line in [] if chunks else troubles(found):
@@ -66,6 +66,16 @@ def head(found: BrokerStats) -> str:
     up = max(0, int(time.time() - float(found.get("start_time", time.time()))))
     about = f"zsq {found.get('version', '?')}, pid {found.get('pid', '?')}, up {_duration(up)}"
     return f"{about}\nhealth: {found.get('health', '?')}\n"
+
+
+def nothing(found: BrokerStats, topic: str | None) -> str:
+    """Return a sentence that replaces the tables of topics or channels if they are empty."""
+    if not found["topics"]:
+        return "There are no topics to show. zsq topic create TOPIC creates one.\n"
+    if _each_channel(found):
+        return ""
+    where = "These topics have" if topic is None else f"Topic {topic} has"
+    return f"{where} no channels. zsq channel create {topic or 'TOPIC'} CHANNEL creates one.\n"
 
 
 def troubles(found: BrokerStats) -> list[str]:
@@ -183,12 +193,7 @@ def _topics(found: BrokerStats) -> Grid:
     grid = Grid("topics", ("topic",), (_STATE, *names, "in/s", "oldest age", "p99"))
     for topic in found["topics"]:
         closed = f"closed to {topic['closed']}" if topic.get("closed") else ""
-        state = [
-            topic.get("sync", ""),
-            closed,
-            "paused" if topic.get("paused") else "",
-            _word(topic),
-        ]
+        state = [*filter(None, (closed, "paused" if topic.get("paused") else "", _word(topic)))]
         speed = (
             _rate(topic, "message_count"),
             _age(topic.get("oldest_message_age_s", 0)),
@@ -196,7 +201,7 @@ def _topics(found: BrokerStats) -> Grid:
         )
         grid.add(
             topic["topic_name"],
-            ", ".join(filter(None, state)),
+            ", ".join([*(state or ["OK"]), f"sync {topic.get('sync', '?')}"]),
             *(_number(topic.get(f, "")) for f in fields),
             *speed,
         )

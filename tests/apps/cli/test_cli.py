@@ -373,7 +373,7 @@ def test_tables_show_what_there_is() -> None:
     for shown in (
         "up 5 min",
         "1,234,567",
-        "always, paused, E_TOPIC_FAILED",
+        "paused, E_TOPIC_FAILED, sync always",
         "archive",
         "worker-1",
         "zsq: topic clicks",
@@ -383,6 +383,25 @@ def test_tables_show_what_there_is() -> None:
         assert shown in text
     assert len(stats.tables(STATS, whole=False)) == 4
     assert "staged" not in text
+
+
+def test_a_topic_that_works_is_shown_as_ok() -> None:
+    from rich.console import Console
+
+    out = io.StringIO()
+    topics = [STATS["topics"][0] | {"paused": False, "health": "OK"}]
+    Console(file=out, width=160).print(*stats.tables(STATS | {"topics": topics}, whole=False))
+    assert "OK, sync always" in out.getvalue()
+
+
+def test_stats_say_in_a_sentence_that_there_is_nothing() -> None:
+    bare = [STATS["topics"][0] | {"channels": []}]
+    assert len(stats.tables(STATS | {"topics": []}, whole=True)) == 1, "the processes"
+    assert len(stats.tables(STATS | {"topics": bare}, whole=False)) == 1, "the topics"
+    assert stats.nothing(STATS, None) == ""
+    assert stats.nothing(STATS | {"topics": []}, None).startswith("There are no topics to show.")
+    assert stats.nothing(STATS | {"topics": bare}, None).startswith("These topics have no channels")
+    assert "zsq channel create clicks CHANNEL" in stats.nothing(STATS | {"topics": bare}, "clicks")
 
 
 def test_stages_are_shown_where_there_are_any() -> None:

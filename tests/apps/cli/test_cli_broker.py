@@ -438,3 +438,14 @@ def test_pub_prints_the_offset_of_a_single_message_as_json(shell: Shell) -> None
     assert published(stdin=b"") == {"topic": "counted", "messages": 0}
     key = published("later", "--delay", "1h")["key"]
     assert shell("delayed", "cancel", "counted", key) == b"1 cancelled\n"
+
+
+def test_stats_of_a_new_broker_have_no_empty_tables() -> None:
+    with temporary_broker("--no-listen", prefix="zsq-test-") as broker:
+        shell = Shell(broker)
+        said = shell("stats").decode()
+        assert "There are no topics to show." in said
+        assert "in flight" not in said
+        assert json.loads(shell("stats", "--json"))["topics"] == []
+        shell("pub", "alone", "hello")
+        assert "Topic alone has no channels." in shell("stats", "alone").decode()
