@@ -234,11 +234,7 @@ def go_through(visitor: Visitor, page: str) -> None:
             continue
         for step in steps(block):
             try:
-                import time
-
-                b = time.monotonic()
                 visitor.do(step)
-                print(f"{time.monotonic() - b:.2f}", step.text[:70])
             except AssertionError as error:
                 raise AssertionError(f"{page}:{step.line}: {step.text!r}: {error}") from error
 

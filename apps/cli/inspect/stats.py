@@ -193,7 +193,8 @@ def _topics(found: BrokerStats) -> Grid:
     grid = Grid("topics", ("topic",), (_STATE, *names, "in/s", "oldest age", "p99"))
     for topic in found["topics"]:
         closed = f"closed to {topic['closed']}" if topic.get("closed") else ""
-        state = [*filter(None, (closed, "paused" if topic.get("paused") else "", _word(topic)))]
+        flags = [name for name in ("paused", "asleep") if topic.get(name)]
+        state = [*filter(None, (closed, *flags, _word(topic)))]
         speed = (
             _rate(topic, "message_count"),
             _age(topic.get("oldest_message_age_s", 0)),

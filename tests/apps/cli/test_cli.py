@@ -392,6 +392,9 @@ def test_a_topic_that_works_is_shown_as_ok() -> None:
     topics = [STATS["topics"][0] | {"paused": False, "health": "OK"}]
     Console(file=out, width=160).print(*stats.tables(STATS | {"topics": topics}, whole=False))
     assert "OK, sync always" in out.getvalue()
+    topics[0]["asleep"] = True
+    Console(file=out, width=160).print(*stats.tables(STATS | {"topics": topics}, whole=False))
+    assert "asleep, sync always" in out.getvalue()
 
 
 def test_stats_say_in_a_sentence_that_there_is_nothing() -> None:
