@@ -239,9 +239,7 @@ class TopicGroup:
         self._stopped: list[Callable[[], None]] = []
         self._asked_ns = time.monotonic_ns()  # the last request for the topic, or its last start
         self._looked_ns = 0  # when it was last checked for use
-        # ASLEEP: when it wakes without a request, in monotonic time and by the wall clock, which
-        # somebody may set meanwhile.
-        self._wake_ns = self._due_ns = 0
+        self._wake_ns = 0  # ASLEEP: when it wakes because of its retention
         self._asleep = 0  # ASLEEP: how many processes it had
         self._settling: list[Then] = []  # requests that wait until no process of the topic starts
 
@@ -776,8 +774,7 @@ class TopicGroup:
     def _look_for_use(self) -> None:
         """Put the topic to sleep if nobody uses it, or wake it when its time has come."""
         now = time.monotonic_ns()
-        due = now >= self._wake_ns or time.time_ns() >= self._due_ns
-        if self.state is GroupState.ASLEEP and (self._waiting or due):
+        if self.state is GroupState.ASLEEP and (self._waiting or self._is_time(now)):
             log.debug("topic %s wakes", self.name)
             self._count_asleep(0)
             self.start()
@@ -791,13 +788,20 @@ class TopicGroup:
         if not is_unused(topic_pulse(self), channels, now, after_ns):
             return
         storage = storage_pulse(self)
-        self._due_ns = due_ns(storage)
-        if self._due_ns - time.time_ns() > after_ns:
+        if due_ns(storage) - time.time_ns() > after_ns:
             self._wake_ns = now + sleep_ns(storage, self.retention(), random.random())
             self.cause = None
             log.debug("topic %s is not used: its processes stop", self.name)
             self._go("doze")
             self._doze_next()
+
+    def _is_time(self, now: int) -> bool:
+        """Return True if a topic that is asleep must wake without a request.
+
+        Its last pulse may have come after it began to stop, with another due time. Due times are
+        times of the wall clock, which somebody may set while the topic sleeps.
+        """
+        return now >= self._wake_ns or time.time_ns() >= due_ns(storage_pulse(self))
 
     def _is_quiet(self, now: int) -> bool:
         """Return True if no process starts or has news, and nobody waits for one."""

@@ -363,6 +363,18 @@ def test_a_topic_wakes_when_its_delayed_message_is_due(place: Place, is_set: boo
     assert place.state() is GroupState.STARTING
 
 
+def test_a_delayed_message_in_the_last_pulse_wakes_its_topic(place: Place) -> None:
+    """The topic got it while it stopped. The pulse may come after the news of the topic's end."""
+    place.put_to_sleep()
+    place.group.tick()
+    assert place.state() is GroupState.ASLEEP
+    assert place.group.topic is not None
+    due = place.clock.time_ns() + dormancy.EARLY_NS
+    place.group.topic.stats = a_topic(a_storage(delayed_count=1, delayed_next_due_ns=due))
+    place.group.tick()
+    assert place.state() is GroupState.STARTING
+
+
 def test_a_topic_wakes_for_its_retention(place: Place) -> None:
     assert place.group.topic is not None
     place.options.retention = {"keep_s": 86_400.0}
