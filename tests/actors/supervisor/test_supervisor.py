@@ -368,3 +368,37 @@ def test_a_failure_of_another_process_is_not_taken_for_that_of_a_child() -> None
         "E_DISK gone",
         "cannot start: E_DISK none",
     ]
+
+
+def pulse(key: int, request: int = 0, **stats: Any) -> Mail:
+    return Mail((b"%d" % key,), p.Pulse(key, request, stats, {}), [])
+
+
+@pytest.mark.parametrize("is_dormant", [True, False])
+def test_the_last_pulse_of_a_topic_that_sleeps_counts_after_the_news_of_its_end(
+    place: Place, is_dormant: bool
+) -> None:
+    topic, channel = place.child(7, "topic"), place.child(8, "channel")
+    place.supervisor.state.groups["t"] = cast(
+        "Any",
+        SimpleNamespace(is_dormant=is_dormant, topic=topic, channels={"c": channel, "d": None}),
+    )
+    for child in (topic, channel):
+        child.state = "ended"
+        place.supervisor._on_mail(pulse(child.spec.key, head=9))
+        assert child.stats.get("head", 0) == (9 if is_dormant else 0)
+    stranger = Mail((b"other",), p.Pulse(7, 0, {"head": 1}, {}), [])
+    place.supervisor._on_mail(stranger)
+    assert topic.stats.get("head", 0) != 1
+
+
+def test_an_answer_is_no_news(place: Place) -> None:
+    """A topic may sleep if its processes had no news for a while, however often they are asked."""
+    place.supervisor.requests = cast(
+        "Any", SimpleNamespace(gatherings=SimpleNamespace(reported=lambda *_: None))
+    )
+    child = place.add(7)
+    place.supervisor._on_mail(pulse(7, request=3))
+    assert (child.news_ns, child.pulsed_ns > 0) == (0, True)
+    place.supervisor._on_mail(pulse(7))
+    assert child.news_ns == child.pulsed_ns
