@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, TypedDict, TypeVar
 
 from ...block.block import Block
 from ...errors import E_BAD_ARGUMENT, UsageError
+from ...settings import CHANNEL
 from ...wire.protocol import Done, Wire
 
 _T = TypeVar("_T")
@@ -75,11 +77,20 @@ def carried(options: Mapping[str, object]) -> dict[str, SettingValue]:
     return found
 
 
+_SETTINGS: Final = (*sorted(row.name for row in CHANNEL), "start")
+
+
 def on_wire(options: Mapping[str, object]) -> dict[str, SettingValue | Time]:
     """Return a channel's settings in the form of a protocol message.
 
-    Raises `UsageError` if a value cannot be sent.
+    Raises `UsageError` if a setting does not exist or a value cannot be sent. A misspelled setting
+    is found here, before a broker is asked.
     """
+    for name in options:
+        if name not in _SETTINGS:
+            similar = get_close_matches(name, _SETTINGS, 1)
+            hint = f"did you mean {similar[0]}?" if similar else f"use {', '.join(_SETTINGS)}"
+            raise UsageError(E_BAD_ARGUMENT, f"{name!r} is not a setting of a channel; {hint}")
     start = options.get("start")
     found: dict[str, SettingValue | Time] = {
         **carried({name: value for name, value in options.items() if name != "start"})

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import zsq
+from zsq import aio
 from zsq.transport.client.core.lane import as_body, as_delay_ms, pack_many
 from zsq.transport.client.core.message import parse_id, when_again
 from zsq.transport.errors import UsageError
@@ -186,3 +187,21 @@ def test_a_body_that_is_not_bytes_is_refused_with_what_to_do() -> None:
 def test_a_name_that_is_not_text_is_refused_with_its_type() -> None:
     with pytest.raises(UsageError, match="a topic name must be text"):
         check_name(b"orders")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("max_atempts", "did you mean max_attempts?"), ("colour", "use alarm_age_s, ")],
+)
+def test_a_misspelled_setting_of_a_channel_is_refused_before_a_broker_is_asked(
+    name: str, hint: str
+) -> None:
+    wrong: Any = {name: 3}
+    for make in (
+        lambda: zsq.Consumer("t", "c", url="ipc:///nowhere", **wrong),
+        lambda: aio.Consumer("t", "c", url="ipc:///nowhere", **wrong),
+        lambda: zsq.Admin("ipc:///nowhere").create_channel("t", "c", **wrong),
+        lambda: zsq.Admin("ipc:///nowhere").configure_channel("t", "c", **wrong),
+    ):
+        with pytest.raises(UsageError, match=f"'{name}' is not a setting of a channel; {hint}"):
+            make()
