@@ -1,4 +1,4 @@
-"""Harness for the core of a channel: its methods pass time, publish blocks and make commits."""
+"""Harness for the core of a channel. Its methods advance the clock, publish blocks and commit."""
 
 from __future__ import annotations
 

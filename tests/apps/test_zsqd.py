@@ -30,7 +30,7 @@ while True:
 
 
 class Daemon:
-    """Runs zsqd on one directory."""
+    """The command `zsqd` for one data directory."""
 
     def __init__(self, folder: Path, modules: Path) -> None:
         self.folder = folder
@@ -170,7 +170,8 @@ def test_each_wrong_usage_exits_with_2(daemon: Daemon) -> None:
 @pytest.mark.parametrize("verb", ["start", ""])
 def test_the_real_broker_is_started_restarted_and_stopped(tmp_path: Path, verb: str) -> None:
     """With a verb, the broker starts in an empty directory in the background, is killed, and is
-    started again. Without a verb, it runs in the foreground and is ended as by a service manager.
+    started again. Without a verb, it runs in the foreground, and a signal ends it as a service
+    manager would do.
     """
     daemon = Daemon(tmp_path / "data", tmp_path)
     if verb:
@@ -197,7 +198,9 @@ def test_the_real_broker_is_started_restarted_and_stopped(tmp_path: Path, verb: 
 
 
 def test_a_note_names_no_process_that_is_not_of_zsq(daemon: Daemon) -> None:
-    """Otherwise anyone who can write the file could choose the process that `zsqd stop` signals."""
+    """zsqd ignores the pid in its file if that process is not from zsq. Otherwise anyone who can
+    write the file could choose the process that `zsqd stop` signals.
+    """
     state = daemon.folder / "zsqd.json"
     daemon.folder.mkdir(exist_ok=True)
     with subprocess.Popen(["sleep", "60"]) as other:

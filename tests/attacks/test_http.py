@@ -33,11 +33,9 @@ subscribe = ["*"]
 admin = ["*"]
 """
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
-MEMORY_MAX = (
-    120 * MIB
-    # The growth of the gateway's memory: 64 MiB of bodies, and the memory for 1,024 connections and
-    # their buffers.
-)
+# The limit on the growth of the gateway's memory: 64 MiB of bodies, and the memory for 1,024
+# connections and their buffers.
+MEMORY_MAX = 120 * MIB
 # The longest time of an honest publish while other tests may keep the machine busy. Without the
 # limits it is 6 to 12 s.
 DELAY_S_MAX = 5.0
@@ -172,7 +170,7 @@ def send(sock: socket.socket, data: bytes) -> bool:
     try:
         sock.sendall(data)
     except TimeoutError:
-        return True  # it does not read any more for now
+        return True  # for now, the gateway reads nothing more
     except OSError:
         return False
     return True

@@ -52,9 +52,9 @@ subscribe = ["own"]
 # The number of publishes of the honest client that must be answered while all attackers are
 # connected.
 PUBLISHES: Final = 20
-ANSWER_S: Final = (
-    30.0  # The limit for each of them. An attack that blocks the gateway for longer fails the test.
-)
+# The time limit for each of these publishes. An attack that blocks the gateway for longer fails the
+# test.
+ANSWER_S: Final = 30.0
 
 Row = tuple[str, float, float, float]
 
@@ -625,8 +625,8 @@ ANSWERS: Final[dict[str, bytes | None]] = {
 def test_bad_answers_of_an_auth_server_admit_and_delay_no_client(
     auth: tuple[Door, AuthServer], name: str
 ) -> None:
-    """In the meantime, clients that the server knows authenticate. The gateway asks for them again
-    when their two seconds are over.
+    """In the meantime, clients that the server knows authenticate. The answers about them are valid
+    for two seconds. Then the gateway asks the server again.
     """
     door, server = auth
     server.answer = ANSWERS[name]

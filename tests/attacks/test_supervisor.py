@@ -131,8 +131,8 @@ def test_orders_of_14_mb_are_refused_and_cost_no_memory_and_no_line(broker: Brok
 
 
 def test_the_largest_frame_of_all_does_not_cut_the_gateway_off(broker: Broker) -> None:
-    """The gateway adds the name of the sender to each order. With that, the order must not exceed
-    the size limit of a frame.
+    """The gateway adds the name of the sender to each order. Even with this name, the order must
+    not exceed the size limit of a frame.
     """
     empty = len(order(7, "configure", {"x": b""}))
     frame = order(7, "configure", {"x": b"x" * (p.FRAME_BYTES_MAX - empty - 10)})

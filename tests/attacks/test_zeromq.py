@@ -344,7 +344,7 @@ def test_two_channels_with_one_default_name_do_not_share_their_dead_letters(owne
                 "the letter where it was told to go",
             )
         admin.delete_topic("eu.orders", force=True)
-        # Its owner no longer exists.
+        # The owner of the dead-letter topic with the default name no longer exists.
         admin.configure_channel("eu", "orders.x", dead_letter_topic=None)
 
 
@@ -428,7 +428,8 @@ def test_stages_of_another_user_are_neither_committed_nor_dropped(
     assert commit(etl, "fresh", 1, [part])["messages"] == 2
     second = staged(etl, "squatted", 1, b"c")
     assert commit(rival, "squatted", (1 << 63) - 1, [])["repeated"] is False
-    # The answer must not be `repeated`, because then its rows would be lost.
+    # The answer must not be `repeated`, because the writer would then drop its rows, and they would
+    # be lost.
     with pytest.raises(zsq.Refused, match="E_FORBIDDEN"):
         commit(etl, "squatted", 1, [second])
 
@@ -466,8 +467,8 @@ def test_the_owner_of_a_transaction_is_known_after_a_crash(
 def test_staged_rows_count_for_the_bound_of_their_topic(
     owner: As, broker: Broker, keyring: Keyring
 ) -> None:
-    """Of 16 MiB that are pushed, at most the topic's 8 MiB are on disk. The writer gets the reason,
-    and the rows that fit can be committed.
+    """The writer pushes 16 MiB, and at most the 8 MiB of the topic's bound are on disk. The writer
+    gets the reason, and the rows that fit can be committed.
     """
     etl = As(broker, keyring, "etl")
     with owner.admin() as admin:

@@ -187,7 +187,7 @@ def test_no_nsqd_can_start_meanwhile(tmp_path: Path) -> None:
 
 def test_an_import_that_cannot_be_read_back_is_not_committed(tmp_path: Path) -> None:
     """The disk returns other content than was written, although headers and checksums match. A bug
-    before the checksum could cause this.
+    in a step before the checksum is computed could cause this.
     """
     source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1), message(2)]]})
 
@@ -277,8 +277,8 @@ def test_a_disk_without_room_is_known_before_anything_is_written(tmp_path: Path)
 
 
 def test_each_channel_has_its_own_backlog_and_the_common_one(tmp_path: Path) -> None:
-    """This also holds for the channel with the largest backlog. Those of its messages that were
-    sent before come first, with their attempts.
+    """The channel with the largest backlog gets both, too. Those of its messages that were sent
+    before come first, with their attempts.
     """
     listed = NsqdList(
         (

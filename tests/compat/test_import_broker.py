@@ -144,7 +144,8 @@ def test_an_import_that_is_killed_is_run_again(tmp_path: Path) -> None:
         "--data-dir",
         str(tmp_path / "data"),
     ]
-    for step in ("000001", "000002", "000003"):  # while each of the topics is built
+    # Kill the import while it builds each of the topics.
+    for step in ("000001", "000002", "000003"):
         running = subprocess.Popen(line, stdout=subprocess.DEVNULL)
         seen = tmp_path / "data/import.tmp" / f"{int(step) + 3 * (int(step) - 1):06d}"
         wait_for(

@@ -71,7 +71,7 @@ def test_a_crash_anywhere_and_a_second_run(tmp_path: Path, choose: Choose, step:
         before = contents(source)
         files = FaultyFiles(str(root))
         files.power_cut_at = change
-        # In the last round the power fails only after the end.
+        # In the last round, the import ends before the power fails.
         with pytest.raises(PowerCut) if change <= changes else nullcontext():
             import_nsqd(files, str(source), data_dir, options=OPTIONS)
         files.crash(choose)
@@ -105,7 +105,6 @@ def test_a_disk_that_refuses_leaves_nothing_half(tmp_path: Path, call: str) -> N
             files.fail = {}
             registry = Registry(Files(), data_dir, 0)
             registry.open()
-            # Both, if only the sync behind the commit failed.
             # Both topics exist if only the sync after the commit failed.
             assert sorted(registry.topics) in (
                 [],

@@ -290,7 +290,7 @@ def test_what_is_open_at_a_close_goes_to_others(
     producer.publish_many(topic, [b"2", b"3", b"4"])
     held = [first.message() for _ in range(3)]
     first.answer("finish", held[0])
-    # Nsqjs may close before its FIN is sent.
+    # nsqjs may close the connection before it has sent its FIN.
     wait_for(lambda: row(admin, topic)["finish_count"] == 2, 10, "the second finish")
     first.close()
     wait_for(lambda: row(admin, topic)["client_count"] == 0, 10, "its end")

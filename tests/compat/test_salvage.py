@@ -113,7 +113,7 @@ def test_a_message_of_any_time_is_taken(tmp_path: Path, time_ns: int) -> None:
 
 def test_the_reason_given_for_a_loss_is_right(tmp_path: Path) -> None:
     """The report may say that the message before a damaged place can be incomplete only if there is
-    such a message. If only the id in a head is broken, its length still counts.
+    such a message. If only the id in a head is broken, the length in that head still counts.
     """
     assert read(tmp_path, b"\xff" * 50 + WHOLE)[1][0].why == "no message can be read"
     assert read(tmp_path, RECORDS[0] + b"\xff" * 50 + WHOLE)[1][0].why.endswith(

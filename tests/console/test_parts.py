@@ -23,8 +23,8 @@ KINDS: Final = {
     ".svg": "image/svg+xml",
 }
 TOPICS: Final = 100
-CHANNELS: Final = 10  # per topic
-# Replaces the page's stream: `push(name, data)` sends the page an event of the broker.
+CHANNELS: Final = 10  # channels per topic
+# This script replaces the page's stream: `push(name, data)` sends the page an event of the broker.
 STREAM: Final = """
 const encoder = new TextEncoder();
 const waiting = [];
@@ -188,7 +188,8 @@ def test_events_are_read_however_the_stream_is_cut(window: Window) -> None:
 
 def test_trails_hold_mean_rates_and_largest_depths(window: Window) -> None:
     """A point of a chart holds the mean of the rates and the largest depth of its time. A page that
-    was hidden for long must load its data again. A time without new values repeats the last one.
+    was hidden for long must load its data again. For a time without new values, the chart repeats
+    the last one.
     """
     page = window.open("#/")
     said = page.evaluate(
@@ -285,8 +286,8 @@ def cpu_ms_of(window: Window, script: str) -> float:
     ("place", "rows", "words"), [("#/", 100, "100 topics"), ("#/channels", 150, "1,000 channels")]
 )
 def test_a_thousand_channels_stay_smooth(window: Window, place: str, rows: int, words: str) -> None:
-    """If one of a thousand channels changes, only its cells and the clock's change, and not the
-    table. All rows appear as far as the user scrolls.
+    """If one of a thousand channels changes, only the cells of that channel and of the clock
+    change. The rest of the table stays. All rows appear as far as the user scrolls.
     """
     page = window.open(place)
     page.evaluate("(data) => push('snapshot', data)", snapshot())

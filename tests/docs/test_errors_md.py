@@ -14,7 +14,6 @@ from .walking import ROOT
 
 TEXT: Final = (ROOT / "docs" / "errors.md").read_text()
 ROW: Final = re.compile(r"^\| `(E_\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
-# Of the command line, and of a process that cannot start.
 # Codes of the command line, and of a process that cannot start.
 ELSEWHERE: Final = {
     "E_INTERRUPTED",

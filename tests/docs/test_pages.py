@@ -1,4 +1,4 @@
-"""Tests that the blocks of further pages work as they are written."""
+"""Tests that the blocks of nsqd.md and spark.md work as they are written."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ PAGES: Final = ("docs/architecture.md", "HACKING.md", "CONTRIBUTING.md", "SECURI
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads mkdocs.yml, whose tags name Python functions."""
+    """A loader for mkdocs.yml, whose tags name Python functions."""
 
 
 def _named(loader: Any, suffix: str, node: Any) -> str:

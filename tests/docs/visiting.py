@@ -1,5 +1,5 @@
-"""Runs the indented blocks of a page, line by line: it types the commands, saves files, and
-compares the output.
+"""A reader that runs the indented blocks of a page, line by line: it types the commands, saves
+files, and compares the output.
 
 A line that begins with `zsq`, `curl` or `scripts/` is a command. A line that begins with `$ ` is a
 command too, and the lines after it are its output (`...` stands for any text). What is not a
@@ -36,18 +36,21 @@ url = os.environ["ZSQ_URL"]
 
 @dataclass(frozen=True)
 class Page:
-    """What the reader of a page needs in addition to the page. The keys are beginnings of lines."""
+    """Things that the reader of a page needs in addition to the page. The keys of the mappings are
+    beginnings of lines.
+    """
 
-    before: str = ""  # this is typed first
-    # How the broker is started if no line of the page does that.
+    before: str = ""  # a command that is typed before all others
+    # The command that starts the broker if no line of the page does that.
     serve: str = "zsq serve --data-dir data"
     serves_itself: bool = False  # a line of the page starts the broker
-    # In lines with this beginning: a text, and what is typed in its place.
+    # (beginning of a line, a text in the line, what is typed in place of the text).
     put: tuple[tuple[str, str, str], ...] = ()
-    first: Mapping[str, str] = field(default_factory=dict)  # this is typed before that line
-    # The command is stopped when it has printed this.
+    # A command that is typed before the line.
+    first: Mapping[str, str] = field(default_factory=dict)
+    # The text after which the command in the line is stopped.
     until: Mapping[str, str] = field(default_factory=dict)
-    # Code that is put before and after these lines.
+    # Python code that is put before and after the code of the line.
     python: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
@@ -115,7 +118,7 @@ def key_of(text: str) -> str:
 
 
 class Visitor(Reader):
-    """Goes through a page with one broker."""
+    """A reader that goes through a page with one broker."""
 
     patience_s = 30.0
 

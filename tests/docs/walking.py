@@ -1,5 +1,5 @@
-"""Does what a reader does with a page of the documentation: runs its blocks in order, in one
-folder, and compares the output.
+"""A reader of a page of the documentation: it runs the blocks of the page in order, in one folder,
+and compares the output.
 
     ```sh          The block is run as it stands. A broker (`zsq serve ...` alone) keeps running in
                    the background, and the test waits until it is ready.

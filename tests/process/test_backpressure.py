@@ -33,7 +33,7 @@ def test_a_consumer_that_stops_costs_no_memory(broker: Broker) -> None:
         zsq.Consumer("t", "stuck", url=broker.ipc, ready=100) as stuck,
     ):
         admin.create_channel("t", "idle")
-        for _ in range(20):  # after this, every process has the memory that it needs once
+        for _ in range(20):  # now every process has the memory that it needs only once
             producer.publish_many("t", bodies)
         assert stuck.receive_batch(20) is not None
         wait_for(
@@ -42,7 +42,7 @@ def test_a_consumer_that_stops_costs_no_memory(broker: Broker) -> None:
             "all of its credit is out",
         )
         before = private(broker)
-        for _ in range(300):  # 300 MB
+        for _ in range(300):  # 300 MB in all
             producer.publish_many("t", bodies, wait=False)
         producer.flush()
 

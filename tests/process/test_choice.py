@@ -124,7 +124,7 @@ def test_a_sample_rate_that_is_none_is_refused(
         zsq.Consumer("t", "c", url=broker.ipc, sample_rate=rate)
     consumer = zsq.Consumer("t", "c", url=broker.ipc)
     drive = consumer._drive()
-    # As a client that does not check its options would send it.
+    # A client that does not check its options would send this rate.
     monkeypatch.setattr(drive.engine.session, "sample_rate", rate)
     with pytest.raises(zsq.ZsqError, match="sample rate must be 1 to 99 percent") as error:
         consumer.subscribe(10)

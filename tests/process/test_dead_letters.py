@@ -97,7 +97,8 @@ def test_attempts_count_over_kills_and_a_restart(tmp_path: Path) -> None:
     try:
         publish(broker, 3)
         with zsq.Consumer("t", "c", url=broker.ipc, max_attempts=2) as consumer:
-            take(consumer, 3)[0].finish(sync=True)  # with this commit the others get rows
+            # This commit also stores rows for the other two messages.
+            take(consumer, 3)[0].finish(sync=True)
             kill(channel_pid(broker))
             again = take(consumer, 2)
             assert sorted((message.body, message.attempts) for message in again) == [
@@ -209,7 +210,9 @@ def test_kills_during_the_move_of_dead_letters_lose_none(broker: Broker, kind: s
 
 
 def reject(broker: Broker, consumer: zsq.Consumer) -> dict[str, Any]:
-    """Reject what is there and what comes again. Then return the channel's statistics."""
+    """Reject the messages that wait and those that are delivered again. Then return the channel's
+    statistics.
+    """
     for _ in range(10):
         batch = consumer.receive_batch(0.01)
         if batch is None:
@@ -283,8 +286,8 @@ def test_in_an_ordered_channel_what_follows_waits_for_the_letter(broker: Broker)
 
 
 def test_an_impossible_dead_letter_name_is_refused_when_it_is_set(broker: Broker) -> None:
-    """A consumer of an existing channel does not have to know how the channel's settings were made
-    valid.
+    """The default dead-letter name would be too long, so the channel needs a dead_letter_topic. A
+    consumer of an existing channel does not have to repeat that setting.
     """
     name = "t" * 60
     with zsq.Admin(broker.ipc) as admin:
@@ -308,7 +311,9 @@ def test_an_impossible_dead_letter_name_is_refused_when_it_is_set(broker: Broker
 
 
 def test_a_topic_in_memory_is_refused_for_a_durable_channel(broker: Broker) -> None:
-    """The setting is refused when a channel is created in either way, and when it is configured."""
+    """The setting is refused when a channel is created with it, by an order or by a consumer, and
+    when the channel is configured.
+    """
     publish(broker, 1)
     lost: dict[str, Any] = {"dead_letter_topic": "d#ephemeral"}
     with zsq.Admin(broker.ipc) as admin:

@@ -43,15 +43,13 @@ def test_a_million_that_wait_cost_no_memory(broker: Broker) -> None:
         before = anonymous(broker)
         for _ in range(IN_BLOCKS // BLOCK):
             producer.publish_many("big", bodies, delay=7_200, wait=False)
-        for number in range(SINGLES):  # one row for each
+        for number in range(SINGLES):  # the store has one row for each of these
             producer.publish_many(
                 "big", [b"%019d" % number], delay=7_000 + number % 100, wait=False
             )
-            if (
-                number % AT_ONCE == 0
-                # This test does not measure what many small blocks on their way cost a topic,
-                # delayed or not.
-            ):
+            # Flush now and then, because this test does not measure how much memory a topic needs
+            # for many small blocks that are not stored yet.
+            if number % AT_ONCE == 0:
                 producer.flush(120)
         producer.flush(120)
         count = IN_BLOCKS + SINGLES + 50

@@ -183,7 +183,9 @@ def test_topics_created_by_first_use_are_in_the_audit_log_too(
 
 
 def test_a_stored_channel_is_no_first_use(guarded: Guarded) -> None:
-    """This holds however the channel's consumer connects, even before the topic is up again."""
+    """No first use is recorded, however the channel's consumer connects, even before the topic is
+    up again.
+    """
     before = len([row for row in guarded.audited() if row["action"] == "first use"])
     assert guarded.stop() == 0
     guarded.launch()

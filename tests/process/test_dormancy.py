@@ -1,4 +1,6 @@
-"""Topics that nobody uses, on a real broker: their processes end, and any use starts them again."""
+"""Tests of topics that no client uses, on a real broker: their processes end, and any use starts
+them again.
+"""
 
 from __future__ import annotations
 
@@ -192,7 +194,7 @@ def test_the_option_none_keeps_topics_awake(tmp_path: Path) -> None:
         broker.start()
         with zsq.Admin(broker.ipc) as admin:
             admin.create_channel("t", "c")
-        begun = time.monotonic()  # with 1s it would sleep within this time
+        begun = time.monotonic()  # with `--sleep-after 1s` the topic would sleep within 5 s
         wait_for(lambda: time.monotonic() > begun + 5.0, 20, "the end of 5 s")
         assert processes(broker, "t") == ["topic t", "channel t/c"]
     finally:

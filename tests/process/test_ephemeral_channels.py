@@ -133,23 +133,20 @@ def test_an_ephemeral_channel_keeps_its_settings_when_its_topic_is_killed(broker
         with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc, max_attempts=7) as other:
             wait_for(lambda: rows(broker).get(CHANNEL, {}).get("client_count"), 20, "a consumer")
             victims = broker.pids("topic")
-            channels = broker.pids(
-                "channel"
-                # A channel ends with its topic. Before that, a channel with a consumer may be the
-                # old one.
-            )
+            # A channel ends with its topic. Before that, a channel with a consumer may be the old
+            # one.
+            channels = broker.pids("channel")
             kill(victims[0])
             broker.wait_gone([*victims, *channels])
 
             settings: dict[str, Any] = {}
 
-            def is_up() -> (
-                bool
-                # The settings must be read in the same request. At the next one the topic may be
-                # starting again.
-            ):
+            # The settings must be read in the same request. At the next one the topic may be
+            # starting again.
+            def is_up() -> bool:
                 if {*channels} & {*broker.pids("channel")}:
-                    # The supervisor has not noticed their end and still shows their last report.
+                    # The supervisor has not noticed the end of the old channels and still shows
+                    # their last report.
                     return False
                 row = rows(broker).get(CHANNEL, {})
                 settings.update(row.get("settings", {}))

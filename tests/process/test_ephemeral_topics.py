@@ -220,7 +220,7 @@ def test_reading_by_offset_works(broker: Broker) -> None:
 def test_transactions_are_refused_and_make_no_topic(
     broker: Broker, way: str, knows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This also holds for a client that does not check the name. Over TCP the gateway refuses it. A
+    """A client that does not check the name is refused, too. Over TCP the gateway refuses it. A
     local client creates the topic, and storage refuses.
     """
     if not knows:

@@ -191,8 +191,8 @@ def test_publishes_go_on_soon_after_all_processes_lacked_files(broker: Broker) -
                 20,
                 "the complaints",
             )
-            # Enough time for some tries. After a failure, the pauses would have grown to 8 s and
-            # more by then.
+            # This is enough time for some tries. After a failure, the pauses would have grown to 8
+            # s and more by then.
             select.select([], [], [], 6)
         begun = time.monotonic()
         with zsq.Producer(broker.ipc, timeout=20) as other:

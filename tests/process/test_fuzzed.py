@@ -187,7 +187,7 @@ class Stranger:
 
     def _tamed(self, control: bytes) -> bytes:
         """Let all messages that would create a topic name the same topic. Each topic needs more
-        processes, so that many topics would exceed the limits although the broker works correctly.
+        processes, so many topics would exceed the limits although the broker works correctly.
         """
         with contextlib.suppress(zsq.UsageError):
             word = decode(control)
@@ -211,8 +211,8 @@ class Stranger:
 
 
 def unharmed(broker: Broker, before: dict[str, int], neighbour: Neighbour) -> None:
-    """Check that the processes that serve other clients are still the same. A process that accepts
-    any message may have been told to end.
+    """Check that the processes that serve other clients are still the same. Only processes of the
+    topic `fuzzed` may be gone, because a random message can tell the broker to end them.
     """
     count = neighbour.count
     wait_for(

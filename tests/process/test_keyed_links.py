@@ -179,7 +179,9 @@ def test_a_client_with_an_unknown_key_is_told_which_key(broker: Broker, ring: Ke
 def test_a_client_with_another_brokers_key_is_told_to_check_the_file(
     broker: Broker, ring: Keyring
 ) -> None:
-    """The client cannot know this for certain, so it reports it after the time-out."""
+    """The client cannot be sure that the key is wrong. So it waits for the time-out before it gives
+    this advice.
+    """
     etl = ring.of("etl")
     keys = Credentials(etl.public, etl.secret, ring.of("stranger").public, "etl.key")
     with (

@@ -23,7 +23,7 @@ PER_BLOCK = 40
 
 
 class Load:
-    """One consumer in the background, and publishes from the test's thread. On request the consumer
+    """A consumer in the background, and a producer in the test's thread. On request the consumer
     holds messages back until it is told to go on.
     """
 
@@ -35,7 +35,8 @@ class Load:
         self.held = threading.Event()
         self.go = threading.Event()
         self.finishing = threading.Event()
-        self.answered = threading.Event()  # the finish that was unanswered at the kill
+        # Set when the finish that had no answer at the kill has succeeded or failed.
+        self.answered = threading.Event()
         self.next = 0
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._consume, daemon=True)
@@ -98,7 +99,7 @@ def load(broker: Broker, request: pytest.FixtureRequest) -> Iterator[Load]:
 
 
 def outstanding(broker: Broker, load: Load) -> list[tuple[zsq.Receipt, set[int]]]:
-    """Make publishes and a finish that have certainly no answer yet. The topic's process is
+    """Make publishes and a finish that certainly have no answer yet. The topic's process is
     stopped, so that nothing can be committed.
     """
     load.publish(BEFORE)

@@ -17,7 +17,9 @@ import zsq
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_signal_in_the_middle_of_the_start_ends_it(tmp_path: Path, signals: int) -> None:
-    """The socket exists before the processes do. A signal that arrives then must not be lost."""
+    """The socket exists before the processes do. A signal that arrives in between must not be
+    lost.
+    """
     command = [
         sys.executable,
         "-m",

@@ -92,7 +92,9 @@ def firsts(numbers: list[int]) -> list[int]:
 
 
 def test_each_key_comes_in_its_order_one_at_a_time(broker: Broker) -> None:
-    """This also holds if handlers fail and their messages are delivered again after a delay."""
+    """The order also holds if handlers fail and their messages are delivered again after a
+    delay.
+    """
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic("t")
         admin.create_channel("t", "c", ordered=True)
@@ -199,8 +201,8 @@ def test_a_message_that_is_held_stops_its_key_and_no_other(broker: Broker) -> No
             )
             assert admin.stats("t", "c")["topics"][0]["channels"][0]["depth"] == 250
             held.finish(sync=True)
-            # The holder may have received the next message already. It is delivered again, before
-            # all that are behind it.
+            # The holder may have received the next message already. That message is delivered
+            # again, before all messages behind it.
             holder.close()
             came: list[int] = []
             while len(came) < 250:

@@ -48,8 +48,8 @@ def title_of(pid: int) -> str:
 
 
 class Watch:
-    """Inspects every process again and again, and records which process held files of which topic's
-    folder.
+    """A thread that inspects every process again and again. It records which process held files of
+    which topic's folder.
     """
 
     def __init__(self, topics: Path) -> None:

@@ -197,7 +197,7 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
 
 
 def test_a_peek_of_what_is_deferred_outlives_the_channel(shared: Broker) -> None:
-    """These rows are only in the store."""
+    """The rows of deferred messages are only in the store."""
     fill(shared.ipc, "outlives")
     with zsq.Consumer("outlives", "c", url=shared.ipc, ready=3) as consumer:
         for delay in (300, 100, 200):

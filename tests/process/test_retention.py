@@ -113,8 +113,8 @@ def finish_new(broker: Broker) -> int:
 
 @pytest.mark.slow
 def test_an_offline_channel_holds_its_chunks_for_ever(broker: Broker, admin: zsq.Admin) -> None:
-    """This holds over a restart and a kill, too. Only the deletion of the channel frees
-    the chunks.
+    """The chunks stay over a restart and a kill, too. Only the deletion of the channel frees
+    them.
     """
     admin.create_channel(TOPIC, "offline")
     admin.create_channel(TOPIC, "c")
@@ -130,7 +130,7 @@ def test_an_offline_channel_holds_its_chunks_for_ever(broker: Broker, admin: zsq
         "it is up again",
     )
     seen = shown(admin)["log_bytes"]
-    deadline = time.monotonic() + 3.5  # three ticks
+    deadline = time.monotonic() + 3.5  # retention runs three times in this time
     wait_for(lambda: time.monotonic() > deadline)
     topic = shown(admin)
     assert (topic["start"], topic["dropped_count"]) == (0, 0)
@@ -188,8 +188,8 @@ def test_a_full_topic_refuses_and_takes_again_when_channels_have_finished(
 def test_delayed_messages_count_from_the_moment_they_are_taken(
     broker: Broker, admin: zsq.Admin
 ) -> None:
-    """Otherwise they would all be stored at once when they are due, because nothing refuses them
-    then.
+    """If they counted only when they are due, all of them would be stored, because nothing refuses
+    them at that time.
     """
     admin.create_topic(TOPIC, max_bytes=8 * MIB)
     with zsq.Producer(broker.ipc) as producer:

@@ -124,7 +124,7 @@ def test_a_commit_of_what_is_not_sealed_or_not_so_changes_nothing(url: str, topi
 
 
 class Publisher(threading.Thread):
-    """Publishes until it is stopped, and waits for each answer."""
+    """A publisher that continues until it is stopped, and waits for each answer."""
 
     def __init__(self, url: str, topic: str, size: int = 20) -> None:
         super().__init__(daemon=True)

@@ -211,8 +211,8 @@ def test_a_stopped_storage_goes_on(broker: Broker, way: str) -> None:
 
 
 def test_channels_see_a_commit_over_a_kill(broker: Broker) -> None:
-    """The channel is attached at the head before the commit. It gets the messages in order, and
-    once after the kill.
+    """The channel is attached at the head before the commit. After the kill, it gets the messages
+    in order, and each of them once.
     """
     with (
         zsq.Admin(broker.ipc) as admin,

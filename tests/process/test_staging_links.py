@@ -37,7 +37,7 @@ def test_writers_are_told_that_the_broker_stops(broker: Broker, way: str) -> Non
 
 
 def test_writers_behind_a_gateway_are_told_that_storage_died(broker: Broker) -> None:
-    """They are told at once, and not after two heartbeats of 30 s."""
+    """The writers are told at once, and not after two heartbeats of 30 s."""
     raw = RawStage(broker, over_tcp=True)
     try:
         raw.open(STAGE)

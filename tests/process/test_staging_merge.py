@@ -118,7 +118,7 @@ def test_an_abort_during_the_merge_comes_too_late(broker: Broker) -> None:
 
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_commit_survives_a_kill_during_the_merge(broker: Broker, after: int) -> None:
-    """`after`: whether to wait for the merge before the kill."""
+    """If `after` is 1, the kill comes after the merge has begun. Otherwise it comes at once."""
     parts = parts_of(broker, 1)
     with StageCommitter(broker.ipc, TOPIC) as committer:
         committing = Task(committer, 1, parts)

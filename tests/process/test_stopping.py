@@ -122,7 +122,9 @@ def test_nsq_publishes_to_a_topic_on_its_way_up_are_answered_when_the_broker_sto
 
 
 def test_a_topic_that_is_asked_for_while_the_broker_stops_is_refused(tmp_path: Path) -> None:
-    """Otherwise the topic's processes would not be stopped, and the broker would never end."""
+    """If the broker started the topic, nothing would stop the topic's processes, and the broker
+    would never end.
+    """
     broker = Broker(tmp_path / "data")
     try:
         broker.start()

@@ -51,7 +51,7 @@ def test_a_copy_of_a_running_broker_is_refused_until_the_original_ends(
             in said
         )
         assert "make the copy with `zsq backup`" in said
-        broker.process.kill()  # the kernel releases the name
+        broker.process.kill()  # the kernel then releases the claim on the broker's uuid
         broker.process.wait(10)
         copy.start()
     finally:
@@ -155,11 +155,9 @@ def test_the_sockets_of_killed_processes_are_removed(broker: Broker) -> None:
                 next(pid for name, pid in pids.items() if name.startswith(title)), signal.SIGKILL
             )
 
-        def replaced() -> (
-            bool
-            # Five sockets of the topic's process, of which four belong to storage, and one each of
-            # channel and worker.
-        ):
+        # The topic's process has five sockets, of which four belong to storage. The channel and the
+        # worker have one each.
+        def replaced() -> bool:
             now = {path.name for path in run.iterdir()}
             return len(before - now) == 7 and len(now) == len(before)
 

@@ -26,8 +26,8 @@ CREDIT_BYTES: Final = 4 * 1024 * 1024
 
 
 class FakeBroker:
-    """Listens on RUN/supervisor, RUN/1 (topic), RUN/2 (reader), RUN/3 (channel). What it stored
-    survives `die` and `start`.
+    """A broker that listens on RUN/supervisor, RUN/1 (topic), RUN/2 (reader) and RUN/3 (channel).
+    What it has stored survives `die` and `start`.
 
     Faults that a test can set: `refuse` (error codes for the next blocks), `lose_answers` (store
     the next blocks without an answer), `silent` (answer nothing), `deaf_to` (kinds of messages that

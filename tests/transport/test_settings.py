@@ -28,7 +28,8 @@ from zsq.transport.settings import (
 ROOT: Final = Path(__file__).resolve().parents[2]
 TABLE: Final = "transport/settings.py"
 NAMED_MAX: Final = 3  # settings of one table that a file may name because its code obeys them
-WORDS: Final = frozenset({"tags", "ordered"})  # they also name a message's tags, and ordinary lists
+# These words also name the tags of a message, and ordinary lists.
+WORDS: Final = frozenset({"tags", "ordered"})
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ WORDS: Final = frozenset({"tags", "ordered"})  # they also name a message's tags
 def test_callers_are_told_the_same_types(of: type, options: type) -> None:
     told, held = get_type_hints(options), get_type_hints(of)
     assert [*told] == [*held]
-    for name in {*held} - {"when_full"}:  # its values are given to callers as words
+    for name in {*held} - {"when_full"}:  # the type for callers names the values of this one
         assert told[name] == held[name] | None, name
 
 

@@ -40,7 +40,7 @@ def message(*events: dict[str, str]) -> dict[str, Any]:
 
 
 def told(receiver: Any, what: dict[str, Any]) -> str:
-    """Send to the receiver. Return "", or the reason why it failed."""
+    """Send the event to the receiver. Return "", or the reason why that failed."""
     try:
         receiver.tell(what)
     except NotSent as error:
@@ -89,7 +89,7 @@ def test_a_webhook_that_hangs_times_out(monkeypatch: pytest.MonkeyPatch) -> None
     assert time.monotonic() - begun < 10
 
 
-TLS_RECORD = b"\x16\x03\x03\x40\x00"  # the head of a record of 16 KiB
+TLS_RECORD = b"\x16\x03\x03\x40\x00"  # the header of a TLS record of 16 KiB
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_command_that_is_not_there() -> None:
     assert "No such file" in told(Command(["/nowhere/program"]), message(EVENT))
 
 
-# One child in the command's process group, and one in another session.
+# A command with one child in the command's process group, and another one in another session.
 FAMILY = """
 import os, subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -15,11 +15,13 @@ from zsq.actors.alarms.alarm_sender import _STOP_NS, AlarmSender, Outbox
 
 
 class Ended(BaseException):
-    """Raised in place of ending the process with this code."""
+    """An exception that is raised in place of ending the process. It holds the exit code."""
 
 
 def teller_with(*outboxes: Outbox) -> tuple[AlarmSender, list[str]]:
-    """Return an alarm sender whose threads only record that they were ended, and that record."""
+    """Return an alarm sender whose threads only record that they were ended, together with the
+    record.
+    """
     ended: list[str] = []
     teller = AlarmSender(1, "alarms", cast("Any", None))
     teller._stop_ns = 0
@@ -46,8 +48,8 @@ def busy() -> Outbox:
 def test_a_receiver_that_does_not_answer_is_waited_for_a_moment_and_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise the supervisor would have to kill the process at the end of the time
-    for stopping.
+    """If the process waited longer, the supervisor would have to kill it when the time for stopping
+    is over.
     """
     now = 10**15
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
@@ -66,8 +68,9 @@ def test_a_receiver_that_does_not_answer_is_waited_for_a_moment_and_no_longer(
 def test_the_alarm_sender_ends_although_a_thread_still_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Waiting for that thread may take half a minute, and libzmq aborts if its socket is closed
-    while the thread uses it.
+    """The process does not wait for the thread, because that may take half a minute. It does not
+    close the thread's socket either, because libzmq aborts if a socket is closed while a thread
+    uses it.
     """
 
     def ends(code: int) -> NoReturn:

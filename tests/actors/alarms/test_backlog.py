@@ -181,7 +181,7 @@ def test_alarms_agree_with_a_model_that_reads_all_past_values(
     """
     watch = Watch(hold_s=hold)
     raised = False
-    run: list[bool] = []  # known values of one level in a row, since the last change
+    run: list[bool] = []  # the known values in a row that call for a change of the alarm
     kind = ""
     for value in values:
         found = level(value, 100)

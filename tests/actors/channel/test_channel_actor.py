@@ -97,8 +97,9 @@ def test_messages_removed_before_the_start_are_skipped_and_counted(
 
 
 def test_a_channel_does_not_wait_for_dropped_messages() -> None:
-    """The topic was going to send all blocks. After a drop beyond its position, the channel must
-    read the following blocks from storage, because the topic does not send them again.
+    """The topic was going to send all blocks. When messages beyond the channel's position are
+    dropped, the channel must read the following blocks from storage, because the topic does not
+    send them again.
     """
     shell = Shell(0)
     shell.hear("front", p.Sub(1, p.PROTOCOL_VERSION, 5, 0, 30_000, "test"), A)
@@ -117,8 +118,9 @@ def test_a_channel_does_not_wait_for_dropped_messages() -> None:
 def test_a_seek_to_removed_messages_is_answered_with_the_real_place(
     start: int, dropped: int
 ) -> None:
-    """Storage removed the messages before the seek was committed, so its report comes first.
-    Messages that the channel had already passed do not count as dropped.
+    """Storage removes the messages before it commits the seek. So its report of the removal arrives
+    before its answer to the commit. Messages that the channel had already passed do not count as
+    dropped.
     """
     shell = Shell(0)
     shell.turn("storage")

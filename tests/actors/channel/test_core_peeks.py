@@ -90,8 +90,8 @@ def test_everything_a_channel_holds_is_shown_in_its_state(harness: ChannelHarnes
 
 
 def test_attempts_are_those_that_were_made(harness: ChannelHarness) -> None:
-    """A message that waits with its next attempt number was not delivered under that number,
-    whether the number is only promised or already committed.
+    """A message that waits for redelivery was not delivered under its next attempt number, whether
+    that number is only promised or already committed.
     """
     harness.join(A, 1)
     harness.come(3)
@@ -181,7 +181,7 @@ def test_the_number_of_consumers_of_a_channel_is_bounded(harness: ChannelHarness
     harness.channel.configure(type(harness.channel.settings)(max_consumers=2))
     sub(harness, A)
     sub(harness, B)
-    sub(harness, B)  # again, on the same link
+    sub(harness, B)  # the same consumer subscribes again, on the same link
     with pytest.raises(Refused, match="has 2 consumers; the limit is 2") as error:
         sub(harness, C)
     assert error.value.code == "E_LIMIT"
@@ -196,7 +196,7 @@ def test_the_number_of_consumers_of_a_channel_is_bounded(harness: ChannelHarness
 
 def test_a_lost_consumer_holds_no_place(harness: ChannelHarness) -> None:
     """The channel has not heard from the consumer for two heartbeats, but the scan has not removed
-    it yet. A new consumer takes its place and gets the messages that it held.
+    it yet. A new consumer takes its place and gets the messages that the lost consumer held.
     """
     harness.channel.configure(type(harness.channel.settings)(max_consumers=1))
     sub(harness, A)

@@ -217,7 +217,7 @@ def test_gathered_messages_fit_into_one_block(
 def test_blocks_not_in_memory_are_requested_and_then_sent(
     harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(options, "CACHE_BYTES_MAX", 1)  # one block
+    monkeypatch.setattr(options, "CACHE_BYTES_MAX", 1)  # so the cache holds only one block
     harness = type(harness)()
     harness.join(A, 8)
     harness.come(4, 4)
@@ -428,7 +428,7 @@ def test_nothing_of_the_new_place_is_delivered_before_the_seek_is_committed(
     harness.join(A, 100)
     harness.come(4)
     held = harness.send_one()
-    harness.channel.changes()  # a commit that knows nothing of the seek is on its way
+    harness.channel.changes()  # begin a commit that does not contain the seek
     harness.channel.seek(0)
     harness.end = 0
     harness.come(4)

@@ -56,13 +56,14 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.log: list[Block] = []
         self.states: list[str | int] = []
         self.attempts: list[int] = []  # the highest attempt ever seen for each offset
-        # Token -> consumer, offsets, deadline, cap.
+        # Token -> (consumer, offsets, end of the lease, latest end after any number of touches).
         self.leases: dict[int, tuple[Peer, set[int], int, int]] = {}
         self.tokens = [1]  # all tokens that were ever seen
         self.pending: Commit | None = None
         self.stored_next = 0
         self.stored: dict[int, tuple[int, int]] = {}
-        self.kept: dict[int, tuple[int, int, int]] = {}  # deferred: count, attempts, due
+        # Rows of deferred messages: first offset -> (count, attempts, due time).
+        self.kept: dict[int, tuple[int, int, int]] = {}
         self.safe: list[str | int] = []  # the states of the model at the last commit
         self.seen: dict[Peer, int] = {}
         self.now_ns = 1_000 * S
@@ -349,7 +350,8 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(dice=st.integers(0, 9))
     def empty(self, dice: int) -> None:
-        if dice == 6:  # only now and then, because otherwise no message would live long enough
+        # Do this rarely, because otherwise few messages would stay unfinished for long.
+        if dice == 6:
             self.channel.seek(self.head)
             self.leases.clear()
             self.states = [FINISHED] * self.head

@@ -166,8 +166,8 @@ steps = st.lists(
 def test_every_message_is_somewhere_and_none_is_counted_twice(
     make: type[ChannelHarness], given_steps: list[tuple[str, int]]
 ) -> None:
-    """Whatever happens in whatever order, the finished, dropped, in-flight, waiting and deferred
-    messages together are all messages that were published.
+    """Whatever happens, and in whatever order, the finished, dropped, in-flight, waiting and
+    deferred messages together are all messages that were published.
     """
     harness = make()
     channel = harness.channel

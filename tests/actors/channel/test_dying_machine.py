@@ -51,7 +51,7 @@ class DyingMachine(RuleBasedStateMachine):
         self.kept: dict[int, tuple[int, int, int]] = {}  # the committed rows of deferred messages
         self.pending: tuple[Changes, set[int]] | None = None
         self.finished: set[int] = set()
-        self.safe: set[int] = set()  # finished, and the finish is committed
+        self.safe: set[int] = set()  # offsets whose finish is committed
         self.letters: list[int] = []
         self.now_ns = 1_000 * S
         self.start()
@@ -74,8 +74,8 @@ class DyingMachine(RuleBasedStateMachine):
         self.channel.supply.deferred.next_due_ns = min((row[3] for row in from_store), default=0)
         self.channel.subscribe(Subscriber(A, "a", 20, 60 * S, 10**9 * S, self.now_ns, 0))
         self.pending = None
-        self.out: list[int] = []  # in a batch that is on its way
-        self.died: set[int] = set()  # since the last start
+        self.out: list[int] = []  # offsets in the batch that is on its way to the dead-letter topic
+        self.died: set[int] = set()  # offsets that have become dead letters since the last start
         self.leases: list[int] = []
 
     @rule(count=st.integers(1, 6))
@@ -222,7 +222,7 @@ class DyingMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """Stop and start again in order: promised attempts are taken back, and everything is
+        """Stop cleanly and start again. The channel takes promised attempts back, and everything is
         committed.
         """
         if self.pending is not None:

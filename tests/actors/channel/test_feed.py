@@ -126,7 +126,7 @@ def test_a_channel_that_was_moved_reads_from_its_new_place(state: FeedState) -> 
 
 
 class ChannelShell:
-    """The channel's side, as the channel actor connects it. Its queues take the place of the
+    """A channel that is connected to its feed as in the channel actor, with queues in place of
     sockets.
     """
 
@@ -135,10 +135,10 @@ class ChannelShell:
         self.delivery = ChannelCore(1, start, (), {}, paused=False)
         self.feed = Feed("c")
         self.request = 0
-        self.down: deque[p.Wire] = deque()  # to the topic
+        self.down: deque[p.Wire] = deque()  # messages to the topic
         self.fetches: deque[p.Fetch] = deque()
         self.reads: deque[tuple[p.Blocks, list[Block]]] = deque()
-        self.up: deque[tuple[p.Wire, list[Block]]] = deque()  # from the topic
+        self.up: deque[tuple[p.Wire, list[Block]]] = deque()  # messages from the topic
         self.got: list[int] = []
 
     def turn(self) -> None:
@@ -254,7 +254,7 @@ class FeedMachine(RuleBasedStateMachine):
             if not blocks:
                 channel.up.append((p.Behind(self.fanout.end), []))
             elif sum(block.length for _, on_way in channel.up for block in on_way) > WINDOW // 3:
-                self.fanout.detach(peer)  # the pipe to this channel is full
+                self.fanout.detach(peer)  # this happens when the pipe to the channel is full
             else:
                 channel.up.append((p.Offer(self.fanout.end), blocks))
         self.fanout.trim()

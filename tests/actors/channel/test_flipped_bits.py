@@ -214,7 +214,7 @@ def test_a_block_refused_for_a_flipped_bit_is_read_from_storage_again() -> None:
     harness = Bits()
     harness.join(ME, 40)
     held = harness.publish(messages(0, 40))
-    held.check()  # as a delivery of a part of the block would do
+    held.check()  # a delivery of a part of the block would also check it
     flip(held, b"message 0020")
     pending = harness.send_one()
     with pytest.raises(CorruptBlock):

@@ -199,7 +199,6 @@ class TroubledMachine(OrderedMachine):
     @invariant()
     def one_of_a_key_is_out(self) -> None:
         for key in KEYS[:-1]:
-            # No slot waits for these.
             # No slot waits for these messages.
             gone = [
                 state not in (LEASED, DYING) and at < self.low

@@ -175,7 +175,7 @@ def test_nothing_is_lost_between_waiting_and_ready(
 
 
 def test_a_commit_that_promises_nothing_leaves_what_came_back_unsorted() -> None:
-    """The message is then sorted together with those that are returned later."""
+    """Such a message is sorted later, together with those that are returned after it."""
     again = Redelivery()
     again.returned = [(5, 1, 1)]
     again.promise(0)

@@ -35,7 +35,7 @@ def tagged(*tags: str | None) -> Block:
 
 @pytest.mark.parametrize("rate", [1, 10, 50, 99])
 def test_a_sample_is_as_large_as_was_said(make: type[ChannelHarness], rate: int) -> None:
-    """NSQ delivers one percentage point more than the rate says."""
+    """The share is the rate in percent. NSQ delivers one percentage point more."""
     harness = make(random=random.Random(rate).random)
     harness.join(A, 100_000, sample_rate=rate)
     count = 60_000

@@ -52,7 +52,7 @@ class WildChannel(RuleBasedStateMachine):
         self.rows: dict[int, tuple[int, int, int]] = {}
         self.next_stored = 0
         self.pending: Changes | None = None
-        # The states of the messages behind the cursor when that commit began.
+        # The states of the messages behind the cursor when the pending commit began.
         self.expected: dict[int, MessageState] = {}
         self.keys: list[bytes | None] = []
         self.attempts: dict[int, int] = defaultdict(int)
@@ -283,8 +283,8 @@ class WildChannel(RuleBasedStateMachine):
 
     @rule(dice=st.integers(0, 3), written=st.booleans(), in_order=st.booleans())
     def end_and_begin(self, dice: int, written: bool, in_order: bool) -> None:
-        """Stop in order, with a last commit, or crash. At a crash the commit in progress may be on
-        disk or not.
+        """Stop cleanly with a last commit, or crash. After a crash, the commit in progress may be
+        on disk or not.
         """
         if dice:
             return

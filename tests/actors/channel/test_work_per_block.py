@@ -24,7 +24,7 @@ from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import block_frames, decode, encode, frames_blocks
 
 A = (b"a",)
-CALLS_A_PIECE = 5  # for a checksum
+CALLS_A_PIECE = 5  # for the checksum of one piece
 ID = 77
 
 
@@ -65,8 +65,8 @@ def full(count: int) -> Block:
 
 
 def through_topic_and_channel(block: Block) -> Callable[[], None]:
-    """Return the work for one block, as the actors do it. Two consumers share the block. One
-    finishes its half at once, and the other finishes a part and leaves.
+    """Return a function that does all work of the actors for one block. Two consumers share the
+    block. One finishes its half at once, and the other finishes a part and leaves.
     """
     half = block.count // 2
     ordering = Ordering({})

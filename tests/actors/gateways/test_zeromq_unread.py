@@ -128,7 +128,9 @@ def test_over_the_total_budget_only_clients_above_their_share_get_nothing() -> N
 def test_above_the_total_budget_sent_frames_are_checked_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise clients would wait because of bytes that other clients have read already."""
+    """Without these checks, clients would have to wait because of bytes that other clients have
+    read already.
+    """
     now = [unread.SETTLE_NS]
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
     found = Unread(budget=60)

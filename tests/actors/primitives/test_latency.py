@@ -155,7 +155,7 @@ def test_recent_values_are_those_of_the_last_two_slots() -> None:
         window.add(number * MS, 1, 5 * S)
     for found, wanted in zip(window.recent(31 * S), (50, 95, 99), strict=True):
         assert found == pytest.approx(wanted * MS, rel=0.03)
-    # Shorter than all values before, so the two slots begin with different bins.
+    # This value is shorter than all before, so the two slots begin with different bins.
     window.add(1, 10_000, 32 * S)
     assert window.recent(32 * S)[0] == pytest.approx(LATENCY_NS_MIN, rel=0.02)
     assert window.recent(89 * S)[2] == pytest.approx(LATENCY_NS_MIN, rel=0.02)

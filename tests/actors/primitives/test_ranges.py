@@ -60,8 +60,9 @@ def test_no_ranges_take_all(runs: list[Run]) -> None:
 
 
 def test_ranges_that_could_not_be_said_in_an_answer_are_refused() -> None:
-    """Both ranges begin at the highest offset that a protocol message can carry. The refused part
-    of the second range began beyond it, could not be sent, and ended the channel.
+    """Both ranges begin at the highest offset that a protocol message can carry. In an earlier
+    version, the refused part of the second range began beyond that offset. It could not be sent,
+    and the channel ended.
     """
     first, second = ((1 << 64) - 1, 10), ((1 << 64) - 1, 20)
     for wrong in (

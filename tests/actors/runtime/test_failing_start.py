@@ -29,8 +29,8 @@ Sample(5, "sample", None).run(sys.argv[1], reading)
 
 
 def test_an_actor_that_cannot_start_reports_why_and_ends(tmp_path: Path) -> None:
-    """A thread of the actor waits on a socket, so a wrong order at the end would make ZeroMQ abort
-    the process. The actor must also not report that it has started.
+    """A thread of the actor waits on a socket. If the actor closed its parts in the wrong order,
+    ZeroMQ would abort the process. The actor must also not report that it has started.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     supervisor = Port(context, zmq.ROUTER)

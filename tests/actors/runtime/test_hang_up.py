@@ -1,4 +1,4 @@
-"""Test of a scan worker that disconnects from a peer while the peer's answer is arriving. Without
+"""Test of a scan worker that disconnects from a peer while the peer's answer is arriving. Without a
 precaution, libzmq would abort the process at the next read.
 """
 

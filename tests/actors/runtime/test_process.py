@@ -85,7 +85,7 @@ def test_a_child_dies_with_its_parent() -> None:
 
 
 def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
-    with started(1) as parent:  # no process that is started here is a child of process 1
+    with started(1) as parent:  # no process that the test starts is a child of process 1
         assert parent.stdout is not None
         first = parent.stdout.readline()
         if first.strip().isdigit():

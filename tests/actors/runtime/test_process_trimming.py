@@ -31,8 +31,8 @@ def test_an_idle_process_returns_memory_only_after_its_start() -> None:
 
 
 def test_memory_is_trimmed_again_after_new_work() -> None:
-    """One return in the life of a process would not be enough: even an actor that never receives
-    blocks, such as the scan loop, needs memory from time to time.
+    """It is not enough to return memory once in the life of a process. Even an actor that never
+    receives blocks, such as the scan loop, needs memory from time to time.
     """
     assert trims({100: "word"}, 1_000, 10) == [10, 110]
     assert trims({100: "blocks", 500: "blocks"}, 1_000, 10) == [10, 110, 510]

@@ -86,7 +86,7 @@ def test_a_hint_makes_a_channel_due_earlier() -> None:
     plan = plan_of(100)
     plan.answered(7, LATER)
     plan.hint(7, NOW + S)
-    plan.hint(1_000, NOW)  # for a channel that was removed
+    plan.hint(1_000, NOW)  # a hint for a channel that was removed
     assert keys(plan, NOW + S, lambda n: 50) == [7, 50]
 
 

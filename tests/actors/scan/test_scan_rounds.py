@@ -38,7 +38,9 @@ class Bench:
     def report(
         self, order: WorkerRequest, state: int = CLEAN, due_ns: int = LATER, **of: int
     ) -> list[int]:
-        """Report all channels of the order as `state`, except those given as `k7=LATE`."""
+        """Report all channels of the order as `state`. An argument such as `k7=LATE` sets the state
+        of channel 7.
+        """
         results = [(key, of.get(f"k{key}", state), due_ns) for key, _ in order.targets]
         return self.rounds.reported(order.request, results, self.now)
 
@@ -84,7 +86,9 @@ def test_a_round_follows_at_once_if_more_than_a_quarter_was_dirty(
 
 
 def test_a_scan_loop_without_channels_wakes_once_in_the_interval() -> None:
-    """A broker whose topics all sleep has none. The end of its last round is long past."""
+    """If all topics of a broker sleep, the scan loop has no channels. Its last round ended long
+    ago.
+    """
     rounds = ScanRounds(ScanPlan())
     rounds.set_workers(["w"], 0)
     for now_ns in (0, 1, 3_600 * 1_000_000_000):
@@ -220,11 +224,9 @@ class Machine(RuleBasedStateMachine):
         # Request -> order, time at which it was sent, keys of the late channels.
         self.out: dict[int, tuple[WorkerRequest, int, set[int]]] = {}
         self.last: dict[int, int] = {}  # key -> the request by which the channel was asked last
-        self.held: set[int] = (
-            set()
-            # Requests of workers that were stuck in the meantime. Their channels are asked again,
-            # because nothing is known about them.
-        )
+        # Requests of workers that were stuck in the meantime. Their channels are asked again,
+        # because nothing is known about them.
+        self.held: set[int] = set()
         # Channels that answer: key -> the time since which they have been due.
         self.due: dict[int, int] = {}
         self.free_ns = NOW  # the time since which one worker has been free and nothing is stuck
@@ -301,7 +303,9 @@ class Machine(RuleBasedStateMachine):
             self.out[order.request] = order, self.bench.now, set()
 
     def work(self, request: int, order: WorkerRequest, sent_ns: int, late: set[int]) -> None:
-        """Do the work of a worker, in each step."""
+        """Do one step of a worker: report the channels that have answered, or whose time is
+        over.
+        """
         alive = {key for key, _ in order.targets if key in self.channels - self.hung}
         passed_ns = self.bench.now - sent_ns
         todo = late or {key for key, _ in order.targets}
@@ -340,7 +344,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "plan"):
             return
         self.stuck.clear()
-        for _ in range(6):  # the reports that were held back
+        for _ in range(6):  # the workers send the reports that they held back
             self.step()
         hints = sorted(self.channels - self.hung)[:10]
         for key in hints:
@@ -349,7 +353,7 @@ class Machine(RuleBasedStateMachine):
         for _ in range(20):
             self.step()
         assert not self.due.keys() & set(hints), "late by more than 200 ms"
-        for _ in range(1_700):  # in this time, channels that hang are found
+        for _ in range(1_700):  # enough steps to find all channels that hang
             self.step()
         assert self.plan._missed.keys() <= self.hung
 

@@ -92,7 +92,9 @@ def test_a_worker_asks_each_channel_and_reports_the_answers(shell: Shell) -> Non
 
 
 def test_a_removed_endpoint_is_no_longer_connected(shell: Shell) -> None:
-    """Otherwise the worker would try to connect again many times a second, for a minute."""
+    """If the worker stayed connected, it would try to reach the endpoint again many times a second,
+    for a minute.
+    """
     assert shell.asking.options[zmq.RECONNECT_IVL_MAX] == options.SCAN_RECONNECT_MAX_MS, (
         "between its end and word of it"
     )

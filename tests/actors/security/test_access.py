@@ -96,7 +96,7 @@ def test_actions_without_a_topic_need_permission_for_everything(access: Access) 
 
 
 @given(st.text("ab*.", min_size=1, max_size=8), st.text("ab.", max_size=12))
-@example("ab*ba", "aba")  # the part that matches the beginning must not be used for the end again
+@example("ab*ba", "aba")  # the same characters must not match both the beginning and the end
 @example("a*b*a", "aba")
 @example("a*b*ba", "aba")
 def test_a_pattern_is_of_the_whole_name(pattern: str, name: str) -> None:

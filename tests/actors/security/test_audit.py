@@ -140,7 +140,7 @@ def test_an_audit_log_that_was_moved_away_is_created_again(make: Callable[..., A
     assert log.settled(S)
     assert numbers(log.path) == [2]
     log.path.rename(log.path.with_name("moved too"))
-    log.path.touch(0o600)  # a new file is there, as logrotate creates it
+    log.path.touch(0o600)  # logrotate creates a new file in this way
     log.note("pause", n=3)
     assert log.settled(S)
     assert numbers(log.path) == [3]
@@ -167,7 +167,7 @@ def test_a_full_disk_blocks_no_request_and_loses_no_line_that_fits(
             return real(fd, data)
         if next(tries) % 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(fd, data[:10])  # the last bytes that are free
+        return real(fd, data[:10])  # only ten more bytes fit on the disk
 
     monkeypatch.setattr(os, "write", refused)
     log = make(retry_s=0.01)
@@ -408,8 +408,8 @@ def test_one_user_cannot_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_orders_with_the_same_number_have_each_their_line_and_answer() -> None:
-    """One client gives the same number to two orders. Such a deletion once left no line
-    in the log.
+    """One client gives the same number to two orders. In an earlier version, a deletion among such
+    orders left no line in the log.
     """
     noted = Noted()
     sent: list[Any] = []

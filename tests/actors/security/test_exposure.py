@@ -96,7 +96,7 @@ def test_unencrypted_addresses_are_reported() -> None:
 def test_a_name_without_an_address_is_refused(
     place: str, security: SecurityOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """libzmq takes eth0 for a network interface."""
+    """libzmq considers a name such as eth0 a network interface."""
 
     def unknown(host: str, port: object) -> Any:
         host.encode("idna")

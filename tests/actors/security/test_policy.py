@@ -146,8 +146,8 @@ def test_every_kind_of_link_has_its_rule() -> None:
 
 
 def test_naming_a_dead_letter_topic_needs_the_right_to_read_the_topic() -> None:
-    """Otherwise a user with `admin` on a topic could read it: the user would let its messages
-    become dead letters in a topic of their own.
+    """Without this rule, a user with `admin` on a topic could read its messages. The user would let
+    them become dead letters in a topic of their own.
     """
     settings = {"dead_letter_topic": "mine", "max_attempts": 1}
     admin = principals('[users.x]\npublish = ["*"]\nadmin = ["*"]')["x"]
@@ -160,8 +160,8 @@ def test_naming_a_dead_letter_topic_needs_the_right_to_read_the_topic() -> None:
 
 
 def test_dead_letters_go_only_where_their_sender_may_publish() -> None:
-    """Otherwise a user who may consume one topic could write into any other topic, by rejecting the
-    messages that it receives.
+    """Without this rule, a user who may consume one topic could write into any other topic, by
+    rejecting messages.
     """
     settings = {"dead_letter_topic": "other", "max_attempts": 1}
     user = principals('[users.x]\nsubscribe = ["*"]\nadmin = ["t"]')["x"]

@@ -42,8 +42,8 @@ ALL = {name: ["*"] for name in ("publish", "subscribe", "admin", "view")}
 OTHERS: Lists = {name: ["u", "t2"] for name in ("publish", "subscribe", "admin", "view")}
 NOT_ALL: Lists = ALL | {"admin": ["t", "t*"]}
 
-# For each action: rules that are just enough for topic t and channel c, and rules that permit
-# everything else that the file can express and are not enough.
+# For each action: the smallest rules that permit it for topic t and channel c, and rules that
+# permit everything else that the file can express, but not this action.
 BY_FILE: dict[Action, tuple[Lists, Lists | None]] = {
     Action.OPEN: ({}, None),
     Action.KNOWN: ({}, None),

@@ -88,7 +88,6 @@ def test_time_to_drain_follows_from_the_backlog_and_the_rates(
     ("topic", "storage", "end"),
     [
         ({"end": 10}, {"head": 10}, 10),
-        # A topic that is stopped, or has not heard of a transaction yet.
         # The topic is stopped, or has not learned of a transaction yet.
         (
             {"end": 10},
@@ -96,7 +95,7 @@ def test_time_to_drain_follows_from_the_backlog_and_the_rates(
             29,
         ),
         ({"end": 10, "paused": True}, {"head": 29}, 10),
-        ({"end": 10}, {"head": 7}, 10),  # an older pulse
+        ({"end": 10}, {"head": 7}, 10),  # the storage's pulse is older than the topic's
         ({}, {"head": 7}, 7),
         ({}, {}, 0),
     ],

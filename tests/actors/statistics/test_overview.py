@@ -1,5 +1,5 @@
-"""Tests of the overview: it has rows of the actors that sent a pulse, only those that changed since
-the last request, and it shows no false backlog.
+"""Tests of the overview: it has a row for each actor that has sent a pulse. A later overview has
+only the rows that changed since the last request. No overview shows a false backlog.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ def test_a_version_of_another_life_counts_for_nothing(harness: OverviewHarness, 
 
 def test_messages_between_two_pulses_are_not_counted_as_backlog(harness: OverviewHarness) -> None:
     harness.tell(harness.channel, {"depth": 0, "next_offset": 110, "in_flight_count": 0}, 1.0)
-    # 50 messages per second, and one second has passed.
+    # The rate is 50 messages per second, and one second has passed.
     harness.tell(harness.group.topic, {"end": 160, "head": 160}, 2.0)
     assert harness.channel_row()["depth"] == 0
-    # More messages than that: the channel has not received them yet.
+    # 40 messages more than this rate explains: the channel has not received them yet.
     harness.tell(harness.group.topic, {"end": 200, "head": 200}, 2.0)
     assert harness.channel_row()["depth"] == 40
     # The channel knows more than the topic reported.

@@ -126,7 +126,6 @@ SHAPES: Final[dict[Level, tuple[Any, ...]]] = {
     "topic": (reports.TopicStats,), "publisher": (reports.PublisherStats,), "channel": (reports.ChannelStats,),
     "consumer": (reports.ConsumerStats, reports.ProducerStats),
 }  # fmt: skip
-# Of a channel, and nothing to show by itself.
 # Values of a channel that are not shown on their own.
 UNLISTED: Final = {
     "clients_left_out",
@@ -272,8 +271,7 @@ def test_nsqd_s_answer_has_the_rows_that_nsqd_has_in_its_order() -> None:
     assert not misfits(answer, NsqStats)
     (found,) = answer["topics"]
     (channel,) = found["channels"]
-    # Nsqd tells them only where they are not empty.
-    # Nsqd reports these only if they are not empty.
+    # nsqd reports these only if they are not empty.
     apart = {
         "authed",
         "auth_identity",

@@ -43,7 +43,7 @@ class Bench:
         self.store: Store = open_store(self.files, f"{folder}/clicks", OPTIONS, IDENTITY)
         self.upkeep = LogUpkeep(self.store, "topic clicks", Thread())
         self.harness = Reads(self.store.log, lambda: self.store.log.end, self.upkeep.alarm)
-        self.wire = Wire()  # to channels
+        self.wire = Wire()  # the port to channels
         self.wire.route(p.Fetch, self.harness.fetch_for_channel)
         self.outside = Wire()
         self.harness.route(cast("Port", self.outside))

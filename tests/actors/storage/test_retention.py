@@ -142,7 +142,7 @@ def test_messages_finished_but_not_committed_are_not_removed(housekeeping: House
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.fill()
     housekeeping.finished(0)
-    housekeeping.channels.rows["c"] = ChannelRow(100)  # saved, but not committed
+    housekeeping.channels.rows["c"] = ChannelRow(100)  # the row is saved, but not committed
     housekeeping.state.batch.channel_puts["c"] = housekeeping.channels.rows["c"]
     harness.tick()
     assert housekeeping.state.batch.start is None

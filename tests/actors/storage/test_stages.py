@@ -333,7 +333,7 @@ def test_a_silent_link_loses_its_credit_and_not_its_stage(
 ) -> None:
     harness.open(peer)
     harness.now_ns += 2 * heartbeat_ms * 1_000_000
-    harness.push(0)  # a sign that the writer is alive
+    harness.push(0)  # this push shows that the writer is alive
     harness.stages.tick(harness.now_ns + 1)
     harness.now_ns += 2 * heartbeat_ms * 1_000_000
     harness.stages.tick(harness.now_ns)
@@ -366,7 +366,7 @@ def test_stages_and_links_are_bounded(harness: StageTable, monkeypatch: pytest.M
         harness.open(B, b"4" * 16)
     with pytest.raises(Refused, match="connections of stage writers, which is the limit"):
         harness.open(FAR, ONE)
-    harness.open(B, b"3" * 16)  # a link that exists goes on
+    harness.open(B, b"3" * 16)  # a link that exists continues
     for number in range(options.STAGE_SEALS_MAX):
         harness.seal(number, 1)
     with pytest.raises(Refused, match="seals"):

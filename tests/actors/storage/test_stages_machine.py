@@ -41,14 +41,15 @@ from zsq.transport.wire.protocol import (
 
 S = 1_000_000_000
 WRITER = st.integers(0, 2)
-LOST = st.integers(0, 9)  # Which of some pushes is lost. The highest values mostly mean none.
+# The index of the push that is lost. If there are fewer pushes, none is lost.
+LOST = st.integers(0, 9)
 WINDOW, CREDIT = 4_000, 1_600
 T = Transaction("app", 1, "app")
 Peer = tuple[bytes, ...]
 
 
 class Row(NamedTuple):
-    """What storage knows of a stage after a crash."""
+    """The state of a stage that storage still has after a crash."""
 
     blocks: list[Header]
     final: bool
@@ -119,7 +120,7 @@ class StagesMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.stages = Stages()
         self.files: dict[bytes, list[Header]] = {}
-        # With the number of blocks that existed when the sync began.
+        # Seals whose sync is in progress, with the number of blocks that existed when it began.
         self.syncs: deque[tuple[SealNow, int]] = deque()
         for stage, row in self.rows.items():
             messages = sum(header.count for header in row.blocks)
@@ -198,7 +199,7 @@ class StagesMachine(RuleBasedStateMachine):
             assert writer.session.state is not StageState.FAILED, writer.session.error
         writer.pump(self.now_ns)
 
-    # On the way
+    # Pushes and messages that arrive, or get lost
 
     @rule(number=WRITER, count=st.integers(1, 9), lost=LOST)
     def push(self, number: int, count: int, lost: int) -> None:
@@ -241,7 +242,7 @@ class StagesMachine(RuleBasedStateMachine):
                 self.stages.seal(writer.peer, message, self.now_ns)
         except ZsqError as error:
             if isinstance(message, OpenStage) and error.code == "E_LIMIT":
-                writer.session.lost()  # the link does the same: it waits and tries again
+                writer.session.lost()  # the real link also waits and tries again
                 writer.peer = None
             else:
                 writer.answers.append(

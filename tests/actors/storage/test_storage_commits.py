@@ -39,7 +39,7 @@ class Bench:
         self.topic = Listener()
         self.actor = StorageActor.__new__(StorageActor)
         syncs = Thread()
-        syncs.submit(None, lambda: None)  # busy
+        syncs.submit(None, lambda: None)  # this job keeps the thread busy
         parts: dict[str, Any] = {
             "mode": mode, "store": store, "_log": store.log, "_producers": ProducerTable(table.producers), "_appends": 0,
             "_sealed": False, "_shortage": Shortage(), "_written": deque(), "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs,
@@ -80,7 +80,8 @@ def roll_for_an_append(bench: Bench) -> None:
 
 def roll_for_an_append_that_is_refused(bench: Bench) -> None:
     files = bench.harness.files
-    # The write after a footer, an index, and the next chunk's head.
+    # The next three calls write a footer, an index, and the next chunk's header. The fourth writes
+    # only 10 bytes.
     files.short = {files._calls.get("writev", 0) + 4: 10}
     bench.hear(5)
     assert isinstance(bench.topic.told[-1], Refused)

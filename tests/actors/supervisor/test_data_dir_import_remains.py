@@ -43,8 +43,8 @@ def left(root: Path) -> tuple[Disk, Path]:
 
 
 def without_topics(number: int, change: Change) -> int:
-    """Of the changes that were not synced, all have reached the disk except the names in topics/.
-    Those are in a disk block of their own.
+    """Lose the changes of the names in topics/ and keep all other changes that were not synced.
+    These names are in a disk block of their own.
     """
     return 0 if any(name == "000001" for _, name, _ in change.entries) else keep_all(number, change)
 

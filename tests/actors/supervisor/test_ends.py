@@ -42,7 +42,7 @@ def test_a_second_process_that_ends_does_not_change_an_ended_group() -> None:
         spec=SimpleNamespace(start=ActorStart(), kind="topic"), state="ended", failure=None
     )
     group.topic = topic
-    group.state = GroupState.ENDED  # by the end of a channel that was reported just before
+    group.state = GroupState.ENDED  # the end of a channel was reported just before
     group.died(topic)
     assert group.state is GroupState.ENDED
 

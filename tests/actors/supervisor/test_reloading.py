@@ -63,7 +63,6 @@ def test_options_that_turn_security_on_or_off_need_a_restart() -> None:
             "--nsq-tls-cert",
             "--http-tls-cert",
         ]
-    # --no-nsq and --no-http are told by their names.
     # --no-nsq and --no-http are reported by their names.
     assert merged(DOORS, replace(DOORS, nsq=None, http=None)) == (
         DOORS,
@@ -103,7 +102,7 @@ class Double:
         )
         self.singles = SimpleNamespace(children=children)
         self.groups: dict[str, Any] = {}
-        self.answers: dict[int, Any] = {}  # by the key of the child
+        self.answers: dict[int, Any] = {}  # key of the child -> its answer
         self.killed: list[int] = []
         self.singles.of_kind = lambda kind: [
             child for child in self.processes.children.values() if child.spec.kind == kind
@@ -164,8 +163,7 @@ def test_an_actor_that_cannot_apply_new_settings_answers_with_an_error(
     def unwilling(told: p.Reload) -> None:
         raise raised
 
-    # The level before comes back.
-    # Caplog restores the log level afterwards.
+    # `caplog` restores the log level afterwards.
     with (
         caplog.at_level("WARNING"),
         pytest.raises((UsageError, Refused)) as caught,

@@ -18,7 +18,9 @@ from zsq.transport.wire.address import RUN_ID_FILE, read_run_id
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder in which short directories are created."""
+    """Return a new folder for run directories that cannot be in the data directory, because their
+    paths would be too long.
+    """
     folder = tmp_path_factory.mktemp("t")
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     return folder

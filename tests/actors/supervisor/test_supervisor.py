@@ -150,8 +150,8 @@ def test_a_second_signal_kills_all_children_at_once(place: Place) -> None:
 def test_an_exception_in_the_supervisor_ends_its_children(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the children would continue without a supervisor, and the program that called it
-    would wait for them at its end.
+    """If the children continued, they would have no supervisor. The program that called the
+    supervisor would wait for them at its own end.
     """
     closed: list[str] = []
 

@@ -176,7 +176,7 @@ def test_links_through_a_gateway_end_with_it() -> None:
 
 
 def test_producers_are_forgotten_a_week_after_their_last_use() -> None:
-    """This also holds for producers that were recovered and have not been heard from since."""
+    """Producers that were recovered and have not been heard from since are forgotten, too."""
     week = options.PRODUCER_KEPT_S * S
     ordering = greeted({1: (5, [])})
     publish(ordering, 0)

@@ -34,7 +34,7 @@ def block(sequence: int) -> Block:
 
 
 def closed_after(stored: int, pending: int) -> Ordering:
-    """Return the order of a closed topic. `stored` blocks were stored before the close, and
+    """Return the `Ordering` of a closed topic. `stored` blocks were stored before the close, and
     `pending` more were accepted but not answered.
     """
     ordering = Ordering({})

@@ -28,7 +28,7 @@ def block(producer_id: int, sequence: int) -> Block:
 
 
 def crowded() -> Ordering:
-    """Return an order in which another producer's appends use the whole limit."""
+    """Return an `Ordering` in which another producer's appends use the whole limit."""
     ordering = Ordering({})
     ordering.hello(MINE, 1, 30 * S, S)
     ordering.hello(OTHER, 2, 30 * S, S)

@@ -46,8 +46,8 @@ def test_appends_are_bounded_in_bytes_and_in_number() -> None:
 def test_a_small_append_waits_for_the_answer_to_the_previous_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If many clients publish one message each, one append must take all their blocks, and not
-    eight appends an eighth each.
+    """If many clients publish one message each, one append must take the blocks of all of them.
+    Without the wait, eight appends would each take an eighth of the blocks.
     """
     monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", LITTLE)
     ordering = greeted()

@@ -51,7 +51,7 @@ class Producer:
     def __init__(self, number: int) -> None:
         self.id = number + 1
         self.made = 0
-        # Sequence -> offset, or the key of a delayed block.
+        # Sequence -> offset, or the key if the block is delayed.
         self.told: dict[int, int | tuple[int, int]] = {}
         self.delayed: set[int] = set()
         self.unanswered: dict[int, Block] = {}
@@ -75,7 +75,7 @@ class Producer:
 class OrderingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        little = 150  # a block has about a hundred bytes
+        little = 150  # in bytes: more than one block, which has about 100
         self.small = mock.patch.multiple(
             options,
             APPEND_BYTES_LITTLE=little,
@@ -89,7 +89,7 @@ class OrderingMachine(RuleBasedStateMachine):
         self.replies: dict[Peer, deque[Stored | Unstored | Delayed]] = {}
         self.disk: list[Block] = []
         self.kept: list[Block] = []  # delayed blocks that are durable
-        self.synced = 0  # counted in blocks
+        self.synced = 0  # the number of blocks that are synced
         self.offered: list[tuple[int, int]] = []  # the blocks that were offered to channels
         self.start()
 
@@ -112,11 +112,12 @@ class OrderingMachine(RuleBasedStateMachine):
             )
         self.ordering = Ordering(rows)
         self.synced = len(self.disk)
-        # Request, first offset, number of blocks on disk after it.
+        # Appends that wait for a sync: (request, first offset, number of blocks on disk after it).
         self.written: deque[tuple[int, int, int]] = deque()
-        # With the number of blocks of the log that must be synced before it.
+        # Appends of delayed blocks, with the number of blocks of the log that must be synced
+        # before.
         self.delayed: deque[tuple[Append, int]] = deque()
-        self.answers: deque[Answer] = deque()  # from storage
+        self.answers: deque[Answer] = deque()  # answers of storage that the topic has not read yet
 
     # Producers
 
@@ -215,7 +216,9 @@ class OrderingMachine(RuleBasedStateMachine):
 
     @rule(full=st.integers(0, 5))
     def append(self, full: int) -> None:
-        """Hand over all that may go; the append of number `full` meets a full disk."""
+        """Give storage all blocks that may be appended now. The append of number `full` fails,
+        because the disk is full.
+        """
         number = 0
         while (handed := self.ordering.next_append()) is not None:
             request, blocks = handed

@@ -57,7 +57,7 @@ def test_credit_is_exceeded_by_at_most_one_block() -> None:
     add(fanout, blocks=5)
     assert fanout.attach(A, 0, SMALL.length + 1)
     assert sent(fanout) == [("a", [0, 10])]
-    assert fanout.credit(A, SMALL.length)  # an older message
+    assert fanout.credit(A, SMALL.length)  # an older message that arrives late
     assert sent(fanout) == []
     assert fanout.credit(A, 2 * SMALL.length + 1)
     assert sent(fanout) == [("a", [20])]

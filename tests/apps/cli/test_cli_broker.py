@@ -24,7 +24,7 @@ LINES = b"".join(b"line %d\n" % number for number in range(5_000))
 
 
 class Shell:
-    """Runs `zsq` with a broker's URL."""
+    """A shell that runs `zsq` with a broker's URL."""
 
     def __init__(self, broker: LocalBroker) -> None:
         self.broker = broker
@@ -80,7 +80,7 @@ def test_a_closed_pipe_gives_back_what_was_not_written(shell: Shell) -> None:
     shell("pub", "pipe", stdin=LINES)
     with shell.open("sub", "pipe", "archive") as sub:
         assert sub.stdout is not None
-        # Otherwise all lines might fit into the pipe if this process is slow.
+        # With a larger pipe, all lines might fit into it if this process is slow.
         fcntl.fcntl(sub.stdout, fcntl.F_SETPIPE_SZ, 4096)
         sub.stdout.readline()
         sub.stdout.close()

@@ -18,7 +18,7 @@ from zsq.apps.cli.app import run
 
 
 class Shell:
-    """Runs `zsq` with a broker's URL."""
+    """A shell that runs `zsq` with a broker's URL."""
 
     def __init__(self, broker: LocalBroker) -> None:
         self.url = broker.url

@@ -49,7 +49,7 @@ def run(broker: LocalBroker) -> Run:
 
 
 def die(broker: LocalBroker, topic: str, *bodies: bytes, channel: str = "c") -> None:
-    """Publish these messages and let the channel reject them. Another channel has finished them."""
+    """Publish these messages and let the channel reject them. Another channel finishes them."""
     with zsq.Admin(broker.url) as admin:
         admin.create_channel(topic, channel)
         admin.create_channel(topic, "other")

@@ -109,7 +109,7 @@ def test_options_become_settings() -> None:
 
 
 class Shell:
-    """Runs `zsq` with a broker's URL."""
+    """A shell that runs `zsq` with a broker's URL."""
 
     def __init__(self, broker: LocalBroker) -> None:
         self.environment = os.environ | {"ZSQ_URL": broker.url}

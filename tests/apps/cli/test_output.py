@@ -105,7 +105,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_leaves_the_answer_alone() -> None:
     out, seen = drawn("bytes")
     assert out == "an answer\n"
     assert "working" in seen
-    assert "\x1b[3" in seen  # with colours
+    assert "\x1b[3" in seen  # it has colours
     assert "answer" not in seen
     assert seen.endswith("\x1b[2K")  # it is erased when the work is done
 

@@ -68,11 +68,9 @@ async def consume(config: dict[str, Any], orders: asyncio.Queue[Order]) -> None:
         hearing = group.create_task(hear())
         while (order := await orders.get())["op"] != "close":
             message = held[key_of(order)]
-            connection = (
-                message._connection
-                # The message itself would use this connection. It is used directly here to bypass
-                # ansq's own check for late answers.
-            )
+            # The methods of the message would use this connection, too. It is used directly here,
+            # to bypass ansq's own check for late answers.
+            connection = message._connection
             if order["op"] == "finish":
                 await connection.fin(message.id)
             elif order["op"] == "requeue":

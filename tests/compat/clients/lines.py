@@ -42,7 +42,9 @@ def key_of(order: Order) -> tuple[str, int]:
 
 
 class Orders:
-    """Divides the input on stdin into orders. `read` is called when there is input."""
+    """A reader that divides the input on stdin into orders. `read` is called when there is
+    input.
+    """
 
     def __init__(self, on_order: Callable[[Order], None]) -> None:
         self._on_order = on_order

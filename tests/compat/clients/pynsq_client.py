@@ -32,7 +32,7 @@ def options_of(config: dict[str, Any]) -> dict[str, Any]:
 
 def end() -> None:
     say("closed")
-    # Otherwise pynsq would connect again. Programs that use pynsq end in this way, too.
+    # Without this call, pynsq would connect again. Programs that use pynsq end in this way, too.
     os._exit(0)
 
 

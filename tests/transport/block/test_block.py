@@ -73,7 +73,7 @@ def messages_of(block: Block) -> Messages:
 
 
 def travelled(block: Block) -> Block:
-    """Return the block after a way over the wire, checked like that of an unknown peer."""
+    """Return the block as it arrives over the wire, checked like a block from an unknown peer."""
     arrived = open_block(block.wire_header(), bytes(block.columns))
     check_block(arrived)
     return arrived
@@ -154,7 +154,7 @@ def test_a_whole_cut_is_the_block_itself() -> None:
 
 
 def test_a_slice_keeps_its_offset_values() -> None:
-    """This is Arrow's layout: readers subtract the first offset."""
+    """The slice has Arrow's layout: readers subtract the first offset."""
     piece = cut(pack([b"abc", b"de", b"f"]), 1, 3)
     assert piece.body.offsets.tolist() == [3, 5, 6]
     assert bytes(piece.body.data) == b"def"
@@ -349,8 +349,8 @@ def calls_of(work: Callable[[], object]) -> int:
 
 
 def whole(count: int) -> Block:
-    """Make a block with all columns, with nulls. Keys and tags are together larger than one of them
-    may be, so that the largest one is searched for in both.
+    """Make a block with all columns, and with nulls. All keys and tags together have more bytes
+    than a single one may have. So the check has to search both sizes of block for the longest one.
     """
     some = [b"k" * 100, None] * (count // 2)
     return pack(

@@ -145,8 +145,8 @@ def test_the_number_of_frames_of_a_message_is_bounded() -> None:
 def test_a_message_that_is_too_large_is_told_and_spoils_no_other(
     broker: Any, linger_ms: int
 ) -> None:
-    """Together with messages that wait to be sent (linger), it would make a block that cannot be
-    packed, and all of them would fail.
+    """Together with messages that wait to be sent (linger), such a message would make a block that
+    cannot be packed, and all messages of the block would fail.
     """
     with zsq.Producer(broker.url, linger_ms=linger_ms, batch_bytes=1 << 22) as producer:
         producer.publish("t", b"before")

@@ -146,7 +146,7 @@ def test_snappy_bytes_as_the_format_says() -> None:
     sent = layer.send(b"OK")
     assert sent == STREAM + b"\x01\x06\x00\x00" + sent[14:18] + b"OK"
     assert sent == bytes(cramjam.snappy.compress(b"OK"))  # including its checksum
-    # Compressed, and without a second stream identifier.
+    # The data is compressed, and there is no second stream identifier.
     assert layer.send(b"a" * 64)[:4] == b"\x00\x0a\x00\x00"
 
 

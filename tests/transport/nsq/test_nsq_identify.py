@@ -105,8 +105,7 @@ def test_a_client_without_identify_gets_the_defaults() -> None:
         ({"output_buffer_timeout": 25}, {"output_buffer_timeout_ms": 25}),
         ({"msg_timeout": 0}, {"msg_timeout_ms": 60000}),
         ({"msg_timeout": 1000}, {"msg_timeout_ms": 1000}),
-        # Nothing is negotiated.
-        # The client did not ask for negotiation.
+        # Nothing is granted, because the client did not ask for negotiation.
         (
             {"tls_v1": True, "snappy": True},
             {"tls": False, "snappy": False},

@@ -126,8 +126,7 @@ def test_mpub_gives_the_messages_that_were_packed(many: list[bytes]) -> None:
 def test_thousands_of_messages_in_one_command_are_parsed() -> None:
     many = [b"%04d" % i for i in range(5000)]
     assert parsed([mpub(b"t", *many)]) == [Mpub("t", many, 20000)]
-    # The last stands where it would if all had four bytes.
-    # The last one is where it would be if all had four bytes.
+    # The last message is where it would be if all messages had four bytes.
     odd = [
         *many[:1500],
         b"odd",
@@ -195,7 +194,7 @@ def test_a_command_that_comes_byte_by_byte_is_not_looked_at_for_each(data: bytes
     looks: list[bytes] = []
     parser = Parser(LIMITS, looks.append)
     assert sum(len(list(parser.feed(data[i : i + 1]))) for i in range(len(data))) == 1
-    assert len(looks) <= 4  # for the sizes, for the count, and at the end
+    assert len(looks) <= 4  # it looks at the sizes and at the count, and once at the end
 
 
 # Bounds
@@ -231,8 +230,7 @@ HUGE = [
     (b"MPUB t\n\x7f\xff\xff\xff", 1),
     (b"IDENTIFY\n\x7f\xff\xff\xff", 1),
     (b"MPUB t\n" + HEAD + b"\x7f\xff\xff\xff", 1),
-    # The fifth is beyond the body.
-    # The fifth body does not fit into the size of the whole.
+    # The fifth message does not fit into the size that the command announces.
     (
         b"MPUB t\n" + HEAD + (b"\0\x10\0\0" + b"x" * (1 << 20)) * 6,
         6,

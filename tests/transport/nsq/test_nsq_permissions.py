@@ -80,7 +80,7 @@ def test_names_are_matched_whole() -> None:
 
 
 def test_to_publish_a_channel_pattern_must_take_the_empty_name() -> None:
-    """As in nsqd, an authorization for one channel does not allow publishing."""
+    """An authorization for one channel does not allow publishing. nsqd does the same."""
     assert not state(one("t", ["c"])).permits(PUBLISH, "t")
     assert not state(one("t", [])).permits(PUBLISH, "t")
     assert state(one("t", ["c", ".*"])).permits(PUBLISH, "t")

@@ -223,7 +223,7 @@ def timed(body: bytes = b"{}") -> Client:
 
 def test_heartbeats_come_each_interval() -> None:
     client = timed(b'{"heartbeat_interval":5000}')
-    assert client.session.on_time(0) == 1000 * MS  # it may still ask for a shorter interval
+    assert client.session.on_time(0) == 1000 * MS  # the client may still ask for a shorter interval
     client.send(SUB)
     client.out.clear()
     assert client.session.on_time(4999 * MS) == 5000 * MS
@@ -231,7 +231,7 @@ def test_heartbeats_come_each_interval() -> None:
     assert client.session.on_time(5000 * MS) == 10_000 * MS
     client.send(b"NOP\n", now_ms=5001)
     assert client.at(10_100) == BEAT
-    # the time by which the client must have sent something
+    # This is the time by which the client must have sent something.
     assert client.session.on_time(10_100 * MS) == 15_001 * MS
     client.send(b"NOP\n", now_ms=10_101)
     assert client.session.on_time(10_101 * MS) == 15_100 * MS
@@ -306,8 +306,7 @@ def test_too_many_answers_stop_the_reading() -> None:
     client.send(pub(b"t", b"x") * 50)
     assert (client.session.reading, client.session.pending) == (False, PENDING_MAX + 1)
     assert client.tell("publish") == OK
-    # The next was taken.
-    # The next command was taken.
+    # The session has taken the next command in its place.
     assert (client.session.reading, client.session.pending) == (
         False,
         PENDING_MAX + 1,
@@ -326,7 +325,8 @@ def test_too_many_bytes_stop_the_reading() -> None:
     many = PENDING_BYTES_MAX // size
     client.send(pub(b"t", b"x" * size) * (many + 3))
     assert (client.session.reading, client.session.pending) == (False, many + 1)
-    # this is not the oldest one: nothing can be sent yet, but there is room for more
+    # This is not the answer to the oldest command. So nothing can be sent yet, but there is room
+    # for more commands.
     client.tell("publish", 4)
     assert client.session.pending == many + 2
     for _ in range(many + 2):

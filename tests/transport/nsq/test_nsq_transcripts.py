@@ -1,5 +1,5 @@
-"""Tests with transcripts: raw bytes of an NSQ client in, exact bytes of nsqd 1.3 out, for each
-command and each error, and whether the connection stays open.
+"""Tests with transcripts of raw bytes: what an NSQ client sends, and exactly what nsqd 1.3 answers.
+They cover each command and each error, and whether the connection stays open.
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ def a_child() -> Iterator[Callable[[Callable[[], None]], int]]:
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_an_answer_in_a_forked_child_is_refused(answer: str, whole: bool, broker: Broker) -> None:
-    """This holds even if another thread of the parent held the consumer's lock at the fork."""
+    """The answer is refused even if another thread of the parent held the consumer's lock at the
+    fork.
+    """
     broker.put(b"a", b"b")
     consumer = zsq.Consumer("t", "c", url=broker.url)
     batch = consumer.receive_batch(5)
@@ -121,7 +123,7 @@ def test_every_client_can_be_used_and_closed_in_a_forked_child(broker: Broker) -
     receipt = producer.publish("t", b"parent")
     admin.ping()
     reader.head()
-    # otherwise an answer that arrived before the fork would be in the child too
+    # Without this, an answer that arrived before the fork would be in the child too.
     broker.deaf_to.add(OffsetAt)
     request = reader._send(Question(lambda number: OffsetAt(number, 0)))
 

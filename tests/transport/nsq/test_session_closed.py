@@ -16,8 +16,8 @@ from zsq.transport.wire.protocol import Stored, Unstored, Welcome
 
 
 def opened(sent: int, waiting: int) -> tuple[ProducerSession, list[PendingBlock]]:
-    """Return a session with so many sent and unanswered blocks, and so many that wait because of
-    the credit.
+    """Return a session with `sent` unanswered blocks, and with `waiting` blocks that wait for
+    credit.
     """
     session = ProducerSession(iter(range(1, 1000)))
     session.begin(1000)

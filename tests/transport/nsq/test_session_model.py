@@ -24,8 +24,8 @@ from zsq.transport.wire.protocol import Stored, Unstored, Welcome
 
 
 class ModelTopic:
-    """Accepts exactly the next sequence of each producer, from the link that sent Hello last. A
-    block is durable when `sync` is called.
+    """A model of a topic. It accepts exactly the next sequence of each producer, from the link that
+    sent Hello last. A block is durable when `sync` is called.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,8 @@ class ModelTopic:
         self.stored: list[bytes] = []
         self.places: dict[tuple[int, int], int] = {}
         self.hellos: dict[int, int] = {}  # link -> producer id
-        self.pending: deque[tuple[int, int, int, bytes]] = deque()  # link, producer, sequence, body
+        # (link, producer, sequence, body).
+        self.pending: deque[tuple[int, int, int, bytes]] = deque()
         self.answers: deque[tuple[int, Any]] = deque()
         self.refusing = 0
 
@@ -239,7 +240,7 @@ def test_a_restarted_server_refuses_what_comes_after_a_gap() -> None:
     world.answer()
     old = world.pipes[1]
     old.popleft()  # block 1 is lost with the server
-    old.popleft()  # and block 2
+    old.popleft()  # block 2 is lost, too
     world.topic.die()
     world.deliver(1)
     assert world.topic.expected == {1: 1}, "3 is refused: its link has not said Hello here"

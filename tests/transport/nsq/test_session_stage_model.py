@@ -36,12 +36,12 @@ LENGTH = block(0).length
 
 
 class ModelStorage:
-    """Accepts exactly the next number. What is sealed is durable, and a restart loses some of the
-    rest.
+    """A model of storage that accepts exactly the next number. Blocks that are sealed are durable,
+    and a restart loses some of the others.
     """
 
     def __init__(self) -> None:
-        self.blocks: list[tuple[int, int, bytes]] = []  # checksum of the columns, length, columns
+        self.blocks: list[tuple[int, int, bytes]] = []  # (checksum of the columns, length, columns)
         self.sealed = 0
         self.final = False
         self.told = -1

@@ -165,8 +165,8 @@ def test_errors_keep_their_code_over_the_wire() -> None:
 @pytest.mark.parametrize("depth", [codec.NESTED_MAX + 1, 200, 900, 1_015, 1_023])
 @pytest.mark.parametrize("level", [b"\x91", b"\x81\xa1a"])
 def test_data_that_is_nested_too_deeply_is_refused(depth: int, level: bytes) -> None:
-    """Python cannot print it, and msgpack cannot encode it again. In an earlier version it ended
-    the process that decoded it.
+    """Python cannot print such data, and msgpack cannot encode it again. In an earlier version,
+    such data ended the process that decoded it.
     """
     frames = [
         level * (depth - 1) + b"\x80",
@@ -213,7 +213,9 @@ def test_lists_of_rows_are_cut_to_a_size_and_say_how_many_are_left_out() -> None
 
 
 def test_a_command_with_options_has_at_most_64_kib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused before it is unpacked, and its sender gets an error too."""
+    """A larger command is refused before it is unpacked. It is also refused when it is encoded, so
+    its sender gets an error.
+    """
     fits = Manage(1, "configure", "t", "", {"keys": "x" * (OPTIONS_BYTES_MAX - 100)})
     assert codec.decode(codec.encode(fits)) == fits
     large = msgpack.packb(

@@ -120,7 +120,7 @@ def test_a_failed_handshake_is_explained_by_its_cause() -> None:
 
 @pytest.fixture
 def plain() -> Iterator[str]:
-    """A broker without keys. A client with keys must not send it anything."""
+    """Return the address of a broker without keys. A client with keys must not send it anything."""
     socket = sockets.make_router("tcp://127.0.0.1:*")
     yield socket.getsockopt_string(zmq.LAST_ENDPOINT)
     socket.close(linger=0)

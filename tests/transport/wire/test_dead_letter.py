@@ -1,5 +1,5 @@
 """Tests of the headers of dead letters: the message's own headers stay, the limits hold for any
-headers, and a redrive keeps the former ones as history.
+headers, and a redrive keeps the headers of the dead letter as history.
 """
 
 from __future__ import annotations

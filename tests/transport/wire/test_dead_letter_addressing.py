@@ -1,5 +1,5 @@
-"""Tests of messages for one channel: packing sets the flag, the broker finds the channels, and a
-header that is not ours has no effect.
+"""Tests of messages for one channel: packing sets the flag, the broker finds the channels, and
+other headers have no effect.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def test_an_empty_answer_gives_no_text() -> None:
 
 
 def test_a_probe_reads_a_bounded_part_of_what_a_port_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe ends then, although the connection stays open."""
+    """The probe ends when it has read this part, although the connection stays open."""
     monkeypatch.setattr(sockets, "PROBE_BYTES_MAX", 8)
     monkeypatch.setattr(sockets, "PROBE_S", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as server:

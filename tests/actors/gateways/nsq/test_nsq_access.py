@@ -110,7 +110,9 @@ def test_auth_is_accepted_where_it_is_offered() -> None:
 
 
 def test_certificates_of_clients_are_asked_for_on_every_connection() -> None:
-    """nsqd does the same. Otherwise a client could avoid the policy by not asking for TLS."""
+    """If the certificates of clients are checked, TLS is required, as in nsqd. Otherwise a client
+    could avoid the policy by not asking for TLS.
+    """
     assert limits_of(
         NsqOptions(tls=TlsOptions("c", "k", "ca", "require-verify")), snappy=False
     ).tls_required

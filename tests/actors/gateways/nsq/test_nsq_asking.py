@@ -186,7 +186,7 @@ def test_only_a_known_authority_is_trusted_and_a_hanging_handshake_ends(tmp_path
             way = Way(context=client_context(root_ca=made.root_ca))
             assert await ask(parse_url(f"https://127.0.0.1:{web.port}/auth"), {}, way) == b"body"
             with pytest.raises(NotAnswered, match="no connection"):
-                # The system does not know this authority.
+                # The system does not trust this certificate authority.
                 await ask(parse_url(f"https://127.0.0.1:{web.port}/auth"), {})
         async with SmallWeb(lambda _: None) as web:
             began = time.monotonic()

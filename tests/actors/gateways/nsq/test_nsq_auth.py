@@ -97,7 +97,7 @@ def test_an_authorization_is_remembered_for_its_ttl() -> None:
             clock.now += 0.1
             assert them.known(WHO) is None
             web.answer = lambda _: state()
-            # The server was asked again, and the permission is withdrawn.
+            # The server is asked again, and it has withdrawn the permission.
             assert not (await them.state(WHO)).may(Action.PUBLISH, "t")
             assert len(web.asked) == 2
 
@@ -135,11 +135,9 @@ def test_auth_asks_whatever_is_known() -> None:
             web.answer = lambda _: said(b"", "500 Oh")
             with pytest.raises(AuthFailed):
                 await them.state(WHO, fresh=True)
-            assert (
-                await them.state(WHO)
-                # AUTH failed, but what the server said before still holds for requests that do not
-                # ask again.
-            ).permission_count == 1
+            # AUTH failed, but what the server said before still holds for requests that do not ask
+            # again.
+            assert (await them.state(WHO)).permission_count == 1
             them.forget()
             assert them.known(WHO) is None
 
@@ -308,7 +306,7 @@ def test_one_address_and_what_auth_asks_leave_slots_for_others(
                 for number in range(200)
             ]
             await elsewhere.wait()
-            # An AUTH of the same client over another connection.
+            # The same client sends AUTH over another connection.
             again = asyncio.create_task(them.state(WHO._replace(tls=True), fresh=True))
             assert (await them.state(WHO._replace(tls=True))).may(Action.PUBLISH, "t"), (
                 "asked again for who authenticated before"

@@ -59,7 +59,9 @@ def test_a_consumer_over_the_limit_of_its_channel_is_refused() -> None:
 
 
 def test_a_client_that_reads_no_answers_is_no_longer_read_from() -> None:
-    """Otherwise each publish would add one more answer to those that are not read."""
+    """If the gateway read on, each publish would add one more answer that the client does not
+    read.
+    """
     said: list[str] = []
     transport = SimpleNamespace(
         pause_reading=lambda: said.append("pause"), resume_reading=lambda: said.append("resume")

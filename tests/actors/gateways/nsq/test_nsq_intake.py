@@ -88,7 +88,7 @@ def room() -> Room:
 def test_unauthenticated_connections_do_not_delay_the_others(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TURN_NS", 0)  # one piece per turn
+    monkeypatch.setattr(module, "TURN_NS", 0)  # each turn does only one piece of work
     strangers = [Connection(room, f"stranger {number}", strange=True) for number in range(3)]
     for one in strangers:
         one.work(5)
@@ -137,7 +137,7 @@ def test_unauthenticated_clients_that_hold_too_much_are_closed_idle_first(
     )
     for one in (first, second, third):
         one.hold(33)
-    first.hold(34)  # it has sent something, so the second one has been idle for longer
+    first.hold(34)  # the first one has sent something, so the second one has been idle for longer
     assert room.gone == []
     third.hold(60)
     assert room.gone == ["second"]
@@ -271,7 +271,7 @@ def test_the_end_of_a_client_is_noticed_while_it_is_not_read_from(
     async def main() -> None:
         async with Gateway(NsqLimits()) as gateway:
             client = await gateway.dial()
-            # More publishes than may wait for their answers.
+            # This sends more publishes than may wait for their answers.
             await gateway.loop.sock_sendall(client, b"  V2" + pub(1) * 1_500)
             await gateway.until(lambda: gateway.intake.unread)
             await gateway.until(lambda: gateway.intake.held_bytes)

@@ -206,7 +206,7 @@ def test_lanes_that_are_not_used_are_closed(
 
 
 def test_publishes_to_a_lost_topic_fail_at_once_when_the_broker_stops(tmp_path: Path) -> None:
-    """Otherwise the publishes would wait for the topic to return, for up to 30 s."""
+    """If they did not fail, the publishes would wait up to 30 s for the topic to return."""
     answers: list[str] = []
 
     async def work(gatherer: Counting) -> None:

@@ -67,7 +67,7 @@ def test_a_node_registers_new_topics_and_unregisters_removed_ones() -> None:
             "REGISTER orders",
             "REGISTER orders billing",
         ]
-        registrar.update(TOPICS)  # nothing is new
+        registrar.update(TOPICS)  # this update changes nothing
         registrar.update({"orders": ["mail", "audit"], "clicks": []})
         await lookupd.until(lambda: lookupd.lines[-1] == "REGISTER orders audit")
         assert lookupd.here() == {

@@ -20,7 +20,7 @@ def test_a_durable_channel_cannot_have_a_dead_letter_topic_in_memory() -> None:
             UsageError, match=r"E_BAD_ARGUMENT.*'d#ephemeral' is in memory.*name a topic on disk"
         ):
             check()
-    # For a channel that was created with this setting.
+    # A channel may have been created with this setting.
     with pytest.raises(UsageError, match="name a topic on disk"):
         dead_letter_topic("t", "c", resolve(IN_MEMORY))
 

@@ -106,8 +106,8 @@ def test_deleting_a_channel_waits_until_its_topic_is_up() -> None:
 
 
 def test_a_topic_whose_deletion_was_refused_is_opened_again() -> None:
-    """Otherwise messages that are published in the meantime would be acknowledged and then be
-    deleted with the topic.
+    """The topic stays sealed while the next start might still carry out the deletion. Messages that
+    were acknowledged in the meantime would then be deleted with the topic.
     """
     harness = DeletionHarness()
     refused = Refused("E_INTERNAL", "the registry cannot be written")

@@ -116,7 +116,7 @@ def test_a_topic_whose_retention_depends_on_time_wakes_each_hour(
 
 
 class Clock:
-    """The clocks of the group and of nothing else."""
+    """A replacement for the `time` module, only in the code of a topic's group."""
 
     def __init__(self) -> None:
         self.now = NOW

@@ -1,4 +1,4 @@
-"""Tests of the bounds of a topic in memory: it always has some."""
+"""Tests of the bounds of a topic in memory. Such a topic always has bounds."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class House:
         self.lock = FILES.lock(str(path / "lock"))
         self.asked: list[str] = []
         self.then: Callable[[str], None] = lambda what: None
-        """Called after each answer."""
+        """This function is called after each answer."""
         self.grows = b"12345678"
 
     def add(self, name: str) -> None:

@@ -30,7 +30,7 @@ class Closing:
 
 
 class Listing(Closing):
-    """A client that lists 2,500 delayed messages, each time those behind a key."""
+    """A client with 2,500 delayed messages. Each call lists those that follow a key."""
 
     asked: list[int]
 

@@ -66,7 +66,6 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     assert options["alarm-command"] == {"value": ["true"], "from": "file zsq.toml"}
     assert options["nsq-msg-timeout"] == {"value": 90, "from": "file zsq.toml"}
     assert options["nsq-max-msg-timeout"] == {"value": 900, "from": "default"}
-    # From the file's folder.
     # Relative to the file's folder.
     assert options["data-dir"] == {
         "value": str(tmp_path / "there"),
@@ -196,7 +195,6 @@ def test_reading_again_says_what_changed_and_what_needs_a_restart(tmp_path: Path
         again = ConfigReload(context, environment)
     path.write_text("node-id = 2\nlog-level = 'warning'\n[alarm]\ndepth = 2\nhold = '9s'\n")
     fresh = again.read()
-    # The flag goes before the file's hold.
     # The flag goes before the file's value.
     assert set(fresh.changed) == {
         "--log-level",

@@ -55,8 +55,7 @@ def _default(option: click.Option) -> str:
     value = option.get_default(click.Context(serve))
     if option.is_flag:
         return "false"
-    # A mark of click's is none.
-    # A default that is a marker object of click is no value.
+    # If there is no default, click returns a marker object, which is no value.
     value = (
         value if isinstance(value, (str, int, float)) and value != "" else usual(str(option.name))
     )

@@ -219,7 +219,7 @@ def test_little_space_and_unusual_sync_times_are_reported(
     for typical, level in ((0.000_001, ADVICE), (0.001, OK), (0.2, ADVICE)):
         monkeypatch.setattr(doctor_disk, "sync_times", lambda _, typical=typical: [typical] * 100)
         assert levels(doctor_disk.syncs(tmp_path)) == [level]
-    gib = 1 << 18  # in blocks
+    gib = 1 << 18  # in blocks of 4 KiB
     for free, level in ((gib // 2, PROBLEM), (3 * gib, ADVICE), (30 * gib, OK)):
         found = os.statvfs_result((4096, 4096, 100 * gib, free, free, 0, 0, 0, 0, 255))
         monkeypatch.setattr(os, "statvfs", lambda _, found=found: found)

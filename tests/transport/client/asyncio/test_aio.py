@@ -72,7 +72,7 @@ def test_lingering_messages_are_sent_and_confirmed(broker: Broker, run: Run) -> 
             receipts = [await producer.publish("t", b"%d" % i) for i in range(250)]
             assert await receipts[-1].wait() == 249
             last = await producer.publish("t", b"x")
-            while not last.done:  # nothing waits for it: the timer sends it
+            while not last.done:  # no caller waits for this message, so the timer sends it
                 await asyncio.wait([asyncio.ensure_future(producer.flush())])
         assert broker.head == 251
 
@@ -235,7 +235,7 @@ def test_publishing_waits_while_too_much_is_not_sent(
 
 
 class Asked(Exception):
-    """Raised when the producer asks the broker for its limit."""
+    """An exception that is raised when the producer asks the broker for its limit."""
 
 
 def test_a_body_over_the_largest_limit_is_refused_before_a_broker_is_asked(

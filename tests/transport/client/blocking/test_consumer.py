@@ -104,7 +104,7 @@ def test_a_batch_can_be_answered_in_part_and_then_as_a_whole(broker: Broker) -> 
         messages[5].finish(sync=True)
         assert broker.finished == [3, 5]
         messages[0].requeue(1.5)
-        # the same message through another object: it is sent only once
+        # This is the same message through another object. It is sent only once.
         batch.messages()[3].finish()
         batch.finish(sync=True)
         assert sorted(broker.finished) == [1, 2, 3, 4, 5, 6, 7, 8, 9]

@@ -19,7 +19,7 @@ from zsq.transport.wire import protocol as p
 
 
 class _Timed(Engine):
-    """Records that its timers were called."""
+    """An engine that records that its timers were called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,8 +55,8 @@ def make_due(drive: Drive[_Timed]) -> bool:
 
 
 def test_no_thread_is_started_before_something_is_due() -> None:
-    """A client that was only made, or has nothing to wait for, starts no thread, and does not make
-    `fork` dangerous.
+    """A client that was only created, or has nothing to wait for, starts no thread. So it does not
+    make `fork` dangerous.
     """
     with driven() as drive:
         with drive.lock:
@@ -68,13 +68,14 @@ def test_no_thread_is_started_before_something_is_due() -> None:
 
 
 def test_the_keeper_outlives_having_nothing_to_do() -> None:
-    """There is one keeper for the whole life of the client. Without it no heartbeats would be sent,
-    and the broker would take the client for dead.
+    """The first keeper runs until the client ends. Without it, no heartbeats would be sent, and the
+    broker would consider the client dead.
     """
     with driven() as drive:
         assert make_due(drive)
         [keeper] = keepers()
-        # By then it has seen twice that no caller runs the engine, and waits without a limit.
+        # By then the keeper has seen twice that no caller runs the engine. It waits without a
+        # limit.
         keeper.join(0.2)
         assert keeper.is_alive()
         assert make_due(drive)
@@ -90,7 +91,7 @@ def test_a_time_out_may_be_longer_than_the_system_allows(broker: Any) -> None:
         zsq.Admin(broker.url, timeout=1e10) as admin,
     ):
         admin.ping()  # now the link is open, and nothing is due on it
-        # one runs the engine, the other one waits for it
+        # One call runs the engine, and the other one waits for it.
         asked = [pool.submit(admin.pause, "t", "c") for _ in range(2)]
         broker.wait_for(lambda: broker.count(p.Manage) == 2)
         done, _ = concurrent.futures.wait(asked, 0.2)
@@ -105,7 +106,8 @@ def test_a_time_out_may_be_longer_than_the_system_allows(broker: Any) -> None:
 
 
 def test_messages_may_linger_for_longer_than_the_system_can_wait(broker: Any) -> None:
-    # A thread that the producer of an earlier test left to end is not this one's keeper.
+    # A producer of an earlier test may have left a thread that still has to end. It is not the
+    # keeper of this producer.
     before = set(threading.enumerate())
     with zsq.Producer(broker.url, linger_ms=1e10, heartbeat_ms=p.HEARTBEAT_MS_MAX) as producer:
         receipt = producer.publish("t", b"a")

@@ -20,8 +20,8 @@ ROWS: Final = 200_000
 A_MESSAGE: Final = 100
 MESSAGES: Final = ROWS // A_MESSAGE
 
-# What a simple sink would do in a task: push all messages, close, and report how many. LINGER -1 is
-# ZeroMQ's own default: wait until everything is sent.
+# A simple sink in a task: it pushes all messages, closes the socket, and reports the number of
+# rows. LINGER -1 is ZeroMQ's own default: ZeroMQ waits until everything is sent.
 PUSHER: Final = f"""
 import sys, zmq
 context = zmq.Context()

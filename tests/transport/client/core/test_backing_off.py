@@ -35,7 +35,8 @@ from zsq.transport.wire.address import Target, parse
 
 Broker = Any
 TRIED_S = 1.0
-# in a second: 10, 20, 40 ms ... with jitter; without a pause there would be thousands
+# The most tries in a second with pauses of 10, 20, 40 ms and so on, with jitter. Without pauses
+# there would be thousands.
 TRIES_MAX = 20
 
 
@@ -44,7 +45,7 @@ def test_each_refusal_doubles_the_pause_up_to_a_second() -> None:
     for _ in range(12):
         backoff.refused(now)
         pauses.append((backoff.until_ns - now) / MS)
-        backoff.refused(now)  # asked before the pause began, so it changes nothing
+        backoff.refused(now)  # the client asked before the pause began, so this changes nothing
         assert backoff.until_ns == now + round(pauses[-1] * MS)
         now = backoff.until_ns
     for number, pause in enumerate(pauses):

@@ -171,7 +171,9 @@ def test_a_link_that_goes_direct_says_goodbye_to_the_gateway(
 def test_a_run_directory_over_which_nothing_answers_is_tried_once(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the link would alternate between the gateway and the run directory without end."""
+    """If it were tried again, the link would alternate between the gateway and the run directory
+    without end.
+    """
     run_dir = rundir.make(tmp_path)
     monkeypatch.setenv("ZSQ_TRANSPORT", "auto")
     link = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "t"))

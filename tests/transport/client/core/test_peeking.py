@@ -135,7 +135,6 @@ def test_a_look_ends_where_nothing_is_read_before_the_head() -> None:
         ({"tags": "a"}, [15, 20, 25, 30, 35, 40, 45]),
         ({"tags": "a||b"}, [13, 15, 17, 20, 21, 23, 25]),
         ({"tags": "z"}, []),
-        # It is now second 11: block 5 was stored at second 6.
         # The time is second 11, and block 5 was stored at second 6.
         (
             {"max_age_s": 5.5},

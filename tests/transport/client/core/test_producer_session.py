@@ -207,8 +207,8 @@ def test_a_refusal_that_concerns_the_link_restarts_it(code: str) -> None:
 
 
 def test_a_block_whose_number_could_not_be_read_is_sent_again_with_all_others() -> None:
-    """It is unknown which block it was. If it were left out, it would wait for its answer for
-    ever.
+    """The client does not know which block the topic refused. If the client left that block out, it
+    would wait for its answer for ever.
     """
     session = opened()
     pending_blocks = send(session, 2)

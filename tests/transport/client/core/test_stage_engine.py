@@ -71,7 +71,9 @@ class Pushed:
 def test_answers_are_taken_before_the_credit_is_used_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise pushing would stop until a caller waits."""
+    """If the writer took answers only when its credit is used up, it would stop pushing until a
+    caller waits.
+    """
     writer = Pushed(tmp_path, 10, monkeypatch)
     for number in range(100):
         writer.answer = Staged(STAGE, number)

@@ -92,8 +92,8 @@ def test_credit_bounds_what_is_out() -> None:
 
 
 def test_an_answer_to_another_request_does_not_open_the_stage() -> None:
-    """The answer may be older than the last seal. The writer would then send blocks that the
-    storage has.
+    """The answer may be older than the last seal. If the writer accepted it, it would send blocks
+    that the storage already has.
     """
     session = StageSession(STAGE, "app", 1, window_bytes_max=40 * LENGTH)
     for number in range(5):
@@ -109,8 +109,8 @@ def test_an_answer_to_another_request_does_not_open_the_stage() -> None:
 
 
 def test_an_answer_to_another_seal_is_ignored() -> None:
-    """Otherwise the writer would forget blocks that the storage has not sealed, or give up because
-    of an error that belongs to another request.
+    """If the writer accepted the answer, it would forget blocks that the storage has not sealed, or
+    give up because of an error that belongs to another request.
     """
     session = made(3)
     taken(session)

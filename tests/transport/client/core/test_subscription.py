@@ -24,8 +24,8 @@ from zsq.transport.wire.protocol import Fin
 
 
 def test_a_refusal_is_told_before_the_next_attempt(tmp_path: Path) -> None:
-    """Otherwise each call would raise the result of the attempt before it, even when the broker
-    accepts again.
+    """If a new attempt came first, each call would raise the result of the attempt before it, even
+    when the broker accepts again.
     """
     engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", ConsumerSession(1), None, {})
     engine.on_refused(Refused(E_CLOSED, "closed"))
@@ -41,8 +41,8 @@ def test_a_refusal_is_told_before_the_next_attempt(tmp_path: Path) -> None:
 def test_news_are_taken_in_between_many_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the channel's answers would fill their pipe while ours are sent, and a lost link
-    would be noticed only after all were sent.
+    """The client must receive while it sends many finishes. Otherwise the channel's replies would
+    fill the pipe, and a lost link would be noticed only after the last finish.
     """
     monkeypatch.setattr(subscription, "WORDS_MAX", 10)
     done: list[str] = []

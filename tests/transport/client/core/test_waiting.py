@@ -200,7 +200,7 @@ def test_a_consumer_waits_for_its_broker(how: str, broker: Broker) -> None:
     broker.put(b"body")
     broker.die()
     got: list[bytes] = []
-    # longer than a client waits by default if nothing listens
+    # This is longer than a client waits by default if nothing listens.
     with_broker = threading.Timer(1.5, broker.start)
     with_broker.start()
     consumer = zsq.Consumer("t", "c", url=broker.url)

@@ -210,7 +210,7 @@ def test_many_requests_share_one_fresh_gathering_of_statistics() -> None:
         broker.hold = asyncio.Event()
         first = asyncio.ensure_future(stats.fresh())
         await broker.asked.wait()
-        # After the first request. Requests from now on must see this change.
+        # The first request is already in progress. Requests from now on must see this change.
         broker.topics["t"] = set()
         others = [asyncio.ensure_future(stats.fresh()) for _ in range(20)]
         of_topic = asyncio.ensure_future(stats.fresh("t"))

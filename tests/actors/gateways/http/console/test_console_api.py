@@ -254,7 +254,7 @@ def offsets(site: ConsoleSite, query: str) -> list[int]:
 
 
 def test_messages_are_found_by_offset_id_and_time(site: ConsoleSite) -> None:
-    # 5 to 7 are lost.
+    # Offsets 5 to 7 are lost.
     site.source.blocks = [
         block(2, b"a", b"b"),
         block(4, b"c"),
@@ -491,7 +491,7 @@ def test_moving_messages_needs_the_right_to_read_and_to_publish_them() -> None:
             refused(post(site, path, options, **some), 403, "UNAUTHORIZED")
             refused(post(site, path, options, **all_), 403, "UNAUTHORIZED")
             assert post(site, path, options, **sending).status_code == 200, path
-        # The job of a topic that this user may administer.
+        # The job belongs to a topic that this user may administer.
         assert post(site, "/api/job/stop?id=1", **some).status_code == 200
         site.source.topics["u"] = []
         assert [*site.get("/api/histories", **some).json()["topics"]] == ["t"]

@@ -32,7 +32,7 @@ def row(fields: tuple[str, ...], **values: Any) -> tuple[Any, ...]:
 
 
 class Told:
-    """A board, and the answers of a supervisor for it."""
+    """A board, and the rows with which a supervisor would answer it."""
 
     def __init__(self) -> None:
         self.board = Board()
@@ -102,9 +102,9 @@ def test_only_fields_that_changed_are_told(told: Told) -> None:
 def test_rates_are_between_two_pulses(
     told: Told, passed_ms: int, looked_ms: int, rate: float
 ) -> None:
-    """A longer time between two pulses counts as `STILL_MS`, because an idle actor sends pulses
-    rarely. If the overviews are farther apart than that, it counts as the time between two
-    overviews.
+    """If more than `STILL_MS` lies between two pulses, the rate is computed as if it were
+    `STILL_MS`, because an idle actor sends pulses rarely. If the overviews are farther apart than
+    that, the time between two overviews counts.
     """
     told.topic("t", messages=150, bytes=1_000, pulsed_ms=1_000 + passed_ms)
     told.tick(looked_ms)

@@ -29,7 +29,7 @@ _NAN = math.nan
 
 
 def plain(begin: int, notes: list[tuple[int, float]], now: int) -> dict[int, float]:
-    """Return the same values for each second."""
+    """Return the value of each second, computed in the simplest way."""
     found: dict[int, float] = {}
     value, rest = _NAN, [*notes]
     for second in range(begin, now):

@@ -1,5 +1,6 @@
-"""Tests of joining the console's modules into one file: each module once, in the order of the
-imports, and in its own scope. A line that the joiner does not understand is refused by name.
+"""Tests of joining the console's modules into one file. The file contains each module once, in the
+order of the imports, and each module keeps its own scope. If the joiner does not understand a line,
+it refuses it, and the error names the module and the line.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def test_the_console_is_joined(caplog: pytest.LogCaptureFixture) -> None:
     script = files.read("all.js").decode()
     for path in CONSOLE.rglob("*.js"):
         name = path.relative_to(CONSOLE).as_posix()
-        # Early.js is no module, and the page loads it first.
+        # `early.js` is no module. The page loads it first.
         assert script.count(f"// {name}\n") == (name != "early.js"), name
     sheet = files.read("all.css").decode()
     assert all(path.read_text() in sheet for path in CONSOLE.rglob("*.css"))

@@ -93,7 +93,7 @@ def test_a_stream_tells_nothing_more_under_old_rules(site: ConsoleSite) -> None:
         changing = stream(site)
         assert (await heard(changing))[0] == "snapshot"
         coming = asyncio.ensure_future(heard(changing))
-        await asyncio.wait((coming,), timeout=0.001)  # it waits for a change
+        await asyncio.wait((coming,), timeout=0.001)  # the stream waits for a change
         site.console.live.renew()
         site.source.topics = {"another": []}
         assert (await coming)[0] == "again"
@@ -177,7 +177,7 @@ def test_the_broker_is_asked_seldom_while_no_page_is_open(
 
 
 async def _still(site: ConsoleSite) -> None:
-    """Wait for a tenth of a second, which is ten ticks, in which the broker is not asked."""
+    """Wait until a tenth of a second (ten ticks) passes in which the broker is not asked."""
     while True:
         before = site.source.overviews
         if not await site.console.sampler.after(site.console.sampler.board.tick, 0.1):

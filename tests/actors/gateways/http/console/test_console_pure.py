@@ -134,7 +134,6 @@ def test_deleting_and_emptying_say_what_goes() -> None:
     ("to", "seek", "skipped"),
     [
         (50, {"from": 75, "to": 50, "again": 25, "skipped": 0}, None),
-        # What retention removed is not there.
         # Messages that retention has removed do not count.
         (
             0,

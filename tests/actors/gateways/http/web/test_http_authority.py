@@ -143,11 +143,9 @@ def test_each_path_and_method_needs_its_permission(console: ConsoleSite) -> None
             )
             place = f"{method} {path} as {token}: {code} {why}"
             if need == (Action.OPEN,) or token in PERMITTED[need]:
-                assert code not in (401, 403), (
-                    place
-                    # The effect of the path is tested elsewhere, because the broker of this test
-                    # answers nothing.
-                )
+                # The effect of the path is tested elsewhere, because the broker of this test
+                # answers nothing.
+                assert code not in (401, 403), place
             else:
                 assert (code, why) == {
                     None: (401, "AUTH_FIRST"),
@@ -194,8 +192,8 @@ def test_every_path_has_the_permission_that_it_needs() -> None:
 
 
 def test_the_consoles_names_are_there_once_and_legal(console: ConsoleSite) -> None:
-    """Otherwise the permission could be checked for another name than the one that the handler
-    uses.
+    """A request with a repeated or illegal name is refused. Otherwise the permission could be
+    checked for another name than the one that the handler uses.
     """
     for method, path in routes(console):
         if path.startswith("/api/") and actions_of(method, path) not in (
@@ -376,7 +374,7 @@ def test_reading_is_open_but_changing_config_needs_a_permission(by_server: Site)
     assert said(by_server, "PUT", "/config/log_level", "clicks", b"debug") == (200, "")
 
 
-# Both
+# With an access file and with an auth server
 
 
 def test_a_name_that_is_not_legal_is_refused_by_its_handler(by_server: Site, by_file: Site) -> None:
