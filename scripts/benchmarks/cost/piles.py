@@ -41,7 +41,7 @@ def backlog(load: Load) -> list[Plot]:
 
     Before each step the slow channel skips the messages of the previous load.
     """
-    where = Axis("messages waiting", "waiting")
+    where = Axis("messages waiting", "messages waiting", place="with")
     rates = Plot("backlog", "Messages waiting behind a slow channel", where, RATE_LINEAR)
     memory = Plot(
         "backlog-memory", "Memory, with messages waiting behind a slow channel", where, MEMORY
@@ -87,7 +87,7 @@ def _fill(broker: LocalBroker, count: int, delay: float | None = None) -> float:
 
 
 def delayed(load: Load) -> list[Plot]:
-    where = Axis("delayed messages that are not due", "delayed")
+    where = Axis("delayed messages that are not due", "delayed messages", place="with")
     plot = Plot("delayed", "Delayed messages waiting", where, RATE_LINEAR)
     shape = Shape(load.count(600_000, 1000), SIZE, 1000)
     for _ in range(load.rounds):

@@ -12,11 +12,17 @@ STEPS: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis. `label` has the quantity and its unit, `unit` follows a number in a sentence."""
+    """An axis.
+
+    `label` contains the quantity and its unit. In a sentence, `place` stands before a value of the
+    axis, and `unit` behind it. Behind 1 it is `singular`, if that is not empty.
+    """
 
     label: str
     unit: str
     log: bool = True
+    place: str = "at"
+    singular: str = ""
 
 
 @dataclass(slots=True)
@@ -78,16 +84,18 @@ class Plot:
     def _said(self, curve: Curve) -> str:
         points = curve.points
         first, last, top = points[0], points[-1], max(points, key=lambda point: point[1])
-        said = f"{curve.name[:1].upper()}{curve.name[1:]}: {self._at(first)}"
+        said = f"{curve.name[:1].upper()}{curve.name[1:]}: {short(first[1])} {self.y.unit} "
+        said += self._at(first)
         if len(points) > 1:
-            said += f", {self._at(last)}"
+            said += f", {short(last[1])} {self._at(last)}"
         if top not in (first, last):
-            said += f"; most {self._at(top)}"
+            said += f". The maximum is {short(top[1])}, {self._at(top)}"
         return f"{said}."
 
     def _at(self, point: tuple[float, float]) -> str:
-        x, y = point
-        return f"{short(y)} {self.y.unit} at {short(x)} {self.x.unit}"
+        x = point[0]
+        unit = self.x.singular if x == 1 and self.x.singular else self.x.unit
+        return f"{self.x.place} {short(x)} {unit}"
 
 
 def short(value: float) -> str:

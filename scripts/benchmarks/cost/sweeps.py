@@ -80,7 +80,13 @@ def sizes(load: Load) -> list[Plot]:
 
 
 def blocks(load: Load) -> list[Plot]:
-    plot = Plot("block", "Block size", Axis("messages of 200 B in a block", "in a block"), RATE)
+    where = Axis(
+        "messages of 200 B in a block",
+        "messages in a block",
+        place="with",
+        singular="message in a block",
+    )
+    plot = Plot("block", "Block size", where, RATE)
     with load.broker() as broker:
         for number, x in load.turns((1, 10, 100, 1_000, 10_000)):
             block = int(x)
@@ -91,9 +97,8 @@ def blocks(load: Load) -> list[Plot]:
 
 
 def channels(load: Load) -> list[Plot]:
-    plot = Plot(
-        "channels", "Channels on one topic", Axis("channels, a consumer each", "channels"), RATE
-    )
+    where = Axis("channels, a consumer each", "channels", place="with", singular="channel")
+    plot = Plot("channels", "Channels on one topic", where, RATE)
     with load.broker() as broker:
         for number, x in load.turns((1, 2, 4, 8, 16, 32, 64)):
             count, topic = int(x), f"channels-{number}-{int(x)}"
@@ -106,9 +111,8 @@ def channels(load: Load) -> list[Plot]:
 
 
 def consumers(load: Load) -> list[Plot]:
-    plot = Plot(
-        "consumers", "Consumers on one channel", Axis("consumers", "consumers"), RATE_LINEAR
-    )
+    where = Axis("consumers", "consumers", place="with", singular="consumer")
+    plot = Plot("consumers", "Consumers on one channel", where, RATE_LINEAR)
     shape = Shape(load.count(600_000, 1000), SIZE, 1000)
     with load.broker() as broker:
         for number, x in load.turns((1, 4, 16, 64)):
@@ -122,12 +126,8 @@ def consumers(load: Load) -> list[Plot]:
 
 
 def topics(load: Load) -> list[Plot]:
-    plot = Plot(
-        "topics",
-        "Topics at once",
-        Axis("topics, a channel and a consumer each", "topics"),
-        RATE_LINEAR,
-    )
+    where = Axis("topics, a channel and a consumer each", "topics", place="with", singular="topic")
+    plot = Plot("topics", "Topics at once", where, RATE_LINEAR)
     with load.broker() as broker:
         for number, x in load.turns((1, 4, 16, 64)):
             names = [f"topic-{number}-{int(x)}-{index}" for index in range(int(x))]
@@ -179,12 +179,13 @@ def _crowd(
 
 
 def producers(load: Load) -> list[Plot]:
-    plot = Plot(
+    where = Axis(
+        "producers that publish a message at a time",
         "producers",
-        "Producers at once",
-        Axis("producers that publish a message at a time", "producers"),
-        RATE,
+        place="with",
+        singular="producer",
     )
+    plot = Plot("producers", "Producers at once", where, RATE)
     with load.broker() as broker:
         for number, x in load.turns(PRODUCERS):
             plot.add(
@@ -206,7 +207,8 @@ def _singly(broker: LocalBroker, topic: str, count: int, load: Load) -> float:
 
 
 def syncs(load: Load) -> list[Plot]:
-    plot = Plot("sync", "A sync takes longer", Axis("ms added to each sync", "ms"), RATE)
+    where = Axis("ms added to each sync", "ms added", place="with")
+    plot = Plot("sync", "A sync takes longer", where, RATE)
     shape = Shape(load.count(1_000_000, 1000), SIZE, 1000)
     with slow_broker(*OPTIONS, under=load.folder) as (broker, delay):
         for number, x in load.turns((0.0, 0.1, 1.0, 5.0)):

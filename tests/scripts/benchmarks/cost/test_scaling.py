@@ -58,9 +58,21 @@ def test_each_number_is_shortened(value: float, text: str) -> None:
 
 def test_a_sentence_has_both_ends_and_the_top() -> None:
     assert made().sentence() == (
-        "Ours: 6 a second at 10 B, 200 a second at 100k B; most 900 a second at 1k B. A limit: "
-        "50 a second at 10 B, 4k a second at 100k B."
+        "Ours: 6 a second at 10 B, 200 at 100k B. The maximum is 900, at 1k B. A limit: 50 a "
+        "second at 10 B, 4k at 100k B."
     )
+
+
+def test_a_sentence_has_the_singular_of_one() -> None:
+    plot = Plot(
+        "consumers",
+        "Consumers",
+        Axis("consumers", "consumers", place="with", singular="consumer"),
+        Axis("messages a second", "a second"),
+    )
+    plot.add("ours", 1, 5.0)
+    plot.add("ours", 64, 4.0)
+    assert plot.sentence() == "Ours: 5 a second with 1 consumer, 4 with 64 consumers."
 
 
 def test_rounds_give_medians_and_spans() -> None:
