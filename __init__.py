@@ -1,4 +1,4 @@
-"""ZSQ: a durable message queue for Python and Spark teams, without a cluster to run first.
+"""ZSQ: a durable message queue for Python and Spark teams that needs no cluster.
 
 The public names are loaded when they are first used. So `zsq --help` and the supervisor do not load
 a client library, and the import creates no ZeroMQ context.

@@ -49,8 +49,9 @@ from ..transport.errors import (
 
 AUDIT: Final = "audit.log"
 REGISTRY_BYTES_MAX: Final = 64 * 1024 * 1024
-ROUNDS_MAX: Final = 20  # rounds of looking for topics that were created meanwhile
-LOCK_WAIT_S: Final = 2.0  # seconds; a storage that checks the lock holds it for a moment
+ROUNDS_MAX: Final = 20  # the most searches for topics that were created during the backup
+# Seconds to wait for the lock. A storage takes it for a moment when it checks it.
+LOCK_WAIT_S: Final = 2.0
 PACE_STEP_S: Final = 0.05
 
 Advance = Callable[[int], None]
@@ -86,7 +87,7 @@ class _Storages(Admin):
 
 @dataclass(slots=True)
 class BackupPlan:
-    """Settings of a backup: `since` is an older backup or "", `without` has topics to leave out."""
+    """Settings of a backup. `since` is an older backup or "". `without` has topics to leave out."""
 
     data_dir: Path
     target: Path
@@ -290,7 +291,7 @@ class _Stopped(_Copying):
 class _Running(_Copying):
     """Backup with a running broker.
 
-    `_taken` has the answer of each topic's storage, None until its log was requested.
+    `_taken` has the answer of each topic's storage. It is None until the topic's log is requested.
     """
 
     def run(self) -> Manifest:
@@ -315,8 +316,8 @@ class _Running(_Copying):
     def _take_states(self) -> Content:
         """Take the states of all topics until no topic is missing.
 
-        Topics that are created meanwhile are included: a consumer may have published to such a
-        topic before it finished its own message.
+        Topics that are created meanwhile are included. A consumer may have published to such a
+        topic and then finished a message whose state is in the backup.
         """
         missing: dict[str, TopicRow] = {}
         for _ in range(ROUNDS_MAX):
@@ -446,7 +447,10 @@ def restore(
 
 
 def _give_uuid(files: Files, data_dir: str, writer: Writer) -> None:
-    """Give the restored broker another uuid: the original may still run. Topics keep theirs."""
+    """Give the restored broker a new uuid, because the original may still run.
+
+    The topics keep their uuids.
+    """
     path = f"{data_dir}/{REGISTRY_NAME}"
     content = decode(files.read_file(path, REGISTRY_BYTES_MAX), path)
     content.uuid = uuid.uuid4().hex

@@ -1,5 +1,6 @@
-"""State of `zsq top`: rows of topics, channels or processes, and effects of keys, without a
-terminal.
+"""State of `zsq top`: the rows of topics, channels or processes, and the effects of keys.
+
+This module does not use the terminal.
 
 `Picture` takes overviews, each with only the changes, and keeps the complete state. `Screen` has
 the view, order, filter and position. It processes the keys and selects the rows to draw.

@@ -23,7 +23,7 @@ from typing import Any, Final
 from .errors import Locked, ShortWrite
 
 SYNC_THREADS: Final = 8
-IOV_MAX: Final = 1024  # Linux's UIO_MAXIOV since version 2.4; POSIX guarantees only 16
+IOV_MAX: Final = 1024  # this is Linux's limit since version 2.4; POSIX guarantees only 16
 
 _FILE_MODE: Final = 0o600
 _FOLDER_MODE: Final = 0o700
@@ -125,14 +125,14 @@ class Files:
         return sorted(os.listdir(path))
 
     def exists(self, path: str) -> bool:
-        """Return True if the path exists. Raises `OSError` if the system does not know it.
+        """Return True if the path exists. Raises `OSError` if this cannot be determined.
 
         In that case it does not return False, because callers would create the file, or continue
         without it.
         """
         try:
             os.stat(path)
-        # ValueError: no file has a zero byte in its name.
+        # A ValueError means that the name contains a zero byte. No file has such a name.
         except (
             FileNotFoundError,
             NotADirectoryError,

@@ -6,9 +6,9 @@ There are two kinds of limits:
   when every channel has finished all its messages and one of these limits is exceeded. Channels
   without consumers count too. In a topic without a channel, the offset from which messages wait for
   a first channel counts like a channel.
-* `max_*` limits the *unfinished* messages. Without it, unfinished messages are never removed,
-  whatever their age and size. With it, the topic either refuses new messages (`reject`, the
-  default) or loses the oldest ones (`drop-oldest`).
+* `max_*` limits the *unfinished* messages. Without such a limit, unfinished messages are never
+  removed, whatever their age and size. With such a limit, the topic either refuses new messages
+  (`reject`, the default) or loses the oldest ones (`drop-oldest`).
 
 Only whole chunks are removed, and the oldest first, so offsets have no gaps. No chunk is removed
 before the committed checkpoint has passed it, because recovery reads the producers' sequences and
@@ -37,11 +37,13 @@ from typing import Any, Final, NamedTuple
 from ..transport.settings import MAX_BYTES_MIN, MIB, NONE, Retention, check
 
 PARTS: Final = 8  # a limit covers at least this many chunks
-PARTS_LEFT: Final = 6  # when the oldest are dropped, at least this many of them stay
-CHUNK_BYTES_MIN: Final = 1 * MIB  # the smallest size of such a chunk
-ROLL_BYTES: Final = 1 * MIB  # the finished ongoing chunk is sealed early when it has this size,
-ROLL_IDLE_S: Final = 2.0  # or was not written to for this long
-RIPE_S_MIN: Final = 60.0  # the shortest time between seals because of `keep_s`
+PARTS_LEFT: Final = 6  # when the oldest chunks are dropped, 6 of the 8 parts of the limit stay
+CHUNK_BYTES_MIN: Final = 1 * MIB  # the smallest size at which a chunk is sealed because of a limit
+# If all messages of the ongoing chunk are finished, it may be sealed early when it has this size,
+# or when nothing was written to it for this time.
+ROLL_BYTES: Final = 1 * MIB
+ROLL_IDLE_S: Final = 2.0
+RIPE_S_MIN: Final = 60.0  # the shortest time between two seals because of `keep_s`
 CHUNKS_A_ROUND_MAX: Final = 64  # 16 GiB at the default size; the next round removes the rest
 _NS: Final = 1_000_000_000
 
@@ -203,7 +205,8 @@ def _too_much(retention: Retention, unfinished_bytes: int, age_s: float) -> bool
 def _finished_too_much(retention: Retention, view: LogView) -> bool:
     """Return True if the ongoing chunk is finished and exceeds the `keep_*` limits by itself.
 
-    In a slow topic this is not True after each message, because a roll costs syncs.
+    The result is True only if the chunk has ROLL_BYTES or was idle for ROLL_IDLE_S. Otherwise a
+    slow topic would roll after each message, and each roll costs syncs.
     """
     size, age_s = view.sizes[-1], _age_s(view, view.last_time_ns)
     if view.floor < view.end or (size < ROLL_BYTES and age_s < ROLL_IDLE_S):

@@ -7,11 +7,12 @@ from typing import Final
 from .errors import DiskFull
 from .files import Files
 
-SPACE_CHECK_BYTES: Final = 1024 * 1024  # free space is read again after this many bytes,
-SPACE_CHECK_NS: Final = 100_000_000  # or after this time
+# Free space is read again after this number of written bytes, or after this time.
+SPACE_CHECK_BYTES: Final = 1024 * 1024
+SPACE_CHECK_NS: Final = 100_000_000
 RESERVE_BYTES_MAX: Final = 1024**3
-RESERVE_SHARE: Final = 20  # one twentieth, 5%
-# A shortage that the free space does not explain ends so long after the last refusal.
+RESERVE_SHARE: Final = 20  # the reserve is one twentieth (5%) of the file system
+# A shortage that the free space does not explain ends this time after the last refusal.
 UNTOLD_NS: Final = 60_000_000_000
 
 ADVICE: Final = "Free space on this file system or enlarge it; publishing then resumes by itself"
@@ -119,7 +120,7 @@ class Shortage:
     """
 
     def __init__(self) -> None:
-        self.text = ""  # the reason why publishes are refused now, "" if they are not
+        self.text = ""  # the reason why publishes are refused now, or "" if they are accepted
         self.refused_count = 0
         self._wanted_bytes = 0
         self._refused_ns = 0

@@ -1,4 +1,4 @@
-"""Errors: each has a class (one for each reaction of the caller), a code, and a text for people.
+"""Errors: each has a class, which tells the caller how to react, a code, and a text for people.
 
 A protocol message carries `(code, text)`. `from_wire` selects the class:
 
@@ -22,7 +22,7 @@ E_BAD_NAME: Final = "E_BAD_NAME"
 E_BAD_BLOCK: Final = "E_BAD_BLOCK"
 E_BAD_COMMAND: Final = "E_BAD_COMMAND"
 E_BAD_ARGUMENT: Final = "E_BAD_ARGUMENT"
-E_BAD_KEY: Final = "E_BAD_KEY"  # no keys, or keys that the broker does not accept
+E_BAD_KEY: Final = "E_BAD_KEY"  # the client has no keys, or keys that the broker does not accept
 E_CHECKSUM: Final = "E_CHECKSUM"
 E_CLOSED: Final = "E_CLOSED"  # a user closed the topic to publishers or to consumers
 E_CLOSING: Final = "E_CLOSING"
@@ -142,5 +142,5 @@ _CLASS_OF: Final[dict[str, type[ZsqError]]] = {
 
 
 def from_wire(code: str, text: str) -> ZsqError:
-    """Return the exception for a received code. A code that is not in `_CLASS_OF` is `Refused`."""
+    """Return the exception for a received code. For an unknown code, this is `Refused`."""
     return _CLASS_OF.get(code, Refused)(code, text)

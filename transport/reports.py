@@ -19,7 +19,7 @@ Rates = Mapping[str, float]
 class Percentile(TypedDict):
     quantile: float
     value: int
-    """In ns."""
+    """The latency in nanoseconds."""
 
 
 class Latency(TypedDict):
@@ -146,7 +146,7 @@ class SupplyFacts(TypedDict):
     dying_count: int
     next_offset: int
     parked_count: NotRequired[int]
-    """Only for an ordered channel: messages that wait for others with the same key."""
+    """For an ordered channel, the number of messages that wait for others with the same key."""
 
 
 class DeliveryFacts(ChannelCounters):
@@ -165,7 +165,7 @@ class ChannelFacts(TypedDict):
 
 
 class LeftOut(TypedDict, total=False):
-    """The number of client rows for which the reply had no room. Absent if no row is missing."""
+    """The number of client rows for which the reply had no room, or absent if none is missing."""
 
     clients_left_out: int
 
@@ -187,7 +187,7 @@ class ChannelStats(SupplyFacts, DeliveryFacts, ChannelFacts, LeftOut):
 
 
 class Recovery(TypedDict, total=False):
-    """The result of the log's recovery at the last start. Empty before storage has reported."""
+    """The result of the log's recovery at the last start, or {} before storage has reported."""
 
     text: str
     duration_ms: int
@@ -289,10 +289,10 @@ class ProcessStats(TypedDict):
     name: NotRequired[str]
     pid: NotRequired[int]
     state: NotRequired[str]
-    """Absent in `stats` for supervisor and forkserver."""
+    """This field is absent in `stats` for supervisor and forkserver."""
     uptime_s: NotRequired[float]
     private_bytes: NotRequired[int]
-    """Absent in the overview."""
+    """This field is absent in the overview."""
 
 
 class AlarmRow(TypedDict):
@@ -317,7 +317,7 @@ class RaisedAlarm(AlarmRow):
 
 
 class AlarmEvent(AlarmRow):
-    """A change of an alarm. `event` is raised or cleared."""
+    """A change of an alarm. `event` is "raised" or "cleared"."""
 
     event: str
     time_ns: int
@@ -337,7 +337,7 @@ class AlarmReceiver(TypedDict):
 class BrokerLists(TypedDict, total=False):
     """Fields of `stats` that are only present for the whole broker.
 
-    `gateways`: only for clients that may see all topics.
+    `gateways` is present only for clients that may see all topics.
     """
 
     gateways: Sequence[GatewayStats]
@@ -355,7 +355,7 @@ class BrokerStats(BrokerLists, LeftOut):
     start_time: int
     health: str
     disk: NotRequired[DiskStats]
-    """Only for clients that may see all topics."""
+    """This field is present only for clients that may see all topics."""
     alarms: Sequence[RaisedAlarm]
     topics: Sequence[TopicStats]
     producers: Sequence[ProducerStats]

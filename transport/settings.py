@@ -21,19 +21,22 @@ from .errors import E_BAD_ARGUMENT, UsageError
 from .names import check_name
 
 MIB: Final = 1024 * 1024
-NONE: Final = -1  # no bound
-NUMBER_MAX: Final = 1 << 62  # fits into a message of the protocol
+NONE: Final = -1  # this value means no bound
+NUMBER_MAX: Final = 1 << 62  # this number fits into a protocol message
 ABOVE_ZERO: Final = 5e-324  # the smallest float
 TAG_SEPARATOR: Final = "||"
-TAGS_MAX: Final = 64  # of one channel
-TAG_BYTES_MAX: Final = 256  # same as for a block; importing that module takes too long
+TAGS_MAX: Final = 64  # the most tags of one channel
+# The limit is that of a block. It is repeated here, because an import of that module takes too
+# long.
+TAG_BYTES_MAX: Final = 256
 ATTEMPTS_MAX: Final = 65_535  # NSQ's protocol has 16 bits for the number
 BACKOFF_S_MAX: Final = 3_600.0  # the longest delay of a requeue
 KEEP_BYTES: Final = 1024 * MIB
 MAX_BYTES_MIN: Final = 8 * MIB  # one block of the largest size always fits into an empty topic
 MAX_S_MIN: Final = 1
 POLICIES: Final = ("reject", "drop-oldest")
-SYNC_MODES: Final = {  # when a publish is answered; chosen when a topic is created
+# The sync mode is chosen when a topic is created. It decides when a publish is answered.
+SYNC_MODES: Final = {
     "always": "answered when it is on disk: nothing that was answered is lost, whatever happens",
     "interval": "answered when it is written, synced every 100 ms: a power cut may cost that much",
     "never": "the kernel decides when: a power cut may cost more",
@@ -48,7 +51,7 @@ _KEEP: Final = "{} retained after all channels have finished them{}; none: unlim
 
 
 SettingValue = str | int | float | bool | None
-"""The checked value of a setting. None: the default applies."""
+"""The checked value of a setting. None means the default."""
 
 
 class Kind(StrEnum):
@@ -209,7 +212,7 @@ class ChannelSettings:
 
     def __post_init__(self) -> None:
         _check_values(CHANNEL, self)
-        # One form for equal tags, so that settings can be compared.
+        # Equal tags get the same form, so that settings can be compared.
         object.__setattr__(self, "tags", TAG_SEPARATOR.join(split_tags(self.tags)))
         check(
             self.backoff_s <= self.backoff_max_s,
@@ -329,7 +332,7 @@ class Retention:
 
     @property
     def rejects_above(self) -> int:
-        """The unfinished bytes above which publishes are refused; -1: never."""
+        """The unfinished bytes above which publishes are refused, or -1 for no limit."""
         return NONE if self.drops else self.max_bytes
 
     def as_dict(self) -> dict[str, SettingValue]:

@@ -41,7 +41,7 @@ class AlarmMessage(TypedDict):
 
 
 class Deadline:
-    """A context that ends a try in time.
+    """A context manager that ends a try after `seconds`, by shutting its connections down.
 
     `over` is True if the time ran out. The error of the try does not show this reason.
     """
@@ -65,7 +65,7 @@ class Deadline:
             self._held.clear()
 
     def connect(self, *arguments: Any, **more: Any) -> socket.socket:
-        """Connect like `socket.create_connection`, and hold the connection."""
+        """Connect like `socket.create_connection`, and register the connection."""
         return self.hold(socket.create_connection(*arguments, **more))
 
     def hold(self, connection: socket.socket) -> socket.socket:
@@ -84,14 +84,14 @@ class Deadline:
         with self._lock:
             self.over = True
             for held in self._held:
-                with contextlib.suppress(OSError):  # it is already closed
+                with contextlib.suppress(OSError):  # the connection is already closed
                     held.shutdown(socket.SHUT_RDWR)
 
 
-TRY_S: Final = 30.0  # for a whole try, from the start of the connection or the command
-TIMEOUT_S: Final = 10.0  # for each step of a connection, if the server sends nothing
+TRY_S: Final = 30.0  # limit of a whole try, from the start of the connection or the command
+TIMEOUT_S: Final = 10.0  # limit of each step of a connection while the server sends nothing
 _END_S: Final = 5.0  # how long a killed program may take to end
-_TAIL: Final = 200  # characters of a receiver's error text
+_TAIL: Final = 200  # the most characters that are kept of a receiver's error text
 
 
 class NotSent(Exception):
@@ -99,7 +99,7 @@ class NotSent(Exception):
 
 
 class Receiver(Protocol):
-    name: str  # for display, without secrets
+    name: str  # shown to people; it contains no secret
 
     def tell(self, message: AlarmMessage) -> None: ...
 
@@ -109,7 +109,7 @@ class Receiver(Protocol):
 
 
 class Webhook(Receiver):
-    """A POST of JSON that succeeds with any 2xx.
+    """A POST request with JSON. Any 2xx answer means success.
 
     Redirects are not followed, because a redirect would turn the POST into a GET.
     """
@@ -133,7 +133,8 @@ class Webhook(Receiver):
         with Deadline(TRY_S) as deadline:
             try:
                 with _opener(deadline).open(request, timeout=TIMEOUT_S) as answer:
-                    # http.client takes the end of a connection for the end of the headers.
+                    # If the connection ends early, http.client treats that as the end of the
+                    # headers.
                     if deadline.over:
                         raise TimeoutError
                     if not 200 <= answer.status < 300:
@@ -149,7 +150,7 @@ class Webhook(Receiver):
 
 
 def _opener(deadline: Deadline) -> Any:
-    """Return urllib's opener without redirects, and with connections that the deadline holds."""
+    """Return urllib's opener without redirects. Its connections are registered at the deadline."""
     import http.client
     import ssl
     import urllib.request
@@ -193,7 +194,8 @@ class Command(Receiver):
         self._running: subprocess.Popen[bytes] | None = None
 
     def tell(self, message: AlarmMessage) -> None:
-        # Files instead of pipes: a process that the program leaves running may hold a pipe open.
+        # These are files and not pipes, because a process that the program leaves running may hold
+        # a pipe open.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
             given.write(json.dumps(message).encode() + b"\n")
             given.seek(0)

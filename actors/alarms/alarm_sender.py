@@ -1,4 +1,4 @@
-"""Alarm sender: the process that sends alarms to receivers outside.
+"""Alarm sender: the process that sends alarms to receivers outside the broker.
 
 It is a separate process, so that no other process waits for a receiver.
 
@@ -13,8 +13,9 @@ pure.
 | the try succeeded | the next one may begin at once |
 | the try failed | the same again after 1, 2, 4 ... s; after TRIES_MAX tries it is given up, and counted |
 
-Newer events wait while a try is repeated. A receiver that is unreachable for longer misses events,
-but never the current state. The next message says how many events were given up.
+Newer events wait while a try is repeated. A receiver that is unreachable for longer misses the
+oldest events. The newest ones, which show the current state, stay in the queue. The next message
+says how many events were given up.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from .alarm_receivers import AlarmMessage, NotSent, Receiver, receivers
 WAITING_MAX: Final = 1_000
 BATCH_MAX: Final = 100
 TRIES_MAX: Final = 6
-PAUSE_S: Final = 1.0  # after the first try; doubled after each further try: half a minute in total
+# The pause after the first try. It doubles after each further try, so all pauses together take half
+# a minute.
+PAUSE_S: Final = 1.0
 _S: Final = 1_000_000_000
 
 
@@ -61,7 +64,8 @@ class Outbox:
         self._tries = 0
         self._due_ns = 0
         self._busy = False
-        self.missed = 0  # given up since the last success; the next message says so
+        # The number of events given up since the last success. The next message contains it.
+        self.missed = 0
         self.told_count = 0
         self.given_up_count = 0
         self.trouble = ""  # why the last try failed, "" if it succeeded
@@ -121,7 +125,7 @@ class Outbox:
 
 
 log = logging.getLogger("zsq")
-_STOP_NS = 2_000_000_000  # for the end of the current tries
+_STOP_NS = 2_000_000_000  # how long a stop waits for the current tries
 
 
 class _Destination:
@@ -136,7 +140,7 @@ class AlarmSender(Actor[AlarmStart]):
 
     def on_start(self) -> dict[str, Any]:
         for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # A handler without effect. If the signals were set to be ignored, commands would
+            # The handler does nothing. If the signals were set to be ignored, commands would
             # inherit that.
             signal.signal(ignored, lambda *_: None)
         self._stop_ns = 0

@@ -11,11 +11,11 @@ threshold of -1 means none.
 | raised | raised | raised | falling | raised |
 | falling | raised | raised | falling; held: quiet | falling |
 
-"Held" means that the value stayed there for `hold_s`. Only the two steps with "held" make an event:
-*raised* and *cleared*. So a backlog that touches the threshold from time to time causes no event,
-and a backlog that swings around the threshold causes only one. While a channel is being started
-again, its values are unknown. This changes no state, and the time does not count for `hold_s`. When
-a channel or its threshold is removed, a raised alarm is cleared.
+"Held" means that the value stayed there for `hold_s`. Only the two steps with "held" cause an
+event: *raised* and *cleared*. So a backlog that touches the threshold from time to time causes no
+event, and a backlog that swings around the threshold causes only one. While a channel is being
+started again, its values are unknown. This changes no state, and the time does not count for
+`hold_s`. When a channel or its threshold is removed, a raised alarm is cleared.
 
 The states are lost when the broker ends. After a start, a backlog above its threshold is raised and
 reported again.
@@ -30,7 +30,8 @@ from typing import Final, NamedTuple
 
 from ...transport.reports import AlarmEvent, RaisedAlarm
 
-CLEAR_SHARE: Final = 0.8  # of the threshold: smaller swings of a backlog are one alarm
+# An alarm is cleared at this share of the threshold. So smaller swings cause only one alarm.
+CLEAR_SHARE: Final = 0.8
 NONE: Final = -1
 
 
@@ -72,7 +73,7 @@ TRANSITIONS: Final[dict[AlarmState, dict[Level, AlarmState]]] = {
         _L.UNKNOWN: _S.FALLING,
     },
 }
-HELD: Final = {_S.RISING: _S.RAISED, _S.FALLING: _S.QUIET}  # after the hold time
+HELD: Final = {_S.RISING: _S.RAISED, _S.FALLING: _S.QUIET}  # the next state after the hold time
 
 
 class AlarmSubject(NamedTuple):
@@ -99,7 +100,7 @@ class Event(NamedTuple):
 @dataclass(slots=True)
 class _Alarm:
     state: AlarmState = AlarmState.QUIET
-    held_ns: int = 0  # in RISING or FALLING
+    held_ns: int = 0  # the time since the state became RISING or FALLING
     value: float | None = None
     threshold: float = 0
     raised_wall_ns: int = 0
@@ -130,7 +131,8 @@ class Alarms:
     ) -> list[Event]:
         """Take new values and return the events that follow.
 
-        `figures` maps a place to its value and threshold. Alarms of places that are missing end.
+        `figures` maps each watched value to its present value and threshold. Alarms that are not in
+        `figures` end.
         """
         passed_ns = now_ns - self._seen_ns if self._seen_ns else 0
         self._seen_ns = now_ns
@@ -146,7 +148,7 @@ class Alarms:
             if told:
                 events.append(_event(told, place, alarm, wall_ns))
             if alarm.state is _S.QUIET:
-                self._alarms.pop(place, None)  # most are quiet, and need no entry
+                self._alarms.pop(place, None)  # most alarms are quiet and need no entry
             else:
                 self._alarms[place] = alarm
         return events

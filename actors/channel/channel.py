@@ -48,7 +48,7 @@ _NS = 1_000_000_000
 class LastConsumer:
     """Detects when an `#ephemeral` channel ends.
 
-    It ends when its last consumer has left, or when no consumer subscribed in time.
+    The channel ends when its last consumer has left, or when no consumer subscribed in time.
 
     `over` is True once the channel takes no more consumers. It never becomes False again, because
     the supervisor may already be removing the channel. A later consumer gets a new channel. The
@@ -105,7 +105,7 @@ def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> Op
     while storage.socket.poll(_WAIT_MS):
         for mail in storage.receive(1):
             if isinstance(mail, Mail) and isinstance(mail.message, p.Dropped):
-                continue  # the reply follows and takes this message into account
+                continue  # the reply that follows has the new start too
             if isinstance(mail, Mail) and isinstance(mail.message, p.Failed):
                 raise ZsqError(mail.message.code, mail.message.text)
             if not isinstance(mail, Mail) or not isinstance(mail.message, p.Done):
@@ -145,7 +145,8 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
         channel,
         random.random,
     )
-    made.begin = row.next_offset if row.begin is None else row.begin  # 0.1.0 did not store it
+    # ZSQ 0.1.0 did not store `begin`.
+    made.begin = row.next_offset if row.begin is None else row.begin
     # Rates are measured from here on.
     made.measurements.sample((), time.monotonic_ns(), time.time_ns())
     made.supply.go_on_without(row.emptied or ())
@@ -492,7 +493,7 @@ class ChannelActor(Actor[ChannelStart]):
         elif message is not None:
             self.topic.send((), message)
         asked = set(self._fetches.values())
-        # Sorted: deliver them in the order of offsets.
+        # Sorted, so that they are delivered in the order of offsets.
         for offset in sorted(self.supply.wanted - asked):
             if len(self._fetches) >= options.FETCHES_MAX:
                 return
@@ -534,7 +535,8 @@ class ChannelActor(Actor[ChannelStart]):
         return min(usual, self.saving.wait_ms(time.monotonic_ns()))
 
     def _row(self, next_offset: int) -> ChannelRow:
-        # The storage keeps only an ephemeral channel's deferred holes.
+        # Of an ephemeral channel's holes, the storage keeps only the deferred ones. `first` is the
+        # lowest of the others.
         first = None if self.last_consumer is None else self.core.first()
         return ChannelRow(
             next_offset,

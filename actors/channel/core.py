@@ -125,7 +125,7 @@ class Measurements:
         return self._latency.recent(wall_ns)
 
     def details(self, consumers: Iterable[Subscriber], now_ns: int, wall_ns: int) -> ChannelDetails:
-        """Return reports of the consumers and latencies.
+        """Return the reports on consumers and the latencies.
 
         They are computed only on request, because this takes some work.
         """
@@ -159,7 +159,8 @@ class Turns:
         self._line: list[tuple[int, int, Subscriber]] = []
         self._aside: dict[Peer, Subscriber] = {}
         self._turn = 0
-        self._floor = 0  # `served` of the last served consumer, before its delivery
+        # The count of the consumer that was served last, before that delivery.
+        self._floor = 0
 
     def join(self, consumer: Subscriber) -> None:
         consumer.served = 0
@@ -256,10 +257,9 @@ class ChannelCore:
         )
         self._token = (incarnation & 0x7FFFFFFF) << 32
         self._turns = Turns()
-        self._takers = 0  # consumers with a ready count above 0
-        self._beats_end_ns = (
-            0  # at the last scan, no consumer could be lost before this time; 0: no consumers
-        )
+        self._takers = 0  # number of consumers with a ready count above 0
+        # At the last scan, no consumer could count as lost before this time. 0 means no consumers.
+        self._beats_end_ns = 0
         self._leases: dict[int, Lease] = {}
         self._lease_rows = 0
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
@@ -310,7 +310,7 @@ class ChannelCore:
         return not self.paused and self._takers > 0
 
     def rest(self) -> None:
-        """Begin a turn: allow messages to be skipped again, and drop blocks that no consumer wants.
+        """Begin a turn: reset the limit of examined messages, and drop blocks that nobody wants.
 
         When no consumer wants messages, the actor also switches off the feed. While the feed is on,
         the window must not shrink. The next block follows the end of the window, so a shorter
@@ -371,8 +371,8 @@ class ChannelCore:
         return self.supply.share(len(takers), sum(takers), self._lease_rows, wall_ns)
 
     def has_more(self) -> bool:
-        """Return True if another turn should follow soon, because this one skipped many
-        messages.
+        """Return True if this turn reached its limit of examined messages, so that another turn
+        should follow soon.
         """
         return self.supply.looks <= 0
 
@@ -384,7 +384,7 @@ class ChannelCore:
         count = total(runs)
         size = sum(part.length * (stop - start) // part.count for part, start, stop in parts)
         consumer.bytes_out += size
-        # Answers are matched in ascending order.
+        # The runs are sorted, because answers are matched in ascending order.
         self._leases[self._token] = Lease(consumer, sorted(runs), now_ns, times_of(parts), size)
         self._lease_rows += len(runs)
         self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
@@ -640,7 +640,7 @@ class ChannelCore:
         }
 
     def details(self, now_ns: int, wall_ns: int) -> ChannelDetails:
-        """Return the reports on consumers and latencies."""
+        """Return the reports on consumers and the latencies."""
         return self.measurements.details(self.consumers.values(), now_ns, wall_ns)
 
 
@@ -665,7 +665,7 @@ class _HeldRow(TypedDict):
 
 class _Look(NamedTuple):
     order: int
-    limit: int  # messages of each state
+    limit: int  # the most messages of each state
     data: dict[str, object]
     held: list[_HeldRow]
 

@@ -1,6 +1,6 @@
-"""Dead letters of a channel: packs them and hands them to the dead-letter topic. No I/O.
+"""Dead letters of a channel: packed here and handed to the dead-letter topic. No I/O.
 
-It then waits until they are stored. These are its states:
+`DeadLetters` then waits until they are stored. These are its states:
 
     IDLE     nothing is on its way
     SENDING  a batch was handed over, and its replies are awaited
@@ -77,7 +77,7 @@ class DeadLetters:
         self._pending: list[PendingBlock] = []
         self._batch = 0
         self._tries = 0
-        self._since_ns = 0  # SENDING: when it began; RESTING: when it ends
+        self._since_ns = 0  # the start of SENDING, or the end of RESTING
 
     def _go(self, event: str) -> None:
         self.state = TRANSITIONS[self.state][event]

@@ -55,7 +55,7 @@ class ChannelFilter:
     ) -> None:
         self.random = random
         self._channel = channel
-        # The last examined block: consumers take it in pieces.
+        # The last examined block. It is kept because consumers take it in pieces.
         self._known: tuple[int, int] = (
             -1,
             0,
@@ -138,7 +138,7 @@ class Gathering:
         self.offered = 0
         self.left_out = 0
         self._room = room
-        self._share = sample_rate / 100  # 0: no sample, all messages
+        self._share = sample_rate / 100  # 0 means all messages, without a sample
         self._random = random
         self._count = 0
         self._size = 0

@@ -65,9 +65,9 @@ def renamed(counters: Mapping[str, int]) -> dict[str, int]:
 
 
 class OutgoingDelivery(NamedTuple):
-    """A delivery that the actor must send: `block` for this consumer.
+    """A delivery that the actor must send to a consumer.
 
-    The block is made from `parts` of blocks.
+    `block` contains the messages. It is made from `parts` of blocks.
     """
 
     peer: Peer
@@ -121,13 +121,12 @@ class Subscriber:
     timeout_count: int = 0
     message_bytes: int = 0
     again_last: bool = False
-    sample_rate: int = 0  # percent; 0: all messages
+    sample_rate: int = 0  # in percent; 0 means all messages
     sampled_count: int = 0  # messages left out of the sample
-    served: int = 0  # decides its turn, see `Turns` in core.py
+    served: int = 0  # decides the consumer's turn, see `Turns` in core.py
     tokens: set[int] = field(default_factory=set)
-    latency: LatencyWindow | None = (
-        None  # None if the channel had many consumers when this one subscribed
-    )
+    # None if the channel had many consumers when this one subscribed.
+    latency: LatencyWindow | None = None
     meter: RateMeter = field(init=False)
 
     def __post_init__(self) -> None:

@@ -15,11 +15,11 @@ from typing import Final
 
 class MessageState(Enum):
     AHEAD = "ahead"  # the cursor has not passed it
-    PARKED = "parked"  # ordered channels: passed by the cursor, waits for its key
+    PARKED = "parked"  # in an ordered channel: the cursor has passed it, and it waits for its key
     IN_FLIGHT = "in flight"  # under the lease of one consumer
     WAITING = "waiting"  # to be delivered again; the next attempt number is not on disk
-    PROMISED = "promised"  # ... that number is in the commit on its way
-    READY = "ready"  # ... that number is on disk: it may be sent
+    PROMISED = "promised"  # like WAITING, but that number is in the commit on its way
+    READY = "ready"  # like WAITING, but that number is on disk, so the message may be sent
     DEFERRED = "deferred"  # to be delivered again, but not before a due time
     DYING = "dying"  # no more deliveries: it goes to the dead letters
     OVER = "over"  # finished, skipped, too old, dead letter, or gone: nothing is kept
@@ -28,9 +28,9 @@ class MessageState(Enum):
 class MessageEvent(Enum):
     DELIVER = "deliver"  # a consumer has room: the next delivery is made
     FINISH = "finish"
-    REQUEUE = "requeue"  # now, after a delay, or rejected
-    LEAVE = "consumer leaves"  # or is lost
-    SCAN = "scan"  # ended leases, lost consumers, due messages
+    REQUEUE = "requeue"  # the consumer requeues it, now or after a delay, or rejects it
+    LEAVE = "consumer leaves"  # the consumer leaves or is lost
+    SCAN = "scan"  # the scan ends leases, finds lost consumers, and takes due messages
     CAME_DUE = "the store names what is due"
     SAVE = "commit begins"
     COMMITTED = "committed"
@@ -48,13 +48,13 @@ _OVER: Final = frozenset({_S.OVER})
 
 MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = {
     _S.AHEAD: {
-        # OVER: not wanted (tag, age, address) or not in the sample.
+        # OVER: the message is not wanted (tag, age, address) or not in the sample.
         _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.PARKED, _S.OVER}),
         _E.GONE: _OVER,
         _E.SEEK: _OVER,
     },
     _S.PARKED: {
-        # WAITING, DYING: sent before the last start.
+        # WAITING or DYING: the message was sent before the last start of the channel.
         _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.OVER} | _AGAIN),
         _E.GONE: _OVER,
         _E.SEEK: _SEEK,
@@ -67,7 +67,7 @@ MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = 
         _E.SEEK: _SEEK,
     },
     _S.WAITING: {
-        _E.SAVE: frozenset({_S.PROMISED, _S.OVER}),  # OVER: it was found to be gone
+        _E.SAVE: frozenset({_S.PROMISED, _S.OVER}),  # OVER: the message was gone
         _E.CONFIGURE: frozenset({_S.DYING}),
         _E.SEEK: _SEEK,
     },
@@ -78,7 +78,7 @@ MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = 
         _E.SEEK: _SEEK,
     },
     _S.READY: {
-        _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.OVER}),  # OVER: too old by now
+        _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.OVER}),  # OVER: it is too old by now
         _E.GONE: _OVER,
         _E.CONFIGURE: frozenset({_S.DYING}),
         _E.STOP: frozenset({_S.WAITING}),  # that attempt was not sent: its number is taken back

@@ -88,7 +88,8 @@ class Slots:
         self.parked: dict[int, int] = {}
         self.loose: deque[Run] = deque()
         self.loose_messages = 0
-        # Slot -> parked offsets; an array takes 8 bytes for each, a deque 700 for the first.
+        # Slot -> parked offsets. An array takes 8 bytes for each offset. A deque would take 700
+        # bytes for the first one.
         self._queues: dict[int, array[int]] = {}
         self._heads: dict[int, int] = {}  # slot -> offset
         self._slot_of: dict[int, int] = {}  # offset of a head -> slot
@@ -420,9 +421,8 @@ class OrderedSupply(Supply):
         self._unsorted = Unsorted()
         self._out: set[int] = set()  # heads in flight
         self._near = 1_000  # approximate number of messages that one read brings
-        self._known: tuple[Block, list[int] | None] | None = (
-            None  # the last sorted block: it may be sorted in pieces
-        )
+        # The last sorted block with its slots. It is kept because it may be sorted in pieces.
+        self._known: tuple[Block, list[int] | None] | None = None
         deferred.limit(options.ORDERED_DEFERRED_ROWS_MAX)
         super().__init__(next_offset, holes, deferred, counters, settings, choice)
 
@@ -457,7 +457,7 @@ class OrderedSupply(Supply):
             elif not one.due_ns:
                 self._slots.loosen(one.start, one.messages)
         elif one.due_ns:
-            self._slots.hold(one.start, one.slot)  # the state store returns it when it is due
+            self._slots.hold(one.start, one.slot)  # the state store returns the row when it is due
         elif one.attempts and self._slots.hold(one.start, one.slot):
             super()._recover(run, 0)
         else:
@@ -538,7 +538,7 @@ class OrderedSupply(Supply):
         """Return the number of messages that are or could be in flight, divided by the number of
         consumers.
 
-        A consumer that took more would leave the others without keys.
+        If one consumer took more, the others would find no message that may be sent.
         """
         if not takers or not self._is_sorted():
             return 0
@@ -776,7 +776,8 @@ class _Filling:
         elif count >= options.ORDERED_ALONE:
             if self._parts:
                 return 0
-            self._alone = True  # alone, a part of a block may be as large as the block
+            # The only part of a delivery may be as large as its block.
+            self._alone = True
             return min(count, self._room_alone)
         if block is not self._block:
             self._block, self._first, self._stop = block, block.first_offset, block.next_offset

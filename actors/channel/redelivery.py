@@ -164,7 +164,7 @@ class Redelivery:
         yield from ((start, count, attempts + 1) for start, count, attempts in self.promising)
 
     def to_promise(self, bound: int) -> int:
-        """Return for how many messages the next commit should promise an attempt number.
+        """Return for how many messages the next commit should make a promise.
 
         At most `bound` messages may be ready at a time. The result is 0 while enough messages are
         ready, or if none wait.
@@ -175,7 +175,7 @@ class Redelivery:
         return bound - ready if ready <= bound // 2 else 0
 
     def promise(self, room: int) -> None:
-        """Promise up to `room` messages their next attempt number with the commit that begins."""
+        """Make promises for up to `room` messages with the commit that begins."""
         if room > 0 and self.returned:
             self.waiting.extend(sorted(self.returned))
             self.returned = []
@@ -258,7 +258,7 @@ def collect(
             continue
         stop = start + min(here, quota)
         size += bytes_between(block, start, stop)
-        # One part may be as large as its block, several parts must fit into one block.
+        # One part may be as large as its block, but several parts must fit into one block.
         if parts and size > options.GATHER_BYTES_MAX:
             again.appendleft((first, count, attempts))
             break
@@ -351,7 +351,7 @@ class Deferred:
         self._new, self._out = [], []
         self._came = False
         self._clear = True
-        self._asked = 0  # its reply describes rows that are gone
+        self._asked = 0  # the reply to an open request describes rows that are gone
 
     # Due
 
@@ -420,7 +420,7 @@ def is_due(due_ns: int, wall_ns: int) -> bool:
     return due_ns <= wall_ns or due_ns > wall_ns + options.DUE_LATEST_NS
 
 
-REJECTED: Final = 1 << 32  # added to a row's attempts: rejected, no more deliveries
+REJECTED: Final = 1 << 32  # added to the attempts of a row whose messages were rejected
 
 
 class Death(NamedTuple):
@@ -448,7 +448,7 @@ class Dying:
         self.waiting: deque[Death] = deque()
         self.out: tuple[Death, ...] = ()
         self.batch = 0
-        self._texts = 0  # characters
+        self._texts = 0  # length of all error texts, in characters
 
     def __bool__(self) -> bool:
         return bool(self.waiting or self.out)

@@ -52,7 +52,7 @@ class SavedRows:
     """
 
     def __init__(self) -> None:
-        # Start -> count, attempts; in the last commit that began.
+        # Start -> (count, attempts), as in the last commit that began.
         self._rows: dict[int, tuple[int, int]] = {}
         self._came: set[int] = set()  # starts of deferred rows that became due since then
 
@@ -204,8 +204,8 @@ class Supply:
     def skip(self, start: int, stop: int) -> bool:
         """Never deliver these messages, because the topic was emptied of them.
 
-        Return True if the feed must now read from another offset. Messages before them are still
-        delivered, so the range is kept until the cursor passes it.
+        Messages before this range are still delivered, so the range is kept until the cursor passes
+        it. Return True if the feed must now read from another offset.
         """
         start = max(start, self.next_offset)
         if start >= stop:
@@ -325,10 +325,9 @@ class Supply:
     # Out
 
     def share(self, takers: int, in_flight: int, rows_out: int, wall_ns: int) -> int:
-        """Return the share of one consumer, in messages. Consumers that hold fewer messages come
-        first.
+        """Return the share of one consumer, in messages, or 0 for no limit.
 
-        0 means no limit.
+        Consumers that hold fewer messages than this come first.
         """
         return 0
 

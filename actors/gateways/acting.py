@@ -1,4 +1,4 @@
-"""Clients of the broker for gateways that act on behalf of their own clients.
+"""Broker clients of a gateway, which send requests on behalf of the gateway's own clients.
 
 The audit log names the gateway's client, not the gateway.
 """
@@ -56,7 +56,8 @@ class ActingProducer(Producer):
         )  # type: ignore[assignment]
 
 
-FIRST_USE_KNOWN_S: Final = 1.0  # the list of topics is requested at most this often
+# Seconds for which a list of topics is used before it is requested again.
+FIRST_USE_KNOWN_S: Final = 1.0
 
 
 class FirstUse:

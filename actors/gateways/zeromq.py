@@ -46,7 +46,7 @@ from ..security.curve import ZAP_ENDPOINT, CurveAuthentication
 from ..settings import options
 from ..settings.starts import ZeroMqStart
 
-Place = tuple[bytes, bytes]  # route, stage
+Place = tuple[bytes, bytes]  # the route of a stage's pushes, and the stage
 
 
 class StageOwners:
@@ -65,8 +65,8 @@ class StageOwners:
     def opened(self, client: bytes, place: Place, key: str) -> None:
         """Note that a link opened a stage.
 
-        Stages above the limit of the link are ignored: storage refuses them, so their pushes must
-        not be permitted.
+        If the link has too many stages, the stage is ignored. Storage refuses it too, so its pushes
+        must not be permitted.
         """
         of_link = self._of_links.setdefault(client, set())
         if place in of_link or len(of_link) >= options.STAGES_PER_LINK_MAX:
@@ -91,7 +91,8 @@ class StageOwners:
 
 
 COUNTED_BYTES_MIN: Final = 4 * 1024
-DELIVERY_COUNTED_BYTES_MIN: Final = 32 * 1024  # counting a frame takes about 10 microseconds
+# Smaller frames of deliveries are not counted, because counting takes about 10 microseconds each.
+DELIVERY_COUNTED_BYTES_MIN: Final = 32 * 1024
 UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
 SETTLE_NS: Final = 50_000_000  # above the budget, sent frames are checked at most this often
 SHARE_OF_MEMORY: Final = 4  # the budget of all clients is a quarter of the memory
@@ -184,12 +185,12 @@ ALLOWED: Final[dict[str, frozenset[int]]] = {
     "stage": frozenset(w.op for w in (p.OpenStage, p.Seal, p.Commit, p.Abort, p.Beat, p.Bye)),
     "channel": frozenset(w.op for w in (p.Sub, p.Ready, p.Fin, p.Req, p.Touch, p.Beat, p.Bye)),
 }
-# Links without credit: each request has a reply.
+# The kinds of links that have no credit. On these links each request gets a reply.
 _ASKING: Final = frozenset({"supervisor", "reader"})
-# These are decoded; others are forwarded unread.
+# The gateway decodes protocol messages with these opcodes. It forwards all others unread.
 _LOOKED_AT: Final = frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.OpenStage))
 VIA: Final = "zeromq"  # this gateway's name in the audit log
-PUSH_FRAMES: Final = 5  # route, empty, control, header, columns
+PUSH_FRAMES: Final = 5  # the frames of a push: route, empty, control, header, columns
 LINKS_MAX: Final = 10_000
 _COMPLAINT_CHARS: Final = 500
 # A link that is silent for this long is dropped.
@@ -208,7 +209,7 @@ class _ClientLink(NamedTuple):
     endpoint: str
     port: Port
     key: str  # the user's key
-    route: bytes  # for a stage's link: the first frame of its pushes
+    route: bytes  # the first frame of the pushes, on the link of a stage
     envelope: tuple[bytes, ...]  # the client's id; on a stage's link the user's label precedes it
 
     @property
@@ -259,7 +260,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self.zap: Port | None = None
         if self.doors.encrypts:
             self.zap = Port(self.context, zmq.ROUTER)
-            self.zap.socket.bind(ZAP_ENDPOINT)  # before any client can connect
+            self.zap.socket.bind(ZAP_ENDPOINT)  # this must come before any client can connect
             self._listen(self.zap)
         self.owners = StageOwners()
         self.unread = Unread(budget_bytes())
@@ -340,7 +341,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             op = control[1] if len(control) > 1 else 0
             link, key = self.links.get(client), self.doors.key(frames[2])
             if link is not None and (link.key != key or op == p.Open.op):
-                self._drop(client)  # the next link under this routing id begins with Open
+                self._drop(client)  # only an Open can begin a new link under this routing id
                 link = None
             if op == p.Open.op:
                 self._open(client, frames[2], key)
@@ -415,7 +416,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 frames: list[Any] = port.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            # A label precedes the client's id: only an empty frame ends the envelope.
+            # If the second frame is not empty, the first one is the user's label, and the second
+            # one is the client's id.
             if len(frames) > 1 and len(frames[1]):
                 del frames[0]
             client = frames[0].bytes
@@ -429,7 +431,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             elif link.kind == "channel":
                 frames = self.unread.counted(client, frames, DELIVERY_COUNTED_BYTES_MIN)
             if self.unread.full(client) or not self.front.send_frames(frames):
-                # The client is gone or stuck: other consumers get its messages at once.
+                # The client is gone or does not read. If it is a consumer, its messages go to other
+                # consumers at once.
                 self._drop(client)
 
     def _only_visible(self, control: Any, principal: policy.Principal) -> Any:
@@ -499,7 +502,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         port = self.actors.get(endpoint)
         if port is None:
             port = self.actors[endpoint] = self.open_dealer(endpoint, self._routing_id())
-        # With access control, only the gateway knows what a client may do.
+        # If a client on the same machine knows the run directory, it connects to the actors
+        # directly. With access control it must not, because only the gateway checks permissions.
         if not self.doors.closed:
             data |= self.run_directory
         self.links[client] = _ClientLink(

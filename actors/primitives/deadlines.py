@@ -30,7 +30,9 @@ class DeadlineHeap(Generic[K]):
     def __init__(self) -> None:
         self._due: dict[K, tuple[int, int]] = {}
         self._heap: list[tuple[int, int, K]] = []
-        self._serial = 0  # keys may not be comparable, and old entries must not match
+        # The number of the newest entry. It orders entries with the same due time, because keys may
+        # not be comparable, and it distinguishes old entries from the present ones.
+        self._serial = 0
 
     def __len__(self) -> int:
         return len(self._due)

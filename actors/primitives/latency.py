@@ -32,10 +32,10 @@ RECENT: Final = (0.5, 0.95, 0.99)
 ACCURACY: Final = 0.01
 LATENCY_NS_MIN: Final = 1_000
 LATENCY_NS_MAX: Final = 400 * 86_400 * _S
-COUNT_MAX: Final = 0xFFFF_FFFF  # limit of one bin in one slot of time; more are not counted
+COUNT_MAX: Final = 0xFFFF_FFFF  # limit of a bin in a slot of time; further messages are not counted
 _MAPPING: Final = LogarithmicMapping(ACCURACY)
 
-# Keys of the sketch's mapping, and their numbers of messages.
+# Keys of the sketch's mapping, and the number of messages of each key.
 Bins = tuple[Sequence[int], Sequence[int]]
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 _S: Final = 1_000_000_000
 WINDOW_NS: Final = 60 * _S
-# For estimates of the time to drain a backlog, which an older burst would distort.
+# The window for estimates of the time to drain a backlog. An older burst would distort them.
 RECENT_NS: Final = 10 * _S
 SAMPLE_NS: Final = 5 * _S
 SHORTEST_NS: Final = 1 * _S  # shorter periods count as one second
@@ -41,7 +41,7 @@ class RateMeter:
         while len(samples) > 1 and samples[1][0] <= now_ns - WINDOW_NS:
             del samples[0]
         last_ns, last = samples[-1]
-        if now != last and now_ns - last_ns > SAMPLE_NS:  # it was idle until just now
+        if now != last and now_ns - last_ns > SAMPLE_NS:  # the counters were idle until now
             samples.append((now_ns - SAMPLE_NS, last))
         elif len(samples) > 1 and (
             now_ns - samples[-2][0] < SAMPLE_NS or now == last == samples[-2][1]

@@ -50,7 +50,7 @@ from .process import Trimming, is_out_of_files, private_bytes
 log = logging.getLogger("zsq")
 
 _MS = 1_000_000
-_EARLY_SHIFT = 4  # a sixteenth
+_EARLY_SHIFT = 4  # a timer may run early by its interval >> 4, a sixteenth
 _QUESTIONS = (Ask, Scan)
 StartT = TypeVar("StartT", bound=ActorStart)
 GivenOrder = TypeVar("GivenOrder", bound=Order[Any])
@@ -79,7 +79,7 @@ class Actor(Generic[StartT]):
         self.given = start
         self.stopping = False
         self._worked = False  # blocks came since the last pulse
-        self._stirred = False  # a message other than Ask and Scan came
+        self._stirred = False  # a message other than Ask and Scan came since then
         self._pulsed_ns = 0
         self.stirred_ns = time.monotonic_ns()  # see `pulses.py`
         self._memory = Trimming(time.monotonic_ns())
@@ -103,14 +103,17 @@ class Actor(Generic[StartT]):
         """Process what has arrived. The loop calls this after each round of inputs and timers."""
 
     def on_stop(self) -> bool:
-        """Return True when all waiting clients are answered. Called on each turn while stopping."""
+        """Return True when all waiting clients are answered. Each turn of a stop calls it."""
         return True
 
     def on_end(self) -> None:
         """Close files. The sockets are closed afterwards."""
 
     def on_gone(self, who: str) -> None:
-        """Forget a dead gateway and all peers behind it. A gateway forgets a dead actor's links."""
+        """Forget a dead gateway and all peers behind it.
+
+        In a gateway, `who` is a dead actor, and the gateway ends the links to it.
+        """
 
     def statistics(self) -> Mapping[str, object]:
         """Return the content of a pulse, which is sent once a second (shapes: `pulses.py`)."""
@@ -119,7 +122,8 @@ class Actor(Generic[StartT]):
     def details(self) -> Mapping[str, object]:
         """Return the rows of a report with details.
 
-        The rows that exceed `options.DETAILS_BYTES_MAX` are left out, so the newest rows come last.
+        Rows beyond `options.DETAILS_BYTES_MAX` are left out from the end of the list. So the newest
+        rows come last.
         """
         return {}
 
@@ -182,9 +186,10 @@ class Actor(Generic[StartT]):
         del self._raw[source]
 
     def every(self, interval_ms: float, function: Callable[[], None]) -> None:
-        """Call `function` at this interval, or a sixteenth of it early if another timer is due.
+        """Call `function` at this interval.
 
-        So timers of the same interval soon run together, and wake an idle process once.
+        If another timer is due, call it up to a sixteenth of the interval earlier. So timers of the
+        same interval soon run together, and wake an idle process once.
         """
         interval_ns = int(interval_ms * _MS)
         self._timers.append([time.monotonic_ns() + interval_ns, interval_ns, function])
@@ -297,12 +302,12 @@ class Actor(Generic[StartT]):
                     by_socket = {port.socket: port for port in self._ports}
                     port = by_socket.get(source)
                 if port is not None and port.socket.closed:
-                    continue  # closed while another source was processed in this same round
+                    continue  # it was closed while another source was processed in this round
                 if port is not None:
                     self._drain(port)
                 else:
                     self.stir()
-                    # Without a handler: `ignore_raw` was called in this same round.
+                    # There is no handler if `ignore_raw` was called in this same round.
                     if (handle := self._raw.get(source)) is not None:
                         handle()
             if self._stirred:
@@ -310,7 +315,7 @@ class Actor(Generic[StartT]):
             self._run_timers()
             self.on_turn()
             if self.stopping and self.on_stop():
-                self.pulse()  # a topic that sleeps is known by its last pulse
+                self.pulse()  # the statistics of a topic that sleeps come from its last pulse
                 return
 
     def _wait_ms(self) -> int:
@@ -375,7 +380,7 @@ class Actor(Generic[StartT]):
             take(told)
         except ZsqError:
             raise
-        except Exception as error:  # from any library: the actor keeps the old settings
+        except Exception as error:  # any library may raise; the old settings stay
             raise Refused(E_INTERNAL, f"{type(error).__name__}: {error}") from error
         log.debug("%s has the new settings", self.title)
         return Done(told.request, {})
@@ -386,7 +391,7 @@ class Actor(Generic[StartT]):
     def stir(self, *, blocks: bool = False) -> None:
         """Note that the next pulse has news, so that it is sent soon.
 
-        `blocks` means that blocks came by another way than a port.
+        `blocks` is True if blocks arrived, but not through a port.
         """
         self._stirred = True
         self._worked = self._worked or blocks
@@ -415,6 +420,6 @@ class Actor(Generic[StartT]):
         if detailed:
             stats["private_bytes"] = private_bytes()
             details = fitting(self.details(), options.DETAILS_BYTES_MAX)
-        if not request:  # answers do not delay the next news
+        if not request:  # a pulse that answers a request does not delay the next regular one
             self._pulsed_ns = time.monotonic_ns()
         self.supervisor.send((), Pulse(self.key, request, stats, details))

@@ -80,7 +80,8 @@ class AsyncActor(Actor[StartT]):
         if self._stirred:
             self.hasten_pulse()
         self._run_timers()
-        for port in self._ports:  # timers send pulses
+        # Timers send pulses, and a send may consume the event of a port.
+        for port in self._ports:
             self._empty(port)
         self._wait_for_timers()
         if self.stopping:

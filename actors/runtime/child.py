@@ -1,4 +1,4 @@
-"""Child specs and restart intensity: supervision is data and a policy, as in Erlang/OTP. No I/O."""
+"""Rules of supervision, as data: child specs and restart intensity, as in Erlang/OTP. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...transport.errors import ZsqError
 from ..settings import options
 from ..settings.starts import ActorStart
 
-# Start order; the stop order is the reverse.
+# The kinds of processes in the order of their start. They are stopped in the reverse order.
 KINDS: Final = (
     "topic",
     "channel",
@@ -25,10 +25,11 @@ KINDS: Final = (
 # These kinds listen on addresses that other programs may use already.
 OUTSIDE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway"})
 
-# What ends when a process of a kind fails. A topic's channels end with the topic and start after
-# it, because a channel's leases depend on the rows that the topic's storage recovered. Rejected for
-# now: channels that outlive their topic and attach to the next one. That would save redeliveries
-# after a crash, but it needs a second protocol for sending again what was not committed.
+# The processes that end when a process of this kind fails. A topic's channels end with the topic
+# and start after it, because a channel's leases depend on the rows that the topic's storage
+# recovered. Rejected for now: channels that outlive their topic and attach to the next one. That
+# would save redeliveries after a crash, but it needs a second protocol for sending again what was
+# not committed.
 FATE: Final[dict[str, str]] = {
     "topic": "topic_group",
     "channel": "self",
@@ -48,7 +49,7 @@ ENDS_TREE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway", "scan_lo
 class ChildSpec:
     """A process to start. `start` opens nothing; the child opens its files in `on_start`."""
 
-    key: int  # also the incarnation (this start of the process): never used twice
+    key: int  # the number of this start of a process; it is never used twice
     kind: str
     title: str
     start: ActorStart = field(default_factory=ActorStart)
@@ -111,7 +112,7 @@ class RestartIntensity:
         self.count = 0
 
     def may_restart(self, now_ns: int) -> bool:
-        """Note a restart. Return False if it is one too many."""
+        """Note a restart. Return False if it exceeds the limit."""
         self.count += 1
         self._times_ns.append(now_ns)
         while self._times_ns[0] < now_ns - self._within_ns:

@@ -1,4 +1,4 @@
-"""Logs of all processes, on stderr: lines for people or JSON objects for programs, one a line.
+"""Logs of all processes, on stderr: text for people, or one JSON object per line for programs.
 
     text   2026-11-22 12:00:00,123 4711 WARNING [topic clicks] what happened
     json   {"time": "2026-11-22T12:00:00.123456Z", "level": "warning", "actor": "topic clicks",
@@ -69,7 +69,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.name not in ("zsq", "root"):
-            found["logger"] = record.name  # a library's logger
+            found["logger"] = record.name  # the record of a library
         if record.exc_info and record.exc_info[1] is not None:
             found |= {
                 "error": repr(record.exc_info[1]),

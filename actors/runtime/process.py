@@ -1,4 +1,4 @@
-"""Requests to the operating system: title, parent's death, private memory, open files.
+"""Calls to the operating system: title, parent's death, private memory, open files.
 
 `transport/memory.py` makes a process keep freed memory. `Trimming` decides when the process gives
 it back to the system. It does no I/O. Under load the memory would soon be allocated again, and a
@@ -52,7 +52,7 @@ def set_title(title: str) -> None:
 
 
 def private_bytes(pid: int | str = "self") -> int:
-    """Return the memory of this process that no other shares and the system cannot reclaim.
+    """Return the memory that only this process uses and that the system cannot reclaim.
 
     The result is 0 if it cannot be read. Clean pages do not count. The clean pages that only one
     process maps belong to the files of state stores, and the system can reclaim them.

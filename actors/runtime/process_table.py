@@ -37,7 +37,7 @@ log = logging.getLogger("zsq")
 
 # A child sends this over the lifeline. The attempt to receive a pidfd may consume its first byte.
 _NO_FILES_WORD: Final = b"FF"
-START_FILES: Final = 16  # the most descriptors that a start takes, and some to spare
+START_FILES: Final = 16  # a start takes fewer descriptors than this
 
 
 def processes_by_memory() -> int:
@@ -62,10 +62,12 @@ class Child:
     data: dict[str, Any] = field(default_factory=dict)
     stats: Mapping[str, Any] = field(default_factory=dict)  # the newest pulse, see `pulses.py`
     started_ns: int = field(default_factory=time.monotonic_ns)
-    pulsed_ns: int = 0  # the time when `stats` came
+    pulsed_ns: int = 0  # the time when `stats` arrived
     news_ns: int = 0  # the time when the process last sent a pulse without being asked
     failure: Failure | None = None
-    told_to_stop: bool = False  # its end is no failure; `state` no longer shows this after the end
+    # True if the child was asked to end, so that its end is no failure. After the end, `state` no
+    # longer shows this.
+    told_to_stop: bool = False
     owner: Any = None  # the topic group to which it belongs, if any
 
 
@@ -180,7 +182,7 @@ class ProcessTable:
             try:
                 child.pidfd = multiprocessing.reduction.recv_handle(child.lifeline)
             except (OSError, EOFError, RuntimeError):
-                ended.append(child)  # it died before it could send its pidfd
+                ended.append(child)  # the child died before it could send its pidfd
                 continue
             self._by_fd[child.pidfd] = child
             self._epoll.register(child.pidfd, select.EPOLLIN)
@@ -251,7 +253,7 @@ def _become(
     log_format: str,
 ) -> None:
     die_with_parent(forkserver_pid)
-    # The supervisor stops its children. `kill -9` always works.
+    # The child ignores SIGTERM, because the supervisor stops its children. `kill -9` still works.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
     set_title(spec.title)

@@ -45,7 +45,7 @@ class Processes:
         self._looked_ns = 0
         self._starts_until_ns = 0
         self.more_to_start = False
-        # How many processes of topics that are asleep may come back at any time.
+        # The number of processes of sleeping topics. They may be started again at any time.
         self.asleep = 0
 
     @property

@@ -4,8 +4,8 @@ Each class extends a class of `transport/reports.py` by the fields that only the
 pulse is empty until its process has reported for the first time. Details are empty if the process
 did not answer in time. So both are read with `get`.
 
-`stirred_ns` is the monotonic time before which the process got its last message that was not a
-question of the supervisor or of the scan.
+Between `stirred_ns` (monotonic time) and the pulse, the process received no messages except
+requests for pulses and requests of the scan.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ChannelPulse(DeliveryPulse, ChannelFacts):
 
 
 class RetentionPulse(RetentionFacts):
-    """The part about retention. `topic_full` is the reason why publishes are refused, or ""."""
+    """The retention in a pulse. `topic_full` is the reason why publishes are refused, or ""."""
 
     topic_full: str
 
@@ -102,7 +102,7 @@ class StagesPulse(StageFacts):
 
 
 class StagingPulse(StagesPulse):
-    """The part about staging. `entered_bytes` counts blocks of stages and of due messages."""
+    """The staging in a pulse. `entered_bytes` counts blocks of stages and of due messages."""
 
     transactions: int
     entered_bytes: int

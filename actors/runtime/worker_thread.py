@@ -1,4 +1,4 @@
-"""Worker threads of an actor: jobs and results over inproc, and a socket that wakes the loop."""
+"""Worker threads of an actor: they run jobs, and wake the actor's loop for each result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zmq
 
 
 class Jobs(Protocol):
-    """The interface of a worker thread for the parts of an actor."""
+    """The interface through which the parts of an actor use a worker thread."""
 
     @property
     def pending(self) -> int: ...
@@ -32,7 +32,7 @@ class WorkerThread:
         self.socket.bind(f"inproc://{name}")
         self._inner = context.socket(zmq.PAIR)
         self._inner.connect(f"inproc://{name}")
-        # Deque: append and popleft are atomic.
+        # These are deques, because append and popleft of a deque are atomic.
         self._jobs: deque[tuple[Any, Callable[[], Any]] | None] = deque()
         self._results: deque[tuple[Any, Any]] = deque()
         self.pending = 0
@@ -63,7 +63,7 @@ class WorkerThread:
             tag, function = job
             try:
                 value = function()
-            except Exception as error:  # passed to the actor's loop, which knows what it means
+            except Exception as error:  # the actor's loop gets it and handles it
                 value = error
             self._results.append((tag, value))
             self._inner.send(b"")

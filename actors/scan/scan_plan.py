@@ -37,7 +37,7 @@ from ..primitives.deadlines import DeadlineHeap
 from ..settings import options
 
 _NS_PER_S: Final = 1_000_000_000
-_BACKOFF_S: Final = (1, 2, 4)  # after the first, second, and each later missed scan
+_BACKOFF_S: Final = (1, 2, 4)  # the pause after the first, second, and each later missed scan
 
 
 def pool_size(channels: int) -> int:
@@ -53,8 +53,10 @@ class ScanPlan:
         self._order: list[int] = []
         self._due: DeadlineHeap[int] = DeadlineHeap()  # without channels that are asked now
         self._asked: set[int] = set()
-        self._hinted: dict[int, int] = {}  # key -> due ns, hinted since it was selected last
-        self._missed: dict[int, tuple[int, int]] = {}  # key -> (times, since ns)
+        # Key -> the due time (ns) of a hint that came since the channel was last selected.
+        self._hinted: dict[int, int] = {}
+        # Key -> (number of missed scans, time of the first one in ns).
+        self._missed: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._order)

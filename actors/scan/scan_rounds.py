@@ -16,9 +16,9 @@ contain their results. So a round ends soon, even if a channel hangs. The states
 `ScanOrders` is the state of a scan worker: the scans without an answer, and the times of the
 reports. The first report on an order is sent when all channels have answered, or after
 `SCAN_SOON_MS`. It marks the other channels as LATE. Their results are reported as soon as they are
-known. The result is the answer. If no answer comes within `SCAN_ANSWER_MS`, the result is that the
-channel missed the scan. An even later answer is reported too, because the channel no longer hangs
-and its next scan may be seconds away.
+known. A result is the channel's answer, or MISSED if no answer comes within `SCAN_ANSWER_MS`. An
+answer that comes after that is reported too, because the channel no longer hangs and its next scan
+may be seconds away.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class ScanRounds:
         return min(wait_ms, options.SCAN_INTERVAL_MS) if self._orders else wait_ms
 
 
-Who = tuple[tuple[bytes, ...], int]  # sender of the order, its request
-Result = tuple[int, int, int]  # key, state, next due time
+Who = tuple[tuple[bytes, ...], int]  # (sender of an order, number of its request)
+Result = tuple[int, int, int]  # (key, state, next due time)
 
 
 class _ChannelScan(NamedTuple):
@@ -202,7 +202,8 @@ class ScanOrders:
 
     def __init__(self) -> None:
         self._orders: dict[Who, _RequestState] = {}
-        # Scans without an answer: awaited, or the newest missed scan of an endpoint.
+        # Scans without an answer: those that are awaited, and the newest missed scan of each
+        # endpoint.
         self._scans: dict[int, _ChannelScan] = {}
         self._missed: dict[str, int] = {}  # endpoint -> the newest missed scan
         self._after_all: list[tuple[Who, list[Result]]] = []

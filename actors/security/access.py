@@ -37,8 +37,8 @@ from ...transport.wire.credentials import KEY_CHARS, is_key
 ANONYMOUS: Final = "anonymous"  # the name of clients without a key or token, in audit logs
 ACCESS_BYTES_MAX: Final = 4 * 1024 * 1024
 USERS_MAX: Final = 10_000
-ENTRIES_MAX: Final = 1_000  # of one list
-PATTERN_CHARS_MAX: Final = 129  # two names and a slash
+ENTRIES_MAX: Final = 1_000  # the most entries of one list
+PATTERN_CHARS_MAX: Final = 129  # the length of two names and a slash
 
 _KEYS: Final = ("curve", "tokens")
 _LISTS: Final = ("publish", "subscribe", "admin", "view", "create")
@@ -69,7 +69,11 @@ class NamePattern:
     text: str
 
     def matches(self, name: str) -> bool:
-        """Match in one pass: first part at the start, last part at the end, the rest in order."""
+        """Return True if the pattern matches the name.
+
+        One pass finds the first part at the start, the last part at the end, and the others in
+        order between them.
+        """
         first, *others = self.text.split("*")
         if not others:
             return name == first
@@ -107,7 +111,7 @@ class SubscribeRule:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user, or `anonymous`, and the permissions."""
+    """A user, or `anonymous`, with its permissions."""
 
     name: str
     publish: tuple[NamePattern, ...] = ()

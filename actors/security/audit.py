@@ -21,7 +21,7 @@ An order is identified by a number of the broker, because a client may use the s
 No user can push the lines of other users out of the log. Each user may write USER_BYTES at once and
 USER_BYTES_PER_S over time. Orders beyond that are counted by action, topic and result, and the
 counts are written as one line every FOLDED_S. So one user needs weeks to rotate all files away.
-Orders over ipc have no such limit, because those users could remove the files anyway.
+Orders over ipc have no such limit, because their processes could remove the files anyway.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ LINE_BYTES_MAX: Final = 4 * 1024  # a longer line is cut, and the line says that
 WAITING_BYTES_MAX: Final = 4 * 1024 * 1024  # lines that are not on disk yet
 REMEMBERED: Final = 1_000  # newest lines that are kept in memory for queries
 REMEMBERED_BYTES: Final = 1024 * 1024  # limit of these lines together
-TAIL_BYTES: Final = 256 * 1024  # read from the file at a start
+TAIL_BYTES: Final = 256 * 1024  # a start reads this much from the end of the file
 RETRY_S: Final = 1.0
-CLOSE_S: Final = 2.0  # at the end, for the last lines
+CLOSE_S: Final = 2.0  # how long `close` waits until the last lines are written
 COMPLAIN_EVERY: Final = 60  # failed tries between two lines in the log
 _TEXT_CHARS: Final = 200
-_SHORT_CHARS: Final = 12  # of each value, if a line is too long even with cut options
+# The characters that are kept of each value if a line is too long even with cut options.
+_SHORT_CHARS: Final = 12
 _ENTRIES: Final = 20
 _DEPTH: Final = 4
 
@@ -200,7 +201,7 @@ class AuditLog:
             self._change.notify_all()
         self._thread.join(CLOSE_S)
 
-    # In the thread
+    # Methods that run in the thread
 
     def _run(self) -> None:
         while True:
@@ -270,7 +271,7 @@ class AuditLog:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, size)  # remove an incomplete line
             raise
-        with contextlib.suppress(OSError):  # it is written; another try would repeat it
+        with contextlib.suppress(OSError):  # the line is written; another try would repeat it
             os.fdatasync(self._fd)
 
     def _rotate(self) -> None:
@@ -300,24 +301,26 @@ def _tail(path: Path) -> list[dict[str, object]]:
 
 
 LOOKING: Final = frozenset({"list", "chunks", "peek", "overview", "audit"})
-# Parts of actions that only read, or that come after a part that is logged.
+# These parts of actions only read, or they come after a part that is logged.
 PARTS: Final = frozenset(
     {("delayed", "list"), ("delayed", "count"), ("backup", "log"), ("backup", "end")}
 )
 FIRST_USE: Final = "first use"  # an action in addition to those of Manage
 FOLDED: Final = "folded"  # the action of a line with counts of orders
-COUNT: Final = 100  # entries of an answer, by default
+COUNT: Final = 100  # default number of entries in an answer
 OPEN_MAX: Final = 10_000  # orders without an answer; beyond it the oldest are logged as unanswered
-OPTIONS_BYTES: Final = 2 * 1024  # of an order that is not answered yet; longer options are cut
-REFUSED_OPTIONS_BYTES: Final = 256  # of an order that was refused
+# The size of the options of an order that is not answered yet. Longer options are cut.
+OPTIONS_BYTES: Final = 2 * 1024
+REFUSED_OPTIONS_BYTES: Final = 256  # the same for an order that was refused
 USER_BYTES: Final = 2 * 1024 * 1024
-USER_BYTES_PER_S: Final = 48  # 4 MiB a day
+USER_BYTES_PER_S: Final = 48  # this is 4 MiB a day
 USERS_MAX: Final = 10_000
 FOLDED_S: Final = 600.0
-FOLDED_KINDS: Final = 20  # in one line; all others are counted together
-_NAME_CHARS: Final = 130  # of a topic or a channel; no valid name is longer
+# The kinds of orders that one line counts separately. All others are counted together.
+FOLDED_KINDS: Final = 20
+_NAME_CHARS: Final = 130  # no valid name of a topic or a channel is longer
 _OTHERS: Final = "others"
-_LINE_BYTES: Final = 60  # of a line, for its time and its action
+_LINE_BYTES: Final = 60  # the part of a line with its time and its action
 
 
 def count_of(options: Mapping[str, object]) -> int:
@@ -343,7 +346,7 @@ class Allowances:
     """
 
     def __init__(self) -> None:
-        self._left: dict[str, tuple[float, float]] = {}  # by user: bytes, and their time
+        self._left: dict[str, tuple[float, float]] = {}  # user -> (bytes left, time of that value)
 
     def take(self, user: str, size: int, now_s: float) -> bool:
         """Take `size` bytes and return True. If fewer are left, take none and return False."""
@@ -352,7 +355,7 @@ class Allowances:
         taken = left >= size
         self._left[user] = left - size if taken else left, now_s
         if len(self._left) > USERS_MAX:
-            del self._left[next(iter(self._left))]  # the user without an order for the longest time
+            del self._left[next(iter(self._left))]  # the user whose last order is the oldest
         return taken
 
 
@@ -361,7 +364,7 @@ class AuditRecorder:
         self._audit = audit
         self._open: dict[int, AuditRow] = {}
         self._allowances = Allowances()
-        self._folded: dict[str, Counter[str]] = {}  # by user
+        self._folded: dict[str, Counter[str]] = {}  # user -> counts of orders
         self._folded_s = time.monotonic()
 
     def ordered(self, number: int, message: p.Manage) -> None:
@@ -455,7 +458,10 @@ def _row(
     options: Mapping[str, object] | CutOptions,
     by: Mapping[str, object],
 ) -> AuditRow:
-    """Return only what the line of an order needs, because the order may wait for its answer."""
+    """Return the row of an order, with only what its line needs.
+
+    The row stays in memory until the order is answered.
+    """
     user, address, via = (str(by.get(name, ""))[:_NAME_CHARS] for name in ("user", "from", "via"))
     return {
         "action": action[:_NAME_CHARS], "topic": topic[:_NAME_CHARS], "channel": channel[:_NAME_CHARS], "options": options,

@@ -6,14 +6,15 @@ There are three modes:
 * With an access file and a key pair (CURVE) only clients whose public key is in the file can
   connect. libzmq gives the key of each message's sender. Only that key decides: a client may choose
   its routing id, and another client may use that id later.
-* With only an access file every client is its `[anonymous]`.
+* With an access file but without a key pair, every client has the permissions of the file's
+  `[anonymous]` table.
 
 The gateway cannot close a single connection. But when a key is removed from the file, it loses all
 permissions at once.
 
 `answer_zap` answers libzmq's authentication requests, by ZAP 1.0 (RFC 27) for the mechanism CURVE.
 It is pure. A request comes only after a client has proved that it has the secret of its public key,
-so strangers cannot keep the gateway busy. Any other mechanism, domain or form is refused.
+so unknown clients cannot keep the gateway busy. Any other mechanism, domain or form is refused.
 
 Rejected: pyzmq's authenticator. It is a coroutine, and this gateway runs no event loop.
 """
@@ -86,7 +87,7 @@ log = logging.getLogger("zsq")
 
 ZAP_DRAIN_MAX: Final = 256
 COMPLAINT_S: Final = 10.0
-GIVEN_NAME_BYTES: Final = 5  # of a routing id that libzmq gives
+GIVEN_NAME_BYTES: Final = 5  # the length of a routing id that libzmq assigns
 HANDSHAKE_MS: Final = 5_000  # a connection whose handshake takes longer is closed
 
 
@@ -149,8 +150,8 @@ class CurveAuthentication:
     def complain(self, text: str) -> None:
         """Log that a client was refused.
 
-        Strangers could fill the disk, so only one line every COMPLAINT_S is written. It contains
-        the number of lines that were left out.
+        Unknown clients could fill the disk with log lines, so only one line is written every
+        COMPLAINT_S. It contains the number of lines that were left out.
         """
         self.refused += 1
         self._untold += 1
@@ -182,12 +183,13 @@ class CurveAuthentication:
             return ""
 
     def chose_its_name(self, client: bytes, frame: Any) -> bool:
-        """Return True if the client chose its routing id. None of our clients does.
+        """Return True if the client chose its routing id. ZSQ's clients never do.
 
-        A client that does may wait for the id of another client and get its answers. The id itself
-        is checked too: if a handshake contains Identity twice, libzmq uses the last one as routing
-        id and reports the first. Ids that pass have the form of libzmq's ids: a zero and 32 bits of
-        a counter with a random start. So a client cannot know the id of another client.
+        Such a client may take the id of another client when that client has left, and get its
+        answers. The id itself is checked too: if a handshake contains Identity twice, libzmq uses
+        the last one as routing id and reports the first. Ids that pass have the form of libzmq's
+        ids: a zero and 32 bits of a counter with a random start. So a client cannot know the id of
+        another client.
         """
         if not self.closed:
             return False
@@ -221,7 +223,7 @@ class CurveAuthentication:
 
 
 def check(security: SecurityOptions, access: Access | None) -> None:
-    """Raise `AccessError` if a gateway would admit no client, or every client that has a key."""
+    """Raise `AccessError` if a gateway would admit no client, or any client that makes a key."""
     if security.curve_key_file and access is None:
         text = (
             "a key pair alone admits every client, because any client can make one; list the "

@@ -4,7 +4,8 @@ A gateway counts as protected in these cases:
 
 * over ZeroMQ with an access file and a key pair (CURVE);
 * over NSQ with an access file, an auth server, or certificates that clients must show;
-* over HTTP with an access file. An auth server leaves reading open there.
+* over HTTP with an access file. An auth server is not enough there, because it does not restrict
+  reading.
 
 A host name counts as local if all its addresses are. A name without an address is refused, because
 a listener may still understand it: libzmq takes `eth0` for the interface of that name. For the same
@@ -118,7 +119,8 @@ def check(options: ServeOptions) -> None:
     if options.security.insecure:
         return
     for place in _places(options):
-        is_local(place)  # also with authentication: raises if the host has no address
+        # This raises if the host has no address. It is checked even with authentication.
+        is_local(place)
     found = exposed(options)
     if found:
         text = "every client that can reach this machine would have all permissions"

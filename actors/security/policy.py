@@ -5,8 +5,8 @@ request needs. They have one row for each kind of link (`LINKS`), order (`ORDERS
 NSQ client (`COMMANDS`) and HTTP path (`PATHS`). `RULES` has one row for each action: what it needs
 in the access file, what it needs from an auth server, and the text of its refusal.
 
-An order that is in no table needs `admin` of `*`, so no other user may send a new order until it
-has a row here. The permission to change a topic does not include reading its messages.
+An order without a row needs `admin` of `*`. So a new kind of order is closed to all other users
+until somebody adds its row. The permission to change a topic does not include reading its messages.
 
 A publish creates the topic on first use, and a subscription creates the topic and the channel, as
 far as `create` permits. `dead_letter_topic` and redrive copy bodies from one topic to another, so
@@ -36,7 +36,7 @@ from ...transport.wire import protocol as p
 if TYPE_CHECKING:
     from .access import Access, User
 
-REDRIVE: Final = "redrive"  # the order, and the channel that reads the dead letters
+REDRIVE: Final = "redrive"  # the name of the order, and of the channel that reads the dead letters
 DEAD_LETTER_TOPIC: Final = "dead_letter_topic"
 
 
@@ -101,7 +101,8 @@ _CHANNEL: Final = ("topic", "channel")
 RULES: Final[Mapping[Action, Rule]] = {
     Action.OPEN: Rule(_yes, _yes, "nothing"),
     Action.KNOWN: Rule(_yes, _yes, "a user"),
-    # Names and numbers, no bodies. Lists contain only what a principal may see (`visible`).
+    # SEE shows names and numbers, but no bodies. Lists contain only what a principal may see
+    # (`visible`).
     Action.SEE: Rule(lambda user, topic, _: user.may_view(topic), _yes, "view", "view topic {topic!r}", ()),
     Action.SEE_SOME: Rule(lambda user, *_: user.may_something, _yes, "view", "see statistics"),
     Action.SEE_ALL: Rule(lambda user, *_: user.sees_all, _yes, 'view = ["*"]', "see all topics"),
@@ -119,7 +120,7 @@ RULES: Final[Mapping[Action, Rule]] = {
         lambda state, topic, _: _consumes(state, topic, REDRIVE),
         f"subscribe to its channel {REDRIVE}", "redrive topic {topic!r}", _TOPIC,
     ),
-    # First use: creates the channel if one is named, else the topic.
+    # First use creates the channel if one is named, else the topic.
     Action.CREATE: Rule(lambda user, topic, channel: user.may_create(topic, channel), _yes, "create", "create topic {topic!r}", _TOPIC),
     Action.MANAGE_TOPIC: Rule(lambda user, topic, _: user.may_admin(topic), _publishes, "admin", "change topic {topic!r}", _TOPIC),
     Action.MANAGE_CHANNEL: Rule(
@@ -127,7 +128,7 @@ RULES: Final[Mapping[Action, Rule]] = {
         "admin", "change channel {channel!r} of topic {topic!r}", _CHANNEL,
     ),
     Action.CONFIGURE: Rule(lambda user, *_: user.is_broker_admin, _yes, 'admin = ["*"]', "change the configuration"),
-    # For what belongs to no topic: processes, the audit log, and every order that is in no table.
+    # This is for processes, the audit log, and every order that is in no table.
     Action.ADMINISTER: Rule(lambda user, *_: user.is_broker_admin, _no, 'admin = ["*"]', "change the broker"),
 }  # fmt: skip
 
@@ -257,7 +258,7 @@ ORDERS: Final[Mapping[str, Action]] = {
     "delayed count": Action.SEE,
     "peek": Action.CONSUME,  # peek and the list show bodies, or which messages exist
     "delayed list": Action.READ,
-    REDRIVE: Action.REDRIVE,  # and publish on the target
+    REDRIVE: Action.REDRIVE,  # it also needs PUBLISH on the target
     **dict.fromkeys(
         (
             "create",
@@ -394,8 +395,8 @@ def _all(actions: Actions | Action, method: str, *paths: str) -> dict[tuple[str,
 
 
 PATHS: Final[Mapping[tuple[str, str], Actions]] = {
-    # The console's files contain no data. To strangers, /ping shows only whether the broker is
-    # healthy.
+    # The console's files contain no data. To unknown clients, /ping shows only whether the broker
+    # is healthy.
     **_all(Action.OPEN, "GET", "/ping", "/", "/console/{name:path}"),
     **_all(Action.SEE, "GET", "/info", "/stats", "/metrics", "/lookup", "/topics", "/channels", "/nodes", "/config/{option}"),
     **_all(Action.CONFIGURE, "PUT", "/config/{option}"),
@@ -440,13 +441,14 @@ def actions_of(method: str, path: str) -> Actions:
 
 _Answer = TypeVar("_Answer", bound=Mapping[str, object])
 UNWELL: Final = "a topic has a problem; only users who may view the topic see which one"
-_OF_PROCESSES: Final = ("kind", "state", "private_bytes", "restarts")  # what totals need
+# The fields of processes that totals need.
+_OF_PROCESSES: Final = ("kind", "state", "private_bytes", "restarts")
 
 
 def visible(data: _Answer, principal: Principal) -> _Answer:
     """Return an answer without the rows of topics that the principal may not see.
 
-    It is the answer to Stats, or to Manage's `list` or `overview`.
+    `data` is the answer to Stats, or to Manage's `list` or `overview`.
 
     The form of an answer shows its kind, so that a gateway need not remember the request. Answers
     without `topics` are not changed. A principal that may see every topic may not see what belongs

@@ -103,7 +103,8 @@ def check_same(
 ) -> None:
     """Raise `UsageError` (E_BAD_ARGUMENT) if the channel has other fixed settings.
 
-    A client that subscribes to an existing channel must not take it for another one.
+    Otherwise a client that subscribes to an existing channel could receive other messages than it
+    expects.
     """
     wanted = {name: asked[name] for name in FIXED if asked.get(name) is not None}
     now = resolve(own)

@@ -1,4 +1,4 @@
-"""Closing of topics: to publishers, so that they drain, then to consumers, before a deletion. Pure.
+"""Closing a topic before its deletion: to publishers, so that it drains, then to consumers. Pure.
 
 | state | close to publishers | close to consumers | open to publishers | open to consumers |
 |---|---|---|---|---|
@@ -27,7 +27,7 @@ from ...transport.errors import E_BAD_ARGUMENT, UsageError
 OPEN: Final = ""
 DRAINING: Final = "publishers"
 CLOSED: Final = "consumers"
-# The values in the registry's row and in statistics: the side that was closed last.
+# The values in the registry's row and in statistics. "consumers" means closed to both sides.
 STATES: Final = (OPEN, DRAINING, CLOSED)
 ACTIONS: Final = ("close", "open")
 SIDES: Final = ("publishers", "consumers")

@@ -22,9 +22,10 @@ from ...transport.block.block_format import MESSAGE_BYTES_MAX
 from ...transport.settings import check
 from ...transport.wire.protocol import REQUEUE_DELAY_MS_MAX
 
-HOLD_S: Final = 10.0  # a backlog counts when it stays above or below its threshold for this time
+# An alarm changes when a backlog has stayed above or below its threshold for this time.
+HOLD_S: Final = 10.0
 HOLD_S_MAX: Final = 86_400.0
-RECEIVERS_MAX: Final = 16  # each has a thread
+RECEIVERS_MAX: Final = 16  # each receiver has a thread
 _BEHIND_HOST: Final = re.compile(r"[/?#\\;\s]")
 
 
@@ -32,8 +33,9 @@ _BEHIND_HOST: Final = re.compile(r"[/?#\\;\s]")
 class AlarmOptions:
     """Thresholds and receivers of alarms.
 
-    `depth` and `age_s` are the thresholds of channels that set none; -1 is none. A backlog is
-    reported when it has stayed above its threshold (to clear the alarm: below it) for `hold_s`.
+    `depth` and `age_s` are the thresholds of channels that set none; -1 means no threshold. An
+    alarm is raised when a backlog has stayed above its threshold for `hold_s`, and cleared when it
+    has stayed at or below 80% of the threshold for that time.
     `webhooks` are URLs that get a JSON POST with `webhook_token` as bearer. Each of `commands` is
     an argv that gets JSON on stdin.
     """
@@ -96,7 +98,7 @@ def check_url(url: str) -> None:
 
 
 def shown_url(url: str) -> str:
-    """Return scheme and host: for many services the rest is the secret."""
+    """Return scheme and host of a URL. For many services the rest of the URL is a secret."""
     scheme, _, rest = url.partition("://")
     host = _BEHIND_HOST.split(rest, maxsplit=1)[0].rpartition("@")[2]
     return f"{scheme[:10]}://{host[:100]}" if rest else "a URL without a scheme"
@@ -159,10 +161,10 @@ class NsqOptions:
 class HttpOptions:
     """Options of the HTTP gateway.
 
-    `listen` is HOST:PORT; `given` is as above. `nsq` is the NSQ gateway that /info, /lookup and
-    /nodes describe, or None without an NSQ gateway. `tls_cert` and `tls_key` are paths of PEM
-    files, both or none. `allowed_hosts` are host names that clients may use, besides those of this
-    machine. `console` is the folder of the console's static files, "" for none.
+    `listen` is HOST:PORT. `given` is True if the user set `listen`. `nsq` is the NSQ gateway that
+    /info, /lookup and /nodes describe, or None without an NSQ gateway. `tls_cert` and `tls_key` are
+    paths of PEM files, both or none. `allowed_hosts` are host names that clients may use, besides
+    those of this machine. `console` is the folder of the console's static files, "" for none.
     """
 
     listen: str = HTTP_LISTEN
@@ -192,242 +194,284 @@ class SecurityOptions:
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
 
-# whose first use creates topics; with `never`, first use creates no channels either
+# The clients whose first use of a topic creates it. With `never`, first use creates no channels
+# either.
 AUTO_CREATE: Final = ("always", "publishers", "never")
-SYNC_INTERVAL_MS: Final = 100  # mode `interval`: EQueue's value; NSQ waits 2 s
+# The time between syncs in the mode `interval`. EQueue uses this value; NSQ waits 2 s.
+SYNC_INTERVAL_MS: Final = 100
 
 # Channel
-# Blocks ahead of consumers: 20 of 200 KB hide the delay between processes.
+# The blocks that a channel holds ahead of its consumers. 20 blocks of 200 KB hide the delay between
+# the processes.
 WINDOW_BYTES_MAX: Final = 4 * MIB
-# blocks kept for requeued messages; older ones are read from storage
+# The blocks that a channel keeps for requeued messages. Older blocks are read from the storage.
 CACHE_BYTES_MAX: Final = 4 * MIB
-# blocks that were corrupted in a channel's memory within CORRUPT_S; with more, the process is
-# restarted
+# A channel's process is restarted when more than CORRUPT_MAX blocks changed in its memory within
+# CORRUPT_S.
 CORRUPT_MAX: Final = 10
 CORRUPT_S: Final = 60
-HOLE_ROWS_MAX: Final = 10_000  # beyond it no new messages are delivered until old ones are finished
-# requeued with a delay, on disk, about 200 bytes each; beyond it no new messages are delivered
+# With this many rows behind its cursor, a channel delivers no new messages. Deferred rows have a
+# separate limit.
+HOLE_ROWS_MAX: Final = 10_000
+# With this many deferred rows, a channel delivers no new messages. A row takes about 200 bytes on
+# disk.
 DEFERRED_ROWS_MAX: Final = 10_000_000
-# due deferred rows are read only while fewer are held, so that new messages are still delivered
+# A channel reads due deferred rows only while it holds fewer rows than this, so that it can still
+# deliver new messages.
 DUE_HELD_MAX: Final = HOLE_ROWS_MAX // 2
-DUE_ROWS_MAX: Final = 1_000  # rows of one answer
-# no requeue is due later; it includes a minute in case the clock is changed
+DUE_ROWS_MAX: Final = 1_000  # the most due rows that one reply of the state store contains
+# No requeue can be due later than this. It includes a minute in case the clock is changed.
 DUE_LATEST_NS: Final = (REQUEUE_DELAY_MS_MAX + 60_000) * 1_000_000
-# redeliveries whose attempt number one commit records; the rest of a long range waits
+# The most messages whose next attempt number one commit contains. The rest of a long range waits.
 PROMISED_MAX: Final = 50_000
-# while more rows than this, or half of PROMISED_MAX messages, are ready, nothing more is recorded
+# While at least this many rows are ready to be sent again, no further attempt numbers are
+# committed.
 PROMISED_ROWS_LOW: Final = 4_000
-SAVE_ROWS_MAX: Final = 50_000  # rows of one frame: 36 bytes each at most, so under 2 MB
-# pages of one commit: enough for a few million in flight with every second one answered
+SAVE_ROWS_MAX: Final = 50_000  # rows of one frame; a row has at most 36 bytes, so it is below 2 MB
+# The most frames of one commit. This is enough for a few million messages in flight, if every
+# second one is answered.
 SAVE_PAGES_MAX: Final = 200
-SAVE_INTERVAL_MS: Final = 200  # a cursor's changes are committed a few times a second
-GATHER_COUNT_MAX: Final = 1_000  # messages of one delivery that are not contiguous
+SAVE_INTERVAL_MS: Final = 200  # the longest time before a change of the cursor is committed
+GATHER_COUNT_MAX: Final = 1_000  # the most messages of one delivery that are not contiguous
 GATHER_BYTES_MAX: Final = 1 * MIB
 LOOKS_MAX: Final = 20_000  # messages that a channel filters in one turn of its loop: about 2 ms
 LOOK_BLOCK: Final = 10  # a block counts as this many messages of LOOKS_MAX
-# messages that an ordered channel reads before it may send them: up to 10 MB
+# The most messages that wait in an ordered channel until they may be sent. They take up to 10 MB.
 ORDERED_PARKED_MAX: Final = 50_000
-# with this many messages ready to send, an ordered channel reads no further messages
+# With this many messages ready to send, an ordered channel reads no further messages.
 ORDERED_AHEAD: Final = 2_000
-# with fewer messages in flight or ready, an ordered channel reads beyond the blocks that it holds
+# With fewer messages in flight or ready to send, an ordered channel reads further than the blocks
+# that it can hold.
 ORDERED_BUSY: Final = 64
-ORDERED_LOOK: Final = 4  # sorting a message counts as this many of LOOKS_MAX: its key is hashed
-# this many contiguous messages without a key are sent without being gathered
+# Sorting a message counts as this many messages of LOOKS_MAX, because its key is hashed.
+ORDERED_LOOK: Final = 4
+# This many contiguous messages without a key are sent as a separate delivery.
 ORDERED_ALONE: Final = 64
-ORDERED_MISSED_MAX: Final = 64  # messages of one delivery whose blocks must be read first
-# one read for parked messages, which lie close together, unlike redeliveries
+# An ordered channel stops gathering a delivery when the blocks of this many messages are missing.
+ORDERED_MISSED_MAX: Final = 64
+# The size of one read for parked messages. They lie close together, unlike redeliveries.
 ORDERED_READ_BYTES: Final = 256 * KIB
-ORDERED_DEFERRED_ROWS_MAX: Final = 100_000  # requeued with a delay; a start must sort them first
-FETCHES_MAX: Final = 4  # outstanding reads of blocks for redelivery
+# The limit of deferred rows of an ordered channel. It is lower than DEFERRED_ROWS_MAX, because a
+# start must sort these rows first.
+ORDERED_DEFERRED_ROWS_MAX: Final = 100_000
+FETCHES_MAX: Final = 4  # the most unanswered reads of blocks for redelivery
 CONSUMERS_MAX: Final = 10_000
-# characters of error texts kept for dead letters under way; beyond it dead letters are sent without
-# their error text
+# The most characters of error texts that a channel keeps for messages on their way to the dead
+# letters. Further dead letters are sent without their error text.
 DYING_TEXT_MAX: Final = 1 * MIB
-DEAD_TICK_MS: Final = 100  # interval of checks of the link while dead letters are under way
-# delay before refused dead letters (a full topic or disk) are tried again; each try doubles it
+DEAD_TICK_MS: Final = 100  # interval between checks of the link while dead letters are being sent
+# The delay before refused dead letters (a full topic or disk) are sent again. It doubles with each
+# try, up to DEAD_RETRY_S_MAX.
 DEAD_RETRY_S: Final = 1.0
 DEAD_RETRY_S_MAX: Final = 30.0
 DEAD_SILENT_S: Final = 5.0  # a longer wait for an answer is shown in health
-# the link to the dead-letter topic is closed this long after the last dead letter
+# The link to the dead-letter topic is closed this long after the last dead letter.
 DEAD_IDLE_S: Final = 10.0
-# a channel that ends waits this long for dead letters under way, so that they do not come twice
+# A channel that ends waits this long for dead letters that are being sent. Otherwise they would be
+# sent a second time.
 DEAD_STOP_S: Final = 1.0
-PEEK_MAX: Final = 1_000  # messages of each kind in a peek: its answer is one small frame
-# consumers of a channel with separate percentiles: 20 KB each while they finish
+PEEK_MAX: Final = 1_000  # messages of each state in a peek, so that its answer is one small frame
+# The most consumers of a channel that have separate percentiles. Each consumer that finishes
+# messages takes 20 KB.
 CONSUMER_LATENCIES_MAX: Final = 200
-# coarser than the channel's: a fifth of its memory; the window is 10 to 12 minutes
+# The length of a slot of time in a consumer's percentiles. It is longer than the channel's slot, so
+# the slots take a fifth of the memory. The window covers 10 to 12 minutes.
 CONSUMER_LATENCY_SLOT_S: Final = 120
-# in flight to one consumer: ready counts limit messages, this limits memory
+# The most bytes in flight to one consumer. A ready count limits only the number of messages.
 CONSUMER_BYTES_MAX: Final = 16 * MIB
 
-# Ephemeral channels and topics: in memory
-# lifetime of a channel without any consumer; others end with the last one
+# Ephemeral channels and topics, which are in memory
+# The lifetime of a channel that never had a consumer. Other channels end with their last consumer.
 EPHEMERAL_UNUSED_S: Final = 60.0
-EPHEMERAL_DEFERRED_ROWS_MAX: Final = 100_000  # rows of a channel, in storage's memory: about 30 MB
-# a topic's unfinished messages; and as much again for finished ones that are kept
+# The limit of a channel's deferred rows. They are in the storage's memory and take about 30 MB.
+EPHEMERAL_DEFERRED_ROWS_MAX: Final = 100_000
+# The most bytes of a topic's unfinished messages. Finished messages that are kept may take as much
+# again.
 EPHEMERAL_BYTES_MAX: Final = 64 * MIB
-EPHEMERAL_SHARE: Final = 8  # or the size of the memory file system divided by this, if that is less
-# a smaller memory file system is not used: one topic would fill it
+# The limit is lower on a small memory file system: the size of the file system divided by this.
+EPHEMERAL_SHARE: Final = 8
+# A smaller memory file system is not used, because one topic would fill it.
 EPHEMERAL_SHM_BYTES_MIN: Final = 32 * MIB
 
 # Topic
-# Newest blocks, for channels a little behind; others read from the storage.
+# The newest blocks, for channels that are only a little behind. Other channels read from the
+# storage.
 RING_BYTES_MAX: Final = 2 * MIB
-CREDIT_POOL_BYTES: Final = 256 * MIB  # unanswered blocks of all producers
-CREDIT_BYTES: Final = 8 * MIB  # of one producer
+CREDIT_POOL_BYTES: Final = 256 * MIB  # unanswered blocks of all producers together
+CREDIT_BYTES: Final = 8 * MIB  # unanswered blocks of one producer
 CREDIT_BYTES_MIN: Final = 256 * KIB
-# when the pool is used up, by about 140 producers, all others get this much and are slower
+# About 140 producers use up the pool. All further producers get this much and are slower.
 CREDIT_BYTES_LEAST: Final = 16 * KIB
-APPEND_BYTES_MAX: Final = 2 * MIB  # blocks given to storage as one append
-APPEND_BYTES_LITTLE: Final = 64 * KIB  # less than that waits while another append is under way
-APPENDS_OUT_MAX: Final = 8  # appends under way; more blocks wait in the topic and are gathered
-# producers that a topic remembers; beyond it the least recently used one is forgotten
+APPEND_BYTES_MAX: Final = 2 * MIB  # the most bytes that storage gets as one append
+# A smaller amount of blocks waits while another append is being stored.
+APPEND_BYTES_LITTLE: Final = 64 * KIB
+# The most appends that are being stored. Further blocks wait in the topic and are gathered.
+APPENDS_OUT_MAX: Final = 8
+# The most producers that a topic remembers. If there are more, it forgets the least recently used.
 PRODUCERS_MAX: Final = 20_000
 RECENT_SEQUENCES: Final = 256  # answers of each producer that are remembered for repeated blocks
 PRODUCER_KEPT_S: Final = 7 * 86_400
 
 # Storage
 CHECKPOINT_INTERVAL_MS: Final = 1_000
-# a small lone append is synced in the loop: two wake-ups of a thread cost more
+# A small append is synced in the loop if no other sync is under way. To wake the thread and then
+# the loop would cost more.
 INLINE_SYNC_BYTES_MAX: Final = 64 * KIB
-# after a sync that took longer, the thread does the next one, so that producers and channels do not
-# wait
+# After a sync that took longer than this, the thread does the next one, so that producers and
+# channels do not wait.
 INLINE_SYNC_NS_MAX: Final = 1_000_000
-READ_BYTES_MAX: Final = 4 * MIB  # one answer to a channel
-READER_BYTES_MAX: Final = 1 * MIB  # one answer to a reader
-# unread answers of a reader; more are dropped, and the reader asks again
+READ_BYTES_MAX: Final = 4 * MIB  # the size of one answer to a channel
+READER_BYTES_MAX: Final = 1 * MIB  # the size of one answer to a reader
+# The most unread answers of a reader. Further answers are dropped, and the reader asks again.
 READER_ANSWERS_MAX: Final = 32
-RETENTION_TICK_MS: Final = 1_000  # space is free again within seconds
+# The interval at which retention is applied. So space is free again within seconds.
+RETENTION_TICK_MS: Final = 1_000
 RETRY_S_MAX: Final = 60.0  # longest delay between attempts to start a topic that cannot start
-# delay before an actor that found no free descriptor is started again; each try doubles it
+# The delay before an actor that found no free descriptor is started again. It doubles with each
+# try, up to FILES_RETRY_S_MAX.
 FILES_RETRY_S: Final = 0.25
 FILES_RETRY_S_MAX: Final = 1.0
 FILES_WAIT_S: Final = 10.0  # a request for such a topic waits this long before it fails
 LOCK_WAIT_S: Final = 10.0
-# an actor that failed ends this much later, so that its last messages are sent
+# An actor that failed ends this much later, so that its last messages are sent.
 LAST_WORDS_S: Final = 0.2
 
 # Delayed messages
-DELAYED_MOVE_BYTES: Final = 2 * MIB  # moved at once: publishers wait no longer than the write takes
-DELAYED_MOVE_ROWS: Final = (
-    2_000  # and at most this many blocks: blocks of one message cost 10 microseconds each
-)
+# The size of one move to the log. Publishers wait no longer than its write takes.
+DELAYED_MOVE_BYTES: Final = 2 * MIB
+# The number of blocks of one move. A block of one message costs 10 microseconds.
+DELAYED_MOVE_ROWS: Final = 2_000
 DELAYED_RETRY_NS: Final = 1_000_000_000  # delay after a full disk
-# longest time between scans while messages wait, in case the wall clock is put forward
+# The longest time between scans while messages wait, in case the wall clock is put forward.
 DELAYED_LOOK_NS: Final = 10_000_000_000
 DELAYED_LIST_MAX: Final = 1_000
 DELAYED_LIST_BODY_BYTES: Final = 200
-DELAYED_CANCEL_MAX: Final = 1_000  # keys of one order
-DELAYED_CANCEL_ROWS: Final = 5_000  # rows of one step, if all are cancelled
-# bytes of one such step: LMDB reads them all, and publishers wait meanwhile
+DELAYED_CANCEL_MAX: Final = 1_000  # the most keys in one order to cancel
+DELAYED_CANCEL_ROWS: Final = 5_000  # rows of one step when all delayed messages are cancelled
+# The size of one such step. LMDB reads all its bytes, and publishers wait meanwhile.
 DELAYED_CANCEL_BYTES: Final = 32 * MIB
 
 # Staging
-STAGE_CREDIT_POOL_BYTES: Final = 32 * MIB  # blocks under way to one topic, of all writers
-STAGE_CREDIT_BYTES: Final = 4 * MIB  # of one writer
-# less than one of Spark's blocks: a writer then sends one block at a time, but all executors of a
-# large cluster make progress
+STAGE_CREDIT_POOL_BYTES: Final = 32 * MIB  # blocks of all writers that are under way to one topic
+STAGE_CREDIT_BYTES: Final = 4 * MIB  # blocks of one writer that are under way
+# This is less than one of Spark's blocks. A writer then sends one block at a time, but all
+# executors of a large cluster make progress.
 STAGE_CREDIT_BYTES_MIN: Final = 64 * KIB
-# writers with credit; those with the least credit may exceed the pool
+# The most writers with credit. Writers with the least credit may exceed the pool.
 STAGE_WRITERS_MAX: Final = 256
 STAGE_SEAL_WAIT_S: Final = 5.0  # a seal waits this long for pushes that are still under way
-STAGE_GAP_RETELL_S: Final = (
-    1.0  # a gap is reported again after this: blocks that were sent again may be lost too
-)
-# an unused stage that was not finally sealed is kept this long
+# A gap is reported again after this time, because blocks that were sent again may be lost too.
+STAGE_GAP_RETELL_S: Final = 1.0
+# An unused stage that was not finally sealed is kept this long.
 STAGE_OPEN_KEPT_S: Final = 15 * 60.0
-# an unused stage that was finally sealed is kept this long: its driver may come back to commit it
+# An unused stage that was finally sealed is kept this long, because its driver may come back to
+# commit it.
 STAGE_SEALED_KEPT_S: Final = 24 * 3600.0
-STAGES_MAX: Final = 20_000  # of a topic: twice as many as one commit may name
+STAGES_MAX: Final = 20_000  # stages of a topic: twice as many as one commit may name
 STAGES_PER_LINK_MAX: Final = 64
 STAGE_LINKS_MAX: Final = 10_000
 STAGE_SEALS_MAX: Final = 16  # waiting seals of one stage
 STAGE_ANSWERS_MAX: Final = 10_000  # unread answers of a writer
 STAGE_TICK_MS: Final = 1_000
 STAGE_EXPIRE_MS: Final = 1_000
-# written in one turn of the loop: publishers wait no longer than this write takes
+# The size of the blocks that one turn of the loop writes. Publishers wait no longer than this write
+# takes.
 STAGE_TURN_BYTES: Final = 4 * MIB
-# unread pushes of one writer that exceeds its credit; more wait at the writer
+# The most unread pushes of one writer, even if it exceeds its credit. Further pushes wait at the
+# writer.
 PUSH_MARK: Final = 128
-# for blocks of the size that Spark's sink makes
+# 256 KiB is the size of the blocks that Spark's sink makes.
 assert PUSH_MARK * 256 * KIB <= STAGE_CREDIT_POOL_BYTES
-# Pushes for one storage that a gateway holds. More are dropped, and pushed again. It is above the
-# credit of all writers unless there are very many.
+# The pushes for one storage that a gateway holds. Further pushes are dropped, and the writers send
+# them again. The limit is above the credit of all writers unless there are very many.
 PUSH_GATEWAY_BYTES: Final = 48 * MIB
-PUSH_GATEWAY_MARK: Final = 10_000  # the same limit as a number of pushes
-# the gateway holds at least this many pushes of any size, so that the small blocks of one writer
-# are not dropped because of the large blocks of another
+PUSH_GATEWAY_MARK: Final = 10_000  # the most pushes that a gateway holds for one storage
+# A gateway holds at least this many pushes, whatever their size. So the small blocks of one writer
+# are not dropped because of the large blocks of another.
 PUSH_GATEWAY_MARK_MIN: Final = 32
 assert PUSH_GATEWAY_BYTES > STAGE_CREDIT_POOL_BYTES
 
-# Scan: NSQ's values (nsqd's queueScanLoop), except the interval. NSQ finds what is due only by
-# scanning, every 100 ms. In ZSQ each channel reports when its next message is due, and scans at
+# Scan. These are NSQ's values (nsqd's queueScanLoop), except the interval. NSQ finds what is due
+# only by scanning, every 100 ms. In ZSQ each channel reports when its next message is due. Scans at
 # random find only what was missed because such a report was lost.
 SCAN_IDLE_MS: Final = 1_000
-SCAN_INTERVAL_MS: Final = 100  # while an order has no complete report, or no worker is free
+# The interval while the report on an order is not complete, or no worker is free.
+SCAN_INTERVAL_MS: Final = 100
 SCAN_REFRESH_MS: Final = 5_000
 SCAN_SELECTION: Final = 20
 SCAN_WORKERS_MAX: Final = 4
 SCAN_WORKER_SHARE: Final = 0.25
 SCAN_DIRTY_SHARE: Final = 0.25
 SCAN_ANSWER_MS: Final = 1_000
-# a round waits this long for an answer: half an interval, and much longer than an answer takes
+# A round waits this long for the answers of channels. This is half an interval, and much longer
+# than an answer takes.
 SCAN_SOON_MS: Final = 50
-# time limit of a worker's report: the worker waits SCAN_SOON_MS for answers, so if it takes longer
-# than this, it is slow or hangs
+# The time limit of a worker's report. A worker waits only SCAN_SOON_MS for answers. So if its
+# report takes longer than this, the worker is slow or hangs.
 SCAN_REPORT_MS: Final = 250
-# between attempts to reach an actor that is down; the supervisor reports its end
+# The longest time between attempts to reach an actor that is down. It may be long, because the
+# supervisor reports the end of an actor.
 SCAN_RECONNECT_MAX_MS: Final = 5_000
 SCAN_MISSED_MAX: Final = 3
 SCAN_HUNG_S: Final = 10.0
 
 # Processes
-PUBLISHERS_SHOWN: Final = 200  # publishers of one topic in a report
+PUBLISHERS_SHOWN: Final = 200  # the most publishers of one topic in a report
 PULSE_MS: Final = 1_000
-# details of one actor (rows of clients): about 5,000 clients; others are only counted
+# The size of one actor's details (rows of clients). This is enough for about 5,000 clients. Further
+# clients are only counted.
 DETAILS_BYTES_MAX: Final = 4 * MIB
-# rows of clients and publishers in one answer about the whole broker
+# The size of the rows of clients and publishers in one answer about the whole broker.
 STATS_DETAILS_BYTES_MAX: Final = 8 * MIB
-# characters of an actor's failure text, which is part of many answers
+# The length of an actor's failure text. The text is part of many answers.
 FAILURE_CHARS_MAX: Final = 1_000
-# an actor must answer new settings within this time; a gateway that does not is restarted
+# An actor must answer new settings within this time. A gateway that does not answer is restarted.
 RELOAD_S: Final = 10.0
-# first repeat of such an order, as a connection that breaks may lose it
+# The first order with new settings is repeated after this time, because a connection that breaks
+# may lose it.
 RELOAD_FIRST_S: Final = 1.0
 RELOAD_HEALTH_S: Final = 1.0  # an actor may have old settings this long before health is bad
-# between two lists of actors to scan, plus a tenth of a millisecond for each actor
+# The time between two lists of the actors to scan. A tenth of a millisecond is added for each
+# actor.
 TELL_SCAN_MS: Final = 20
-# pulse of an actor without messages: a thousand idle channels must cost almost nothing
+# The time between the pulses of an actor without messages. A thousand idle channels must cost
+# almost nothing.
 IDLE_PULSE_MS: Final = 10_000
-REPORT_S: Final = 1.0  # time in which all actors must answer a request for pulses
-# plus this for each actor: an answer with details takes 1.5 ms of a processor
+# Actors must answer a request for pulses within REPORT_S plus REPORT_EACH_S for each actor, but
+# within REPORT_S_MAX. An answer with details takes 1.5 ms of processor time.
+REPORT_S: Final = 1.0
 REPORT_EACH_S: Final = 0.005
-# a request that waits for the next round takes up to twice this, which is below a client's timeout
+# A request that waits for the next gathering takes up to twice this time. That is below a client's
+# timeout.
 REPORT_S_MAX: Final = 9.0
 STARTS_MAX: Final = 32  # channels of a topic that start at the same time
-# time for starts in one turn of the supervisor: a fork takes 2 ms, or over 20 ms on a busy machine
+# The time for starts in one turn of the supervisor. A fork takes 2 ms, and more than 20 ms on a
+# busy machine.
 STARTS_TURN_MS: Final = 20
-# after this many starts, ends and reports, the supervisor gives memory back once it is quiet
+# After this many starts, ends and reports, the supervisor gives memory back once it is quiet.
 LARGE_CHANGE: Final = 50
 MEMORY_LOOK_MS: Final = 5_000  # interval of that check
-START_TIMEOUT_S: Final = 120.0  # recovery reads the last chunk
+START_TIMEOUT_S: Final = 120.0  # this is long, because recovery reads the last chunk
 STOP_TIMEOUT_S: Final = 10.0
 SLEEP_AFTER_S: Final = 60.0
 SLEEP_LOOK_MS: Final = 1_000
-# a channel that ends waits this long for its last commit: storage may have no space
+# A channel that ends waits at most this long for its last commit, because storage may have no
+# space.
 STOP_COMMIT_S: Final = 5.0
 RESTARTS_MAX: Final = 20
 RESTARTS_WITHIN_S: Final = 60.0
 PROCESSES_MAX: Final = 2_500
-PROCESSES_MAX_LEAST: Final = 64  # on a machine of any size
-# Memory for each process, by default: it holds 6 to 11 MiB, the rest is for the page cache.
+PROCESSES_MAX_LEAST: Final = 64  # the default limit is at least this, on any machine
+# The memory that the default limit allows for each process. A process holds 6 to 11 MiB. The rest
+# is for the page cache.
 PROCESS_MEMORY_BYTES: Final = 16 * MIB
 TOPICS_MAX: Final = 10_000
-# ranges that were emptied while the topic was paused, and that a channel has not reached yet
+# The most ranges that were emptied while the topic was paused and that a channel has not reached
+# yet.
 EMPTIED_MAX: Final = 100
 CHANNELS_MAX: Final = 1_000
 WAITERS_MAX: Final = 10_000
-# unanswered requests to the supervisor; beyond it the oldest get no answer
+# The most unanswered requests to the supervisor. If there are more, the oldest get no answer.
 ASKED_MAX: Final = 100_000
 SOCKETS_MAX: Final = 16_384
 DRAIN_MAX: Final = 256  # messages read from one socket in one turn of the loop
@@ -471,8 +515,8 @@ class ServeOptions:
 def push_listen(serve_options: ServeOptions) -> str:
     """Return host:port for PUSH writers.
 
-    It is `gateway_push` if set, port 4154 beside the usual 4153, or any free port (0) of the
-    same host.
+    It is `gateway_push` if that is set. Otherwise it is a port of the gateway's host: 4154 if the
+    gateway has the usual port 4153, else any free port (0).
     """
     if serve_options.gateway_push or not serve_options.gateway:
         return serve_options.gateway_push

@@ -22,7 +22,7 @@ class GroupState(Enum):
     STARTING = "starting"
     UP = "up"
     DOZING = "dozing"  # its processes stop, because nobody uses the topic
-    ASLEEP = "asleep"  # no process; the last pulses are kept
+    ASLEEP = "asleep"  # no process runs; the last pulses are kept
     CLEARING = "clearing"
     STOPPING = "stopping"
     FAILED = "failed"
@@ -88,7 +88,10 @@ def storage_pulse(group: TopicView) -> StoragePulse:
 
 
 def is_known(group: TopicView, child: Child | None) -> bool:
-    """Return True if the last pulse of a topic's process, if there is one, is still true."""
+    """Return True if a process exists and its last pulse is still valid.
+
+    The pulse is valid while the process runs, and while its topic sleeps.
+    """
     asleep = group.state in (GroupState.DOZING, GroupState.ASLEEP)
     return child is not None and (child.state == "up" or asleep)
 
@@ -118,7 +121,7 @@ class AlarmsView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BrokerView:
-    """A broker.
+    """A broker, as statistics read it.
 
     `singles` are the processes that belong to no topic. `settings_trouble` returns which
     gateways do not have the new settings.

@@ -54,7 +54,7 @@ def channel_rows(
         row["oldest_message_age_s"] = age_s(
             row["depth"] + held(stats), oldest.get(name, 0), wall_ns
         )
-        # before its first report its content is unknown
+        # Before the channel's first report its content is unknown.
         up = is_known(group, child) and "next_offset" in stats
         row["health"] = (
             said_of(stats) or "OK"
@@ -97,7 +97,7 @@ def _row(
 
 
 def said_of(stats: ChannelPulse) -> str:
-    """Return the text of a channel's pulse that belongs into the channel's health, or ""."""
+    """Return the text of a channel's pulse that belongs in the channel's health, or ""."""
     found = [
         DEFERRED_FULL if stats.get("deferred_full") else "",
         stats.get("dead_letter_alarm", ""),

@@ -24,9 +24,9 @@ _NS_PER_S: Final = 1_000_000_000
 
 Details = Mapping[int, Mapping[str, object]]  # by the child's key; `pulses.py` has the shapes
 Then = Callable[[bool, Details], None]
-"""Called with True if all have answered or ended, and with the details of those that were asked."""
+"""A callback. It gets True if all processes have answered or ended, and the details they sent."""
 
-_Scope = tuple[bool, frozenset[int]]  # with details or not, and the children's keys
+_Scope = tuple[bool, frozenset[int]]  # (True for details, the children's keys)
 
 
 def patience_s(asked: int) -> float:
@@ -55,7 +55,7 @@ class Gatherings:
         self._open: dict[int, _Open] = {}
         self._of_child: dict[int, set[int]] = {}  # key -> gatherings that wait for it
         self._by_scope: dict[_Scope, int] = {}
-        # callbacks that came while a gathering of that scope ran
+        # Callbacks that came while a gathering of that scope ran.
         self._next: dict[_Scope, list[Then]] = {}
         self._waiting = 0  # the number of those callbacks
         self._complete: list[int] = []  # completed by the end of a process; closed in the next tick

@@ -71,9 +71,9 @@ class _Known:
     __slots__ = ("health", "made_of", "row", "stats", "topic", "version")
 
     def __init__(self) -> None:
-        self.stats = self.topic = object()  # differs from every pulse
+        self.stats = self.topic = object()  # a value that differs from every pulse
         self.health = ""
-        self.made_of: tuple[Any, ...] = ()  # of a topic
+        self.made_of: tuple[Any, ...] = ()  # the sources of a topic's row
         self.row: Row = ()
         self.version = 0
 
@@ -83,7 +83,7 @@ class Overview:
         self._view = view
         self._topics: dict[str, _Known] = {}
         self._channels: dict[str, dict[str, _Known]] = {}
-        # higher after each start of the broker, so that clients then get all rows again
+        # It is higher after each start of the broker, so that clients then get all rows again.
         self._version = time.time_ns() // _MS
         self._whole = self._version  # the version since which the topics and channels are the same
         self._refreshed_ns = 0
@@ -123,8 +123,8 @@ class Overview:
         if whole:
             found["topic_fields"], found["channel_fields"] = TOPIC_FIELDS, CHANNEL_FIELDS
         if asked.get("processes"):
-            # The rows have no memory sizes: to read them for a thousand processes takes as long as
-            # everything else here.
+            # The rows have no memory sizes. To read the sizes of a thousand processes would take as
+            # long as everything else here.
             found["processes"] = [
                 {"state": "up", **row} for row in process_rows(self._view, memory=False)
             ]

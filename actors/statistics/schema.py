@@ -6,8 +6,8 @@ counter itself (`COUNTERS`), its default before the first report, and its place 
 of docs/operations.md and docs/http.md. This module imports nothing of the package, so that each
 process may read it. The shapes of whole rows are in `transport/reports.py`.
 
-The rows are in the order of the families in `/metrics`. Names are NSQ's where they mean the same,
-so `nsq` is only the position of a statistic in nsqd's answer.
+The rows are in the order of the families in `/metrics`. A statistic that NSQ has too has NSQ's
+name. So the field `nsq` contains only the position of a statistic in nsqd's answer.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from .channel_rows import age_s, channel_rows, depth, held, said_of, visible_end
 from .gathering import Details
 from .schema import NSQ_CLIENT, defaults, rows_of
 
-# The channel's values stay; fields that only the gateway knows are added.
+# The fields that are added from the gateway's report. The channel's values stay as they are.
 OF_GATEWAY: Final = tuple(row.name for row in rows_of("consumer") if row.counted == NSQ_CLIENT)
 # Fields that are copied unchanged from storage's report.
 _OF_STORAGE: Final = {
@@ -67,7 +67,7 @@ def add_clients(
 
     nsqd calls these `producers`.
     """
-    # a gateway's bad report must not end another process
+    # A gateway's bad report must not end another process.
     rows = [row for row in clients if {"topic", "channel", "label", *OF_GATEWAY} <= row.keys()]
     known = {(row["topic"], row["channel"], row["label"]): row for row in rows}
     for topic in topics if known else ():
@@ -98,12 +98,12 @@ FAILED_NAMED: Final = 20
 
 
 def unfinished(group: TopicView, channel: str = "") -> int | None:
-    """Return the number of messages that a channel (or the fullest of all) has not finished.
+    """Return the number of unfinished messages of a channel.
 
-    Without channels it is the number of messages that wait for a first channel. The result is None
-    if the number is not known. Messages behind a topic's pause count up to the end of the log: they
-    are acknowledged, and no channel has finished them. Delayed messages that are not due yet count
-    too, unless one channel is named.
+    Without `channel` it is that of the channel with the most. Without channels it is the number of
+    messages that wait for a first channel. The result is None if the number is not known. Messages
+    behind a topic's pause count up to the end of the log: they are acknowledged, and no channel has
+    finished them. Delayed messages that are not due yet count too, unless one channel is named.
     """
     asked = [child for name, child in group.channels.items() if not channel or name == channel]
     known = [

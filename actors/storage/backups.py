@@ -1,4 +1,4 @@
-"""Backups: captures a topic's files for the process that makes a backup.
+"""Backups: the capture of a topic's files for the process that makes a backup.
 
 When the backup has ended, the captured copies and links are removed.
 
@@ -12,8 +12,8 @@ When the backup has ended, the captured copies and links are removed.
 | HELD, READY | end, or the process that asked is gone | IDLE | drop the captured files |
 
 The process that makes a backup holds a lock file of the data directory. The kernel releases the
-lock however that process dies. So storage tests the lock every few seconds, and that process sends
-no heartbeats.
+lock however that process dies. So storage tests the lock every few seconds, and the process need
+not send heartbeats.
 
 A failed backup is no reason to stop a topic, so it never ends the topic's process.
 """
@@ -94,7 +94,7 @@ class Backups:
         self._id = ""
         self._request = 0
         self._began_ns = self._looked_ns = 0
-        if is_captured(store.files, store.directory):  # left by an earlier process
+        if is_captured(store.files, store.directory):  # an earlier process left them
             self._drop()
 
     def _check_free(self) -> None:

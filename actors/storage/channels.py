@@ -87,7 +87,7 @@ class MemoryRows:
         del self.rows[channel], self._deferred[channel]
 
     def save(self, channel: str, row: ChannelRow, pages: Sequence[Save]) -> None:
-        """Apply one commit at once."""
+        """Apply one commit immediately, because nothing is written to disk."""
         self.rows[channel] = row
         deferred = self._deferred[channel]
         if pages[0].clear:
@@ -177,7 +177,8 @@ class _Deferred:
         early = bisect_right(self._by_due, (until_ns, _BEHIND))
         late = max(early, bisect_right(self._by_due, (late_ns, _BEHIND)))
         few = min(early, limit)
-        many = max(late, len(self._by_due) - (limit - few))  # from there on late ones are returned
+        # The late ones are returned from this index on.
+        many = max(late, len(self._by_due) - (limit - few))
         named = self._by_due[:few] + self._by_due[many:][::-1]
         left = self._by_due[few:many]
         return [self.rows[start] for _, start in named], left[0][0] if left else 0
@@ -597,9 +598,10 @@ def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
         # `begin` is below 0 if a channel was moved back and sees messages again.
         good = good and within([abs(row.begin or 0)])
         good = good and within([*chain.from_iterable(emptied)]) and {*map(len, emptied)} <= {2}
-        # a page has up to 50,000 rows, and publishers wait while it is checked
+        # This works on whole columns, because a page has up to 50,000 rows, and publishers wait
+        # while it is checked.
         columns = tuple(zip(*message.holes_put, strict=True))
-        # empty rows have no columns either
+        # Without rows there are no columns.
         good = good and len(columns) == (_HOLE_NUMBERS if message.holes_put else 0)
         good = good and all(map(within, columns)) and within(message.holes_gone)
     except (TypeError, ValueError):

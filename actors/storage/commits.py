@@ -1,4 +1,4 @@
-"""Commits of state: collects changes in one batch while the thread commits the batch before it.
+"""Commits of state: changes are collected in a batch while the thread commits the one before it.
 
 Reads of the state store also go through its thread (`read`). The LMDB database has no lock file, so
 it must not be read while another thread commits.
@@ -49,7 +49,7 @@ class StateCommits:
         self.waiting = table.waiting
         self._wanted = False  # a commit was requested
         self.disk_full = False
-        self.trouble = ""  # the reason, for the health report
+        self.trouble = ""  # why the disk counts as full, for the health report
         self.on_full: list[Callable[[str], None]] = []
         self.keeper = keeper
         self._problem = ""
@@ -192,7 +192,7 @@ class StateCommits:
                     tell(self.trouble)
             elif isinstance(value, Exception):
                 if self.keeper is not None:
-                    # the next start checks the whole store and rebuilds it if it is damaged
+                    # The next start checks the whole store and rebuilds it if it is damaged.
                     self.keeper.distrust()
                 raise StoreFailed(f"a {kind} of the state store failed: {value}") from value
             elif kind == "read":

@@ -1,6 +1,6 @@
-"""Delayed messages: keeps them until they are due, then moves them to the log.
+"""Delayed messages of a topic: kept until they are due, then moved to the log.
 
-It also lists, counts and cancels them. Requests and orders:
+They can also be listed, counted and cancelled. Requests and orders:
 
 | message | action |
 |---|---|
@@ -138,8 +138,8 @@ class DelayedMessages:
         self._rows: list[DelayedRow] = []  # the rows of the move under way
         self._end = 0  # end of the log, including these rows
         self._freed = False  # rows were removed since the file was shrunk
-        self._lost = 0  # found damaged by this process; recovery reports other losses
-        # the reason why due messages cannot be moved to the log while space is short
+        self._lost = 0  # messages that this process found damaged; recovery reports other losses
+        # The reason why due messages cannot be moved to the log while space is short.
         self.full = ""
         self._shortage = shortage
         self.moved_count = 0
@@ -438,7 +438,7 @@ class DelayedMessages:
             then(value)
 
     def _check(self, value: Any) -> None:
-        """Raise `StoreFailed` on an exception.
+        """Raise `StoreFailed` if `value` is an exception.
 
         The process ends, and the next process of the topic checks the environment.
         """

@@ -24,7 +24,7 @@ log = logging.getLogger("zsq")
 
 NEWEST_MAX = 10_000
 # The largest number of waiting reads of channels. A further read replaces the oldest one. The
-# channel of the replaced read asks again when it moves.
+# channel of the replaced read asks again when it moves to another offset.
 WAITING_MAX: Final = 10_000
 RETRIES_MAX: Final = 64  # waiting reads that one tick tries again
 
@@ -104,8 +104,8 @@ class Reads:
     def _read(self, offset: int, bytes_max: int, end: int) -> list[Block]:
         """Read blocks, and raise an alarm for each damaged place.
 
-        The log sets damaged blocks aside when it finds them, and the next read skips them. Readers
-        see a gap.
+        The log notes damaged blocks as holes when it finds them, and the next read skips the holes.
+        Readers see a gap.
         """
         while True:
             try:

@@ -15,9 +15,10 @@ bound. Rules that must hold:
 * The housekeeping thread removes files, a round of chunks at a time. The loop never waits for the
   system to free space.
 
-`LogUpkeep` looks after the ring's age, the statistics of chunks, the copies of damaged blocks, the
-checks of old chunks, and alarms. It works once a second and never delays a publisher, because the
-housekeeping thread reads and writes the files. That thread does one job at a time.
+`LogUpkeep` drops old blocks from the ring, and keeps the statistics of chunks, the copies of
+damaged blocks, the checks of old chunks, and alarms. It works once a second and never delays a
+publisher, because the housekeeping thread reads and writes the files. That thread does one job at a
+time.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ log = logging.getLogger("zsq")
 
 # The shortest time between two measurements of a full topic. Refused clients soon try again.
 MEASURE_NS = 100_000_000
-FULL_SAID_NS = 60_000_000_000  # between two log lines about a topic that stays full
+FULL_SAID_NS = 60_000_000_000  # the time between two log lines about a topic that stays full
 ALARMS_MAX: Final = 20  # alarms that health shows; the process's log has all of them
 ALARM_CHARACTERS_MAX: Final = 300
 RETRY_NS = 10_000_000_000  # the delay after a failed removal or a failed snapshot
@@ -78,9 +79,9 @@ class RetentionRunner:
         self._retry_ns = 0
         self._snapshot_out = False
         self._snapshot_retry_ns = 0
-        self._unfinished = (
-            0  # bytes, as measured when `written_bytes` of the log was `_unfinished_at`
-        )
+        # The unfinished bytes at the last measurement. The log's `written_bytes` was then
+        # `_unfinished_at`.
+        self._unfinished = 0
         self._unfinished_at = 0
         self._measured_ns = 0
         self.refused_count = 0
@@ -93,9 +94,10 @@ class RetentionRunner:
         self.delayed_bytes = delayed_bytes
         self.staged_bytes = staged_bytes
         self.in_memory = in_memory
-        self._holder: Callable[[], object] | None = None  # waits for the removal that is under way
+        # Called when the removal that is under way has ended.
+        self._holder: Callable[[], object] | None = None
         self._held = False
-        self._ticked_at = 0  # `written_bytes` of the log
+        self._ticked_at = 0  # `written_bytes` of the log at the last tick
         self.policy = policy
         self.configure(policy)
 
@@ -333,7 +335,7 @@ class RetentionRunner:
                 "%s: dropped up to %d messages below offset %d that not all channels had "
                 "finished, because the topic exceeds its bound"
             )
-            # This is usual in a topic in memory.
+            # Topics in memory drop messages often, so this is no warning for them.
             log.log(
                 logging.DEBUG if self.in_memory else logging.WARNING,
                 text,
@@ -400,7 +402,7 @@ class RetentionRunner:
 class LogUpkeep:
     """Upkeep of a topic's log.
 
-    `alarms` are for people. Damage that is already known at the next start raises no alarm.
+    `alarms` are texts for people. Damage that is already known at the next start raises no alarm.
     """
 
     def __init__(
@@ -414,7 +416,7 @@ class LogUpkeep:
         self.alarms: list[str] = []
         self.more_alarms = 0
         self._corrupt_told = 0
-        # A topic may wake every minute, and that is no news.
+        # A topic may wake every minute, so its sentence is written only at the level `debug`.
         level = logging.DEBUG if is_woken else logging.INFO
         log.log(level, "%s: %s", title, store.report.sentence())
         for note in store.report.notes:

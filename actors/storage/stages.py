@@ -76,7 +76,7 @@ class StageProgress:
     told: int = -1  # the block that the last Missing asked for
     told_ns: int = 0  # the time of that Missing
     grown_ns: int = 0
-    used_ns: int = 0  # the last use by its writer, monotonic; see `Stages.orphans`
+    used_ns: int = 0  # monotonic time of the last use by its writer; see `Stages.orphans`
     owner: Peer | None = None
     credit_bytes: int = 0
     closed: bool = False  # a final seal agrees with the blocks that arrived: no more are accepted
@@ -357,7 +357,7 @@ class Stages:
         A link that was silent for two heartbeats gets Bye and loses its credit.
         """
         for peer, link in list(self._links.items()):
-            # clients behind a gateway and clients on this machine have different intervals
+            # Clients behind a gateway and clients on this machine have different intervals.
             heartbeat_ms = HEARTBEAT_MS if len(peer) > 1 else LOCAL_HEARTBEAT_MS
             if now_ns - link.seen_ns > 2 * heartbeat_ms * _NS_PER_MS:
                 self.bye(peer)
@@ -410,7 +410,8 @@ class Stages:
         """Report that accepted blocks could not be written. The writer tries again later."""
         row = self._stages[stage]
         row.taken = row.told = row.blocks
-        row.told_ns = now_ns  # the blocks after it are a gap, which the writer knows already
+        # The blocks that follow leave a gap, but the writer knows of it already.
+        row.told_ns = now_ns
         if row.owner is not None:
             self.replies.append(StageReply(row.owner, Failed(0, code, text)))
 
@@ -491,7 +492,7 @@ class Stages:
         """Record that the stage's row is committed with these blocks."""
         row = self._stages.get(stage)
         if row is None or not row.sealing or blocks > row.blocks:
-            return  # dropped, or dropped and opened again
+            return  # the stage was dropped, and perhaps opened again
         row.durable, row.final, row.sealing = blocks, final, False
         self._look(row)
 

@@ -71,7 +71,10 @@ WAITING_MAX: Final = 256  # requests that wait for one commit: repeats of it and
 
 @dataclass(eq=False, slots=True)
 class PendingCommit:
-    """A commit whose parts are being merged. `stages` are its stages with blocks, in its order."""
+    """A commit whose parts are being merged.
+
+    `stages` are those of its stages that have blocks, in the order of the commit.
+    """
 
     port: Port
     mail: Mail
@@ -163,7 +166,7 @@ class CommitQueue:
                 self._commit(pending)
             except ZsqError as caught:
                 error = caught
-        self._thread.submit(None, pending.merge.discard)  # keeps the file that is now a chunk
+        self._thread.submit(None, pending.merge.discard)  # it keeps a file that is now a chunk
         if error is not None:
             _refuse(pending.port, pending.mail, pending.message, error)
         for port, mail, message in pending.waiting:
@@ -261,7 +264,8 @@ class StageCommits:
                     taken.setdefault(stage, []).append(block)
             except ZsqError as error:
                 taken.pop(stage, None)
-                # One line for each stage, because any client can send many bad pushes.
+                # Only one line is logged for each stage, because any client can send many bad
+                # pushes.
                 if self.core.kill(stage, error):
                     log.warning(
                         "stage %s is refused because of an invalid block: %s", stage.hex(), error
@@ -398,7 +402,7 @@ class StageCommits:
             if isinstance(value, Exception):
                 raise StoreFailed(f"sync of a stage failed: {value}") from value
             if ticket is None:
-                continue  # files were removed
+                continue  # this job only removed files
             try:
                 row = self._staging.finish_seal(ticket)
             except NotFound:

@@ -2,14 +2,15 @@
 
 It lives in the process and the loop of its topic, which hands it blocks by a call (`append`) and
 gets the outcome by a call (`StorageListener`). Channels, readers and stages reach it over separate
-sockets. Two processes were tried first. With them, each block crossed two more sockets, and each
-publish woke six more threads (`docs/design.md`).
+sockets. Separate processes for the topic and its storage were tried first. With them, each block
+crossed two more sockets, and each publish woke six more threads (`docs/design.md`).
 
 It syncs several appends at once, and commits state only after the log is synced. Three threads work
 beside the loop and are reached over inproc. One syncs the log, so that the loop can write the next
 appends meanwhile. One commits the state store (`commits.py`). One syncs staged files
-(`staging.py`). Two more start with their first jobs: one for the delayed store (`delayed.py`), and
-one for housekeeping, whose jobs take long and are not urgent. Two rules must hold:
+(`staging.py`). Two more threads start with their first jobs: one for the delayed store
+(`delayed.py`), and one for housekeeping, whose jobs take long and are not urgent. Two rules must
+hold:
 
 * An append is answered after a sync that began after its write (mode `always`).
 * The stored rows of producers include only durable blocks. The commit that stores the rows also
@@ -315,7 +316,7 @@ class StorageActor:
         while True:
             try:
                 return open_store(files, given.directory, store_options, identity)
-            except Locked as error:  # a previous process that is being killed holds the lock
+            except Locked as error:  # held by a previous process that is being killed
                 if time.monotonic() > deadline:
                     raise StartFailed(
                         f"{error}; waited {options.LOCK_WAIT_S:g} s for the lock"
@@ -477,7 +478,8 @@ class StorageActor:
     def _sync_results(self) -> None:
         for _, value in self._sync_thread.results():
             if isinstance(value, Exception):
-                # Never acknowledge from this descriptor again. End, and recover from the disk.
+                # Nothing may be acknowledged from this descriptor any more. The process ends, and
+                # the next one recovers from the disk.
                 raise StoreFailed(f"sync failed: {value}") from value
             self._synced()
 

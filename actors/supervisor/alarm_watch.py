@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zsq")
 
-RECENT_MAX: Final = 100  # events that the status shows
+RECENT_MAX: Final = 100  # the newest events that statistics show
 EVENTS_A_WORD: Final = 500
 KIND: Final = "alarm_teller"
 
@@ -112,7 +112,7 @@ class AlarmWatch:
         for child in self._tellers():
             for at in range(0, len(told), EVENTS_A_WORD):
                 if child.state == "starting" and self._anew:
-                    break  # it gets all raised alarms once it is up
+                    break  # the process gets all raised alarms once it is up
                 if child.state != "up" or not self._broker.processes.send(
                     child, Alarm(tuple(map(dict, told[at : at + EVENTS_A_WORD])))
                 ):

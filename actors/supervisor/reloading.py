@@ -43,7 +43,8 @@ from .topics.broker_state import BrokerState
 log = logging.getLogger("zsq")
 
 GATEWAYS: Final = ("gateway", "nsq_gateway", "http_gateway")
-_AGAIN_NS: Final = 1_000_000_000  # before a reload is sent again to an actor that did not answer
+# The delay before a reload is sent again to an actor that did not answer.
+_AGAIN_NS: Final = 1_000_000_000
 # Codes that the supervisor itself sets: the order did not arrive, or it was not answered.
 _MISSED: Final = frozenset({E_CLOSING, E_LIMIT, E_TIMEOUT})
 

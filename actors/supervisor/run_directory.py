@@ -24,7 +24,7 @@ from ...transport.wire.address import RUN_ID_FILE
 log = logging.getLogger("zsq")
 
 IPC_PATH_BYTES_MAX: Final = 107
-_NAME_BYTES_MAX: Final = 16  # "supervisor" or a number
+_NAME_BYTES_MAX: Final = 16  # a socket's name is "supervisor" or a number
 
 
 def make(data_dir: Path) -> str:
@@ -33,8 +33,8 @@ def make(data_dir: Path) -> str:
     The caller holds the data directory's lock.
     """
     run_dir = _make_empty(data_dir)
-    # A broker must start even on a full disk. Without the run id, clients stay connected to the
-    # gateway.
+    # A broker must start even on a full disk. Without the run id, clients on this machine use the
+    # gateway and not the sockets in this directory.
     with contextlib.suppress(OSError):
         fd = os.open(
             f"{run_dir}/{RUN_ID_FILE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
@@ -108,8 +108,8 @@ def claim(uuid: str) -> socket.socket:
     use. The claim is an abstract unix socket. The kernel releases it when the process ends for any
     reason, and it needs no folder that all users can write to. It is visible only within one
     network namespace, so two containers do not see each other's claims. (Rejected: a lock file in
-    /tmp or in the user's run directory. Any user may remove the first or create it before us, and
-    not every service has the second.)
+    /tmp or in the user's run directory. Any user may remove a file in /tmp, or create it before the
+    broker does. And not every service has a user's run directory.)
 
     Any user of the machine can bind this name. If another user has bound it, this broker starts
     nevertheless.

@@ -1,6 +1,7 @@
 """The start and end of a broker.
 
-It locks the data directory, opens the registry, makes the run directory, and runs the supervisor.
+`serve` locks the data directory, opens the registry, makes the run directory, and runs the
+supervisor.
 """
 
 from __future__ import annotations
@@ -58,9 +59,8 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
         return 1
     except OSError as error:
         why = str(error.strerror or error)
-        if (
-            isinstance(error, FileNotFoundError) and not data_dir.parent.exists()
-        ):  # not created: the path is mistyped, or a disk is not mounted
+        # The parent is not created, because the path may be mistyped, or a disk may not be mounted.
+        if isinstance(error, FileNotFoundError) and not data_dir.parent.exists():
             why = f"{data_dir.parent} does not exist; create it (mkdir -p), or mount its disk"
         said(f"zsq: cannot use data directory {data_dir}: {why}")
         return 1

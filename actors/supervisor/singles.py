@@ -47,7 +47,7 @@ class Singles:
         self._intensity: dict[str, RestartIntensity] = {}
         self._workers_wanted = 1
         self._names_told = 0  # orders that have not been answered
-        # Failed starts and their next times.
+        # Starts that failed: the time of the next try, and the arguments of `start`.
         self._later: list[tuple[int, str, ActorStart, str]] = []
         self._tell_ns = 0  # the scan loop gets no list of its targets before this time
 
@@ -98,8 +98,8 @@ class Singles:
             self._start_later(kind, start, child.spec.title)
             return
         intensity = self._intensity.setdefault(kind, RestartIntensity())
-        # It reported that it cannot listen there. A process that was killed before it was up
-        # reported nothing and is started again.
+        # True if the process reported that it cannot use its address. A process that was killed
+        # before it was up reported nothing and is started again.
         unusable = kind in OUTSIDE and not child.envelope and child.failure is not None
         asked_for = not isinstance(start, NsqStart | HttpStart) or start.options.given
         if unusable and not asked_for:  # the broker goes on without an optional gateway
@@ -148,7 +148,8 @@ class Singles:
     def tell_names(self) -> None:
         """Notify gateways that register with nsqlookupds that the topics or channels have changed.
 
-        Only one such order is sent at a time. Changes before its answer go with the next one.
+        Only one such order is sent at a time. The next one follows its answer, if there were
+        changes meanwhile.
         """
         if self._names_told:
             return
@@ -205,7 +206,8 @@ class Singles:
         targets = tuple(
             (child.spec.key, scanned_at(child.spec.start))
             for group in self._broker.groups.values()
-            for child in (group.topic, *group.channels.values())  # topics: delayed messages
+            # Topics are scanned for their delayed messages.
+            for child in (group.topic, *group.channels.values())
             if child is not None and child.state == "up"
         )
         workers = tuple(

@@ -267,7 +267,8 @@ class Supervisor:
                     "%s does not answer the scan: it is killed and started again", child.spec.title
                 )
                 self.processes.kill(child)
-            elif child is not None:  # a slow sync or read: only delayed messages wait
+            # A topic that does a slow sync or read is not killed. Only its delayed messages wait.
+            elif child is not None:
                 log.warning(
                     "%s has not answered the scan for %g s; its delayed messages wait",
                     child.spec.title,
@@ -303,7 +304,7 @@ class Supervisor:
 
         `Failed` is also the answer to an order that was refused. In a child's own report, the
         request number is the child's key, and an order can have the same number. So an answer to an
-        order is not taken for a child's failure, nor is a message with another child's envelope.
+        order does not count as a child's failure. Nor does a message with another child's envelope.
         """
         if self.orders.awaits(envelope, message.request):
             return None

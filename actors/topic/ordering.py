@@ -37,9 +37,8 @@ from ..settings import options
 from ..settings.closing import TO_PUBLISHERS
 
 Peer = tuple[bytes, ...]
-BLOCKS_AN_APPEND: Final = (
-    500  # a block is two pieces, and one `writev` takes at most 1,024 (IOV_MAX)
-)
+# A block is written as two pieces, and one `writev` takes at most 1,024 pieces (IOV_MAX).
+BLOCKS_AN_APPEND: Final = 500
 Place = tuple[int, ...]  # (first offset,), or (due time, serial) for a delayed block
 
 
@@ -65,7 +64,8 @@ class _Producer:
     recent: OrderedDict[int, Place] = field(default_factory=OrderedDict)  # sequence -> place
     # Pending sequence -> peers to answer.
     waiting: dict[int, list[Peer]] = field(default_factory=dict)
-    held: deque[_Entry] = field(default_factory=deque)  # blocks that must not go yet
+    # Blocks that must not go to the storage yet.
+    held: deque[_Entry] = field(default_factory=deque)
     plain: int = 0  # number of its entries in the queue
     delayed: int = 0  # number of its entries in the queue of delayed blocks
     delayed_out: bool = False  # the storage has some of its delayed blocks
@@ -119,7 +119,7 @@ class Ordering:
         self._delayed_out: tuple[int, list[_Entry]] | None = None
         self._out: OrderedDict[int, list[_Entry]] = OrderedDict()
         self._request = 0
-        self._held_bytes = 0  # as `out_bytes`, but for all producers together
+        self._held_bytes = 0  # like `out_bytes`, but for all producers together
         self._credit_granted = 0
         self.closed = False  # closed to publishers: no new blocks are taken
 
@@ -163,7 +163,7 @@ class Ordering:
             self._credit_granted -= link.credit_bytes
 
     def seen(self, peer: Peer, now_ns: int) -> bool:
-        """Note a sign of life. Return False for a peer that has not sent Hello."""
+        """Note that the peer is alive. Return False for a peer that has not sent Hello."""
         link = self._links.get(peer)
         if link is not None:
             link.seen_ns = now_ns
@@ -183,7 +183,7 @@ class Ordering:
         limit = now_ns - options.PRODUCER_KEPT_S * 1_000_000_000
         linked = {link.producer_id for link in self._links.values()}
         for row in self._producers.values():
-            row.used_ns = row.used_ns or now_ns  # recovered: the week starts now
+            row.used_ns = row.used_ns or now_ns  # a recovered producer: its week starts now
         for pid in [
             p
             for p, row in self._producers.items()
@@ -291,8 +291,8 @@ class Ordering:
 
         Blocks that arrived in the meantime go together, up to 2 MiB. A small amount waits until the
         append that is under way is stored, as in Nagle's algorithm. The sync of the small amount
-        could not begin earlier anyway. With 64 clients of one message each, this was 12 to 32%
-        faster than up to eight appends at once, in six pairs of runs.
+        could not begin earlier anyway. With 64 clients that publish one message at a time, this was
+        12 to 32% faster than up to eight appends at once, in six pairs of runs.
         """
         if not self._queue or len(self._out) >= options.APPENDS_OUT_MAX:
             return None

@@ -50,7 +50,7 @@ _RUN_BLOCKS_MAX = 256
 
 @dataclass(slots=True)
 class _Place:
-    next_offset: int = -1  # -1: wants no blocks
+    next_offset: int = -1  # -1: the channel wants no blocks
     number: int = 0  # number, in order of arrival, of the block that holds `next_offset`
     granted: int = 0
     sent: int = 0
@@ -101,7 +101,7 @@ class Fanout:
         self._ring.clear()
         self._ring_bytes = 0
         for place in self._places.values():
-            if place.next_offset >= head:  # it has already read them
+            if place.next_offset >= head:  # the channel has already read these blocks
                 place.number = self._first_number
         return True
 
@@ -142,7 +142,8 @@ class Fanout:
             if block.first_offset <= next_offset:
                 place.next_offset, place.number = next_offset, number
                 return True
-        # Paused: the storage has nothing visible either, so the channel waits here.
+        # The topic is paused. The storage has no visible messages either, so the channel waits
+        # here.
         if next_offset >= self.end:
             place.next_offset, place.number = next_offset, self._first_number - 1
             return True
@@ -231,9 +232,8 @@ class TopicActor(Actor[TopicStart]):
         self.front = self.open_router(self.given.front)
         self._route()
         self._head_told = -1
-        self._is_over = (
-            False  # all blocks are answered, and the producers know that this topic stops
-        )
+        # True when all blocks are answered and the producers know that this topic stops.
+        self._is_over = False
         self._messages = self.given.message_count
         self._bytes = self.given.message_bytes
         self._meter = RateMeter(time.monotonic_ns(), self._counts())

@@ -74,7 +74,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the nearest name for an unknown command: click knows only imported commands."""
+        """Suggest the nearest name for an unknown command.
+
+        click itself would suggest only commands that are already imported.
+        """
         name = args[0] if args else ""
         if (
             name

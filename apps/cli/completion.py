@@ -11,7 +11,7 @@ from click.types import StringParamType
 from ...transport.settings import CHANNEL, Kind
 
 VARIABLE: Final = "_ZSQ_COMPLETE"
-QUICK_S: Final = 0.5  # seconds that a user may wait after TAB
+QUICK_S: Final = 0.5  # seconds to wait for the broker after the user has pressed TAB
 TOPICS: Final = (
     "topic",
     "dead_topic",

@@ -1,4 +1,4 @@
-"""Output of commands. `--json` prints JSON on stdout, notes for users stay on stderr.
+"""Output of commands. `--json` prints JSON on stdout, while notes for users stay on stderr.
 
 A single answer is one object over several lines. A list that may be long or endless has one object
 per line (JSON lines).

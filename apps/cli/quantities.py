@@ -1,7 +1,7 @@
 """Parsing of sizes (10GiB, 1.5MB), times (7d, 1h30m), texts, and positions in a topic. Pure.
 
-A position is earliest, latest, an offset, a message's id, or a time. A variable may hold several
-texts, one per line.
+A position is earliest, latest, an offset, a message's id, or a time. An environment variable may
+hold several texts, one per line.
 """
 
 from __future__ import annotations

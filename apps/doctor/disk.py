@@ -19,10 +19,10 @@ from ...storage.space import RESERVE_BYTES_MAX, RESERVE_SHARE
 from .system import ADVICE, OK, PROBLEM, CheckResult
 
 SYNCS: Final = 200
-SYNCS_S: Final = 3.0  # the measurement ends after so many seconds, however slow the disk is
+SYNCS_S: Final = 3.0  # the measurement ends after this many seconds, however slow the disk is
 SYNC_BYTES: Final = 4_096
 P99_SLOW_S: Final = 0.05
-# no disk is this fast: it is memory, or a cache that does not write at a sync
+# No disk is as fast as this. It is memory, or a cache that does not write at a sync.
 P50_FAST_S: Final = 0.000_02
 FREE_SHARE: Final = 10  # the check gives advice below a tenth of free space
 MEMORY_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})

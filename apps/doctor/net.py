@@ -169,7 +169,7 @@ def health(found: BrokerStats) -> Iterator[CheckResult]:
             )
     for alarm in found.get("alarms", ()):
         if disk_full and not alarm.get("topic"):
-            continue  # the alarm about the full disk
+            continue  # `health` already reports the full disk
         name = "/".join(filter(None, (alarm.get("topic"), alarm.get("channel"))))
         yield CheckResult(
             ADVICE,

@@ -24,13 +24,13 @@ LEVELS: Final = (OK, ADVICE, PROBLEM)
 
 LIBZMQ_MIN: Final = (4, 3, 5)  # contains security fixes for CURVE and for the heartbeats of links
 FILES_MIN: Final = 4_096
-# Enough for a gateway with 10,000 connections, or a supervisor with 2,000 actors.
+# This is enough for a gateway with 10,000 connections, or a supervisor with 2,000 actors.
 FILES_WANTED: Final = 16_384
 TASKS_WANTED: Final = 16_384
-TASKS_A_TOPIC: Final = 6  # threads: two of ZeroMQ, and those of its storage
+TASKS_A_TOPIC: Final = 6  # the threads of a topic, with two of ZeroMQ and those of its storage
 TASKS_A_CHANNEL: Final = 3
 MEMORY_MIN: Final = 512 << 20
-# Private memory with little work: the mean of a topic and a channel, rounded up.
+# The private memory of an actor with little work: the mean of a topic and a channel, rounded up.
 ACTOR_BYTES: Final = 9 << 20
 SHM_MIN: Final = 64 << 20  # the size limit of an #ephemeral topic
 YEAR_MIN: Final = 2024
@@ -165,7 +165,10 @@ def libraries() -> Iterator[CheckResult]:
 
 
 def satisfies(version: str, requirement: str) -> bool:
-    """Check the bounds that our own metadata uses: >=, <=, ==, < and >, compared as numbers."""
+    """Return True if the version satisfies the requirement.
+
+    It knows the bounds that ZSQ's own metadata uses: >=, <=, ==, < and >, compared as numbers.
+    """
     found = _numbers(version)
     for sign, bound in re.findall(r"(>=|<=|==|<|>)\s*([0-9][0-9.]*)", requirement):
         wanted = _numbers(bound)

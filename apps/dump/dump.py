@@ -242,7 +242,10 @@ def dump_snapshot(files: Files, path: str) -> Iterator[Record]:
 
 
 def dump_bad_row(files: Files, path: str) -> Iterator[Record]:
-    """Yield a delayed message's row that was set aside: a line of JSON, its checksum, the bytes."""
+    """Yield the record of a `.bad` file with a row of a delayed message that could not be read.
+
+    The file has a line of JSON with its checksum, and then the bytes of the row.
+    """
     data = files.read_file(path, BAD_ROW_BYTES_MAX)
     line, _, value = data.partition(b"\n")
     try:
@@ -260,7 +263,7 @@ def dump_bad_row(files: Files, path: str) -> Iterator[Record]:
 
 
 def kind_of_path(path: str) -> str:
-    """Return the kind of the file. A folder may be that of an environment.
+    """Return the kind of the file, or of a folder that is an LMDB environment.
 
     Raises `UsageError` (E_BAD_ARGUMENT) if the kind is not known.
     """
@@ -278,7 +281,7 @@ def kind_of_path(path: str) -> str:
 
 
 def dump(path: str, kind: str, *, bodies: bool = False) -> Iterator[Record]:
-    """Yield the records of a file. Damage becomes records, an `OSError` is raised unchanged."""
+    """Yield the records of a file. Damage becomes records, and an `OSError` is raised unchanged."""
     files = Files()
     if kind == kinds.ENVIRONMENT:
         return dump_environment(path, folder=os.path.isdir(path), bodies=bodies)

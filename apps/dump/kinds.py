@@ -26,7 +26,7 @@ from ...storage.nsq.disk_queue_format import (
 from ...storage.nsq.disk_queue_format import parse_meta_name as parse_nsqd_meta_name
 
 HEAD_BYTES: Final = 64 * 1024
-CHUNK: Final = "chunk"  # also a staged part
+CHUNK: Final = "chunk"  # the file of a stage has the same format
 INDEX: Final = "index"
 BAD: Final = "bad"
 BAD_ROW: Final = "bad row"
@@ -38,7 +38,8 @@ NSQD_DATA: Final = "nsqd data"
 NSQD_META: Final = "nsqd metadata"
 NSQD_LIST: Final = "nsqd list"
 JSON: Final = "json"
-_LMDB_MAGIC: Final = (0xBEEFC0DE).to_bytes(4, "little")  # in the meta page, after the page's head
+# LMDB's magic number, which is in each meta page after the page's head.
+_LMDB_MAGIC: Final = (0xBEEFC0DE).to_bytes(4, "little")
 _LMDB_AT: Final = 16
 _RECORD_MAX: Final = 2**31 - 1
 

@@ -181,7 +181,10 @@ def messages_of(block: Block, **more: Any) -> Iterator[Record]:
 
 
 def _without_seed(files: Files, fd: int, size: int) -> Iterator[Record]:
-    """Yield the possible starts of blocks. Without the header's seed no block can be checked."""
+    """Yield the possible starts of blocks in a chunk whose header cannot be read.
+
+    The header has the seed of all checksums in the chunk. Without it, no block can be checked.
+    """
     for at in range(0, size, SEARCH_BYTES):
         window = files.pread(fd, SEARCH_BYTES + len(DISK_MAGIC), at)
         found = window.find(DISK_MAGIC)
@@ -212,9 +215,9 @@ def dump_index(files: Files, path: str) -> Iterator[Record]:
 
 
 def dump_bad(files: Files, path: str) -> Iterator[Record]:
-    """Yield a part of a chunk that was set aside.
+    """Yield the record of a `.bad` file with a part of a chunk that could not be read.
 
-    The file's head describes the part. The bytes after it are as they were found.
+    The file's head describes the part. The part's bytes follow, as they were found.
     """
     data = files.read_file(path, BAD_HEAD_BYTES)
     head = decode_bad_head(data)

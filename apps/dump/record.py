@@ -22,7 +22,8 @@ Record = dict[str, Any]
 """The fields of a record. `kind` is the first. Times have names that end with `_ns`."""
 
 DAMAGED: Final = "damaged"
-SHOWN_CHARACTERS_MAX: Final = 200  # of one value in a readable line; JSON has the whole value
+# The most characters of a value in a readable line; JSON has the whole value.
+SHOWN_CHARACTERS_MAX: Final = 200
 _TIME_MAX_NS: Final = 253_402_300_799 * 10**9  # the last second of the year 9999
 _SECOND_NS: Final = 10**9
 
@@ -112,7 +113,11 @@ def dump_identity(files: Files, path: str) -> Iterator[Record]:
 
 
 def dump_registry(files: Files, path: str) -> Iterator[Record]:
-    """Yield the registry: the common data, then a record for each topic, ended name and import."""
+    """Yield the registry.
+
+    The first record has the common data. Then there is a record for each topic, for each name of a
+    deleted topic, and for each import.
+    """
     try:
         found = documents.loads(files.read_file(path, TEXT_BYTES_MAX))
         if found.get(CHECKSUM, "") not in ("", checksum(found)):

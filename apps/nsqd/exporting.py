@@ -2,8 +2,9 @@
 
 A channel's queue gets its holes and all messages from its cursor on. A hole is a run of unfinished
 messages before the cursor. Deferred messages are included, because nsqd itself makes them ready
-when it stops. The topic's own queue gets the messages after the topic's pause, or those that wait
-for a first channel. The export is built beside OUT_DIR and renamed, so OUT_DIR is never incomplete.
+when it stops. The topic's own queue gets the messages that were published while the topic is
+paused, or those that wait for a first channel. The export is built in a folder next to OUT_DIR,
+which is then renamed. So OUT_DIR is never incomplete.
 
 The report names what NSQ cannot keep: keys, tags and headers (but an id that an import put into a
 header becomes the id again), delayed messages, bodies over nsqd's limit, and unfinished messages
@@ -62,7 +63,7 @@ BATCH_COUNT: Final = 500
 BATCH_BYTES: Final = 4 * 1024 * 1024
 NSQ_BODY_BYTES: Final = 1024 * 1024  # the default of nsqd's --max-msg-size
 REFUSE, NOW, SKIP = "refuse", "now", "skip"
-NAMED_MAX: Final = 5  # losses named in a refusal
+NAMED_MAX: Final = 5  # the most losses that a refusal names
 _TEMPORARY: Final = ".export.tmp"
 _NODE_SHIFT: Final = 54  # an id has 10 bits for the node and 54 for the offset
 _SYNC_AT_CLOSE: Final = 1 << 40
@@ -213,7 +214,7 @@ class _Export:
         finally:
             store.close()
         if self._files.exists(f"{folder}/{DELAYED_NAME}"):
-            self._write(name, self._delayed(name, row))  # after the messages that already wait
+            self._write(name, self._delayed(name, row))  # behind the messages that are ready
         return topic
 
     def _write_topic(self, name: str, row: TopicRow, store: Store) -> NsqdTopic:

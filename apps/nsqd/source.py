@@ -187,8 +187,8 @@ class NsqdSource:
     def _own_name(self, name: str, others: Sequence[str], what: str, report: SourceReport) -> str:
         """Return the topic's or channel's name in ZSQ.
 
-        nsqd permits names that mean a folder, which ZSQ does not. They are replaced by an unused
-        name.
+        nsqd permits two names that mean a folder (`.` and `..`). ZSQ does not permit them, so they
+        are replaced by unused names.
         """
         own = RENAMED.get(name, name)
         while own != name and own in others:

@@ -3,9 +3,9 @@
 No Python object is made for a row, except for its headers.
 
 A block's columns have Arrow's layout, so `body`, `key` and `tag` are wrapped, not copied. A block
-that is a slice of another keeps its offset values. One call of Arrow's kernels then subtracts the
-first from all. Values that are the same in each row (topic, partition) are made once for the
-largest block and sliced.
+that is a slice of another keeps its offset values. Then one call of Arrow subtracts the first
+offset value from all of them. Values that are the same in each row (topic, partition) are made once
+for the largest block and sliced.
 
 Spark takes twice as long for a row in a batch of 128 rows as in one of 1024. Therefore blocks of
 fewer messages are joined, which copies them.
@@ -30,7 +30,7 @@ from .schema import HEADERS
 
 __all__ = ["BatchMaker", "arrow_schema"]
 
-ROWS_MIN: Final = 1024  # the rows of a batch, if there are that many
+ROWS_MIN: Final = 1024  # a batch has at least this many rows, if as many are left
 # A batch of this size is large enough, even with fewer rows.
 JOIN_BYTES_MAX: Final = 4 * 1024 * 1024
 
@@ -60,7 +60,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([(name, _TYPES[name]) for name in columns])
 
 
-# Values that do not depend on the block: made once a process, sliced for each batch
+# Values that do not depend on the block: made once in each process, and sliced for each batch
 
 
 @cache
@@ -106,7 +106,8 @@ def _times(block: Block) -> pa.Array:
     own = pa.Array.from_buffers(pa.int64(), block.count, [None, pa.py_buffer(times)])
     thousand = pa.scalar(1000, pa.int64())
     micros = pc.divide(own, thousand)
-    if pc.min(own).as_py() < 0:  # the division rounds toward zero, which is up before 1970
+    # The division rounds toward zero. So it rounds up times before 1970, which are negative.
+    if pc.min(own).as_py() < 0:
         micros = pc.subtract(micros, pc.less(own, pc.multiply(micros, thousand)).cast(pa.int64()))
     return micros.view(_TIME)
 

@@ -134,10 +134,11 @@ def wrong(text: str) -> UsageError:
 def source_options(
     options: Mapping[str, str], url: str, *, streaming: bool | None
 ) -> SourceOptions:
-    """Return the options of `spark.readStream` or `spark.read` (`streaming` None: not known yet).
+    """Return the options of `spark.readStream` or `spark.read`.
 
-    `url` is the broker's address if no option gives one. Raises `UsageError` (E_BAD_ARGUMENT),
-    which says what to write instead.
+    `streaming` is None if it is not known yet which of them Spark will use. `url` is the broker's
+    address if no option gives one. Raises `UsageError` (E_BAD_ARGUMENT), which says what to write
+    instead.
     """
     given = _given(options)
     topics = _topics(given)

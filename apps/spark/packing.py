@@ -3,7 +3,7 @@
 No Python object is made for a row, except for its headers.
 
 Blocks have 128 to 256 KB. A batch of Spark (10,000 rows, or up to 64 MB) is cut into parts of equal
-bytes. Bisection in the batch's offsets finds the cuts. Smaller batches are collected until they
+size. Bisection in the batch's offsets finds the cuts. Smaller batches are collected until they
 fill a block. Each block is one join of slices of the batch's buffers.
 """
 
@@ -33,7 +33,7 @@ _NOTHING: Final = memoryview(b"")
 
 
 class Strip(NamedTuple):
-    """One binary column of a batch as views.
+    """A binary column of a batch, as views of its buffers.
 
     The int32 `offsets` (rows + 1 of them) point into `data`. The first offset may be above 0. `bit`
     is the index in `bitmap` of row 0. `bitmap` is None if no value is null.
@@ -77,8 +77,8 @@ def strip_of(array: pa.Array) -> Strip | None:
 def _checked_text(array: pa.Array, name: str) -> pa.Array:
     """Return the column as text. Refuse bytes that are not UTF-8, which ZSQ requires.
 
-    Spark and Arrow can cast bytes to a string without a check. Arrow's cast from binary to string
-    checks them.
+    A string column may contain bytes that were never checked. So this function casts the column to
+    binary and then to string. The second cast checks the bytes.
     """
     if array.null_count == len(array):
         return array
@@ -154,7 +154,7 @@ def several_topics(names: list[Any]) -> UsageError:
     )
 
 
-_ROWS: Final = 10_000  # the rows of a batch that is made from rows
+_ROWS: Final = 10_000  # rows in one Arrow batch when Spark passes rows instead of batches
 _OF_SPARK: Final = {
     "array<struct<key:string,value:binary>>": pa.list_(
         pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -237,7 +237,7 @@ class Packer:
 
 
 def cuts(strips: list[Strip], rows: int, block_bytes: int) -> list[int]:
-    """Return the ends of parts of about equal bytes.
+    """Return the ends of parts of about equal size.
 
     A part has at most `block_bytes`, unless one row has more, and at most `BLOCK_COUNT_MAX` rows.
     """

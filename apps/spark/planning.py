@@ -144,7 +144,7 @@ def split(
 ) -> list[OffsetRange]:
     """Cut spans into partitions of about `partition_bytes`.
 
-    The result has at least `partitions_min` partitions if there are so many messages.
+    The result has at least `partitions_min` partitions if there are as many messages.
     """
     spans = [span for span in spans if span.stop > span.start]
     total = sum(span.stop - span.start for span in spans)
@@ -152,7 +152,7 @@ def split(
     for span in spans:
         count = span.stop - span.start
         by_bytes = -(-span.size_bytes // partition_bytes)
-        # Rounded up, because `partitions_min` is a minimum.
+        # This rounds up, because `partitions_min` is a minimum.
         by_wish = -(-partitions_min * count // total)
         pieces = min(count, max(1, by_bytes, by_wish), PARTITIONS_MAX)
         edges = [span.start + count * i // pieces for i in range(pieces + 1)]
@@ -190,7 +190,10 @@ class Logs(Protocol):
 
 
 class TopicLogs:
-    """`Logs` of a broker. It never creates a topic: a misspelt name would be an empty stream."""
+    """`Logs` of a broker.
+
+    It never creates a topic. Otherwise a query with a misspelt name would read an empty stream.
+    """
 
     def __init__(self, url: str, timeout_s: float, key_file: KeyFile = None) -> None:
         self._url = url
@@ -473,7 +476,7 @@ class StreamPlan(_Plan):
     def _by_bytes(
         self, offsets: Mapping[str, int], waiting: Mapping[str, int], bytes_max: int
     ) -> dict[str, int]:
-        """Limit the messages as `admit` does, by bytes.
+        """Limit the messages as `admit` does, but by bytes.
 
         Each topic gets its share, and at least the smallest amount that storage can measure.
         """

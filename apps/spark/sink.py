@@ -1,4 +1,4 @@
-"""Sink: executors stage rows as PUSH producers, the driver's commit adds them to the topic.
+"""Sink: executors stage rows as PUSH producers, and the driver's commit adds them to the topic.
 
 A `write()` call is one stage with a uuid. A retried, speculative or zombie task makes another
 stage, and only the stages that the commit names count. The transaction of a streaming query is
@@ -44,7 +44,7 @@ from .schema import check_sink_columns
 
 __all__ = ["BatchWriter", "SinkTransaction", "StagedPartition", "stream_writer"]
 
-try:  # since PySpark 4.1
+try:  # this class exists since PySpark 4.1
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
 
     ARROW_STREAMS = True
@@ -152,8 +152,8 @@ def commit_parts(
 ) -> None:
     """Add the sealed stages to their topic, on the driver. Try until the time-out.
 
-    `known` is the transaction, if the driver knows it. If no task had rows, the version of an app
-    is still recorded if the topic exists. Lower versions must be skipped from then on.
+    `known` is the transaction, if the driver knows it. Even if no task had rows, the version of an
+    app is recorded, provided that the topic exists. From then on, lower versions are skipped.
     """
     told = [message for message in messages if isinstance(message, StagedPartition)]
     staged = [message for message in told if message.topic and message.part is not None]
@@ -240,7 +240,7 @@ def abort_parts(
             (known.app, known.version) if known is not None and known.kind == "job" else ("", 0)
         )
         if app and options.topic:
-            # Includes the stages of tasks that failed before they could report them.
+            # This includes the stages of tasks that failed before they could report them.
             named.setdefault(options.topic, [])
         for topic, stages in named.items():
             patience = min(ABORT_TIMEOUT_S, options.timeout_s)

@@ -1,4 +1,4 @@
-"""Batch reads: a partition's offsets as Arrow batches on an executor, the plan on the driver."""
+"""Batch reads: the driver plans them, and executors read each partition as Arrow batches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def read_range(options: SourceOptions, part: InputPartition) -> Iterator[pa.Reco
 
     Storage reads ahead while Spark processes a batch.
     """
-    if not isinstance(part, RangePartition):  # Spark's placeholder if no partition was planned
+    # Spark passes a placeholder if no partition was planned.
+    if not isinstance(part, RangePartition):
         return
     with RangeReader(
         options.url, part.topic, part.start, part.stop,

@@ -17,8 +17,8 @@ __all__ = ["FollowingReader", "PlainStreamReader"]
 class FollowingReader(DataSourceStreamReader):
     """The part of `spark.readStream.format("zsq")` that all versions of Spark share.
 
-    The driver's side lives in one Python process for the query's life and keeps its connections
-    there. The object is also pickled, for `read` on executors, before the first connection is made.
+    On the driver, this object is in one Python process as long as the query runs, and it keeps its
+    connections. Spark also pickles it for `read` on executors, before the first connection is made.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -115,8 +115,8 @@ class PlainStreamReader(FollowingReader):
             self._at = self._plan.latest(
                 self._at, offsets_max=self._options.offsets_max, bytes_max=self._options.bytes_max
             )
-        # This is the end of a batch. The channel must be created at the start of a batch, which is
-        # not known here.
+        # The channel is not created here. It must be created at the start of a batch, and only the
+        # batch's end is known here.
         return self._at.as_json()
 
     def partitions(

@@ -36,8 +36,9 @@ FETCHED: Final = re.compile(
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Move docs/ below `docs/`, and add the documents of other folders and the generated pages."""
-    found = [one for one in files if one.src_dir != config.docs_dir]  # the files of the theme
+    """Give the site all documents with their paths in the repository, and the generated pages."""
+    # These are the files of the theme.
+    found = [one for one in files if one.src_dir != config.docs_dir]
     names = [
         *DOCUMENTS,
         *(

@@ -20,7 +20,7 @@ SPARK_ERRORS: Final = (PySparkException, Py4JError)
 
 @contextlib.contextmanager
 def spark_session(folder: Path, master: str, *, partitions: int = 2) -> Iterator[SparkSession]:
-    """Run Spark with ZSQ registered. Its files are in `folder`, its log is `folder`/spark.log.
+    """Run Spark with ZSQ registered. Its files are in `folder`, and its log is `folder`/spark.log.
 
     `partitions` is the number of a shuffle's partitions.
     """

@@ -15,7 +15,7 @@ from zsq.transport.client.blocking.client import Admin
 from . import work
 
 POLL_S: Final = 0.005
-WORKING_S: Final = 0.03  # the kernel counts processor time in steps of 10 ms
+WORKING_S: Final = 0.03  # long enough, because the kernel counts processor time in steps of 10 ms
 
 
 class Chaos(threading.Thread):
@@ -53,7 +53,8 @@ def pushing_workers(jvm: int) -> list[int]:
     """Return the Python workers below this JVM that use ZeroMQ and processor time now.
 
     In a job that only writes to ZSQ, these are its PUSH producers. The processes in which Spark
-    planned the job have loaded ZeroMQ too. But they have no context and therefore only one thread.
+    planned the job have loaded ZeroMQ too. But they have no ZeroMQ context and therefore only one
+    thread.
     """
     candidates = [
         pid for pid in below(jvm) if "libzmq" in _said(pid, "maps") and len(_threads(pid)) > 1

@@ -1,4 +1,4 @@
-"""Demo: Spark pushes all flights, two channels process them, a stream sums them up.
+"""Demo: Spark pushes all flights, two channels process them, and a stream sums them up.
 
 All results are compared with the CSV, row by row.
 """

@@ -4,7 +4,7 @@ The stream reads the first topic. Both topics get their messages exactly once.
 
 The driver is this process. Spark's executors (here threads of one JVM) pass rows to Python workers,
 which are the PUSH producers. `local[2,4]` runs two tasks at a time and tries each up to four times.
-So a killed worker costs a retry and not the job.
+So if a worker is killed, Spark tries its task again and the job continues.
 """
 
 from __future__ import annotations

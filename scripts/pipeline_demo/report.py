@@ -37,7 +37,8 @@ class Times:
 class Outcome:
     """The results to check.
 
-    `killed` is the pid of the worker that `--chaos` killed, or 0. `failed_tasks` is Spark's count.
+    `killed` is the pid of the worker that `--chaos` killed, or 0. `failed_tasks` is the number that
+    Spark reports.
     """
 
     rows: list[bytes]

@@ -36,7 +36,7 @@ AGAIN: Final = 2
 
 
 class HandlerFailed(Exception):
-    """An error that a real handler would raise now and then."""
+    """An error that a real handler would sometimes raise."""
 
 
 def work(url: str, counters: Any, results: Path, seed: int) -> None:

@@ -90,7 +90,7 @@ HOUR_NS: Final = 3_600 * 1_000_000_000
 NOW_NS: Final = BASE_NS + 100 * HOUR_NS
 MOVE_ROWS: Final = 2_000  # the broker moves this many due rows at a time
 MOVE_BYTES: Final = 2 * 1024 * 1024
-FILL_ROWS: Final = 20_000  # rows of one commit
+FILL_ROWS: Final = 20_000  # the number of rows of one commit
 SECTOR: Final = 512
 CHANNEL: Final = "archive"
 CHANNEL_ROW: Final = ChannelRow(1)
@@ -127,7 +127,7 @@ def in_child(call: Callable[[Callable[[Any], None]], Any]) -> tuple[list[Any], A
     said, returned = [], None
     with os.fdopen(reading) as pipe:
         for line in pipe:
-            # An incomplete last line, because the process died.
+            # If the process died, the last line may be incomplete. It is ignored.
             with contextlib.suppress(ValueError):
                 kind, what = json.loads(line)
                 if kind == "said":
@@ -467,7 +467,7 @@ def sum_rows(engine: str, path: str) -> list[str]:
 
 # Flipped bits
 
-Model = dict[str, int]  # key of a row: number of its body
+Model = dict[str, int]  # the key of each row, with the number of its body
 
 
 def small_store(engine: str, path: str, rows: int) -> tuple[Model, int, list[bytes]]:
@@ -700,8 +700,8 @@ def power(folder: str, count: int) -> None:
 def torn(engine: str, path: str, states: list[dict[str, bytes]], drawn: random.Random) -> str:
     """Open files as a power cut before the last sync may leave them.
 
-    They have any mixture of old and new sectors. LMDB's head stays old, because LMDB writes it only
-    after the first sync.
+    They have any mixture of old and new sectors. LMDB's meta pages stay old, because LMDB writes
+    them only after the first sync.
     """
     shutil.rmtree(path, ignore_errors=True)
     os.mkdir(path)

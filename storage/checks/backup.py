@@ -14,17 +14,17 @@ Sealed chunks of an older backup of the same topics need not be copied again. Th
 if their lengths, headers and footers agree. These contain the topic's uuid and a random seed.
 
 The files of an open topic are first captured in a folder next to them, while the topic continues.
-Files that never change again get hard links there. All others are copied.
+Files that never change again get hard links there. All other files are copied.
 
     DIR/backup/     like DIR itself: chunks, indexes, .bad files, topic, state/, state.snapshot,
                     delayed/, staging/
 
 Storage makes the capture in three parts, each in the thread that owns the files. The state of all
-topics is captured before any other part of any topic. The backup reads the capture. Storage removes
-the capture when the backup requests it, when the backup's process has ended, or at the topic's next
-start. Chunks are hard links, so no byte is copied while publishers wait. Retention removes only the
-chunks' names in the topic's directory, and the names in the capture stay. Only the newest chunk
-still grows. The backup copies the part of it that was synced before it was linked.
+topics is captured before any other part of any topic. The backup's process reads the capture.
+Storage removes the capture when the backup requests it, when the backup's process has ended, or at
+the topic's next start. Chunks are hard links, so no byte is copied while publishers wait. Retention
+removes only the chunks' names in the topic's directory, and the names in the capture stay. Only the
+newest chunk still grows. The backup copies the part of it that was synced before it was linked.
 
 | part | when | reason |
 |---|---|---|
@@ -230,7 +230,7 @@ class Writer:
         """Copy a file to `path`, relative to the folder.
 
         With `bytes_max`, exactly that many bytes are copied. Raises `Damaged` if the source has
-        fewer. `cold`: the source will not be read again soon.
+        fewer. `cold` is True if the source will not be read again soon.
         """
         self._make_folders(path)
         row = None if bytes_max is not None else self._known_row(source, path)
@@ -392,7 +392,8 @@ def check_file(files: Files, path: str, row: FileRow, advance: Advance) -> str:
 class LogTaken(NamedTuple):
     """The part of the log to capture.
 
-    `newest_bytes` is the size of the newest chunk's part, and `end` the next offset at that time.
+    `newest_bytes` is the number of bytes to copy from the newest chunk. `end` is the offset after
+    these bytes.
     """
 
     start: int

@@ -84,8 +84,8 @@ Repair = Callable[[], str]
 class Finding:
     """A result of the check.
 
-    `level` is damage, or note (harmless or known). If `needs_recovery` is True, recovery repairs it
-    when the topic is opened. `repaired` is a sentence about the repair, or "".
+    `level` is damage, or note (harmless or known). If `needs_recovery` is True, recovery repairs
+    the defect when the topic is opened. `repaired` is a sentence about the repair, or "".
     """
 
     level: str
@@ -147,7 +147,7 @@ class ChunkCheck:
         self._path = f"{folder}/{chunk_name(base_offset)}"
         self._found = Checked(base_offset)
         self._end = 0  # the relative offset after the last good block
-        self._good_end = CHUNK_HEADER_BYTES  # the position after it
+        self._good_end = CHUNK_HEADER_BYTES  # the position after the last good block
         self._time_ns = 0
         self._bad_footer = False
         self._sealed = False
@@ -338,7 +338,8 @@ class ChunkCheck:
             and self._around.synced_end >= 0
             and first >= self._around.synced_end
         )
-        if at_risk:  # recovery decides from the blocks after it whether it was synced
+        # Recovery decides from the blocks after these bytes whether the bytes were synced.
+        if at_risk:
             self._add(DAMAGE, what, first, count, needs=True)
             return
         kept = Bad(base, start, end - start, first, count, why, blocks=len(bad))
@@ -542,7 +543,8 @@ class ChunkCheck:
             not self._files.exists(again.index_path)
             or self._files.read_file(again.index_path, len(wanted) + 1) != wanted
         ):
-            # The log works without an index, and so has raised no error.
+            # `load_index` raises no error if it cannot write the index, because the log works
+            # without it.
             raise DiskFull("the index could not be written")
         return "the index was rebuilt"
 
@@ -826,7 +828,8 @@ class _TopicCheck:
             begun += [found] if found.open_group >= 0 else []
             before = found
         assert before is not None
-        for found in begun:  # if files were adopted, the mark is in the last of these files
+        # A group may begin in one chunk and have its mark in a later one, if files were adopted.
+        for found in begun:
             if found.open_group not in ended:
                 text = (
                     f"the group from offset {found.open_group} on has no mark; its messages are "

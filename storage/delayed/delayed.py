@@ -75,7 +75,8 @@ from .delayed_format import (
     wrap,
 )
 
-WALK_MAX: Final = 20_000  # keys that are compared one by one to find a row that a search misses
+# The most keys that are compared one by one to find a row that a search misses.
+WALK_MAX: Final = 20_000
 DUE_AT_ONCE: Final = 1  # the first row's due time may be wrong, so `due` must check it at once
 
 
@@ -313,7 +314,7 @@ def translated(path: str) -> Iterator[None]:
             lmdb.VersionMismatchError,
             lmdb.PageFullError,
         )
-        # A wrong version in a head.
+        # LMDB reports a wrong version in a head with the text in the next line.
         if isinstance(error, unreadable) or "is not supported by this build" in text:
             raise Damaged(text) from error
         raise StoreFailed(text) from error
@@ -322,17 +323,21 @@ def translated(path: str) -> Iterator[None]:
         raise Damaged(f"{path}: {error.__cause__ or error}") from error
 
 
-MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory or disk space; doubled when full
+# The initial address space of the environment, which is doubled when it is full. It takes no memory
+# and no disk space.
+MAP_BYTES: Final = 16 * 1024 * 1024
 MAP_BYTES_MAX: Final = 1 << 42
 DATA_NAME: Final = "data.mdb"
-RESCUE: Final = "rescue"  # with this text, the next start rescues at once, without an examination
-MARKED_EVERY: Final = 256  # runs of an operation from one call of `attempting` to the next
-RECENT_MAX: Final = 8  # blocks that a producer row lists
+# If `delayed.attempt` contains this text, the next start rescues at once, without an examination.
+RESCUE: Final = "rescue"
+MARKED_EVERY: Final = 256  # `attempting` is called once for this number of runs
+RECENT_MAX: Final = 8  # the most blocks that a producer row lists
 PRODUCERS_MAX: Final = 20_000
 PRODUCER_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
 SHRINK_ABOVE_BYTES: Final = 64 * 1024 * 1024
-SHRINK_LIVE_BYTES_MAX: Final = 8 * 1024 * 1024  # these bytes are copied in one step
-EXPIRED_MAX: Final = 1_000  # producer rows that one put removes
+# `shrink` copies all bytes in use in one step, so it needs a limit.
+SHRINK_LIVE_BYTES_MAX: Final = 8 * 1024 * 1024
+EXPIRED_MAX: Final = 1_000  # the most producer rows that one `put` removes
 
 
 class DelayedStore:
@@ -364,7 +369,7 @@ class DelayedStore:
         """A function that gets a damaged row's key, value and defect before the row is deleted."""
         self.committed: Callable[[Progress], None] = lambda progress: None
         """A function that is called after each commit."""
-        self._tried: dict[str, int] = {}  # number of runs by operation
+        self._tried: dict[str, int] = {}  # the number of runs of each operation
         self._uuid = uuid
         self._open(map_bytes, create)
         try:
@@ -494,7 +499,7 @@ class DelayedStore:
                 first = False
                 try:
                     if parse_row_key(key).due_ns > now_ns:
-                        unwrap(key, value)  # checks the due time, which is in the key
+                        unwrap(key, value)  # this also checks the due time, which is in the key
                         break
                     row = decode_row(key, value)
                 except Damaged as error:
@@ -707,10 +712,10 @@ class DelayedStore:
 
     @contextmanager
     def _trying(self, what: str) -> Iterator[None]:
-        """Call `attempting` around an operation, the first time and every MARKED_EVERY times.
+        """Call `attempting` around the first run of an operation and each MARKED_EVERY-th run.
 
-        One time is not enough, because later runs read other pages. If the operation finds damage,
-        the mark stays, and the next start examines the environment.
+        The first run alone is not enough, because later runs read other pages. If the operation
+        finds damage, the mark stays, and the next start examines the environment.
         """
         times = self._tried.get(what, 0)
         marked = times % MARKED_EVERY == 0

@@ -210,9 +210,9 @@ def due_block(row: DelayedRow) -> Block:
 
 
 def without(row: DelayedRow, serials: Collection[int]) -> Iterator[DelayedRow]:
-    """Yield rows with the messages of a row except these.
+    """Yield rows with those messages of a row whose serials are not in `serials`.
 
-    Each run of the other messages becomes one row.
+    Each run of these messages becomes one row.
     """
     first = row.key.serial
     start = 0

@@ -8,19 +8,20 @@ be no file, but after the second time there is one, and then the environment is 
 contains `rescue`, the rescue starts at once, because LMDB cannot remove the damaged row without
 damage to other rows.
 
-*Heads.* Each of the first two pages of an environment is a head. A head contains the position of a
-tree of pages. One head has the tree of the newest commit, the other head has the tree of the commit
-before it. Heads have no checksums. One flipped bit in a head can make LMDB refuse the whole
-environment, although every row is intact. Or LMDB uses the older tree instead of the newest one,
-and the loss of the last commit is not noticed.
+*Heads.* Each of the first two pages of an environment is a head (LMDB calls it a meta page). A head
+contains the position of a tree of pages. One head has the tree of the newest commit, the other head
+has the tree of the commit before it. Heads have no checksums. One flipped bit in a head can make
+LMDB refuse the whole environment, although every row is intact. Or LMDB uses the older tree instead
+of the newest one, and the loss of the last commit is not noticed.
 
 *Note.* After each commit, DelayedStore reports its number of commits, and `delayed/commits` stores
-it without a sync. This takes microseconds, stays when the process ends, and is never ahead of the
-commits that LMDB has synced. A power cut may remove the note or leave an old one. A lost commit is
-then not noticed. Rejected: to store the number with the state store's checkpoint. The checkpoint is
-seconds old, and only the very last commit can get lost.
+it without a sync. The note is written in microseconds, remains when the process ends, and is never
+ahead of the commits that LMDB has synced. A power cut may remove the note or leave an old one. A
+lost commit is then not noticed. Rejected: to store the number with the state store's checkpoint.
+The checkpoint is seconds old, and only the very last commit can get lost.
 
-*Mending.* This is tried if LMDB refuses the environment, or if it has fewer commits than the note.
+*Mending.* This is tried if LMDB refuses the environment, or if the environment has fewer commits
+than the note.
 Each of the two heads is tried: it is written to both pages, with its constant fields corrected. The
 head with more commits stays. Another process tests each head, because the test may kill it. Mending
 changes the file itself and not a copy, because an environment may be gigabytes large, and a topic
@@ -103,16 +104,16 @@ BAD_NAME: Final = "head.bad"
 HEADS_MAX: Final = 1_000  # the largest number of pairs of old heads in one folder
 PAGE_BYTES: Final = (4_096, 8_192, 16_384, 32_768, 65_536)
 
-# Native byte order, as LMDB writes it. Page: number, unused, flags, unused. Head: magic, version,
-# address, map size; for the list of free pages: page size, flags, depth, five counts; the same for
-# the rows; last page; transaction.
+# The byte order is that of the machine, as in LMDB. Fields of a page: number, unused, flags,
+# unused. Fields of a head: magic, version, address, map size; for the list of free pages: page
+# size, flags, depth, five counts; the same fields for the rows; last page; transaction.
 _PAGE: Final = struct.Struct("=QHHI")
 _HEAD: Final = struct.Struct("=IIQQ IHH5Q IHH5Q QQ")
 _FLAG_OF_HEAD: Final = 8
 _MAGIC: Final = 0xBEEFC0DE
 _VERSION: Final = 1
 _PAGE_SIZE_AT: Final = 4
-# By field, for one unnamed table of plain rows.
+# The fields of a head (by index) that are constant in an environment with one unnamed table.
 _CONSTANT: Final = {
     0: _MAGIC,
     1: _VERSION,
@@ -220,8 +221,8 @@ def _read(files: Files, path: str) -> bytes:
 def _variant(original: bytes, index: int, pages: int) -> bytes:
     """Return both pages with the chosen head in each.
 
-    Its number of the last page is set to the last page of the file. If this number is too high,
-    some pages stay unused. If it were too low, LMDB would overwrite pages in use.
+    The head's number of the last page is set to the last page of the file. If this number is too
+    high, some pages stay unused. If it were too low, LMDB would overwrite pages in use.
     """
     size = len(original) // 2
     heads = [list(_HEAD.unpack_from(original, at + _PAGE.size)) for at in (0, size)]
@@ -304,7 +305,7 @@ def rescue(
             max(meta.get("serial", 0), noted.serial),
             max(meta.get("commits", 0), noted.commits),
         )
-        # This can be repeated after a crash.
+        # After a crash, this is repeated. The second call then changes nothing.
         store.adjust(serial, meta.get("lost", 0) + (lost or 0) - store.summary.lost, commits)
     finally:
         store.close()
@@ -621,8 +622,8 @@ if __name__ == "__main__":
 ATTEMPT_SUFFIX: Final = ".attempt"
 WORD_BYTES_MAX: Final = 100
 MADE_SUFFIX: Final = ".made"
-MOVED_MAX: Final = 1_000  # rows that one commit removes
-BAD_ROWS_MAX: Final = 1_000  # files of damaged rows; further damaged rows are only counted
+MOVED_MAX: Final = 1_000  # the most rows that one commit removes
+BAD_ROWS_MAX: Final = 1_000  # the most files of damaged rows; further rows are only counted
 
 
 def make_delayed(files: Files, directory: str, uuid: bytes, now_ns: int) -> DelayedStore:
@@ -721,7 +722,8 @@ def open_delayed(
             f"{number} delayed messages are lost"
         )
         _mark(files, path, "")
-        files.sync_folder(directory)  # a mark that a power cut restores would cause a rescue
+        # If a power cut restored the file `delayed.attempt`, it would cause a rescue.
+        files.sync_folder(directory)
         store = DelayedStore(path, uuid)
     _mark(files, path, "")
     _connect(store, files, directory)

@@ -17,8 +17,8 @@ def replay(
     """Return the changes that the state needs, or None if it needs none.
 
     The batch contains rows of producers and transactions, committed stages to remove, and cursors
-    to set back. `rebuilt`: the state comes from a snapshot, and the log's start may have moved
-    since the snapshot.
+    to set back. `rebuilt` is True if the state comes from a snapshot. The log's start may have
+    moved since the snapshot.
     """
     batch = StateBatch(applied_offset=log.end, synced_end=log.end)
     producers: dict[int, ProducerRow] = {}

@@ -63,9 +63,9 @@ _IDENTITY_BYTES_MAX: Final = 4096
 class StoreOptions:
     """Options of a topic's store.
 
-    * `chunk_bytes`: size at which a chunk is sealed.
+    * `chunk_bytes`: the size at which a chunk is sealed.
     * `index_every_bytes`: the index has at most one entry for each piece of this size.
-    * `map_bytes`: initial address space of the state store.
+    * `map_bytes`: the initial address space of the state store.
     * `reserve_bytes`: with less free space, appends are refused. None means the smaller of 1 GiB
       and 5% of the file system.
     * `adopt_bytes`, `group_append_bytes`, `ring_bytes`: see `LogOptions`.
@@ -141,7 +141,8 @@ class Store:
         try:
             self.staging.close()
             self.log.close()
-            with contextlib.suppress(DiskFull):  # recovery will find the synced end in the log
+            # Without this commit, recovery finds the synced end in the log.
+            with contextlib.suppress(DiskFull):
                 self.state.commit(StateBatch(synced_end=self.log.synced_end))
             self.keeper.close()
         finally:
@@ -370,7 +371,7 @@ def _mend_identity(files: Files, directory: str, identity: TopicIdentity) -> lis
         files.write_file(temporary, _encode_identity(identity))
         files.rename(temporary, path)
         files.sync_folder(directory)
-    except OSError as error:  # such as a full disk; the topic can start without this file
+    except OSError as error:  # the topic can start without this file, for example on a full disk
         return [
             (
                 f"{path}: it is missing or damaged, and could not be rewritten ({error}); the next "

@@ -1,6 +1,7 @@
 """Adoption: staged files become chunks of the log.
 
-They are prepared, committed by one rename, and finished. After a crash, recovery finishes them.
+The files are prepared and committed by one rename, and then the adoption is finished. After a
+crash, recovery finishes it.
 
     prepare   each file gets its header (base offset, base time) and its footer;
               the last file, the *carrier*, also gets the mark, between its blocks and its footer;
@@ -41,7 +42,7 @@ from .log_format import (
 )
 from .transactions import Adopted, Mark, encode_mark, encode_mark_header
 
-OPEN_FILES_MAX: Final = 64  # files that are written and then synced together
+OPEN_FILES_MAX: Final = 64  # the most files that are written and then synced together
 
 
 def part_path(folder: str, adopted: Adopted) -> str:

@@ -5,11 +5,12 @@
 and indexes have no entries for them.
 
 `ChunkBook` has statistics like those of EQueue (a queue for .NET), without I/O: size, times, bytes
-written, reads from the ring and from the file. Each count is reported as a total since this process
-began, and as a rate over the last full second. Only chunks that were used have counters. The facts
-of a sealed chunk become known when a reader opens it, or when a survey in another thread reads
-them. They are never read again, because such a chunk does not change. So a report about ten
-thousand chunks opens none of them. A read is counted in the chunk in which it begins.
+written, reads from the ring (`ring.py`) and from the file. Each count is reported as a total since
+this process began, and as a rate over the last full second. Only chunks that were used have
+counters. The facts of a sealed chunk become known when a reader opens it, or when a survey in
+another thread reads them. They are never read again, because such a chunk does not change. So a
+report about ten thousand chunks opens none of them. A read is counted in the chunk in which it
+begins.
 
 `ChunkFile` walks through the blocks, forwards or backwards. A walk yields stretches. A stretch is a
 block, good or bad, or the bytes between two blocks that are not a block. If only the columns of a
@@ -294,14 +295,14 @@ def _counted(activities: Sequence[Activity]) -> _Counts:
     return cast("_Counts", found)
 
 
-WALK_BYTES: Final = 1024 * 1024  # bytes in one read if whole blocks are checked
-HEADERS_BYTES: Final = 16 * 1024  # bytes in one read if only headers are needed
-SEARCH_BYTES: Final = 1024 * 1024  # bytes in one read of the search for the next header
+WALK_BYTES: Final = 1024 * 1024  # the size of one read if whole blocks are checked
+HEADERS_BYTES: Final = 16 * 1024  # the size of one read if only headers are needed
+SEARCH_BYTES: Final = 1024 * 1024  # the size of one read in the search for the next header
 PAGE_BYTES: Final = 4096  # a failing disk loses bytes in units of this size
-# A header begins with: magic, version, columns, flags, a length that is a multiple of 8 below 16
-# MiB, a count below 65,536. The pattern tests all of them. So a body that consists of magics takes
-# only one search. To decode a header at each magic would take 7.9 s for 5 MB. Two candidates never
-# overlap, because no byte of a magic is possible in the other fields.
+# A header begins with these fields: magic, version, columns, flags, a length that is a multiple of
+# 8 below 16 MiB, a count below 65,536. The pattern tests all of these fields. So a body that
+# consists of magics takes only one search. To decode a header at each magic would take 7.9 s for 5
+# MB. Two candidates never overlap, because no byte of a magic is possible in the other fields.
 _LENGTHS: Final = bytes(range(0, 256, ALIGNMENT))
 _CANDIDATE: Final = re.compile(
     re.escape(DISK_MAGIC) + bytes([BLOCK_VERSION]) + rb".{3}[" + _LENGTHS + rb"]..\0..\0\0",
@@ -388,12 +389,12 @@ class ChunkFile:
                     return position + at
             if position + len(data) >= self.end_position or not data:
                 break
-            # A header may be on both sides of the border between two reads.
+            # A header may lie across the border between two reads.
             position += max(len(data) - HEADER_BYTES, ALIGNMENT) & -ALIGNMENT
         return self.end_position
 
     def _pread(self, size: int, position: int) -> bytes:
-        # A file may end before the end of its header.
+        # A file may end before the end of its header. The difference is then negative.
         size = max(0, min(size, self.end_position - position))
         try:
             return self.files.pread(self.fd, size, position)
@@ -449,7 +450,7 @@ def columns_agree(header: Header, columns: memoryview) -> bool:
 
 READ_BYTES_MIN: Final = 4096
 INDEX_BYTES_MAX: Final = 64 * 1024 * 1024
-OPEN_ATTEMPTS: Final = 2  # tries before a reader gets an error
+OPEN_ATTEMPTS: Final = 2  # the number of tries before a reader gets an error
 
 
 class BlockLocation(NamedTuple):

@@ -5,7 +5,7 @@
 
 To find a hole, a reader must read the chunk up to the next good block. A known hole takes no time.
 So the next start reads the known holes from the heads of these files. It checks each stretch once
-more, because a disk or a memory may have failed only for a moment. Bytes that recovery cut off
+more, because a disk or RAM may fail only for a moment. Bytes that recovery cut off
 (they were never acknowledged) are in such files too. They are not holes.
 
 The `.bad` files are not necessary for operation. They are evidence for people, and repeat bytes
@@ -34,10 +34,12 @@ from ..files import Files
 from .log_format import TEMPORARY_SUFFIX, VERSION, bad_name, chunk_name, parse_bad_name
 
 BAD_HEAD_BYTES: Final = 512
-BAD_FILES_MAX: Final = 1000  # in a topic; further damage is counted, and found again at a start
-# For one damaged stretch: two blocks of the largest size.
+# The most `.bad` files in a topic. Further damage is only counted, and each start finds it again.
+BAD_FILES_MAX: Final = 1000
+# The most bytes that are kept of one damaged stretch: two blocks of the largest size.
 BAD_KEPT_BYTES_MAX: Final = 16 * 1024 * 1024
-BAD_TOTAL_BYTES_MAX: Final = 256 * 1024 * 1024  # that one process writes
+# The most bytes that one process writes to `.bad` files.
+BAD_TOTAL_BYTES_MAX: Final = 256 * 1024 * 1024
 PIECE_BYTES: Final = 1024 * 1024
 PAGE_BYTES: Final = 4096
 DAMAGED: Final = "damaged"
@@ -49,7 +51,8 @@ class Hole(NamedTuple):
     """A range of offsets whose messages are lost."""
 
     first_offset: int
-    count: int  # type: ignore[assignment]  # a tuple has a method of that name, unused here
+    # This field hides the method `tuple.count`, which is not used here.
+    count: int  # type: ignore[assignment]
 
     @property
     def next_offset(self) -> int:
@@ -59,14 +62,15 @@ class Hole(NamedTuple):
 class Bad(NamedTuple):
     """A damaged stretch of a chunk, `bytes` long.
 
-    `blocks` is the number of bad blocks in a row, or 0 if the chunk has no bytes there.
+    `blocks` is the number of consecutive bad blocks, or 0 if the chunk has no bytes there.
     """
 
     base_offset: int
     position: int
     bytes: int
     first_offset: int
-    count: int  # type: ignore[assignment]  # as in Hole
+    # As in Hole, this field hides the method `tuple.count`.
+    count: int  # type: ignore[assignment]
     why: str
     kind: str = DAMAGED
     blocks: int = 1
@@ -222,7 +226,8 @@ def bad_heads(files: Files, folder: str, notes: list[str] | None = None) -> list
         if parse_bad_name(name) is not None:
             try:
                 head = decode_bad_head(files.read_file(f"{folder}/{name}", BAD_HEAD_BYTES))
-            except OSError as error:  # not necessary, because readers will find the hole again
+            # This is only noted, because readers will find the hole again.
+            except OSError as error:
                 if notes is not None:
                     notes.append(f"{folder}/{name} cannot be read, and is not used: {error}")
                 continue
@@ -307,7 +312,7 @@ class DamageBook:
     def note(self, bad: Bad) -> None:
         """Add new damage.
 
-        It becomes a hole, and a `.bad` file with its bytes is planned.
+        The damage becomes a hole, and `take` later returns a job that writes its `.bad` file.
         """
         self.add(bad.hole)
         key = (bad.base_offset, bad.position)

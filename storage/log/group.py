@@ -67,7 +67,10 @@ class Merged(NamedTuple):
 
 
 class CommittedGroup(NamedTuple):
-    """The result of a commit: `messages` messages from `first_offset` on, with the same time."""
+    """The result of a commit.
+
+    The group has `messages` messages from `first_offset` on. All have the same time.
+    """
 
     first_offset: int
     messages: int
@@ -108,7 +111,7 @@ def plan_merge(
 
 
 def placed(parts: Sequence[StagedPart], merged: Merged | None) -> Sequence[StagedPart]:
-    """Return the parts, in which the merged part replaces the parts that it contains.
+    """Return the parts of the commit. The merged part replaces the parts that it contains.
 
     The merged part is the first one, because the small parts would be stored first too. The other
     parts keep their order.

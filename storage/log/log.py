@@ -172,7 +172,8 @@ class SyncTicket:
             ) from self.error
 
 
-# How often the index of a chunk is saved. Recovery begins to read at a saved, synced entry.
+# The index of a chunk is saved this number of times. Recovery begins to read at a saved, synced
+# entry.
 INDEX_SAVES: Final = 16
 
 
@@ -187,7 +188,7 @@ class Log:
         self._folder = folder
         self._uuid = uuid
         self._options = options
-        # Smaller if the topic has a small limit on unfinished bytes.
+        # Retention sets a smaller size if the topic has a small limit on unfinished bytes.
         self.chunk_bytes = options.chunk_bytes
         self._active = active
         self.reader = self._reader = LogReader(

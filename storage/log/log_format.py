@@ -69,8 +69,9 @@ INDEX_HEAD_BYTES: Final = _INDEX_HEAD.size + _CRC.size
 INDEX_ENTRY_BYTES: Final = 24
 INDEX_FIELDS: Final = 3
 ALIGNMENT: Final = 8
-UNSYNCED_MAX: Final = 2**32 - 1  # in units of 8 bytes; stands for every larger number too
-PLACE_MAX: Final = 2**32 - 1  # in units of 8 bytes
+# The largest number of unsynced bytes, in units of 8 bytes. It stands for every larger number too.
+UNSYNCED_MAX: Final = 2**32 - 1
+PLACE_MAX: Final = 2**32 - 1  # the largest position, in units of 8 bytes
 
 assert CHUNK_COPY_BYTES == 64
 assert FOOTER_BYTES == 64
@@ -93,7 +94,7 @@ _DIGITS: Final = 20
 
 # Flag of a chunk header: the chunk was a staged file that was renamed. Nothing is appended to it.
 ADOPTED: Final = 1
-_ON_DISK_ONLY: Final = IN_GROUP | MARK | DELAYED  # flags of a block
+_ON_DISK_ONLY: Final = IN_GROUP | MARK | DELAYED  # the flags that only the disk form of a block has
 
 
 class ChunkHeader(NamedTuple):

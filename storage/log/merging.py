@@ -60,7 +60,7 @@ class Merge:
         self._next: tuple[Header, memoryview] | None = None
         self._made: list[StagedFile] = []
         self._begun = 0
-        """The number of files that may exist."""
+        """The number of files whose creation was begun, so that they may exist."""
         self._fd = -1
         self._seed = self._count = self._messages = 0
         self._end = CHUNK_HEADER_BYTES
@@ -166,7 +166,7 @@ class Merge:
             return
         try:
             self._files.sync(self._fd)
-        except OSError as error:  # the lost bytes may be in any of the files
+        except OSError as error:  # bytes of any of the files may be lost
             raise StoreFailed(
                 f"fdatasync of merged files in {self._folder} failed: {error}"
             ) from error

@@ -125,7 +125,7 @@ class _End:
 
 @dataclass(slots=True)
 class _BadStretch:
-    """Bad blocks in a row.
+    """Consecutive bad blocks.
 
     `end` is the position of the next good block, or the end of the file. `next_offset` is its
     offset, or -1.
@@ -243,12 +243,14 @@ def _note_lost_end(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: Reco
         "messages are lost"
     )
     scan.tell(lost.position, 0, report, lost.count).append(f"{chunk.folder}: {text}")
-    # In all other cases, the damage already has its file.
+    # If the condition is False, the damage has its `.bad` file already.
     if not scan.is_kept(lost.position, 0) and all(
         bad.start.position != lost.position for bad in scan.bad
     ):
         _set_aside(chunk, lost, report)
-    chunk.sealed = True  # keeps the bytes after the end for people; the next append begins a chunk
+    # In a sealed chunk, the bytes after the end stay for inspection. The next append begins a
+    # chunk.
+    chunk.sealed = True
     chunk.end_offset = synced_end
 
 
@@ -422,7 +424,7 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
             following = (
                 bad.next_offset if bad.next_offset >= 0 else max(scan.end.offset, synced_end)
             )
-            count = max(following - bad.start.offset, 0)  # 0 if only a mark is bad
+            count = max(following - bad.start.offset, 0)  # the result is 0 if only a mark is bad
             why = "its checksum does not match"
             size = bad.end - bad.start.position
             if not scan.is_kept(bad.start.position, size, count):
@@ -468,7 +470,7 @@ def _write_back(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: Recover
         # An adopted file was synced before it got its name, so all its bytes are on disk.
         start = 0 if not chunk.adopted else chunk.end_position
     elif start < 0:
-        start = chunk.end_position  # the footer, if there is one
+        start = chunk.end_position  # only a footer may be after this position
     start = min(start, size)
     for position in range(start, size, COPY_BYTES):
         _write_again(chunk, position, min(COPY_BYTES, size - position))

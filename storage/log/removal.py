@@ -39,7 +39,8 @@ class LogKeeper:
         self._log = log
         self._sizes: dict[int, int] = {}
         self._last_times: dict[int, int] = {}
-        self._first_time = (-1, 0)  # of the ongoing chunk: its base, and the time
+        # The ongoing chunk's first offset, and the time of its first message.
+        self._first_time = (-1, 0)
 
     def view(self, retention: Retention, floor: int, applied: int, now_ns: int) -> LogView:
         """Return the facts about the log that the plan needs.
@@ -72,7 +73,7 @@ class LogKeeper:
         size = self._sizes.get(base)
         if size is None:
             size = 0
-            with contextlib.suppress(OSError):  # if the file is missing, its readers report that
+            with contextlib.suppress(OSError):  # readers report it if the file is missing
                 size = self._files.size_of(f"{self._folder}/{chunk_name(base)}")
             self._sizes[base] = size
         return size

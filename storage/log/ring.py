@@ -9,7 +9,7 @@ thousand small blocks of one append costs as much as to keep one block. Headers 
 (offset and time) only when they are read.
 
 The topic has checked the blocks. They stay in the frames in which they arrived. They are checked
-again when they are read, because a fault of the memory may have changed them. If a check fails, the
+again when they are read, because a fault of the RAM may have changed them. If a check fails, the
 ring drops all its blocks, and the reader reads them from the file. The ring does not know which
 blocks are synced. So the caller passes the `end` up to which it may read.
 """
@@ -25,12 +25,13 @@ from ...transport.errors import ZsqError
 from .log_format import ChunkHeader, wire_header
 
 RING_BYTES: Final = 8 * 1024 * 1024
-BLOCKS_MAX: Final = 1 << 30  # in effect no limit
-# Approximate memory of a block besides its bytes: a block of 104 bytes takes 935 (objects, frames).
+BLOCKS_MAX: Final = 1 << 30  # so large that it is no limit
+# Approximate memory of a block besides its bytes. In a measurement, the objects and frames of a
+# block of 104 bytes took 935 bytes more.
 BLOCK_COST: Final = 1024
 RING_KEPT_NS: Final = 5 * 1_000_000_000
 _NO_CHUNK: Final = ChunkHeader(0, 0, 0, b"")
-_COMPACT_AT: Final = 1024  # entries dropped at the front before the lists are moved
+_COMPACT_AT: Final = 1024  # the lists are shortened after this number of dropped entries
 
 
 class _Append:
@@ -92,7 +93,7 @@ class Ring:
     def _drop(self) -> None:
         append = self._appends[self._head]
         self.bytes -= append.bytes
-        append.blocks = ()  # frees them at once
+        append.blocks = ()  # this frees the blocks at once
         self._head += 1
         if self._head >= _COMPACT_AT or self._head == len(self._appends):
             del self._firsts[: self._head]

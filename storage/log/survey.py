@@ -21,8 +21,8 @@ from .damage import DAMAGED, Bad, BadHead, bad_heads
 from .log_format import chunk_name
 from .log_reader import LogReader
 
-AT_START_MAX: Final = 32  # chunks that are opened before the topic serves
-STEP_CHUNKS: Final = 64  # chunks that one job opens
+AT_START_MAX: Final = 32  # the most chunks that are opened before the topic serves
+STEP_CHUNKS: Final = 64  # the most chunks that one job opens
 READABLE_AGAIN: Final = (
     "the messages that this file lists as lost can be read again; channels that passed them "
     "get them by Admin.seek, "
@@ -70,7 +70,7 @@ def _is_whole(reader: LogReader, head: BadHead) -> bool:
     bad = head.bad
     end = bad.position + bad.bytes
     try:
-        if not bad.bytes:  # the chunk of these messages was missing
+        if not bad.bytes:  # the chunk of these messages was missing at that time
             return _is_covered(reader, bad.first_offset, bad.hole.next_offset)
         for stretch in reader.open(bad.base_offset).walk(bad.position, columns=True):
             if not stretch.good:
@@ -182,7 +182,7 @@ class Survey:
                 continue
             if facts is None:
                 if reader.skip(base) >= following:
-                    continue  # known, by its `.bad` file
+                    continue  # this hole is known from its `.bad` file
                 if reader.drop_stray(base):
                     alarms.append(
                         f"{path} is not used: {why}; the offset in its name lies in the chunk "
@@ -207,7 +207,7 @@ class Survey:
             elif facts.next_offset < following:
                 lost = following - facts.next_offset
                 if reader.skip(facts.next_offset) >= following:
-                    continue  # known, by its `.bad` file
+                    continue  # this hole is known from its `.bad` file
                 ends = (
                     f"{path} ends at offset {facts.next_offset}, and the next chunk begins at "
                     f"{following}"

@@ -34,7 +34,9 @@ from ...transport.block.block import (
 from ...transport.wire.codec import pack_value, unpack_value
 from .log_format import ALIGNMENT, encode_disk_header
 
-JOB: Final = "job"  # a kind whose app is the uuid of one job; not needed after the job's retries
+# A kind of transaction. Its app is the uuid of one job, so its row is not needed after the job's
+# retries.
+JOB: Final = "job"
 JOB_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
 # Each row takes about 100 bytes, and all rows are in memory. Each job makes one row. A streaming
 # query makes one row for all its runs.

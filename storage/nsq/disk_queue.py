@@ -291,8 +291,8 @@ class RecordWriter:
             self._fd = -1
 
 
-FILE_BYTES_MAX: Final = 100 * 1024 * 1024  # NSQ's --max-bytes-per-file
-# NSQ's --max-msg-size, and the head that nsqd puts before a body.
+FILE_BYTES_MAX: Final = 100 * 1024 * 1024  # the default of nsqd's --max-bytes-per-file
+# The default of nsqd's --max-msg-size, and the head that nsqd puts before a body.
 MESSAGE_BYTES_MAX: Final = 1024 * 1024 + NSQ_HEAD_BYTES
 NAME_CHARS_MAX: Final = 200  # file names have at most 255 bytes
 
@@ -345,7 +345,7 @@ class DiskQueue:
         self._sync_timeout = sync_timeout
         self._writer = RecordWriter(self._place)
         self._reader = RecordReader(self._place)
-        self._operations = 0  # since the last commit
+        self._operations = 0  # the number of operations since the last commit
         self._first_operation = 0.0
         self._closed = ""
         self._lock = OwnLock()
@@ -394,8 +394,8 @@ class DiskQueue:
         full: DiskFull | None = None
         with self._lock:
             self._check()
-            # Where a commit without space cuts back to; how many a new file's commit confirmed.
-            # The position to cut back to if there is no space; the messages committed before it.
+            # `start` is the position to cut back to if there is no space. `kept` is the number of
+            # messages that were committed before it.
             start, kept = (
                 self._meta,
                 0,
@@ -474,7 +474,7 @@ class DiskQueue:
             if meta.read_file < meta.write_file and position >= self._reader.size:
                 done = meta.read_file
                 self._meta = self._meta._replace(read_file=meta.read_file + 1, read_position=0)
-            # Reads still work; the next commit writes the position.
+            # Reads also work on a full disk. The next commit with enough space writes the position.
             with contextlib.suppress(DiskFull):
                 self._commit_if_due(1, now=done >= 0)
             if done >= 0:
@@ -581,7 +581,7 @@ class DiskQueue:
         return self.depth()
 
     def __bool__(self) -> bool:
-        return True  # an empty queue is a queue
+        return True  # without this method, an empty queue would be False because of `__len__`
 
     # Committing
 

@@ -22,7 +22,7 @@ from .. import documents
 from ..errors import Damaged, ForeignDirectory
 
 LENGTH_BYTES: Final = 4
-NSQ_HEAD_BYTES: Final = 26  # head of a message: time, attempts, id
+NSQ_HEAD_BYTES: Final = 26  # the size of a message's head: time, attempts, id
 NSQ_ID_BYTES: Final = 16
 NSQ_ATTEMPTS_MAX: Final = 2**16 - 1
 BAD_SUFFIX: Final = ".bad"
@@ -31,8 +31,8 @@ META_BYTES_MAX: Final = 256
 _INFIX: Final = ".diskqueue."
 _META_SUFFIX: Final = f"{_INFIX}meta.dat"
 _DATA_SUFFIX: Final = ".dat"
-_DIGITS: Final = 6  # minimum; file 1,000,000 has seven
-_DIGITS_MAX: Final = 19  # digits of the largest number in nsqd
+_DIGITS: Final = 6  # the smallest number of digits; file 1,000,000 has seven
+_DIGITS_MAX: Final = 19  # the number of digits of the largest number in nsqd
 _LENGTH: Final = struct.Struct(">i")
 _MESSAGE: Final = struct.Struct(">qH16s")
 assert _MESSAGE.size == NSQ_HEAD_BYTES

@@ -50,7 +50,8 @@ from .disk_queue_format import (
 )
 
 WALK_BYTES: Final = 1024 * 1024
-# Takes about a second; in larger queues, plausible metadata are trusted.
+# To read this number of bytes takes about a second. In larger queues, plausible metadata are
+# trusted.
 CHECK_BYTES_MAX: Final = 64 * 1024 * 1024
 
 

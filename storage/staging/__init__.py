@@ -1,1 +1,1 @@
-"""Staging: blocks that PUSH writers send before a commit makes them part of the topic."""
+"""Staging: blocks that stage writers send before a commit makes them part of the topic."""

@@ -211,7 +211,8 @@ class OpenFiles:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._open: dict[int, StageFile] = {}  # by number; the most recently used is the last
+        # The files by their number. The most recently used one is the last.
+        self._open: dict[int, StageFile] = {}
 
     def use(self, file: StageFile) -> int:
         """Return the file's descriptor, and open it if needed. Raises `OSError`."""

@@ -1,4 +1,4 @@
-"""Staging: blocks that PUSH writers send, kept beside the log until a commit.
+"""Staging: blocks that stage writers (Spark tasks) send, kept beside the log until a commit.
 
     DIR/staging/<32 hex digits of the stage>-<number>.part
 
@@ -47,9 +47,12 @@ from ..space import Space
 from ..state.state import StateBatch
 from .stage import OpenFiles, Stage, StageFile, StageTicket
 
-# Twice the parts of the largest commit: the parts of one batch, and those left from the last batch.
+# Twice the parts of the largest commit: the parts of one batch, and the parts that the batch before
+# it has left.
 STAGES_MAX: Final = 20_000
-FILES_MAX: Final = 40_000  # 10 TB in full chunks; a start reads the name and header of each
+# This is 10 TB if each file has the size of a full chunk. A start reads the name and header of
+# each.
+FILES_MAX: Final = 40_000
 
 
 class StageFacts(NamedTuple):
@@ -302,8 +305,8 @@ class Staging:
     def begin_seal(self, stage: bytes, final: bool, now_ns: int | None = None) -> StageTicket:
         """Return a ticket that makes the blocks staged at this time durable.
 
-        `final`: no more blocks will follow. Raises `DiskFull` if nothing changed. Several tickets
-        may be unfinished at a time, even for one stage.
+        `final` is True if no more blocks will follow. Raises `DiskFull` if the disk has no space.
+        Nothing has changed then. Several tickets may be unfinished at a time, even for one stage.
         """
         self._check()
         found = self._get(stage)
@@ -327,8 +330,8 @@ class Staging:
     def _write_footer(self, file: StageFile) -> None:
         """Write the footer.
 
-        The footer's offsets are relative, so it stays valid when the file becomes a chunk. Only in
-        the file that gets the mark, the footer moves.
+        The footer's offsets are relative, so it stays valid when the file becomes a chunk. The
+        footer moves only in the file that gets the mark.
         """
         footer = ChunkFooter(file.messages, 0, file.data_end)
         self._files.writev(self._open.use(file), [encode_footer(footer, file.seed)], file.data_end)
@@ -377,7 +380,7 @@ class Staging:
         self._dropped.append((batch, files))
 
     def purge(self, batch: StateBatch | None = None) -> None:
-        """Remove the files of the stages that this committed batch removed. None: all batches.
+        """Remove the files of the stages that a committed batch removed. None means all batches.
 
         Files that became chunks have another name and stay.
         """

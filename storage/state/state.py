@@ -91,8 +91,7 @@ __all__ = [
 ]
 
 
-# The binding gives the system's text, without errno.
-# The binding reports the system's text, without errno.
+# Texts of the system. The Python binding of LMDB reports the text, but not the errno.
 _FULL: Final = (
     "No space left",
     "Disk quota exceeded",
@@ -122,7 +121,9 @@ def after_commit(env: lmdb.Environment, error: Exception) -> Exception:
     return error
 
 
-MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory or disk; doubled when full
+# The initial address space of the environment, which is doubled when it is full. It takes no memory
+# and no disk space.
+MAP_BYTES: Final = 16 * 1024 * 1024
 MAP_BYTES_MAX: Final = 1 << 40
 
 

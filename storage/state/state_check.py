@@ -57,7 +57,8 @@ _PAGE: Final = struct.Struct("=QHHHH")
 _OVERFLOW: Final = struct.Struct("=QHHI")
 _NODE: Final = struct.Struct("=HHHH")
 _NUMBER: Final = struct.Struct("=Q")
-_HEAD: Final = struct.Struct("=IIQQ IHH5Q IHH5Q QQ")  # after _PAGE: as in `delayed_recovery.py`
+# The head of LMDB follows _PAGE. Its fields are those of `_HEAD` in `delayed_recovery.py`.
+_HEAD: Final = struct.Struct("=IIQQ IHH5Q IHH5Q QQ")
 _MAGIC: Final = 0xBEEFC0DE
 _VERSION: Final = 1
 _PAGE_BYTES: Final = (4_096, 8_192, 16_384, 32_768, 65_536)
@@ -199,9 +200,9 @@ DATA_NAME: Final = "data.mdb"
 COPY_SUFFIX: Final = ".check"
 COPY_BYTES: Final = 4 * 1024 * 1024
 TRIAL_BYTES_MAX: Final = 256 * 1024 * 1024
-CHECK_S: Final = 60.0  # for a small environment; a large one gets more time
+CHECK_S: Final = 60.0  # the limit for a small environment; a large one gets more time
 CHECK_S_MAX: Final = 90.0  # the limit during a start, because a start must end in time
-CHECK_BYTES_S: Final = 20_000_000  # assumes a slow disk; each row is read twice
+CHECK_BYTES_S: Final = 20_000_000  # the speed of a slow disk, with two reads of each row
 _FINDINGS_MAX: Final = 100
 _TRIAL_COMMITS: Final = 4  # LMDB uses pages again two commits after they were freed
 _TRIAL_ROWS_MAX: Final = 1_000
@@ -277,8 +278,7 @@ def _examine(path: str, timeout_s: float) -> Verdict:
         return Verdict([f"{path} could not be checked: {error}"], finished=False)
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        # Sent from outside.
-        # Sent by another process.
+        # Another process sends these signals. All other signals come from the damage.
         finished = -done.returncode not in {
             signal.SIGKILL,
             signal.SIGTERM,

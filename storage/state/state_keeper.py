@@ -67,7 +67,8 @@ SNAPSHOT_LATEST_S: Final = 15 * 60.0
 # For each step of this size, the wait is SNAPSHOT_EVERY_S longer.
 SNAPSHOT_STEP_BYTES: Final = 1024 * 1024
 STARTS_NAME: Final = "state.starts"
-UNPROVEN_MAX: Final = 2  # starts without a commit, after which the store is examined
+# The store is examined after this number of starts without a commit.
+UNPROVEN_MAX: Final = 2
 STARTS_MAX: Final = 6
 STARTS_WITHIN_S: Final = 60.0
 PROVEN_COMMITS: Final = 4  # LMDB uses pages again two commits after they were freed
@@ -127,7 +128,7 @@ class Starts:
             )
             return int(found["unproven"]), [int(one) for one in found["starts"]]
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return 0, []  # not complete because the process ended
+            return 0, []  # the process ended before it had written the whole file
 
     def _write(self, unproven: int) -> None:
         self.unproven = unproven
@@ -240,7 +241,7 @@ BAD_STATES_MAX: Final = 1_000
 
 @dataclass(slots=True)
 class OpenedState:
-    """An open state store. `rebuilt` is True if the old store was damaged and set aside.
+    """An open state store. `rebuilt` is True if the old store was damaged and replaced.
 
     `notes` and `alarms` are sentences. The operator should read the alarms.
     """
@@ -289,7 +290,7 @@ def open_state(
     rebuilt = store is None or table is None
     if store is None or table is None:
         alarms += rebuild_state(files, directory, uuid, map_bytes, reason)
-        # It has as many commits as the snapshot.
+        # The rebuilt store has as many commits as the snapshot.
         store, table = _open(files, directory, uuid, map_bytes, prove=False)
     keeper = StateKeeper(files, directory, uuid, store, table, starts)
     return OpenedState(store, table, keeper, rebuilt, notes, alarms)
@@ -338,7 +339,7 @@ def _open(
 def rebuild_state(
     files: Files, directory: str, uuid: bytes, map_bytes: int, reason: str
 ) -> list[str]:
-    """Set the store aside and rebuild it. The new store is synced when this returns.
+    """Rebuild the store, and rename the old one. The new store is synced when this returns.
 
     Returns sentences for the operator about the rebuild. No process may have the store open. Raises
     `DiskFull`, or `StoreFailed`, for example if the snapshot cannot be read now. Nothing has
@@ -372,7 +373,7 @@ def rebuild_state(
         files.sync_folder(temporary)
         number = _free_number(files, directory)
         aside = ""
-        # It must not be newer than the new store.
+        # The snapshot must not be newer than the new store.
         if snapshot is None and files.exists(f"{directory}/{SNAPSHOT_NAME}"):
             files.rename(
                 f"{directory}/{SNAPSHOT_NAME}", f"{directory}/{SNAPSHOT_NAME}{BAD_SUFFIX}-{number}"

@@ -35,7 +35,7 @@ from ..log.transactions import StagedFile, StageRow, TransactionRow
 from .channel_row import ChannelRow
 
 VERSION: Final = 1
-RECENT_MAX: Final = 16  # blocks that a producer row lists
+RECENT_MAX: Final = 16  # the most blocks that a producer row lists
 
 META: Final = b"m"
 CHANNEL: Final = b"c"
@@ -48,8 +48,7 @@ DUE: Final = b"q"
 STAGE: Final = b"s"
 TRANSACTION: Final = b"t"
 
-# Ranges of keys: all rows except deferred ones.
-# Ranges of keys that contain all rows except the deferred ones.
+# Ranges of keys. Together they contain all rows except the deferred ones.
 SMALL_RANGES: Final = (
     (b"", DEFERRED),
     (TOTAL, DUE),
@@ -88,7 +87,8 @@ class HoleRow(NamedTuple):
     """A range of unfinished messages below a channel's cursor. `due_ns` 0 means due at once."""
 
     start: int
-    count: int  # type: ignore[assignment]  # a tuple has a method of that name, unused here
+    # This field hides the method `tuple.count`, which is not used here.
+    count: int  # type: ignore[assignment]
     attempts: int
     due_ns: int
 
@@ -309,7 +309,6 @@ def small_puts(batch: StateBatch) -> dict[bytes, bytes]:
         (PRODUCER + U64.pack(number), pack_value(tuple(row)))
         for number, row in batch.producers.items()
     )
-    # A stage without a user is written as by earlier versions.
     # A stage without a user is written as in earlier versions.
     for (
         stage,

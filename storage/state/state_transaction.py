@@ -43,8 +43,10 @@ from .state_rows import (
     wrap,
 )
 
-CLEAR_ROWS_MAX: Final = 1_000  # deferred rows that the commit with the clear removes at once
-COLLECT_ROWS_MAX: Final = 2_000  # deferred rows that each later commit removes, in about 40 ms
+# The most deferred rows that the commit with the clear removes.
+CLEAR_ROWS_MAX: Final = 1_000
+# The most deferred rows that each later commit removes. This takes about 40 ms.
+COLLECT_ROWS_MAX: Final = 2_000
 
 
 def rows_of(txn: Any, begin: bytes, end: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
@@ -156,7 +158,7 @@ def late_rows(txn: Any, name: str, late_ns: int, limit: int) -> list[HoleRow]:
     found: list[HoleRow] = []
     head = prefix(DUE, name)
     cursor = txn.cursor()
-    # After the last row; a prefix ends with a zero byte.
+    # This key is after the last row, because a prefix ends with a zero byte.
     there = cursor.prev() if cursor.set_range(head[:-1] + b"\x01") else cursor.last()
     while there and len(found) < limit and cursor.key().startswith(head):
         row = due_row(txn, name, bytes(cursor.key()), bytes(cursor.value()))
@@ -352,7 +354,7 @@ class DeferredRows:
 def apply(txn: Any, batch: StateBatch, *, garbage: bool = False) -> bool:
     """Write the whole batch. Return True if cleared deferred rows are left to collect.
 
-    `garbage`: True if such rows exist before the batch.
+    `garbage` is True if such rows exist before the batch.
     """
     rows = SmallRows(txn, unwrap_meta(txn.get(META)))
     deferred = DeferredRows(txn)

@@ -1,1 +1,1 @@
-"""Block: a run of messages of one topic, packed."""
+"""Block: messages of one topic that are packed together."""

@@ -150,7 +150,7 @@ class Column:
         """Return all values.
 
         `struct` cuts values of equal sizes (records, fixed rows) in one call. This takes 45 instead
-        of 110 microseconds for a thousand.
+        of 110 microseconds for a thousand values.
         """
         whole = bytes(self.data)
         ends = self.offsets.tolist()
@@ -189,7 +189,7 @@ class Block:
         self.columns = memoryview(payload) if columns is None else columns
         self._layout: tuple[tuple[Column | None, ...], memoryview | None] | None = None
         self._prefixes: tuple[int, ...] = ()
-        """Checksums of the columns up to the end of each piece. Empty before the first check."""
+        """The checksum of the columns up to the end of each piece, or () before the first check."""
 
     @property
     def count(self) -> int:
@@ -259,7 +259,7 @@ class Block:
             found.append(crc32c(columns[position : position + PIECE_BYTES], found[-1]))
         if found[-1] != self.header.columns_crc:
             raise self._corrupt()
-        self._parts()  # at this moment, because it reads sizes that were just checked
+        self._parts()  # `_parts` reads sizes in the columns, which were just checked
         self._prefixes = tuple(found)
 
     def check_messages(self, spans: Iterable[tuple[int, int]]) -> None:
@@ -280,9 +280,9 @@ class Block:
                     bitmap = at - padded(len(column.validity))
                     self._check_pieces(bitmap + (start >> 3), bitmap + ((stop + 7) >> 3))
                 if (at + start * 4) // PIECE_BYTES > at // PIECE_BYTES:
-                    # The first offset, because all other offsets are relative to it.
+                    # Check the first offset, because all other offsets are relative to it.
                     self._check_pieces(at, at + 4)
-                # The offsets of the messages, before they are used.
+                # Check the offsets of the messages before they are used.
                 self._check_pieces(at + start * 4, at + stop * 4 + 4)
                 data = at + padded(len(offsets) * 4) - offsets[0]
                 self._check_pieces(data + offsets[start], data + offsets[stop])
@@ -549,7 +549,7 @@ def _pack_column(pieces: list[Any], values: Sequence[Any], size_max: int, what: 
     try:
         sizes = list(map(len, values))
     except TypeError as error:
-        # Join() finds text among the values.
+        # `join` finds text among the values, and raises a TypeError.
         raise UsageError(E_BAD_BLOCK, f"a {what} must be bytes: {error}") from None
     largest = max(sizes)
     if largest > size_max:
@@ -631,10 +631,10 @@ def cut(block: Block, start: int, stop: int) -> Block:
                  producer_id=old.producer_id, sequence=old.sequence, flags=old.flags)  # fmt: skip
 
 
-_CLOSE: Final = (
-    8  # if at least one message in 8 is picked, all values of the range are read in one call
-)
-# The messages were checked on arrival.
+# If at least one of this number of messages is picked, all values of the range are read in one
+# call.
+_CLOSE: Final = 8
+# `gather` needs no limits, because the messages were checked when they arrived.
 _UNLIMITED: Final = Limits(BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX)
 
 

@@ -28,7 +28,7 @@ from .block_format import (
 __all__ = ["join_columns", "slice_bitmap"]
 
 _OFFSET_BYTES: Final = 4
-_STRIDE_MAX: Final = 64  # values in each run of the first, coarse check of a column's offsets
+_STRIDE_MAX: Final = 64  # the most values in each run of the first check of a column's offsets
 
 
 def join_columns(

@@ -14,8 +14,9 @@ HEADER_BYTES: Final = 64
 TRAILER_BYTES: Final = 8
 BLOCK_BYTES_MAX: Final = 8 * 1024 * 1024
 BLOCK_COUNT_MAX: Final = 10_000
-MESSAGE_BYTES_MAX: Final = 1024 * 1024  # default of the broker (--max-msg-size)
-# Limit of --max-msg-size; such a message with key, tag and headers fits into a block.
+MESSAGE_BYTES_MAX: Final = 1024 * 1024  # the default of the broker's option --max-msg-size
+# The largest allowed value of --max-msg-size. Such a message with key, tag and headers fits into a
+# block.
 MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024
 KEY_BYTES_MAX: Final = 256
 TAG_BYTES_MAX: Final = 256
@@ -36,14 +37,17 @@ KEY_NULLS: Final = 16
 TAG_NULLS: Final = 32
 HEADERS_NULLS: Final = 64
 _COLUMN_BITS_KNOWN: Final = 127
-COMPRESSION_MASK: Final = 15  # of the flags; reserved, not implemented
-IN_GROUP: Final = (
-    16  # flag, on disk only: part of an atomic group, which is valid only if its mark follows
-)
-MARK: Final = 32  # flag, on disk only: without messages; ends an atomic group, with its transaction
-# Flag, on disk only: a delayed block. Due time and serial replace producer and sequence.
+COMPRESSION_MASK: Final = 15  # these bits of the flags are reserved; no compression exists yet
+# Flag, on disk only: the block is part of an atomic group. It is valid only if the group's mark
+# follows.
+IN_GROUP: Final = 16
+# Flag, on disk only: the block has no messages. It ends an atomic group and contains the group's
+# transaction.
+MARK: Final = 32
+# Flag, on disk only: a delayed block. Its due time and serial are in the fields of producer and
+# sequence.
 DELAYED: Final = 64
-ADDRESSED: Final = 128  # flag: a message may be for one channel only (dead_letter.py)
+ADDRESSED: Final = 128  # flag: some messages may be for only one channel (see dead_letter.py)
 
 # magic, version, columns, flags, length, count, first offset, time, producer, sequence, columns
 # crc, reserved x 2
@@ -66,7 +70,8 @@ class Header(NamedTuple):
     columns: int
     flags: int
     length: int
-    count: int  # type: ignore[assignment]  # tuple has a method of that name, unused here
+    # This field hides the method `tuple.count`, which is not used here.
+    count: int  # type: ignore[assignment]
     first_offset: int
     time_ns: int
     producer_id: int
@@ -90,7 +95,7 @@ class Limits:
     headers_bytes_max: int = HEADERS_BYTES_MAX
 
 
-# For blocks that the broker checks later, or has checked.
+# The limits for blocks that the broker checks later, or has checked.
 LARGEST: Final = Limits(MESSAGE_BYTES_LARGEST)
 
 

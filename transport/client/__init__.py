@@ -1,1 +1,1 @@
-"""The client library: a core that never waits, and two thin shells around it."""
+"""The client library: a core that never waits, and blocking and asyncio clients that use it."""

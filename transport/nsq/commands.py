@@ -26,7 +26,7 @@ class Pub(NamedTuple):
 class Mpub(NamedTuple):
     topic: str
     bodies: list[bytes]
-    size: int  # bytes of all bodies
+    size: int  # the bytes of all bodies together
 
 
 class Dpub(NamedTuple):

@@ -35,7 +35,7 @@ _INT32: Final = range(-(1 << 31), 1 << 31)
 
 
 class _Asked(NamedTuple):
-    """The fields of the body. The default's type is the only type that a field accepts."""
+    """The fields of the body. A field accepts only values of the type of its default."""
 
     client_id: str = ""
     hostname: str = ""
@@ -107,7 +107,9 @@ class ClientIdentity:
             "topology_zone": limits.topology_zone,
         }
         if not (self.topology_region or self.topology_zone or any(topology.values())):
-            topology = {}  # nsqd 1.3 does not send it, so send it only if a side has set it
+            # nsqd 1.3 does not send these fields. So send them only if the client or the gateway
+            # has set one of them.
+            topology = {}
         return go_json(
             {
                 "max_rdy_count": limits.max_rdy_count,
@@ -217,7 +219,7 @@ def _msg_timeout(asked_ms: int, limits: NsqLimits) -> int:
     return asked_ms
 
 
-# Possessive and with an optional end, so that any input takes only one pass.
+# The pattern is possessive, and the closing quote is optional. So any input takes only one pass.
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
 

@@ -23,10 +23,10 @@ from typing import Final, Protocol
 
 import crc32c
 
-# The limit for plain bytes from one `receive`. One snappy block may be added. A read from a socket
-# returns at most the same number of bytes.
+# The limit for plain bytes from one `receive`. It may be exceeded by one snappy block. A read from
+# a socket returns at most the same number of bytes.
 PIECE: Final = 65_536
-PARTS_PIECE: Final = 256  # TLS records or snappy chunks that one `receive` processes
+PARTS_PIECE: Final = 256  # the most TLS records or snappy chunks that one `receive` processes
 DEFLATE_LEVELS: Final = range(1, 10)
 
 _READ: Final = 65_536
@@ -157,7 +157,7 @@ class TlsLayer:
         rest = memoryview(data)
         try:
             while rest:
-                rest = rest[self._tls.write(rest) :]  # a record at a time
+                rest = rest[self._tls.write(rest) :]  # `write` takes one TLS record at a time
         except ssl.SSLError as error:
             raise LayerError(f"TLS: {error.reason or error}") from None
         return self._outgoing.read()
@@ -167,7 +167,8 @@ class TlsLayer:
 
     def close(self) -> bytes:
         if self.ready:
-            # `unwrap` would wait for the other side's reply, which is not needed.
+            # `unwrap` writes the end of TLS. It then raises an error, because the other side has
+            # not replied yet. The reply is not needed.
             with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
         return self.take_out()
@@ -193,7 +194,8 @@ class TlsLayer:
 
 
 class DeflateLayer:
-    cost = 128 * 1024  # if little was sent to the client, and up to 300 KiB if much was sent
+    # This is the memory if little was sent to the client. If much was sent, it is up to 300 KiB.
+    cost = 128 * 1024
 
     def __init__(self, level: int) -> None:
         if level not in DEFLATE_LEVELS:
@@ -235,13 +237,13 @@ class DeflateLayer:
 
 _COMPRESSED: Final = 0x00
 _PLAIN: Final = 0x01
-_SKIPPED: Final = range(0x80, 0xFF)  # and 0xFE, which is padding
+_SKIPPED: Final = range(0x80, 0xFF)  # chunks of these types are skipped; 0xFE is padding
 _STREAM: Final = 0xFF
 _STREAM_CHUNK: Final = b"\xff\x06\x00\x00sNaPpY"
 _BLOCK: Final = 65_536  # the largest number of plain bytes in a chunk
 # Chunks to clients are smaller, so that each chunk with its head fits into one TLS record. If a
-# read completes no chunk, pynsq assumes the end of the connection. The chunks of nsqd are as small,
-# because of its output buffer.
+# read completes no chunk, pynsq assumes the end of the connection. The chunks of nsqd are small
+# too, because of its output buffer.
 _BLOCK_OUT: Final = 16_384 - 8
 _CHUNK_MAX: Final = 4 + 32 + _BLOCK + _BLOCK // 6  # the largest size of _BLOCK packed bytes
 _HEAD: Final = struct.Struct("<I")

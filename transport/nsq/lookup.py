@@ -25,10 +25,11 @@ from ..names import NAME_CHARS_MAX, is_ephemeral
 
 MAGIC: Final = b"  V1"
 PING_NS: Final = 15_000_000_000
-ANSWER_NS: Final = 5_000_000_000  # for one reply; nsqd waits 1 s, but sends one command at a time
-UNANSWERED_MAX: Final = 64  # commands without a reply so far
-ANSWER_MAX: Final = 65_536  # bytes; the longest is the JSON of IDENTIFY
-NAMES_MAX: Final = 10_000  # in one HTTP reply; more names are left out
+# The time for one reply. nsqd waits only 1 s, but it sends one command at a time.
+ANSWER_NS: Final = 5_000_000_000
+UNANSWERED_MAX: Final = 64  # the most commands that wait for their reply
+ANSWER_MAX: Final = 65_536  # the most bytes of a reply; the longest reply is the one to IDENTIFY
+NAMES_MAX: Final = 10_000  # the most names from one HTTP reply; more names are left out
 
 _NAME: Final = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
 _PING: Final = b"PING\n"
@@ -83,7 +84,8 @@ class LookupSession:
         body = json.dumps(asdict(node)).encode()
         self._out = [MAGIC + b"IDENTIFY\n" + len(body).to_bytes(4, "big") + body]
         self._buffer = b""
-        self._unanswered: deque[Registration | None] = deque([None])  # None: IDENTIFY or PING
+        # The commands that wait for their reply. None stands for IDENTIFY or PING.
+        self._unanswered: deque[Registration | None] = deque([None])
         self._answer_due_ns = now_ns + ANSWER_NS
         self._ping_ns = now_ns + PING_NS
         self._wanted: frozenset[Registration] = frozenset()
@@ -91,7 +93,8 @@ class LookupSession:
         self._plan: deque[tuple[bytes, Registration]] = deque()
         self._refused: Registration | None = None
         self.identified = False
-        self.peer_host, self.peer_port = "", 0  # its HTTP address, from its reply to IDENTIFY
+        # The HTTP address of nsqlookupd, from its reply to IDENTIFY.
+        self.peer_host, self.peer_port = "", 0
 
     @property
     def registered(self) -> int:

@@ -53,9 +53,9 @@ from .limits import LINE_BYTES_MAX, NsqLimits
 from .wire import ID_BYTES
 
 FIN_BYTES: Final = len(b"FIN ") + ID_BYTES + len(b"\n")
-_FIN_RUN: Final = regex(rb"(?:FIN [^ \r\n]{16}\n)++")  # possessive: without backtracking
+_FIN_RUN: Final = regex(rb"(?:FIN [^ \r\n]{16}\n)++")  # `++` matches without backtracking
 _FIN_FRAME: Final = ((0, b"F"), (1, b"I"), (2, b"N"), (3, b" "), (FIN_BYTES - 1, b"\n"))
-_CUT_MAX: Final = 1024  # messages that one format cuts; formats are compiled and cached
+_CUT_MAX: Final = 1024  # the most messages that one format cuts; formats are compiled and cached
 
 
 @lru_cache(32)
@@ -216,19 +216,18 @@ class Parser:
         self._limits = limits
         self._check = check
         self._before_body = before_body
-        self.ignores_ready = False  # the client sent CLS
+        self.ignores_ready = False  # True after the client has sent CLS
         self._data = b""
-        self._at = 0  # where the next command begins in `_data`
+        self._at = 0  # the position in `_data` where the next command begins
         self._held = bytearray()  # the beginning of a command; `_data` is empty then
         self._need = 0  # the length that `_held` must have before it is parsed again
-        # The error if no more comes: its code, the command, the missing part.
-        # Code, command and missing part, for the error if no more bytes arrive.
+        # The code, the command and the missing part, for the error if no more bytes arrive.
         self._missing = (
             "",
             "",
             "",
         )
-        self._walk: Walk | None = None  # for the MPUB in `_held`
+        self._walk: Walk | None = None  # the positions of the messages, if `_held` is an MPUB
         self._forms: Final[dict[bytes, Callable[[list[bytes], int], Command | None]]] = {
             b"RDY": self._rdy,
             b"PUB": self._pub,
@@ -280,9 +279,10 @@ class Parser:
         return rest
 
     def unfinished(self) -> NsqError:
-        """Return nsqd's error for an incomplete command of a client that sends no more.
+        """Return nsqd's error for an incomplete command of a client that sends no more bytes.
 
-        The error has no code, so that nothing is sent, between two commands and within a line.
+        If the bytes end between two commands or within a line, the error has no code. In that case
+        nothing is sent to the client.
         """
         code, name, missing = self._missing
         if self._walk is not None:
@@ -410,7 +410,7 @@ class Parser:
             raise NsqError(E_INVALID, "PUB insufficient number of parameters")
         topic = _name(words[1]) or _refuse(E_BAD_TOPIC, "PUB topic", words[1])
         data, start = self._data, after + 4
-        if len(data) >= start:  # the usual case first, where the body is complete and valid
+        if len(data) >= start:  # try the usual case first: the body is complete and valid
             size = _int(data, after)[0]
             stop = start + size
             if 0 < size <= self._limits.max_msg_size and stop <= len(data):
@@ -478,7 +478,7 @@ class Parser:
     def _mpub(self, words: list[bytes], after: int) -> Mpub | None:
         if len(words) < 2:
             raise NsqError(E_INVALID, "MPUB insufficient number of parameters")
-        # nsqd sends the code twice here, so this does the same for its clients.
+        # nsqd sends the code twice here. This does so too, for clients that compare the text.
         topic = _name(words[1]) or _refuse(E_BAD_TOPIC, "E_BAD_TOPIC MPUB topic", words[1])
         size = self._size(after, E_BAD_BODY, "MPUB", "body size")
         if size is None:

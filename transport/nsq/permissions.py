@@ -29,14 +29,16 @@ from typing import Final
 PUBLISH: Final = "publish"
 SUBSCRIBE: Final = "subscribe"
 AUTHORIZATIONS_MAX: Final = 1000
-PATTERNS_MAX: Final = 5000  # in all authorizations
+PATTERNS_MAX: Final = 5000  # the most patterns in all authorizations together
 PATTERN_CHARS_MAX: Final = 256
-PATTERN_MEMORY: Final = 128 * 1024  # bytes for RE2; a pattern that expands to more is refused
-STEPS_MAX: Final = 100_000  # of all patterns; to compile and apply them takes at most 0.5 s
-TEXT_CHARS_MAX: Final = 1024  # length of identity and identity_url
+# The bytes that RE2 may use for a pattern. A pattern that expands to more is refused.
+PATTERN_MEMORY: Final = 128 * 1024
+# The most steps of all patterns together. To compile and apply them takes at most 0.5 s.
+STEPS_MAX: Final = 100_000
+TEXT_CHARS_MAX: Final = 1024  # the greatest length of identity and of identity_url
 TTL_S_MAX: Final = 7 * 24 * 3600  # a longer time is reduced to this
 
-_REMEMBERED: Final = 1024  # cached results
+_REMEMBERED: Final = 1024  # the number of cached results
 
 
 class BadAuthorization(ValueError):
@@ -52,7 +54,7 @@ class BadPattern(ValueError):
 
 class Pattern:
     def __init__(self, text: str) -> None:
-        import re2  # loaded with the first reply of an auth server
+        import re2  # this module is loaded only when an auth server has replied
 
         if len(text) > PATTERN_CHARS_MAX:
             raise BadPattern(f"it has {len(text)} characters; the limit is {PATTERN_CHARS_MAX}")
@@ -82,7 +84,7 @@ _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 
 @lru_cache(maxsize=1024)
 def _compiled(text: str) -> Pattern:
-    """Compile a pattern, with a cache: auth servers send the same patterns for all clients."""
+    """Compile a pattern. Results are cached, as auth servers often send the same patterns."""
     return Pattern(text)
 
 

@@ -14,9 +14,9 @@ True, and the caller calls `go_on` after it has processed the other connections.
 
 If AUTH is required, the commands and replies of a client that has not authenticated are limited to
 BYTES_BEFORE_AUTH_MAX bytes in total. The client must send AUTH within `auth_deadline_ms`. It must
-not publish before, so the session does not wait for a body. If unauthenticated clients use too much
-memory, the longest idle connections with `stranger` True are closed. Every TLS handshake has the
-same deadline.
+not publish before that, so the session refuses a publish before its body has arrived. If
+unauthenticated clients use too much memory, the longest idle connections with `stranger` True are
+closed. Every TLS handshake has the same deadline.
 
 Texts, codes, and the order in which errors are found are those of nsqd 1.3. The parser calls
 `_check` before it checks the rest of a command, and `_check` refuses commands that the state does
@@ -150,7 +150,7 @@ SESSION_TABLE: Final[dict[State, dict[bytes, State]]] = {
         **dict.fromkeys(_ALWAYS, State.SUBSCRIBED),
     },
     State.CLOSING: {
-        b"RDY": State.CLOSING,  # without effect
+        b"RDY": State.CLOSING,  # RDY has no effect in this state
         b"FIN": State.CLOSING, b"REQ": State.CLOSING, b"TOUCH": State.CLOSING,
         **dict.fromkeys(_ALWAYS, State.CLOSING),
     },
@@ -164,11 +164,12 @@ A command without an entry ends the connection.
 COMMANDS: Final = frozenset(name for row in SESSION_TABLE.values() for name in row)
 
 
-TOPICS_COUNTED_MAX: Final = 100  # topics of one client whose publishes are counted
+TOPICS_COUNTED_MAX: Final = 100  # the most topics of one client whose publishes are counted
 NEVER: Final = 1 << 62
-COMMANDS_PIECE: Final = 512  # in one call; they take some milliseconds
+COMMANDS_PIECE: Final = 512  # the most commands of one call; they take some milliseconds
 IDENTIFY_WEIGHT: Final = 50  # an IDENTIFY counts as 50 commands, because of its JSON
-UNKNOWN_LOOK_NS: Final = 1_000_000_000  # the shortest interval of heartbeats
+# A new client is checked this often. This is the shortest interval of heartbeats.
+UNKNOWN_LOOK_NS: Final = 1_000_000_000
 _MS: Final = 1_000_000
 
 
@@ -194,12 +195,13 @@ class Session:
         self._eof = False
         self._working = False
         self.more = False  # True if complete commands may wait in the parser
-        self._left = 0  # how many commands this call may still carry out
+        self._left = 0  # the number of commands that the present call may still carry out
         self.failed = False  # True if an error ends the connection; the client may still send
         self._guarded = limits.auth_required  # True until AUTH succeeds
-        self._guest_bytes = 0  # while guarded: bytes received and written as replies
-        self._asking = False  # True while it waits for the result of AUTH
-        # The deadline for AUTH while guarded, or for the TLS handshake.
+        # The bytes of commands and replies while `_guarded` is True.
+        self._guest_bytes = 0
+        self._asking = False  # True while the session waits for the result of AUTH
+        # The deadline for AUTH while `_guarded` is True, or for the TLS handshake.
         self._hurry_ns = now_ns + limits.auth_deadline_ms * _MS
         self._layers: list[str] = []  # layers that must still be added
         self._now_ns = now_ns
@@ -419,7 +421,7 @@ class Session:
     def _work(self) -> None:
         """Carry out commands until none is left or one must wait, but at most COMMANDS_PIECE."""
         if self._working:
-            return  # the backend has called back at once, from within a command
+            return  # the backend has answered at once, while a command is carried out
         self._working = True
         self.more = False
         self._left = COMMANDS_PIECE
@@ -457,7 +459,7 @@ class Session:
         if name not in SESSION_TABLE[self.state]:
             if name in COMMANDS:
                 raise NsqError(e.E_INVALID, f"cannot {shown(name)} in current state")
-        elif name == b"IDENTIFY" and self.wrapped:  # nsqd would put TLS over TLS
+        elif name == b"IDENTIFY" and self.wrapped:  # nsqd accepts this and puts TLS over TLS
             raise NsqError(e.E_INVALID, "cannot IDENTIFY in current state")
         elif name == b"SUB" and not self.identity.heartbeat_ms:
             raise NsqError(e.E_INVALID, "cannot SUB with heartbeats disabled")
@@ -519,7 +521,7 @@ class Session:
 
     def _on_cls(self, command: Cls) -> None:
         self.state = State.CLOSING
-        self._parser.ignores_ready = True  # as in nsqd, for any count
+        self._parser.ignores_ready = True  # as in nsqd, RDY then has no effect, whatever its count
         self.ready = 0
         self._backend.leave()
         self._say(CLOSE_WAIT)

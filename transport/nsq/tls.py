@@ -94,7 +94,7 @@ def _check_version(name: str) -> None:
 
 def _set_version(context: ssl.SSLContext, name: str) -> None:
     if name in _OLD:
-        with warnings.catch_warnings():  # the option's help explains the risk
+        with warnings.catch_warnings():  # no warning is needed, because the option's help has one
             warnings.simplefilter("ignore", DeprecationWarning)
             context.minimum_version = _VERSIONS[name]
         # Without this, OpenSSL 3 accepts the version but refuses every handshake.

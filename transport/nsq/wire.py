@@ -61,11 +61,9 @@ def message_offsets(ids: Sequence[bytes]) -> tuple[int, ...]:
     return struct.unpack(f">{len(ids)}Q", numbers)
 
 
-@lru_cache(
-    16
-    # Few formats are kept, because the format for 1000 messages takes 32 KB. To make a format takes
-    # only 20 ns for each message.
-)
+# Few formats are kept, because the format for 1000 messages takes 32 KB. To make a format takes
+# only 20 ns for each message.
+@lru_cache(16)
 def _cut(size: int, count: int) -> struct.Struct:
     return struct.Struct(f"{size}s" * count)
 

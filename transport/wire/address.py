@@ -60,7 +60,7 @@ def url_last(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
                 and "url" not in options
             ):
                 maker, wanted = type(self).__name__, ", ".join(names)
-                # The new order, followed by the URL.
+                # The arguments are in the new order, and the URL follows them.
                 if not _is_url(given[0]) and _is_url(given[-1]):
                     text = (
                         f"give the URL and all other options by name: write {maker}({wanted}, "
@@ -85,7 +85,7 @@ class Target:
     topic: str = ""
     channel: str = ""
     create: bool = True
-    settings: Mapping[str, object] = field(default_factory=dict)  # of the channel
+    settings: Mapping[str, object] = field(default_factory=dict)  # the settings of the channel
 
     def __str__(self) -> str:
         name = f"{self.topic}/{self.channel}" if self.channel else self.topic
@@ -164,7 +164,7 @@ def _moved(path: Path) -> Path:
     try:
         return Path(json.loads(Path(f"{path}.json").read_bytes())["run"])
     except (OSError, ValueError, KeyError, TypeError):
-        return path  # no such file, or not yet
+        return path  # the file does not exist, or does not exist yet
 
 
 def read_run_id(run_dir: str) -> str:
@@ -173,11 +173,11 @@ def read_run_id(run_dir: str) -> str:
     Only the user who started the broker may connect directly. Root could read the file of any user,
     but the sockets that it creates would belong to root.
     """
-    try:  # O_NONBLOCK, because an unknown server may have named a pipe
+    try:  # O_NONBLOCK is necessary because an unknown server may have named a pipe
         fd = os.open(
             f"{run_dir}/{RUN_ID_FILE}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
         )
-    except (OSError, ValueError):  # ValueError: a path with a NUL
+    except (OSError, ValueError):  # a path that contains a zero byte raises ValueError
         return ""
     try:
         found = os.read(fd, _RUN_ID_BYTES + 1) if os.fstat(fd).st_uid == os.geteuid() else b""

@@ -16,7 +16,7 @@ class Nothing(TypedDict):
 class Made(TypedDict):
     """The reply to the creation of a topic or a channel.
 
-    `existed`: it existed before, and nothing was changed.
+    `existed`: True if it existed before. Nothing was changed then.
     """
 
     existed: bool
@@ -240,8 +240,8 @@ class Chunks(TypedDict):
 class Committed(TypedDict):
     """The reply to a commit.
 
-    `repeated`: this version, or a later one of the app, was committed before. `first_offset` is -1
-    if it was a later one.
+    `repeated`: True if this version, or a later one of the app, was committed before.
+    `first_offset` is -1 if it was a later one.
     """
 
     first_offset: int

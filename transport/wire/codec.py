@@ -1,4 +1,4 @@
-"""Codec: converts protocol messages to frames and back. The only module that uses msgpack.
+"""Codec: converts protocol messages to frames and back. No other module uses msgpack.
 
 `encode` and `decode` are inverse for every message of `protocol.py`. The codec does not trust the
 data of a peer. A frame that is not msgpack, an unknown opcode, and a wrong number or type of fields
@@ -32,12 +32,12 @@ from .protocol import (
     Wire,
 )
 
-HEADERS_MAX: Final = 64  # of one message
-NESTED_MAX: Final = 32  # levels of lists and maps in a protocol message; statistics have 9
+HEADERS_MAX: Final = 64  # the most headers of one message
+NESTED_MAX: Final = 32  # the most levels of lists and maps in a protocol message; statistics have 9
 _SMALL_BYTES: Final = 1024
-# Each list and each map begins with one of these.
+# Each list and each map begins with one of these bytes.
 _NESTING: Final = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
-# These messages have at most OPTIONS_BYTES_MAX.
+# The control frames of these messages have at most OPTIONS_BYTES_MAX bytes.
 _ASKING: Final[frozenset[type[Wire]]] = frozenset({Open, Lookup, Manage, Stats})
 _ASKING_OPS: Final = frozenset(message.op for message in _ASKING)
 _CONTAINERS: Final = frozenset({tuple, dict})
@@ -64,7 +64,7 @@ _PLANS: Final = {op: _plan(message) for op, message in WORDS.items()}
 def _getter(message: type[Wire]) -> Callable[[Any], tuple[Any, ...]]:
     names = [f.name for f in dataclasses.fields(message)]
     source = f"lambda w: ({message.op}, {''.join(f'w.{n}, ' for n in names)})"
-    # One tuple display for each message: 4 times as fast as dataclasses.astuple.
+    # This function contains only one tuple display. It is 4 times as fast as dataclasses.astuple.
     getter: Callable[[Any], tuple[Any, ...]] = eval(source)
     return getter
 

@@ -38,7 +38,7 @@ __all__ = [
 KEY_FILE_VARIABLE: Final = "ZSQ_KEY_FILE"
 KEY_FILE_BYTES_MAX: Final = 64 * 1024
 KEY_BYTES: Final = 32
-KEY_CHARS: Final = 40  # five for each four bytes
+KEY_CHARS: Final = 40  # Z85 writes four bytes as five characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Credentials:
     secret: str = field(repr=False)
     server: str
     source: str = ""
-    """The file's name, for errors."""
+    """The name of the key file, for error texts."""
 
 
 KeyFile = str | os.PathLike[str] | Credentials | None
@@ -132,7 +132,7 @@ def is_key(text: str) -> bool:
     """Return True if this is a key of KEY_BYTES, written as KEY_CHARS of Z85."""
     try:
         return len(z85.decode(text)) == KEY_BYTES
-    # A character outside of Z85, or five characters for more than four bytes.
+    # The text has a character outside of Z85, or five characters that stand for too large a number.
     except (
         KeyError,
         ValueError,

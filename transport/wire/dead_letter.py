@@ -21,7 +21,7 @@ from ..errors import E_BAD_ARGUMENT, UsageError
 from .codec import HEADERS_MAX, HeaderValue, pack_headers, unpack_headers
 
 CHANNEL_HEADER: Final = "zsq-channel"
-# As it appears in a msgpack map.
+# The name of the header as it appears in a msgpack map.
 _PACKED: Final = bytes([0xA0 | len(CHANNEL_HEADER)]) + CHANNEL_HEADER.encode()
 assert len(CHANNEL_HEADER) < 32
 
@@ -60,7 +60,8 @@ def addressees(block: Block) -> Iterator[tuple[int, str]]:
 PREFIX: Final = "zsq-dead-"
 REDRIVEN: Final = "zsq-redriven-"
 TOPIC: Final = f"{PREFIX}topic"
-UUID: Final = f"{PREFIX}uuid"  # of that topic; a topic that is created again has another uuid
+# The uuid of that topic. A topic that is created again has another uuid.
+UUID: Final = f"{PREFIX}uuid"
 OFFSET: Final = f"{PREFIX}offset"
 CHANNEL: Final = f"{PREFIX}channel"
 ATTEMPTS_MADE: Final = f"{PREFIX}attempts"
@@ -70,14 +71,15 @@ TIME: Final = f"{PREFIX}time"  # when the message died, in nanoseconds since 197
 LEFT_OUT: Final = f"{PREFIX}left-out"  # the number of own headers for which there was no room
 UNREADABLE: Final = f"{PREFIX}headers"  # the own headers, unchanged, if they were not a map
 
-ATTEMPTS: Final = "max_attempts"  # reasons
+# Reasons why a message became a dead letter.
+ATTEMPTS: Final = "max_attempts"
 REJECT: Final = "rejected"
 FOUND: Final = (
     "its channel ended while it was in flight or waited; the result of its last delivery is "
     "not known"
 )
 
-_ROOM: Final = 2  # headers that a redrive may add: its target channel, and one as a reserve
+_ROOM: Final = 2  # the headers that a redrive may add: its target channel, and one as a reserve
 _ROOM_BYTES: Final = 256  # the bytes of these headers, and of longer names after a redrive
 
 

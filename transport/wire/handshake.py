@@ -20,10 +20,10 @@ from .protocol import DEFAULT_URL
 if TYPE_CHECKING:
     from .address import Address
 
-HUNG_UP: Final = 0x0800  # ZeroMQ: HANDSHAKE_FAILED_NO_DETAIL
-OTHER_MECHANISM: Final = (
-    0x2000  # HANDSHAKE_FAILED_PROTOCOL; only the detail MECHANISM_MISMATCH is used
-)
+# ZeroMQ's events of a failed handshake. HUNG_UP is HANDSHAKE_FAILED_NO_DETAIL.
+HUNG_UP: Final = 0x0800
+# This event is HANDSHAKE_FAILED_PROTOCOL. Only its detail MECHANISM_MISMATCH is used.
+OTHER_MECHANISM: Final = 0x2000
 UNKNOWN_KEY: Final = 0x4000  # HANDSHAKE_FAILED_AUTH
 HANDSHAKE_EVENTS: Final = HUNG_UP | OTHER_MECHANISM | UNKNOWN_KEY
 TLS_ALERT: Final = b"\x15\x03"
@@ -32,7 +32,7 @@ MECHANISM_MISMATCH: Final = 0x11000002  # a detail of HANDSHAKE_FAILED_PROTOCOL
 
 
 def verdict(events: int, address: Address) -> ZsqError | None:
-    """Return the error of a failed handshake if it lasts until a user changes something.
+    """Return the error of a failed handshake if only a change by a user can correct the failure.
 
     Return None if the reason is not known.
     """

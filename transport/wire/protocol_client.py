@@ -94,35 +94,37 @@ __all__ = [
 
 PROTOCOL_VERSION: Final = 1
 
-# MAXMSGSIZE of bound sockets; smaller frames over the limits below get E_TOO_BIG.
+# MAXMSGSIZE of bound sockets. ZeroMQ closes the connection of a peer that sends a larger frame.
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
-# Of a control frame with options (Open, Lookup, Manage) or names (Stats), else E_TOO_BIG.
+# The largest control frame with options (Open, Lookup, Manage) or names (Stats). A larger one is
+# refused with E_TOO_BIG.
 OPTIONS_BYTES_MAX: Final = 64 * 1024
-OPTIONS_NESTED_MAX: Final = 1_000  # lists and maps in such a frame
-FRAMES_MAX: Final = 1024  # of one message
+OPTIONS_NESTED_MAX: Final = 1_000  # the most lists and maps in such a frame
+FRAMES_MAX: Final = 1024  # the most frames of one message
 HEARTBEAT_MS: Final = 30_000
 HEARTBEAT_MS_MIN: Final = 1_000
 HEARTBEAT_MS_MAX: Final = 60_000
-# For clients on ipc. The broker notices a dead client within 10 s, but keeps a client whose C code
-# blocks Python for 9 s.
+# The heartbeat interval of clients on ipc. The broker notices a dead client within 10 s, but keeps
+# a client whose C code blocks Python for 9 s.
 LOCAL_HEARTBEAT_MS: Final = 5_000
 MESSAGE_TIMEOUT_MS: Final = 60_000
 MESSAGE_TIMEOUT_MS_MIN: Final = 1_000
 MESSAGE_TIMEOUT_MS_MAX: Final = 900_000
 REQUEUE_DELAY_MS_MAX: Final = 3_600_000
-BACKOFF: Final = -1  # as the delay of a requeue: use the channel's backoff
-DEAD: Final = -2  # as the delay: send the messages to the dead letters
-# As the delay of a requeue: requeue without delay, and count it as a time-out. This is for a
-# consumer that has a deadline for each message of a delivery.
+# Special values for the delay of a requeue. BACKOFF means the channel's backoff. DEAD sends the
+# messages to the dead letters. EXPIRED requeues them without delay and counts this as a time-out.
+# It is for a consumer that has a deadline for each message of a delivery.
+BACKOFF: Final = -1
+DEAD: Final = -2
 EXPIRED: Final = -3
 ERROR_TEXT_MAX: Final = 512
-WINDOW_BLOCKS_MAX: Final = (
-    4096  # unanswered blocks of one link; the high-water marks of sockets are above it
-)
+# The most unanswered blocks of one link. The high-water marks of sockets are above this number.
+WINDOW_BLOCKS_MAX: Final = 4096
 READY_MAX: Final = 100_000
 SAMPLE_RATE_MAX: Final = 99  # percent; 0 means all messages, as in NSQ
-RANGES_MAX: Final = 10_000  # of one answer
-RUN_BYTES_MAX: Final = 256 * 1024  # of blocks in one message, unless a single block is larger
+RANGES_MAX: Final = 10_000  # the most ranges of one answer
+# The most bytes of blocks in one message, unless a single block is larger.
+RUN_BYTES_MAX: Final = 256 * 1024
 PRODUCER_WINDOW_BYTES: Final = 16 * 1024 * 1024
 DEFAULT_URL: Final = "tcp://127.0.0.1:4153"
 
@@ -192,7 +194,7 @@ class Open(Wire):
     "channel", "stage" (to write exactly once).
 
     With `create`, topics and channels are created on first use. `settings` is as in Lookup.
-    Answered by Done or Failed. Done.data has {"uuid": str, "node": int}, and `settings` as in
+    The reply is Done or Failed. Done.data has {"uuid": str, "node": int}, and `settings` as in
     Lookup. For stages it also has {"push_port": int, "route": bytes}. For "supervisor" it has none
     of these. A broker without access control adds {"run": str, "run_id": str}: the path of its run
     directory, and the content of the file `run_id` in it. A client that finds this file on its own
@@ -277,7 +279,7 @@ class Stats(Wire):
 class Hello(Wire):
     """The first message of a producer on each link.
 
-    Answered by Welcome.
+    The reply is Welcome.
     """
 
     op: ClassVar[int] = 20
@@ -305,7 +307,7 @@ class Welcome(Wire):
 class Pub(Wire):
     """Publish one block (two frames follow).
 
-    Its header carries producer id and sequence. Answered by Stored or Unstored.
+    Its header carries producer id and sequence. The reply is Stored or Unstored.
     """
 
     op: ClassVar[int] = 22
@@ -343,10 +345,10 @@ class Unstored(Wire):
 @dataclass(frozen=True, slots=True)
 class Sub(Wire):
     """The first message of a consumer. `ready`: its credit in messages. `message_timeout_ms`: 0 for
-    the default. Answered by Subscribed or Failed.
+    the default. The reply is Subscribed or Failed.
 
-    `sample_rate` 1 to 99: this consumer gets only that percentage of the messages selected for it.
-    The channel finishes and counts the others. 0: it gets all messages.
+    With a `sample_rate` from 1 to 99, this consumer gets only that percentage of the messages
+    selected for it. The channel finishes and counts the others. With 0, it gets all messages.
     """
 
     op: ClassVar[int] = 30
@@ -406,9 +408,10 @@ class Req(Wire):
     """Requeue these `ranges` of the delivery, or the whole delivery if they are empty, after
     `delay_ms` (0: at once; more than an hour counts as an hour).
 
-    Special values of `delay_ms`: BACKOFF: the channel's settings decide. DEAD: make them dead
-    letters now and do not deliver them again. EXPIRED: at once, as if the lease of these messages
-    had ended. `error`: the reason, at most ERROR_TEXT_MAX characters, which a dead letter contains.
+    Three values of `delay_ms` are special. With BACKOFF, the channel's settings decide. With DEAD,
+    the messages become dead letters now and are not delivered again. With EXPIRED, they are
+    requeued at once, as if their lease had ended. `error`: the reason, at most ERROR_TEXT_MAX
+    characters, which a dead letter contains.
     """
 
     op: ClassVar[int] = 35
@@ -451,7 +454,7 @@ class Fetch(Wire):
     """Read blocks of about `bytes_max` bytes, beginning with the block that contains `offset`. The
     reply has at least one block if any exists.
 
-    Answered by Blocks.
+    The reply is Blocks.
     """
 
     op: ClassVar[int] = 40
@@ -515,7 +518,7 @@ class PubDelayed(Wire):
     arrival of this message, never earlier.
 
     Its header carries producer id and sequence. Pub and PubDelayed share one series of sequences.
-    Answered by Delayed or Unstored.
+    The reply is Delayed or Unstored.
     """
 
     op: ClassVar[int] = 25
@@ -536,9 +539,9 @@ class Delayed(Wire):
     serial: int
 
 
-STAGE_BYTES: Final = 16  # of a stage's name, which is a uuid
-STAGE_PARTS_MAX: Final = 10_000  # of one commit
-TRANSACTION_APP_BYTES_MAX: Final = 256  # of the app's name as UTF-8
+STAGE_BYTES: Final = 16  # the size of a stage's name, which is a uuid
+STAGE_PARTS_MAX: Final = 10_000  # the most parts of one commit
+TRANSACTION_APP_BYTES_MAX: Final = 256  # the largest size of the app's name as UTF-8
 TRANSACTION_KINDS: Final = ("app", "job")  # "app" is remembered permanently, "job" for 7 days
 
 StagePart = tuple[bytes, int, int, int, int]  # stage, blocks, messages, bytes (as blocks), checksum
@@ -572,7 +575,7 @@ def check_transaction(app: str, version: int, kind: str) -> None:
     try:
         size = len(app.encode()) if isinstance(app, str) else 0
     except UnicodeEncodeError:
-        size = 0  # lone surrogates, as in file names, cannot be sent
+        size = 0  # a name with lone surrogates, as in file names, cannot be sent
     if not 1 <= size <= TRANSACTION_APP_BYTES_MAX:
         raise UsageError(
             E_BAD_ARGUMENT,
@@ -638,11 +641,11 @@ class Staged(Wire):
 @dataclass(frozen=True, slots=True)
 class Seal(Wire):
     """Make the pushed blocks durable: since the stage began, these are `blocks` blocks of
-    `size_bytes` bytes together, with this `checksum`. `final`: no more blocks will follow.
+    `size_bytes` bytes together, with this `checksum`. `final`: True if no more blocks will follow.
 
-    Answered when all these blocks have arrived and are on disk: Done {"messages": count,
-    "superseded": True if the transaction was committed without this stage}. Answered by Missing if
-    a block has not arrived within a bounded time.
+    When all these blocks have arrived and are on disk, the reply is Done {"messages": count,
+    "superseded": True if the transaction was committed without this stage}. If a block has not
+    arrived within a bounded time, the reply is Missing.
     """
 
     op: ClassVar[int] = 47

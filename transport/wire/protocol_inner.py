@@ -54,9 +54,9 @@ class Save(Wire):
 
     A row with a due time is *deferred*: it is only in the state store, ordered by that time, until
     Due returns it. If a Save puts the same start with due time 0, or removes it, it is no longer
-    deferred. `clear`: all deferred rows are removed before these rows are written. `more`: the next
-    Save belongs to the same commit, because a frame has a size limit. Only the last one is
-    answered.
+    deferred. With `clear`, all deferred rows are removed before these rows are written. With
+    `more`, the next Save belongs to the same commit, because a frame has a size limit. Only the
+    last Save of a commit is answered.
     """
 
     op: ClassVar[int] = 61
@@ -170,8 +170,10 @@ class Scanned(Wire):
 
 @dataclass(frozen=True, slots=True)
 class ScanReport(Wire):
-    """Worker to scan loop: (key, 1 dirty / 0 clean / -1 no answer / -2 none yet, next due) of each
-    target.
+    """Worker to scan loop: (key, state, next due time) of each target.
+
+    The state is 1 if something was due, and 0 if nothing was due. It is -1 if the target has not
+    answered in time. It is -2 if the answer is missing but the worker still waits for it.
 
     The worker sends the first report soon. If some targets have not answered by then, another
     report follows when they have answered, or when the worker no longer waits for them.
@@ -184,7 +186,7 @@ class ScanReport(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Hint(Wire):
-    """Channel or storage to scan loop: its next due time became earlier."""
+    """Channel or storage to scan loop: the sender's next due time became earlier."""
 
     op: ClassVar[int] = 74
     key: int
@@ -275,7 +277,7 @@ class Hung(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Over(Wire):
-    """Ephemeral channel to supervisor: its last consumer has left, so it is to be deleted."""
+    """Ephemeral channel to supervisor: delete the channel, because its last consumer has left."""
 
     op: ClassVar[int] = 89
     key: int

@@ -164,7 +164,7 @@ class BackUpState(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class BackUpLog(Order[Done]):
-    """Copy the topic's log for the backup of this id. Done.data: place and content."""
+    """Copy the topic's log for the backup of this id. Done.data: place and content of the copy."""
 
     op: ClassVar[int] = 103
     id: str
@@ -180,7 +180,7 @@ class EndBackup(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class LeaveChannel(Order[Done]):
-    """An ephemeral channel is about to be deleted. It gets no messages that are stored later."""
+    """Add no more messages to an ephemeral channel, because it is about to be deleted."""
 
     op: ClassVar[int] = 105
     channel: str
@@ -188,7 +188,7 @@ class LeaveChannel(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class DropChannel(Order[Done]):
-    """Remove the rows of a channel whose process has ended. Done after the commit."""
+    """Remove the rows of a channel whose process has ended. The reply comes after the commit."""
 
     op: ClassVar[int] = 106
     channel: str
@@ -199,7 +199,7 @@ class DropChannel(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class SetClosed(Order[Done]):
-    """To all processes of a topic: the clients to which it is closed from now on."""
+    """Tell all processes of a topic to which clients the topic is closed from now on."""
 
     op: ClassVar[int] = 107
     to_publishers: bool
@@ -208,7 +208,7 @@ class SetClosed(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class SetPaused(Order[Done]):
-    """To a topic or channel: pause it, or let it continue."""
+    """Pause a topic or a channel, or let it continue."""
 
     op: ClassVar[int] = 108
     is_paused: bool
@@ -253,7 +253,8 @@ class Seek(Order[Position]):
     """Move the channel to `offset`, within the range of the log (`start`, `head`). The reply is the
     new position. It is durable then.
 
-    `clamp`: an offset beyond the end means the end. `forward`: move only forward.
+    With `clamp`, an offset beyond the end means the end. With `forward`, the channel moves only
+    forward.
     """
 
     op: ClassVar[int] = 113
@@ -299,7 +300,7 @@ class WhereDeadLettersGo(Order[DeadLettersGo]):
 class Reload(Order[Done]):
     """Apply these settings. They are all settings that may change while an actor runs.
 
-    The orders to gateways are separate messages.
+    Gateways get the messages that are derived from this one.
     """
 
     op: ClassVar[int] = 117
@@ -308,7 +309,7 @@ class Reload(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class ReloadGateway(Reload):
-    """Reload for the ZeroMQ gateway. It reads `access_file` again."""
+    """Reload the settings of the ZeroMQ gateway. It reads `access_file` again."""
 
     op: ClassVar[int] = 118
     access_file: str
@@ -316,7 +317,7 @@ class ReloadGateway(Reload):
 
 @dataclass(frozen=True, slots=True)
 class ReloadNsqGateway(ReloadGateway):
-    """Reload for the NSQ gateway, with its TLS options."""
+    """Reload the settings of the NSQ gateway, with its TLS options."""
 
     op: ClassVar[int] = 119
     cert: str
@@ -329,7 +330,7 @@ class ReloadNsqGateway(ReloadGateway):
 
 @dataclass(frozen=True, slots=True)
 class ReloadHttpGateway(ReloadGateway):
-    """Reload for the HTTP gateway, with the paths of its certificate and key."""
+    """Reload the settings of the HTTP gateway, with the paths of its certificate and key."""
 
     op: ClassVar[int] = 120
     cert: str
@@ -338,6 +339,6 @@ class ReloadHttpGateway(ReloadGateway):
 
 @dataclass(frozen=True, slots=True)
 class LookAtNames(Order[Done]):
-    """To an NSQ gateway: topics or channels were created or deleted."""
+    """Tell an NSQ gateway that topics or channels were created or deleted."""
 
     op: ClassVar[int] = 121

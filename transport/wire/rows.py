@@ -19,7 +19,7 @@ NUMBER_MAX: Final = 1 << 62  # the sum of two such numbers can still be sent
 def check_rows(rows: Sequence[Any], width: int, what: str) -> None:
     """Raise `UsageError` (E_BAD_COMMAND) unless these are tuples of `width` integers.
 
-    Each must be from -1 to 2^62.
+    Each integer must be from -1 to 2^62.
     """
     try:
         numbers = [*chain.from_iterable(rows)]

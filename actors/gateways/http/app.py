@@ -43,13 +43,16 @@ from .web.responses import ApiError, api_error, from_zsq, refusal
 log = logging.getLogger("zsq")
 
 _CLOSE: Final = (b"connection", b"close")
-LIVE: Final = "/api/live"  # not limited by request_s: it ends by itself, or if it is not read
-OTHER: Final = "other"  # all unknown paths, in metrics
+# `request_s` does not limit this stream. It ends by itself, or when its client does not read it.
+LIVE: Final = "/api/live"
+OTHER: Final = "other"  # the name of all unknown paths in metrics
 
 
 class RequestGuard:
-    """The checks before each handler: required TLS, and requests that browsers send for other
-    sites.
+    """Checks each request before its handler runs.
+
+    It refuses requests without TLS if TLS is required, and requests that a browser sends for a page
+    of another site.
     """
 
     def __init__(self, origins: Origins, authority: HttpAuthority, tls_required: bool) -> None:
@@ -59,7 +62,7 @@ class RequestGuard:
 
     def refusal(self, scope: Scope) -> ApiError | None:
         if self._tls_required and scope["scheme"] != "https":
-            # The only HTTP port has no TLS.
+            # The port is 0 because the gateway has only one port, and that one is without TLS.
             return ApiError(403, "TLS_REQUIRED", more={"https_port": 0})
         return self._origins.refusal(scope, any_name=self._authority.everybody_shows_who_they_are)
 
@@ -136,7 +139,7 @@ class Guard:
         if found is None:
             begin, slash, rest = path.rpartition("/")
             found = self._open.get(begin + slash) if rest else None
-            if found is None:  # a file's path may contain folders
+            if found is None:  # the rest is not one name, but a file's path may contain folders
                 found = next(
                     (
                         one
@@ -284,9 +287,10 @@ def paths(parts: Parts, telling: Telling, config: Config) -> dict[str, dict[str,
         "/channels": lookup.channels,
         "/nodes": lookup.nodes,
     }
+    # These routes come first, because routes are searched in this order.
     table: dict[str, dict[str, Handler]] = {
         path: {"POST": handler} for path, handler in post.items()
-    }  # first, because routes are searched in this order
+    }
     table |= {path: {"GET": handler} for path, handler in get.items()}
     table["/config/{option}"] = {"GET": config.get, "PUT": config.put}
     return table

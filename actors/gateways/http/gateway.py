@@ -1,7 +1,7 @@
 """HTTP gateway: its listening socket, its clients of the broker, and its orderly shutdown.
 
-By default it listens on loopback. Permissions come from the access file or an auth server. Without
-both, every client may do everything.
+By default it listens on loopback. Permissions come from the access file or an auth server. If there
+is neither, every client may do everything.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _NSQ_LEVELS: Final = {
     logging.WARNING: "warn",
     logging.ERROR: "error",
 }
-PUBLISH_S: Final = 20.0  # for the console's publishes; less than the time limit of a request
-ADMIN_S: Final = (
-    25.0  # more than the supervisor needs for an order, less than the limit of a request
-)
+PUBLISH_S: Final = 20.0  # the time limit of the console's publishes, less than that of a request
+# The time limit of orders to the broker: more than the supervisor needs, less than that of a
+# request.
+ADMIN_S: Final = 25.0
 
 
 def split_address(listen: str) -> tuple[str, int]:
@@ -112,9 +112,9 @@ def first_tcp_port(listen: tuple[str, ...]) -> int:
 def make_node(nsq: NsqOptions | None, host: str, port: int) -> LookupNode:
     """Return this node as clients see it.
 
-    The broadcast address is the configured one. Otherwise it is the address that the gateway
-    listens on, because the machine's name may resolve to another address. If the gateway listens on
-    all addresses, it is the machine's name, as in nsqd.
+    The broadcast address is the configured one, if there is one. Otherwise it is the address that
+    the gateway listens on, because the machine's name may resolve to another address. If the
+    gateway listens on all addresses, it is the machine's name, as in nsqd.
     """
     hostname = socket.gethostname()
     told = nsq or NsqOptions()
@@ -144,7 +144,7 @@ def make_origins(node: LookupNode, told: tuple[str, ...]) -> Origins:
     return Origins((node.hostname, node.hostname.partition(".")[0], node.broadcast_address), told)
 
 
-COUNTED_HEAD_BYTES: Final = 8  # in `/mpub?binary=true`: the count, and the size of a message
+COUNTED_HEAD_BYTES: Final = 8  # the count and the first size in a body of `/mpub?binary=true`
 
 
 def http_limits(told: NsqOptions, message_bytes_max: int) -> HttpLimits:

@@ -1,9 +1,9 @@
 """HTTP client for requests to auth servers and nsqlookupd.
 
 Requests are limited in time and replies in bytes. The client uses only the standard library,
-because two kinds of requests need no pools, redirects or cookies. Each request opens a connection,
-sends `Connection: close`, and accepts only status 200. Errors never show the address, because it
-may contain a secret.
+because these requests need no connection pool, redirects or cookies. Each request opens a
+connection, sends `Connection: close`, and accepts only status 200. Errors never show the address,
+because it may contain a secret.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REQUEST_S: Final = 5.0
 BODY_MAX: Final = 1_048_576
 
 _HEAD_MAX: Final = 65_536
-_EARLY_MAX: Final = 5  # 1xx replies before the final one
+_EARLY_MAX: Final = 5  # the most replies with status 1xx before the final one
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})[ \r]")
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
 
@@ -91,7 +91,8 @@ class Way(NamedTuple):
     """
 
     post: bool = False
-    context: ssl.SSLContext | None = None  # for https; None trusts the system's authorities
+    # Only for https; with None, the system's authorities are trusted.
+    context: ssl.SSLContext | None = None
     connect_s: float = CONNECT_S
     request_s: float = REQUEST_S
 
@@ -108,7 +109,7 @@ async def ask(url: Url, parameters: dict[str, str], way: Way = Way()) -> bytes: 
     except (EOFError, asyncio.LimitOverrunError, OSError, ValueError) as error:
         raise NotAnswered(f"incomplete or invalid answer: {type(error).__name__}") from None
     finally:
-        writer.transport.abort()  # either all is read, or nothing more will be
+        writer.transport.abort()  # nothing more is read from this connection
 
 
 async def _connected(url: Url, way: Way) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

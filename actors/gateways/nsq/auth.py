@@ -4,7 +4,7 @@
 `GET http://AUTH/auth?remote_ip=&tls=&secret=&common_name=` (or the same as a form by POST). It
 tries the addresses in the given order, so that a near server can come first. nsqd starts at a
 random address. If no server gives a valid reply, the client is not admitted. A reply is kept for
-the time that it states, and not longer when no server can be reached.
+the time that it states, and no longer, even if no server can be reached.
 
 A reply applies to all clients with the same secret and address, to connections and HTTP requests
 alike. AUTH itself always asks, as in nsqd, so a new permission applies from the next connection on.
@@ -12,7 +12,7 @@ alike. AUTH itself always asks, as in nsqd, so a new permission applies from the
 Clients that are not authenticated cause requests too. These must not block the requests of other
 clients. So requests by AUTH and requests to renew a reply have separate slots. One address uses at
 most half of the slots. A request that gets no slot within WAIT_S fails. Replies that permit nothing
-are kept separately and in smaller number.
+are kept separately, and fewer of them.
 
 `AccessAuthenticator` uses the access file in place of an auth server and answers at once. The
 secret of AUTH is the token. A client that does not send AUTH is the user `[anonymous]` if the file
@@ -41,14 +41,16 @@ from ...security.policy import NOBODY, AccessPolicy, Principal, granted
 from .asking import CONNECT_S, REQUEST_S, NotAnswered, Way, ask, parse_url
 
 METHODS: Final = ("get", "post")
-SECRET_MAX: Final = 4096  # bytes; the secret is part of a URL
-KNOWN_MAX: Final = 10_000  # replies that are kept
-DENIED_MAX: Final = 1_000  # replies that permit nothing and are kept
-AUTHORIZATIONS_KNOWN_MAX: Final = 100_000  # in all replies that are kept
-ASKED_MAX: Final = 64  # requests at a time by AUTH, and as many to renew replies; more of them wait
-ASKED_BY_ADDRESS_MAX: Final = ASKED_MAX // 2  # the share of clients of one address
-WAITING_MAX: Final = 10_000  # requests that run or wait for a slot; more of them fail
-WAIT_S: Final = 10.0  # for a slot
+SECRET_MAX: Final = 4096  # the most bytes of a secret, which is part of a URL
+KNOWN_MAX: Final = 10_000  # the most replies that are kept
+DENIED_MAX: Final = 1_000  # the most replies without permissions that are kept
+AUTHORIZATIONS_KNOWN_MAX: Final = 100_000  # the most authorizations in all kept replies together
+# The most requests by AUTH at the same time, and also the most requests that renew replies.
+# Further requests wait for a slot.
+ASKED_MAX: Final = 64
+ASKED_BY_ADDRESS_MAX: Final = ASKED_MAX // 2  # of ASKED_MAX, the most for clients of one address
+WAITING_MAX: Final = 10_000  # the most requests that run or wait for a slot; further requests fail
+WAIT_S: Final = 10.0  # a request that gets no slot within this time fails
 
 
 class Who(NamedTuple):
@@ -71,12 +73,12 @@ class AuthFailed(Exception):
 
 
 class _Slots:
-    """The slots for requests at the same time: ASKED_MAX in total, half of them for one address."""
+    """The ASKED_MAX slots that requests need. One address can use at most half of them."""
 
     def __init__(self) -> None:
-        self.waiting = 0  # requests that run or wait
+        self.waiting = 0  # the number of requests that run or wait
         self._all = asyncio.Semaphore(ASKED_MAX)
-        # Kept while in use.
+        # A semaphore is kept as long as a request uses it.
         self._by_address: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @contextlib.asynccontextmanager
@@ -126,9 +128,10 @@ class Authenticator:
         self._clock = clock
         self._known: OrderedDict[Who, tuple[Principal, float]] = OrderedDict()
         self._denied: OrderedDict[Who, tuple[Principal, float]] = OrderedDict()
-        self._authorizations = 0  # in all kept replies
-        self._asking: dict[tuple[Who, bool], asyncio.Task[AuthState]] = {}  # bool: True for AUTH
-        self._slots = {True: _Slots(), False: _Slots()}  # True: for AUTH
+        self._authorizations = 0  # the number of authorizations in all kept replies
+        # The bool is True for a request by AUTH.
+        self._asking: dict[tuple[Who, bool], asyncio.Task[AuthState]] = {}
+        self._slots = {True: _Slots(), False: _Slots()}  # True is the key of the slots for AUTH
         self._asked = self._failed = 0
 
     def known(self, who: Who) -> Principal | None:
@@ -216,7 +219,7 @@ class Authenticator:
         self._slots[fresh].waiting -= 1
         del self._asking[who, fresh]
         if task.cancelled() or task.exception() is not None:
-            return  # an earlier reply stays valid for its time
+            return  # a kept earlier reply stays valid for its time
         state = task.result()
         self._forget(who)
         until = self._clock() + state.ttl_s

@@ -39,10 +39,12 @@ from .publishing import Gatherer
 _Told = TypeVar("_Told")
 log = logging.getLogger("zsq")
 
-HIGH_WATER: Final = 1024 * 1024  # bytes that the socket has not taken; above it deliveries wait
-TOPICS_SHOWN_MAX: Final = 10  # topics in a client's `pub_counts`: those with the most messages
+# Deliveries wait while the socket has not taken more bytes than this.
+HIGH_WATER: Final = 1024 * 1024
+# The most topics in a client's `pub_counts`. They are those with the most messages.
+TOPICS_SHOWN_MAX: Final = 10
 _FLUSH_BYTES: Final = 64 * 1024
-# From the socket before AUTH, if AUTH is required.
+# The most bytes that a client may send before it authenticates, if authentication is required.
 _GUEST_BYTES_MAX: Final = 2 * BYTES_BEFORE_AUTH_MAX
 
 
@@ -56,7 +58,7 @@ class Gateway(Protocol):
     intake: Intake
     permits: Permits
     publishing: Gatherer
-    paused: dict[Connection, None]  # they continue to read when publishes are answered
+    paused: dict[Connection, None]  # connections that read again when publishes are answered
 
     def admit(self, connection: Connection) -> bool: ...
 
@@ -79,7 +81,7 @@ class Connection(asyncio.Protocol):
         self.loop = gateway.loop
         self.session = Session(gateway.limits, self, self._write, time.monotonic_ns())
         self.layers = Layers()
-        self._bare = True  # no layer was ever added
+        self._bare = True  # True until a layer is added
         self.subscription: Subscription | None = None
         self.remote = self.remote_ip = self._label = ""
         self.connected_s = int(time.time())
@@ -97,10 +99,11 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._discard_bytes = 0  # bytes that may still arrive after an error
         self._guest_bytes = 0
-        # For the gateway's intake
-        self.strange = False  # it counts as a stranger in the intake
+        # The next three attributes are for the gateway's intake. `strange` is True while the client
+        # counts as a stranger: it has neither authenticated nor shown its purpose (see intake.py).
+        self.strange = False
         self.held_bytes = 0
-        self.half_closed = False  # the client stopped sending while nothing was read
+        self.half_closed = False  # True if the client stopped sending while nothing was read
 
     # asyncio.Protocol
 
@@ -228,7 +231,7 @@ class Connection(asyncio.Protocol):
         self.look()
 
     def look(self) -> None:
-        """Continue or stop reading as session and gateway require, and schedule waiting bytes.
+        """Schedule the waiting bytes, and read on only if session and gateway allow it.
 
         Compressed input is unpacked piece by piece, because 64 KiB of deflate may contain 67 MB of
         commands and must not delay other connections.
@@ -266,7 +269,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _count(self) -> None:
-        """Report to the intake the bytes held here, and that the client is no longer a stranger."""
+        """Report the bytes held here to the intake, and when the client stops being a stranger."""
         if self.strange and not self.session.stranger:
             self.gateway.intake.known(self)
         held = self.session.held + self._rest_bytes
@@ -520,7 +523,7 @@ class Connection(asyncio.Protocol):
         }
 
 
-CLOSE_S: Final = 5.0  # for a client to read the last output
-DISCARD_S: Final = 2.0  # for a client to stop sending after an error
+CLOSE_S: Final = 5.0  # seconds in which a client can read the last output
+DISCARD_S: Final = 2.0  # seconds in which a client can stop sending after an error
 # Bytes that the client may send in this time: the largest body and some more.
 DISCARD_BYTES_MAX: Final = 6 * 1024 * 1024

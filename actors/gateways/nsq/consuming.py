@@ -2,7 +2,7 @@
 
 It uses an engine of the client library. A delivery is a block under one lease, but an NSQ client
 answers each message by its id. So delivered messages are kept by id. The FINs of one read are
-looked up together in C and sent to the channel as ranges.
+looked up together in C code and sent to the channel as ranges.
 
 Each message has its own deadline. A TOUCH is for one message but extends the lease of its whole
 delivery. Messages that were not touched are returned as expired at their deadline.
@@ -29,11 +29,16 @@ from ..acting import NOBODY
 from .publishing import SettledTurner
 
 _MS: Final = 1_000_000
-_LATE_NS: Final = 500 * _MS  # time for the channel's scan to return expired messages first
+# The channel's scan has this time to return expired messages before the gateway forgets them.
+_LATE_NS: Final = 500 * _MS
 _SWEEP_S: Final = 0.25
 _ASKED_MAX: Final = 10_000
-_ANSWERED_MAX: Final = 1_000  # deliveries; refusals come within milliseconds
-SUB_S: Final = 30.0  # for a topic to start; clients give up a silent connection after a minute
+# The most answered deliveries whose runs are kept, to name the messages of a refusal. A refusal
+# arrives within milliseconds.
+_ANSWERED_MAX: Final = 1_000
+# The longest time that a topic may take to start. Clients give up a silent connection after a
+# minute.
+SUB_S: Final = 30.0
 
 Refused = Callable[[str, bytes], None]
 """Called with "FIN", "REQ" or "TOUCH" and an id if the consumer had lost the message."""
@@ -149,7 +154,7 @@ class Subscription:
         self.loop = asyncio.get_running_loop()
         self._open = False
         self.session = _Session(1, msg_timeout_ms, label, sample_rate)
-        self.session.ready = 0  # until the client sends RDY
+        self.session.ready = 0  # no deliveries until the client sends RDY
         self.session.on_refused = self._on_refused
         self.engine = ConsumerEngine(
             Address(url, True, None, by), topic, channel, self.session, None, {}
@@ -158,10 +163,10 @@ class Subscription:
         # A deleted channel is not created again: its consumers get an error.
         self.engine.link.busy = lambda: not self._open
         self.held: dict[bytes, Handed] = {}
-        self.paused = False  # the client does not read
+        self.paused = False  # True while the client does not read
         self._hand, self._answer, self._refused, self._lost = hand, answer, refused, lost
         self._asked: dict[bytes, str] = {}  # the last answer to each id if it was not FIN
-        self._out: deque[Handed] = deque()  # in the order of their deadlines
+        self._out: deque[Handed] = deque()  # the deliveries in the order of their deadlines
         self._planned = False
         self._stopped = False
         self._turner = SettledTurner(self.engine, self._settle)
@@ -342,7 +347,7 @@ class Subscription:
                     self._refused(self._asked.pop(message_id, "FIN"), message_id)
             return
         handed = next((one for one in self._out if one.delivery.token == token), None)
-        # the delivery was touched; the client has lost its remaining messages
+        # Here the client had touched the delivery. It has lost the messages that it did not answer.
         if handed is not None:
             for message_id in handed.touched:
                 self._refused("TOUCH", message_id)
@@ -379,10 +384,11 @@ class Subscription:
                 self._drop(handed, over)
                 self._plan()
             if handed.left:
+                # All messages that are left were touched.
                 handed.deadline_ns = min(
                     (due for one, due in handed.touched.items() if self.held.get(one) is handed),
                     default=FAR_NS,
-                )  # all that are left were touched
+                )
                 later.append(handed)
         if later:
             self._out = deque(sorted((*later, *self._out), key=lambda one: one.deadline_ns))

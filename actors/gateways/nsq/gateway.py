@@ -50,12 +50,12 @@ from .registering import ASK_S, Discovery, Registrar
 log = logging.getLogger("zsq")
 
 BACKLOG: Final = 1_024
-SUBSCRIPTIONS_MAX: Final = (
-    4_000  # each uses 3 of the process's 16,384 ZeroMQ sockets: 1 for the link, 2 for its monitor
-)
+# Each subscription uses 3 of the process's 16,384 ZeroMQ sockets: 1 for the link, 2 for its
+# monitor.
+SUBSCRIPTIONS_MAX: Final = 4_000
 OWNERS_MAX: Final = 1_000
-MPUB_HEAD_BYTES: Final = 8  # the count, and the size of a message
-DRAIN_S: Final = 2.0  # for the answers to publishes when the gateway stops
+MPUB_HEAD_BYTES: Final = 8  # the count and the first size in the body of an MPUB
+DRAIN_S: Final = 2.0  # when the gateway stops, publishes have this time to be answered
 
 
 def limits_of(

@@ -3,13 +3,13 @@
 A stranger is a connection whose client has neither authenticated nor sent a command that shows its
 purpose (`Session.stranger`).
 
-Time of the event loop. A connection processes input at once while the turn has time left (TURN_NS).
-The rest waits in one of two queues, one for strangers and one for other connections. The queues
-alternate, and each turn takes one piece of one connection: about a hundred commands or 64 KiB of
-plain text. So the delay of a client depends on the size of a piece and not on the number of
+*Time of the event loop.* A connection processes input at once while the turn has time left
+(TURN_NS). The rest waits in one of two queues, one for strangers and one for other connections. The
+queues alternate, and each turn takes one piece of one connection: about a hundred commands or 64
+KiB of plain text. So the delay of a client depends on the size of a piece and not on the number of
 connections with work.
 
-Bytes. Each connection reports the bytes that it holds: received bytes that are incomplete or wait
+*Bytes.* Each connection reports the bytes that it holds: received bytes that are incomplete or wait
 for their turn. Strangers together have STRANGERS_BYTES_MAX, which includes their TLS and
 compression layers. Above it, the strangers that have been idle for longest are closed. All
 connections together have HELD_BYTES_MAX. Above it, nothing is read. Some of these connections wait
@@ -17,12 +17,12 @@ for their client to send the rest of a body or to read its answers. They may hol
 HELD_BYTES_MAX. If they hold more, those whose last command is the oldest are closed. All other
 connections wait for the broker, and their bytes are freed without any client's help.
 
-Hang-ups. The event loop does not notice the end of a connection from which it does not read. So
+*Hang-ups.* The event loop does not notice the end of a connection from which it does not read. So
 these sockets are checked once a second. If the client is gone, its input is dropped. A client that
 only stopped sending gets one heartbeat. If the client has closed its socket, the heartbeat fails
 and shows that it is gone.
 
-Lines of the log. Warnings about clients are limited to one in COMPLAINT_S.
+*Lines of the log.* Warnings about clients are limited to one in COMPLAINT_S.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from typing import Any, Final, Protocol
 
 log = logging.getLogger("zsq")
 
-TURN_NS: Final = 2_000_000  # in each turn of the loop for new input, and the same for waiting input
+# Time in each turn of the loop for new input, and as much for waiting input.
+TURN_NS: Final = 2_000_000
 HELD_BYTES_MAX: Final = 128 * 1024 * 1024
 STRANGERS_BYTES_MAX: Final = 64 * 1024 * 1024
-LOOK_S: Final = 1.0  # between two checks for hang-ups
-COMPLAINT_S: Final = 10.0  # between two warnings about clients
+LOOK_S: Final = 1.0  # seconds between two checks for hang-ups
+COMPLAINT_S: Final = 10.0  # the fewest seconds between two warnings about clients
 
 
 class Heard(Protocol):
@@ -74,23 +75,27 @@ class Client(Protocol):
 
 
 class Intake:
-    """The resources of all connections of a gateway. `connections` is its live collection."""
+    """The resources of all connections of a gateway.
+
+    `connections` is the gateway's own collection of them, which changes as they come and go.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connections: Collection[Client]) -> None:
         self._loop = loop
         self._connections = connections
-        self.held_bytes = 0  # of all connections
-        self.full = False  # nothing is read at present
-        self.strangers: dict[Client, None] = {}  # the longest idle first
+        self.held_bytes = 0  # the bytes that all connections hold
+        self.full = False  # True while nothing is read
+        # All strangers, those that have been idle for longest first.
+        self.strangers: dict[Client, None] = {}
         self.strangers_bytes = 0
         self.cut_off = 0  # number of connections closed to free resources
         self.unread: dict[Client, None] = {}  # connections that are not read at present
-        self._burdens: dict[Client, None] = {}  # strangers that hold bytes, the longest idle first
+        self._burdens: dict[Client, None] = {}  # the strangers that hold bytes, in the same order
         self._queue: dict[Client, None] = {}
         self._strangers_queue: dict[Client, None] = {}
         self._strangers_next = False
         self._planned = False
-        self._began_ns = 0  # when this turn of the loop began to read; 0: it has not read yet
+        self._began_ns = 0  # the start of reading in this turn of the loop, or 0 before it
         self._looking = False
         self._complained_s = 0.0
         self._complaints = 0
@@ -250,7 +255,7 @@ class Intake:
             fd = one.fileno()
             if fd >= 0:
                 by_fd[fd] = one
-                # Errors are always reported.
+                # `poll` always reports errors, even if no event is requested.
                 poll.register(fd, 0 if one.half_closed else select.POLLRDHUP)
         for fd, events in poll.poll(0) if by_fd else ():
             by_fd[fd].hung_up(gone=bool(events & (select.POLLERR | select.POLLHUP)))

@@ -79,7 +79,7 @@ class Permits:
                 self._complain("authentication of %s failed: %s", connection.remote, error)
                 answer(str(error))
                 return
-            if not connection.ended:  # else the secret would never be forgotten
+            if not connection.ended:  # a connection that has ended would never remove its secret
                 self._secrets[connection] = who.secret
             answer(state)
 

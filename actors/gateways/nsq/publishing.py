@@ -25,16 +25,21 @@ _EngineT = TypeVar("_EngineT", bound=Engine)
 Answer = Callable[[str], None]
 """Called once, with "" when all messages are durable or with the reason why they are not."""
 
-AHEAD_MAX: Final = 2  # blocks on their way for a topic and delay: one at the disk, one behind it
-# A second block is sent only with this many bytes, or with half as many publishes as the first.
-# Each block costs the processes that it passes as much as ten publishes do.
+# The most blocks of a topic and delay that are sent and not answered yet: one that is written to
+# the disk, and one behind it.
+AHEAD_MAX: Final = 2
+# The second block is sent only if it has this many bytes, or half as many publishes as the first.
+# A block costs each process on its way as much as ten publishes do.
 WORTH_BYTES: Final = 32 * 1024
-BLOCK_BYTES: Final = 1024 * 1024  # of bodies; a block of this size does not wait
-PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all connections; above it no connection is read
+BLOCK_BYTES: Final = 1024 * 1024  # a block with this many bytes of bodies does not wait
+# While more bytes wait for their answer, no connection is read.
+PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 TIMEOUT_NS: Final = 30_000_000_000  # after this time a publish fails, but it may still be stored
 _LOOK_S: Final = 1.0
 LANE_IDLE_NS: Final = 60_000_000_000  # the link of a topic ends after this time without messages
-LANES_MAX: Final = 2_000  # above it the longest idle lanes end, because clients choose the names
+# If there are more lanes, those that have been idle for longest end. Clients choose the names of
+# topics, so the number of lanes needs a limit.
+LANES_MAX: Final = 2_000
 
 
 class _Gather:
@@ -65,7 +70,7 @@ class _BlockOut:
 
 
 class SettledTurner(Turner[_EngineT]):
-    """Call `found` whenever protocol messages may have arrived."""
+    """A turner that calls `found` whenever protocol messages may have arrived."""
 
     def __init__(self, engine: _EngineT, found: Callable[[], None]) -> None:
         super().__init__(engine)
@@ -95,8 +100,9 @@ class Gatherer:
         self._gathers: dict[tuple[str, int], deque[_Gather]] = {}
         self._out: dict[str, deque[_BlockOut]] = {}
         self._planned = False
-        self._used_ns: dict[str, int] = {}  # by topic with a lane, the longest idle first
-        # Like `_out`, but by topic and delay.
+        # The last use of each topic's lane, the longest idle first.
+        self._used_ns: dict[str, int] = {}
+        # The same blocks as in `_out`, but by topic and delay.
         self._ahead: dict[tuple[str, int], deque[_BlockOut]] = {}
         self._turner = SettledTurner(self.engine, self._settle)
         self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
@@ -114,7 +120,7 @@ class Gatherer:
         """Publish messages. `answer` is called later."""
         if len(bodies) <= BLOCK_COUNT_MAX:
             self._add(topic, bodies, delay_ms, answer)
-        else:  # in parts: the answer comes after the last part
+        else:  # it is published in parts, and answered after the last one
             answer = _all_of(answer, -(-len(bodies) // BLOCK_COUNT_MAX))
             for at in range(0, len(bodies), BLOCK_COUNT_MAX):
                 self._add(topic, bodies[at : at + BLOCK_COUNT_MAX], delay_ms, answer)
@@ -157,8 +163,8 @@ class Gatherer:
     def _may_go(self, key: tuple[str, int], first: _Gather) -> bool:
         """Return True if the block may be sent now.
 
-        Full blocks are sent at once. While another block is on its way, only a worthwhile block is
-        sent (see WORTH_BYTES). Publishes that wait will share a block and its sync.
+        A full block is sent at once. While another block is on its way, a small block waits (see
+        WORTH_BYTES), so that later publishes share it and its sync.
         """
         ahead = self._ahead.get(key)
         if not ahead or first.size >= BLOCK_BYTES:
@@ -259,8 +265,8 @@ class Gatherer:
     def stop_waiting(self) -> None:
         """Fail publishes to topics that cannot be reached, because the broker stops.
 
-        Such a topic does not return. Publishes still wait if their topic has the block and can
-        answer.
+        Such a topic does not come back before the end. If a topic can be reached and has the block,
+        its publishes still wait for their answer.
         """
         self._stopping = True
         if not self._planned:

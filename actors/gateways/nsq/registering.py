@@ -14,8 +14,8 @@ ZSQ clients, commands) is seen some milliseconds later. Its channels are then cr
 its first message, which has the same effect.
 
 The supervisor reports each change of names (`look`), so nsqlookupd has it within milliseconds.
-Clients ask nsqlookupd once a minute. If nsqlookupd does not have a topic at that time, nobody reads
-the topic for a minute. Without a report the names are requested once a second.
+Clients ask nsqlookupd once a minute. If nsqlookupd does not have a topic at that time, they do not
+find the topic for a minute. If no report comes, the gateway requests the names once a second.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ from .asking import NotAnswered, Way, ask, joined, parse_url
 log = logging.getLogger("zsq")
 
 CONNECT_S: Final = 2.0
-PAUSE_S: Final = 0.5  # before the first new attempt
+PAUSE_S: Final = 0.5  # the first pause before a new attempt to connect
 PAUSE_S_MAX: Final = 15.0
 STEADY_S: Final = 30.0  # after a connection that lasted this long, pauses are short again
-CHANNELS_S: Final = 5.0  # for a topic's channels from all nsqlookupds; a publish waits for them
-ASKED_MAX: Final = 16  # requests for channels at a time
-REFUSED_MAX: Final = 1000  # registrations that one nsqlookupd refused
+# All nsqlookupds have this time to send a topic's channels. A publish waits for them.
+CHANNELS_S: Final = 5.0
+ASKED_MAX: Final = 16  # the most requests for channels at the same time
+REFUSED_MAX: Final = 1000  # the most refused registrations that are kept for each nsqlookupd
 
 
 class Registrar:
@@ -78,9 +79,9 @@ class Registrar:
     async def channels_of(self, topic: str) -> list[str]:
         """Return the channels that the topic has on other nodes.
 
-        Directly after the start it waits for the first connections. nsqd does not wait and creates
-        topics without channels then. It never fails: an nsqlookupd that does not answer within
-        CHANNELS_S is logged and ignored, as in nsqd.
+        Directly after the start, this waits for the first connections. (nsqd does not wait, and
+        creates topics without channels at that time.) This never fails: an nsqlookupd that does not
+        answer within CHANNELS_S is logged and ignored, as in nsqd.
         """
         if not is_name(topic) or not self._tasks:
             return []
@@ -179,8 +180,8 @@ class _Lookupd:
     async def channels_of(self, topic: str) -> list[str]:
         """Return the channels of a topic that this nsqlookupd knows.
 
-        It asks at the address that the nsqlookupd announced, as nsqd does, and if that fails at the
-        configured host. Raises `LookupFailed` or `NotAnswered`.
+        As nsqd does, it first asks at the address that the nsqlookupd announced. If that fails, it
+        asks at the configured host. Raises `LookupFailed` or `NotAnswered`.
         """
         await self._tried.wait()
         if self._line is None:

@@ -11,8 +11,8 @@ The deletion of a topic seals it first. A sealed topic takes no messages, so the
 report is final, and no message that was acknowledged after the check of the backlog is lost. The
 process of a channel ends before its rows are deleted.
 
-Manage close and open write to the registry durably and then inform the topic's processes. The
-answer comes when all processes that are up have taken the change.
+The commands `close` and `open` are first written to the registry durably, and then sent to the
+topic's processes. The client gets its answer when all processes that are up have taken the change.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def remove_topic(requests: Requests, group: TopicGroup, end: int, answer: Then) 
         requests.broker.remove_group(group.name)
         answer(None)
 
-    requests.count_refused()  # now, because the topic's count ends with it
+    requests.count_refused()  # it is called now, because the topic's count ends with the topic
     group.stop(stopped)
 
 
@@ -349,7 +349,7 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
 
 
 class _Closing:
-    """A change (closed or open) that is being sent to all processes of the topic."""
+    """A close or open of a topic that is being sent to all its processes."""
 
     def __init__(self, requests: Requests, request: int, group: TopicGroup) -> None:
         self.requests = requests

@@ -40,7 +40,7 @@ from ..topics.topic_group import TopicGroup, retention_in_memory
 from . import dead_letter_topics, deletion, moving, relayed
 from .requests import Requests, starting
 
-# A topic that is named in one of these actions only chooses rows of the answer.
+# A topic that is named in one of these actions only selects rows of the answer.
 _ABOUT_ALL: Final = ("list", "audit", "overview")
 
 
@@ -167,7 +167,7 @@ class Commands:
         if there is not None and (
             message.channel in there.channels or there.state is not GroupState.UP
         ):
-            made(message.settings)  # a channel that exists, or may exist, has settings already
+            made(message.settings)  # check them; a channel that may exist has settings already
         else:
             made(message.settings, message.topic, message.channel)
         message = self._by_rule(message, there)
@@ -264,7 +264,7 @@ class Commands:
         if message.action == "create":
             self._create(message)
             return
-        if message.action == "list":  # cheap enough for one request a second
+        if message.action == "list":  # this is cheap enough for one request a second
             names = {name: tuple(group.channels) for name, group in self._broker.groups.items()}
             self._requests.done(message.request, {"topics": names})
             return

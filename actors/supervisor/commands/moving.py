@@ -1,7 +1,8 @@
-"""The position of a channel: seek and empty move it, peek only reads.
+"""Commands about a channel's position: seek and empty move it, peek only shows messages.
 
-All three need the topic's current ends. The topic's storage turns a time into an offset. The client
-cannot do this, because its clock may differ, and retention may remove the message meanwhile.
+All three need the topic's current start and end. The topic's storage turns a time into an offset.
+The client cannot do this, because its clock may differ, and retention may remove the message
+meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..topics.topic_group import TopicGroup
 from .requests import AnswerT, Requests, named, starting
 
 CLOCKS_DIFFER_S: Final = 60.0  # a time this far ahead of the broker's clock still counts as now
-ACTIONS: Final = ("empty", "seek", "peek")  # on a channel
+ACTIONS: Final = ("empty", "seek", "peek")  # the actions on a channel
 
 
 def check(message: p.Manage) -> None:

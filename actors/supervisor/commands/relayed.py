@@ -14,8 +14,8 @@ from ....transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, UsageError
 from ....transport.wire import protocol as p
 from ...settings import options
 
-PAUSES: Final = ("pause", "unpause")  # on a topic or a channel
-OF_TOPICS: Final = ("chunks", "delayed", "backup")  # not on a channel
+PAUSES: Final = ("pause", "unpause")  # actions on a topic or a channel
+OF_TOPICS: Final = ("chunks", "delayed", "backup")  # actions on a topic only
 Make = Callable[[int], p.Order[p.Done]]
 
 

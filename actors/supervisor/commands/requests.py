@@ -1,6 +1,6 @@
 """Pending requests of clients, and the orders to actors that they wait for.
 
-Both tables are bounded.
+The numbers of pending requests and of orders are limited.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def starting(message: p.Manage) -> Refused:
 
 
 class Orders:
-    """Orders to actors.
+    """The orders to actors that have no answer yet.
 
     Each order is completed once: by the actor's answer, by the end of the actor, or by a timeout.
     """
@@ -158,7 +158,8 @@ class Requests:
         self.sealed: list[TopicGroup] = []  # topics whose deletion was refused, to be unsealed
         self.send = send
         self._number = 0
-        self._asked: dict[int, tuple[Envelope, int]] = {}  # client and its number, by our number
+        # The broker's number of a request -> its client, and the client's number.
+        self._asked: dict[int, tuple[Envelope, int]] = {}
 
     def numbered(self, envelope: Envelope, theirs: int) -> int:
         """Return a number of the broker for a client's request.

@@ -54,7 +54,7 @@ class BrokerState:
         self.names_changed = True
 
     def guarded(self, group: TopicGroup, step: Callable[[], None]) -> None:
-        """Run a step of a topic. If it fails, only its topic fails, never another."""
+        """Run a step of a topic. If the step fails, only this topic fails."""
         try:
             step()
         except (ZsqError, OSError) as error:

@@ -23,7 +23,8 @@ from ....transport.settings import NONE, Retention
 from ...runtime.pulses import ChannelPulse, StoragePulse, TopicPulse
 
 _NS: Final = 1_000_000_000
-# A start of a topic must be over when its first delayed message is due.
+# A topic wakes this long before its first delayed message is due, so that its start is complete by
+# then.
 EARLY_NS: Final = 2 * _NS
 RETENTION_NS: Final = 3_600 * _NS
 NEVER: Final = 1 << 62

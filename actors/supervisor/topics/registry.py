@@ -308,7 +308,7 @@ class Registry:
     def replace(self, content: Content) -> list[str]:
         """Replace a registry that is damaged or missing.
 
-        Return texts with the name under which the old file is kept.
+        Return a text with the name under which the old file is kept, or no text if there was none.
 
         Raises `Refused` or `OSError`.
         """

@@ -184,7 +184,7 @@ class StartQueue:
 log = logging.getLogger("zsq")
 
 FINAL: Final = frozenset({"ForeignDirectory", "Damaged"})  # another try does not help
-# Codes by which storage refuses to make a channel.
+# The codes with which storage refuses to make a channel.
 REFUSED: Final = frozenset({E_LIMIT, E_INTERNAL, E_DISK_FULL, E_BAD_ARGUMENT})
 
 Then = Callable[[ZsqError | None], None]
@@ -224,7 +224,8 @@ class TopicGroup:
         self._starts = StartQueue(options.STARTS_MAX)
         # Channels that the topic had stored when it came up.
         self.stored: frozenset[str] = frozenset()
-        self._new_settings: dict[str, NewChannelSettings] = {}  # for new channels
+        # The settings of channels that are being created.
+        self._new_settings: dict[str, NewChannelSettings] = {}
         self._channel_restarts: dict[str, RestartIntensity] = {}
         self._failed_channels: set[str] = set()
         self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic) and callback
@@ -235,13 +236,15 @@ class TopicGroup:
         self._over_ns = 0  # time at which an ephemeral topic without channels is removed
         self._tries = 0
         self._short_ns = 0  # since when file descriptors for a start are missing, 0 if they are not
-        self._channels_later: dict[str, int] = {}  # next start of channels without descriptors
+        # Channels whose start lacked file descriptors -> the time of the next start.
+        self._channels_later: dict[str, int] = {}
         self._stopped: list[Callable[[], None]] = []
         self._asked_ns = time.monotonic_ns()  # the last request for the topic, or its last start
         self._looked_ns = 0  # when it was last checked for use
         self._wake_ns = 0  # ASLEEP: when it wakes because of its retention
         self._asleep = 0  # ASLEEP: how many processes it had
-        self._settling: list[Then] = []  # requests that wait until no process of the topic starts
+        # Requests that wait until no process of the topic is starting.
+        self._settling: list[Then] = []
 
     @property
     def is_dormant(self) -> bool:
@@ -310,7 +313,7 @@ class TopicGroup:
         self._go("start")
         self._asked_ns = time.monotonic_ns()
         for name, child in self.channels.items():
-            if child is not None and child.state == "ended":  # of a topic that was asleep
+            if child is not None and child.state == "ended":  # it ended when its topic fell asleep
                 self.channels[name] = None
         self._forget_ephemeral()
         numbers = [self._processes.new_key() for _ in range(5)]
@@ -392,7 +395,7 @@ class TopicGroup:
         elif (channel := channel_of(child.spec.start)) and self.channels.get(channel) is child:
             self._starts.done(channel)
             if not is_ephemeral(channel):
-                self._new_settings.pop(channel, None)  # its row is committed with them
+                self._new_settings.pop(channel, None)  # the settings are in its row now
             self._tell(channel, None)
             self._events.channels_changed()
 

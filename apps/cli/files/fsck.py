@@ -15,7 +15,7 @@ from ..progress import bar
 if TYPE_CHECKING:
     from ....storage.checks.fsck import Finding, TopicReport
 
-# Reads of each log file: one for its blocks, one for the checksum of the whole file.
+# Each log file is read twice: for its blocks, and for the checksum of the whole file.
 PASSES: Final = 2
 
 

@@ -75,7 +75,7 @@ def describe_alarms(found: ShownAlarms) -> str:
 
 
 def _figure(row: RaisedAlarm) -> str:
-    if "text" in row:  # an alarm of the broker, not of a channel: the disk is full
+    if "text" in row:  # the alarm about a full disk, which belongs to no channel
         return row["text"]
     where = f"{row['topic']}/{row['channel']}"
     if row["figure"] == "depth":

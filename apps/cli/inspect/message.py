@@ -124,7 +124,7 @@ def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-PEEK_MAX: Final = 1_000  # repeats a constant of transport
+PEEK_MAX: Final = 1_000  # repeats a constant of transport, whose import would delay help
 BODY_CHARACTERS: Final = 60
 NAME_CHARACTERS: Final = 30
 

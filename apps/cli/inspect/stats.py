@@ -292,7 +292,7 @@ def _drain(channel: ChannelStats) -> str:
 
 
 def _latency(row: TopicStats | ChannelStats | ConsumerStats, *quantiles: float) -> list[str]:
-    """Return the time from a message's storing to its finish, as text, for each quantile."""
+    """Return the time between storing and finishing a message, as text, for each quantile."""
     latency = row.get("e2e_processing_latency")
     known = {
         one["quantile"]: one["value"] / 1e6 for one in (latency["percentiles"] if latency else ())

@@ -32,7 +32,7 @@ SPECIAL: Final = {
     "[A": "up", "[B": "down", "[C": "right", "[D": "left", "[5~": "pageup", "[6~": "pagedown", "[H": "home", "[F": "end",
     "OA": "up", "OB": "down", "OC": "right", "OD": "left", "[1~": "home", "[4~": "end",
 }  # fmt: skip
-# lines that are not rows: two above the table, two of its heading, one with the keys
+# The number of lines that are not rows: two above the table, two of its heading, one with the keys.
 HEAD_LINES: Final = 5
 ESCAPE_WAIT_S: Final = 0.05
 SHARE_WAIT_S: Final = 0.5
@@ -332,12 +332,14 @@ def nobody(wait_s: float) -> list[str]:
 
 
 def keys(fd: int, wait_s: float) -> list[str]:
-    """Return the pressed keys, by name if a key sends a sequence. The end of the input is `q`."""
+    """Return the pressed keys. A special key is returned by its name, and the end of input as
+    `q`.
+    """
     if not select.select([fd], [], [], wait_s)[0]:
         return []
     data = os.read(fd, 1024)
     if data == b"\x1b" and select.select([fd], [], [], ESCAPE_WAIT_S)[0]:
-        data += os.read(fd, 1024)  # the rest of a sequence
+        data += os.read(fd, 1024)  # the rest of the sequence that a special key sends
     return named(data.decode(errors="replace")) if data else ["q"]
 
 

@@ -1,7 +1,7 @@
 """zsq sub and zsq tail: write message bodies to standard output, one per line.
 
 `sub` receives from a channel. It finishes a message only after its line is written and flushed. If
-the process is killed before that, or its pipe breaks, the other messages are delivered again.
+the process is killed or its pipe breaks, the messages that it has not finished are delivered again.
 `tail` reads by offset, which does not affect any consumer.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ....transport.block.block import Block
     from ....transport.client.blocking.client import Batch, Consumer, Reader
 
-# The lines of a block from an offset on. None stands for a message that is not shown.
+# Returns the lines of a block from an offset on. None stands for a message that is not shown.
 Shown = Callable[["Block", int], Sequence[bytes | None]]
 
 POLL_S: Final = 0.2  # seconds until a signal or a broken pipe is noticed while no message arrives
@@ -42,7 +42,7 @@ QUIET_S: Final = 1.0  # seconds without a message until `sub` looks whether it i
 LOOK_AGAIN_S: Final = 30.0  # seconds until `sub` looks again
 FOLLOW_S: Final = 0.1  # seconds between requests of `tail` at the end of the topic
 READY: Final = 2500
-NEWEST_MAX: Final = 10_000  # repeats a constant of transport
+NEWEST_MAX: Final = 10_000  # repeats a constant of transport, whose import would delay help
 
 
 @click.command()
@@ -233,8 +233,7 @@ def drain(
     """Write and finish messages until `count`, a signal or a broken pipe; return their number.
 
     `shown` returns a line for each message. With `idle_s`, also stop when no message has arrived
-    for so many seconds. `quiet` is called when no message has arrived for `QUIET_S`, and again
-    after `LOOK_AGAIN_S`, until it returns True.
+    for that many seconds.
     """
     written = 0
     last_s = time.monotonic()
@@ -414,7 +413,8 @@ def _follow(
             written += len(bodies)
             offset = max(offset, block.next_offset)
         if count is None or written < count:
-            offset = max(offset, fetched.next_offset)  # the messages between are lost
+            # All messages before this offset that were not read are lost.
+            offset = max(offset, fetched.next_offset)
         if offset == before:
             if offset < fetched.start:
                 offset = fetched.start  # retention has removed the older ones

@@ -74,7 +74,7 @@ def lines(
     rest = b""
     while not stopped():
         if not select.select([descriptor], (), (), POLL_S)[0]:
-            continue  # so that a signal is noticed while no input arrives
+            continue  # check `stopped` again, so that a signal is noticed without input
         found = os.read(descriptor, READ_BYTES)
         if not found:
             break
@@ -275,7 +275,8 @@ def pub(
                         while len(receipts) > RECEIPTS_MAX or (receipts and receipts[0].done):
                             stored += _settle(receipts, timeout)
                     advance(size)
-            finally:  # messages before an invalid line are stored and counted
+            finally:
+                # The messages before an invalid line are stored, and are counted here.
                 while receipts:
                     stored += _settle(receipts, timeout)
             if stopping.is_set():
@@ -286,7 +287,8 @@ def pub(
         if as_json:
             answer = {"topic": topic, "messages": stored, "seconds": round(elapsed, 3)}
             tell(answer | (_place(receipt) if receipt is not None and stored == 1 else {}))
-        elif stored or sys.exception() is None:  # after an error only if messages were stored
+        elif stored or sys.exception() is None:
+            # After an error, this is printed only if messages were stored.
             what = "1 message" if stored == 1 else f"{stored:,} messages"
             click.echo(f"{what} {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
 

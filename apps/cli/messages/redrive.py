@@ -132,13 +132,15 @@ def redrive(
     with stop_signals() as stopping, contextlib.ExitStack() as stack:
         with stopping.interruptible():
             admin = stack.enter_context(Admin(url, timeout=timeout))
-            # A reader would need the right to read the whole topic.
+            # The statistics have the offsets. A `Reader` would need the permission to read all
+            # messages of the topic.
             [row] = admin.stats(dead_topic)["topics"]
             begin, end = row["start"], row["head"]
             was_there = any(one["channel_name"] == CHANNEL for one in row["channels"])
             producer = stack.enter_context(Producer(url, timeout=timeout))
             run = Run(admin, producer, dead_topic, Redrive(to, channel, end))
-            if begin == end:  # an unneeded channel would keep all later messages
+            # If there are no dead letters, do not create a channel. It would keep all later ones.
+            if begin == end:
                 _tell(run, as_json)
                 return 0
             consumer = stack.enter_context(

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 SECRET_BYTES_MAX: Final = 4096
 
-MSG_TIMEOUT_S: Final = 60  # these repeat actors/settings/options.py (a test compares them)
+# These two repeat actors/settings/options.py (a test compares them).
+MSG_TIMEOUT_S: Final = 60
 MSG_TIMEOUT_S_MAX: Final = 900
 
 
@@ -70,7 +71,7 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
 
 
 def _sleep_after(seconds: float | None) -> float:
-    """Return the time in seconds, or 0 for never. A topic that was just used does not sleep."""
+    """Return the seconds after which an unused topic sleeps, at least 1, or 0 for never."""
     from ....actors.settings.options import SLEEP_AFTER_S
 
     if seconds is None:
@@ -138,7 +139,11 @@ def secret(name: str, environment: MutableMapping[str, str]) -> str:
 
 
 def given_gateways(given: GivenOptions) -> tuple[NsqOptions | None, HttpOptions | None]:
-    """Return the options of both gateways. The options of each also describe the other gateway."""
+    """Return the options of both gateways.
+
+    Those of the NSQ gateway contain the port of the HTTP gateway. Those of the HTTP gateway contain
+    the options of the NSQ gateway.
+    """
     http, nsq = given_http(given), given_nsq(given)
     if http is not None and nsq is not None:
         nsq = replace(nsq, http_port=int(http.listen.rpartition(":")[2]))
@@ -208,7 +213,8 @@ def given_nsq(given: GivenOptions) -> NsqOptions | None:
         raise click.UsageError(text)
     _check_timeouts(given.nsq_msg_timeout, given.nsq_max_msg_timeout)
     more: dict[str, Any] = {}
-    for field in fields(NsqOptions):  # options with the name of a field; times are given in seconds
+    # Take the options that have the name of a field, and convert times from seconds.
+    for field in fields(NsqOptions):
         value = getattr(given, f"nsq_{field.name.removesuffix('_ms')}", None)
         if value is not None and field.name != "listen":
             more[field.name] = int(value * 1000) if field.name.endswith("_ms") else value

@@ -62,7 +62,7 @@ MISSING: Final = (
     "The data directory is missing. Give --data-dir DIR, set ZSQ_DATA_DIR, or set data-dir in "
     "the file of --config."
 )
-ARGUMENTS: Final = "zsq.arguments"  # the key in a context's meta for the command's arguments
+ARGUMENTS: Final = "zsq.arguments"  # the key of the command's arguments in the context's `meta`
 
 
 def options_of(command: click.Command) -> list[click.Option]:

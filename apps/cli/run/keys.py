@@ -124,7 +124,7 @@ def keys_show(file: Path, as_json: bool) -> None:
     from ....transport.wire.credentials import read_key_file
 
     found = read_key_file(str(file), ("public",))
-    with contextlib.suppress(UsageError):  # only a client's file has this key
+    with contextlib.suppress(UsageError):  # only the file of a client has this key
         found |= read_key_file(str(file), ("server",))
     if as_json:
         tell(found)

@@ -1,4 +1,4 @@
-"""Options of `zsq serve`: one row for each, from which everything else about the option follows.
+"""Options of `zsq serve`: a table with one row for each option.
 
 A new option takes a row here and the code in `broker_options.py` that applies it. The rows define
 the options of `zsq serve` and `zsq config` with their help, their environment variables, the keys
@@ -22,7 +22,7 @@ from ..quantities import Count, Lines, Number, Seconds
 
 PREFIX: Final = "ZSQ_SERVE_"
 TOKEN: Final = "ZSQ_ALARM_WEBHOOK_TOKEN"
-SECRETS: Final = (TOKEN,)  # only from the environment or a file that it names
+SECRETS: Final = (TOKEN,)  # set only by the environment, or by a file that it names
 
 # These repeat actors/settings/options.py (a test compares them), whose import would delay help.
 LISTEN: Final = "127.0.0.1:4153"
@@ -310,7 +310,7 @@ class GivenOptions:
 
     @classmethod
     def of(cls, parameters: Mapping[str, object]) -> GivenOptions:
-        """Take the options from a command's parameters, which may include others."""
+        """Take the options from a command's parameters, which may include other parameters."""
         found: dict[str, Any] = {
             name: value for name in ROWS if (value := parameters[name]) is not None
         }

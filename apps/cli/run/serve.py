@@ -75,11 +75,13 @@ def serve(context: click.Context, /, **given: Any) -> int:
     """
     check_python(sys.version_info[:3])
 
-    again = ConfigReload(context, os.environ)  # before the secrets are removed from the environment
+    # Made before the secrets are removed from the environment.
+    again = ConfigReload(context, os.environ)
     options = serve_options(GivenOptions.of(given), os.environ)
     from ....actors.runtime import forkserver
 
-    forkserver.begin()  # imports take half of the start; those of the forkserver run in parallel
+    # Imports take half of the time of a start. The forkserver does its imports in parallel.
+    forkserver.begin()
     from ....actors.supervisor.serve import serve as serve_broker
 
     return serve_broker(options, again.read)

@@ -1,1 +1,1 @@
-"""scripts/bench all: every budget of ZSQ's design beside this machine's result, in one table."""
+"""scripts/bench all: a table of all budgets of ZSQ's design, with the results of this machine."""

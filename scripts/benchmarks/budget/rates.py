@@ -150,7 +150,7 @@ def fanout(work: Work) -> Found:
 
 
 def clients(work: Work) -> Found:
-    """Measure on one broker, in turns, with the real disk and with a slower one."""
+    """Measure many clients on one broker, with the real disk and with a slower one in turn."""
     result = found(f"single publishes from {CLIENTS} clients at once")
     slower = found("with a slower sync")
     seconds = work.seconds(2.0)

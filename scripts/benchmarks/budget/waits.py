@@ -25,8 +25,8 @@ RATE: Final = 500.0
 DELAYS_MS: Final = (0.0, 0.1, 1.0, 5.0)
 KEPT: Final = 0.8
 TOPICS: Final = 10
-CHANNELS: Final = 3  # of each topic
-HELPS: Final = 5  # in each round
+CHANNELS: Final = 3  # the number of channels of each topic
+HELPS: Final = 5  # the number of runs of `zsq --help` in each round
 START_WAIT_S: Final = 30.0
 
 
@@ -80,7 +80,7 @@ def _with(added_ms: float) -> str:
 
 
 def through(broker: LocalBroker, topic: str, shape: Shape) -> float:
-    """Measure one producer and one consumer at once on a temporary topic. Return the rate."""
+    """Measure a producer and a consumer at the same time on a temporary topic. Return the rate."""
     with Admin(broker.url) as admin:
         admin.create_channel(topic, "bench")
         try:

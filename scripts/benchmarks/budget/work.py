@@ -22,8 +22,8 @@ GATES: Final = (*LONE, "--no-http", "--no-nsq")
 class Work:
     """The amount of work.
 
-    `scale` multiplies the loads. The table is made with 1. `waiting` is the number of messages of
-    the backlog. Brokers live in `folder`.
+    `scale` multiplies the loads. It is 1 for the table in the documentation. `waiting` is the
+    number of messages of the backlog. The brokers' directories are in `folder`.
     """
 
     folder: Path | None

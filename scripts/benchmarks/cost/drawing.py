@@ -21,7 +21,7 @@ from .plot import Axis, Plot, short
 TEXT: Final = "#1f2328"
 GRID: Final = "#d1d9e0"
 BACK: Final = "#ffffff"
-# Colour, dashes, mark.
+# The colour, the dashes and the mark of each curve.
 LINES: Final = (
     ("#0969da", "-", "o"),
     ("#bc4c00", "--", "s"),
@@ -40,7 +40,7 @@ DARK: Final = {  # the replacement of each colour on a dark page
 DECADES_WITH_STEPS: Final = 3  # axes of at most this many decades also have ticks at 2 and 5
 TEXTS: Final = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 SETTINGS: Final[dict[Any, Any]] = {
-    "svg.fonttype": "none",  # text stays text
+    "svg.fonttype": "none",  # text is stored as text and not as outlines
     "svg.hashsalt": "zsq",  # keeps names within the file the same from run to run
     "grid.color": GRID,
     "figure.facecolor": BACK,

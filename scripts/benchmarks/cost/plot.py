@@ -12,11 +12,7 @@ STEPS: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis.
-
-    `label` contains the quantity and its unit. In a sentence, `place` stands before a value of the
-    axis, and `unit` behind it. Behind 1 it is `singular`, if that is not empty.
-    """
+    """An axis. `label` has the quantity and its unit. `unit` follows a number in a sentence."""
 
     label: str
     unit: str
@@ -27,19 +23,19 @@ class Axis:
 
 @dataclass(slots=True)
 class Curve:
-    """The values of each round at each place."""
+    """A curve. `values` has, for each place on the x axis, the values of all rounds."""
 
     name: str
     values: dict[float, list[float]] = field(default_factory=dict)
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """The medians, in order."""
+        """The medians, in the order of their places on the x axis."""
         return [(x, statistics.median(values)) for x, values in sorted(self.values.items())]
 
     @property
     def spans(self) -> list[tuple[float, float, float]]:
-        """The smallest and largest values where they differ."""
+        """The smallest and largest values at each place where they differ."""
         return [
             (x, min(values), max(values))
             for x, values in sorted(self.values.items())
@@ -78,7 +74,7 @@ class Plot:
         }
 
     def sentence(self) -> str:
-        """Return the first and last point of each curve, and its maximum if it is neither."""
+        """Return, as text, the first, the last and the largest value of each curve."""
         return " ".join(self._said(curve) for curve in self.curves.values())
 
     def _said(self, curve: Curve) -> str:
@@ -99,7 +95,7 @@ class Plot:
 
 
 def short(value: float) -> str:
-    """Format with at most three digits and a letter for thousands, millions or billions."""
+    """Format a number with at most three digits, and a letter for thousands and so on."""
     for step, letter in STEPS:
         if abs(value) >= step * 0.9995:
             return f"{_three(value / step)}{letter}"

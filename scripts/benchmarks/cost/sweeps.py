@@ -35,8 +35,8 @@ SINGLES: Final = "64 clients, a message at a time"
 class Load:
     """The load of the sweeps.
 
-    `scale` multiplies the load of each point. `waiting` and `delayed` are the last points of those
-    sweeps. Brokers live in `folder`.
+    `scale` multiplies the load of each point. `waiting` and `delayed` are the last points of the
+    sweeps with these names. The brokers' directories are in `folder`.
     """
 
     folder: Path | None
@@ -50,7 +50,9 @@ class Load:
         return max(2 * block, int(full * self.scale) // block * block)
 
     def turns(self, places: tuple[float, ...]) -> Iterator[tuple[int, float]]:
-        """Yield rounds and places, with every second round in reverse order."""
+        """Yield each round with each place. In every second round, the places are in reverse
+        order.
+        """
         for number in range(self.rounds):
             for place in places if number % 2 == 0 else reversed(places):
                 yield number, place

@@ -23,7 +23,7 @@ class MemberFailed(Exception):
 
 
 class Crew:
-    """A context: `add` processes, `go`, collect `results`."""
+    """A context manager: `add` makes processes, `go` starts them, `results` returns the results."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
@@ -57,7 +57,7 @@ class Crew:
         self._members.append((process, ours))
 
     def go(self) -> float:
-        """Wait until all processes are ready, start them, and return the time."""
+        """Wait until all processes are ready, start them, and return the time of this start."""
         for _, channel in self._members:
             _receive(channel, READY_WAIT_S)
         now = time.monotonic()

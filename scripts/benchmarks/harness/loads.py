@@ -1,4 +1,4 @@
-"""Measured clients: only the public Producer and Consumer, with messages that differ."""
+"""Clients to measure. They use only the public Producer and Consumer, and messages that differ."""
 
 from __future__ import annotations
 

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-OUTSTANDING: Final = 4_000  # unanswered messages of a closed loop
-LEAD_S: Final = 0.3  # from the common start to the first message
-GRACE_S: Final = (
-    30.0  # the longest wait for the answer and the arrival of the last message, after it is due
-)
-CLOSED_S_MAX: Final = 60.0  # for all messages of a closed loop
+OUTSTANDING: Final = 4_000  # the most unanswered messages of a closed loop
+LEAD_S: Final = 0.3  # seconds from the common start of the processes to the first message
+# Seconds after the last message is due. Until then it must be answered and must have arrived.
+GRACE_S: Final = 30.0
+CLOSED_S_MAX: Final = 60.0  # the time limit for sending all messages of a closed loop
 BURST: Final = 500  # messages sent in a row before answers are read
 NUMBER: Final = 16  # digits at the beginning of each body
 SHARES: Final = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999}
@@ -33,8 +32,8 @@ Clock = Callable[[], float]
 class Load:
     """The messages of one run. They are numbered from 0.
 
-    With a `rate`, message n is due n / `rate` seconds after the begin. Without one (0) the loop is
-    closed: a message is sent as soon as fewer than `OUTSTANDING` are unanswered.
+    With a `rate`, message n is due n / `rate` seconds after the start. A `rate` of 0 means a closed
+    loop: a message is sent as soon as fewer than `OUTSTANDING` messages are unanswered.
     """
 
     count: int
@@ -42,9 +41,7 @@ class Load:
     rate: float = 0.0
 
     def due_s(self, number: int) -> float:
-        """Return the seconds from the begin until this message is due. In a closed loop this is
-        0.
-        """
+        """Return the seconds from the start until this message is due, or 0 in a closed loop."""
         return number / self.rate if self.rate else 0.0
 
     def allowed(self, passed_s: float, answered: int) -> int:
@@ -57,7 +54,7 @@ class Load:
 
     @property
     def end_s(self) -> float:
-        """The seconds after the begin at which everything must have arrived."""
+        """Seconds from the start until all messages must have arrived."""
         return (self.due_s(self.count) or CLOSED_S_MAX) + GRACE_S
 
     def body(self, number: int) -> bytes:
@@ -70,7 +67,7 @@ class Arrivals:
     def __init__(self, load: Load, begin: float, clock: Clock = time.monotonic) -> None:
         self.load = load
         self.count = 0
-        # 0 where a message has not arrived
+        # By the number of the message. The time is 0 if the message has not arrived.
         self.times = array("d", bytes(8 * load.count))
         self._begin = begin
         self._clock = clock

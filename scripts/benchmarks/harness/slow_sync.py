@@ -1,11 +1,11 @@
-"""Broker with slower syncs: shows how it would run with a slower disk. The delay can be changed.
+"""Broker with slower syncs, to show how it would run with a slower disk. The delay can be changed.
 
 The product has no code for this. `PROGRAM` replaces `python -m zsq` and adds this module to the
 imports of the forkserver. So each child has the module before it is forked. Here a sleep in the
 same thread follows each sync of `storage/files.py`, as a slower disk would keep that thread
-waiting. A commit of LMDB syncs twice below Python (its pages, then its head), where no sleep can be
-added. Therefore two sleeps follow the whole commit. A shim in front of the C library was rejected,
-because it needs a compiler.
+waiting. A commit of LMDB syncs twice below Python (its pages, then its meta page), where no sleep
+can be added. Therefore two sleeps follow the whole commit. A shim in front of the C library was
+rejected, because it needs a compiler.
 
 The delay lies in a file of eight bytes that all processes map. So one broker can be measured with
 several delays in turn.

@@ -1,1 +1,1 @@
-"""Measurements. Each module measures one side of the broker and adds rows to a report."""
+"""Measurements. Each module measures one aspect of the broker and adds rows to a report."""

@@ -1,4 +1,4 @@
-"""Backlog of a slow channel: rates and memory without it and with a huge one, and a restart.
+"""Backlog of a slow channel: rates and memory without and with a huge backlog, and a restart.
 
 The restart follows a kill of all processes.
 """
@@ -76,7 +76,7 @@ def _rates(broker: LocalBroker, report: Report, shape: Shape, topic: str) -> Non
 
 
 def _drain(start: Start, url: str, topic: str, channel: str, count: int) -> float:
-    """Finish at least `count` messages. Return the time."""
+    """Finish at least `count` messages. Return the time when that is done."""
     seen = 0
     deadline = time.monotonic() + WAIT_S
     with Consumer(topic, channel, url=url, ready=20_000) as consumer:

@@ -19,9 +19,9 @@ TOPIC: Final = "wide"
 RATE: Final = 20_000  # single messages a second, in blocks of BLOCK
 BLOCK: Final = 100
 PUBLISH_S: Final = 10.0
-TIMEOUT_S: Final = 1.0  # the shortest lease
-EXPIRING: Final = 100  # channels with a consumer that does not answer
-EXPIRIES: Final = 5  # of each of these channels
+TIMEOUT_S: Final = 1.0  # the shortest lease that a consumer can have
+EXPIRING: Final = 100  # the number of channels with a consumer that does not answer
+EXPIRIES: Final = 5  # the number of expired leases to measure in each of these channels
 MIB: Final = 1 << 20
 
 

@@ -28,14 +28,14 @@ FIRST_PAGE: Final = (
     "/api/histories?span=5m&points=60&series=in,backlog",
 )
 PLACES: Final = ("#/", "#/channels", "#/topics/topic0")
-BROWSED: Final = 5  # loads of each page in a round
+BROWSED: Final = 5  # the number of times that each page is loaded in a round
 ALL_CHANNELS: Final = "/api/overview?channels=1"
 STREAM_TOPICS: Final = "/api/live"
 STREAM_CHANNELS: Final = "/api/live?channels=1"
 ASKED: Final = ("supervisor", "http_gateway")  # only these processes answer the console
 SETTLE_S: Final = 12.0  # seconds until new processes send their heartbeats at long intervals
 LINGER_S: Final = 32.0
-BUSY: Final = 10  # topics that get messages
+BUSY: Final = 10  # the number of topics that get messages
 MIB: Final = 1 << 20
 
 

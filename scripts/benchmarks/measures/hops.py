@@ -1,8 +1,8 @@
 """Processor time and waits of each process that a block passes, by thread, for several block sizes.
 
 Processor time is the kernel's (`schedstat`, nanoseconds), so it counts what a thread does, not what
-it waits for. A voluntary switch is a wait for a socket, for a disk, or for the lock of the other
-thread. The sum over all processes, divided by the cores, limits the rate.
+it waits for. A voluntary switch is a wait for a socket, for a disk, or for a lock that another
+thread holds. The sum over all processes, divided by the cores, limits the rate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHANNEL: Final = "bench0"
 KINDS: Final = ("producer", "topic", "channel", "consumer")
 BLOCKS_MAX: Final = 10_000  # the most blocks of a round
 OWN, ZEROMQ = "own threads", "ZeroMQ's thread"
-# By kind of thread: seconds of processor time, voluntary switches.
+# For each kind of thread: seconds of processor time, and the number of voluntary switches.
 Costs = dict[str, tuple[float, int]]
 
 
@@ -35,7 +35,7 @@ def hops(
     blocks: tuple[int, ...],
     rounds: int,
 ) -> None:
-    """Measure one producer and one consumer at once, with `messages` in blocks of each size.
+    """Measure a producer and a consumer at the same time, with `messages` in blocks of each size.
 
     A round has at most BLOCKS_MAX blocks.
     """

@@ -35,17 +35,17 @@ LOOP: Final = "uvloop alone"
 DISK: Final = "writev + fdatasync"
 LATENCY: Final = "1 connection, PUB"
 BUDGETS: Final = {MPUB: 500_000, FIN: 250_000, "singles": 15_000}
-# Kinds of processes in the broker's statistics.
+# The report shows these kinds of processes of the broker.
 SHOWN: Final = ("nsq_gateway", "topic", "channel")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The loads.
+    """The sizes of the four loads.
 
-    `messages` go through MPUBs and the consumer. `connections` publish single messages for
-    `seconds`, and then one connection does.
+    `messages` is the number for MPUBs and for the consumer. `connections` publish single messages
+    for `seconds`, and then one connection does the same.
     """
 
     messages: int
@@ -217,7 +217,7 @@ def _measured(
 def _together(*works: tuple[Any, ...]) -> tuple[float, Done]:
     """Run functions with their arguments, each in a process.
 
-    Return the seconds and the result of the last one.
+    Return the seconds that all took, and the result of the last function.
     """
     with Crew() as crew:
         for work in works:

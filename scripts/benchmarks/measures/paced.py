@@ -1,8 +1,8 @@
 """Latency of single messages at a pace that is fixed in advance, for ZSQ and its peers.
 
 The pace is a share of the rate at which each broker is saturated in the same run. Every message is
-a publish of its own with its own acknowledgement, and latency counts from the time at which the
-message was due (see `harness/pace.py`).
+published and acknowledged separately. Its latency counts from the time at which it was due (see
+`harness/pace.py`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ COLUMNS: Final = (*PERCENTILES, LAG, LAG_MAX)
 LINGER_MS: Final = 1.0
 CHANNEL: Final = "bench"
 WARM: Final = b"warm"
-PROBE: Final = 2_000  # messages with which a rate is first estimated
-CLOSED_S: Final = 4.0  # the longest run of the second and final estimate
+PROBE: Final = 2_000  # messages of the first, short run, which estimates the saturated rate
+CLOSED_S: Final = 4.0  # the longest duration of the second run, which measures that rate
 MESSAGES_MAX: Final = 4_000_000
 READY: Final = 5_000
 
@@ -155,7 +155,7 @@ def _closed_rate(peer: Peer, topic: str, load: Load) -> float:
 
 
 def _run(peer: Peer, topic: str, load: Load) -> tuple[float, Sent, array[float]]:
-    """Return the begin of the load, the publisher's result, and the times of arrival."""
+    """Return the start of the load, the publisher's result, and the times of arrival."""
     peer.prepare(peer.place, topic)
     with Crew() as crew:
         crew.add(peer.consume, peer.place, topic, load)
@@ -169,7 +169,7 @@ def _run(peer: Peer, topic: str, load: Load) -> tuple[float, Sent, array[float]]
 
 @contextlib.contextmanager
 def _peers(broker: LocalBroker) -> Iterator[list[Peer]]:
-    """Start the brokers that are on PATH, and yield them with ours."""
+    """Start the other brokers that are on PATH, and yield them together with ZSQ's."""
     ours = (
         (_prepare, publish_blocks, _consume, _remove),
         (_prepare, publish_lingering, _consume, _remove),
@@ -224,7 +224,7 @@ def _remove(url: str, topic: str) -> None:
 
 
 def publish_blocks(start: Start, url: str, topic: str, load: Load) -> Sent:
-    """Publish each message as a block of its own, which is sent at once."""
+    """Publish each message as a separate block, which is sent immediately."""
     return _publish(
         start,
         url,
@@ -236,7 +236,7 @@ def publish_blocks(start: Start, url: str, topic: str, load: Load) -> Sent:
 
 
 def publish_lingering(start: Start, url: str, topic: str, load: Load) -> Sent:
-    """Publish each message by a call of its own. Messages of one millisecond share a block."""
+    """Publish each message by a separate call. Messages of one millisecond share a block."""
     return _publish(
         start, url, topic, load, LINGER_MS, lambda producer, body: producer.publish(topic, body)
     )

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 MILLISECONDS: Final = "ms"
 CLIENT_PROCESSES: Final = 4
 CHANNELS: Final = 20
-RAW_MESSAGES_MAX: Final = 1_500  # of a round; the limit needs no more messages
+RAW_MESSAGES_MAX: Final = 1_500  # in a round; this is enough to measure the limit
 
 
 def latency(
     broker: LocalBroker, report: Report, size: int, seconds: float, a_second: float, rounds: int
 ) -> None:
-    """Measure from the call of publish() to the handler.
+    """Measure the time from the call of publish() to the handler.
 
     The rate is fixed and far below the broker's limit.
     """

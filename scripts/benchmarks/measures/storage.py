@@ -1,4 +1,7 @@
-"""Storage: the log alone and a producer, beside writev + fdatasync; bytes written for each byte."""
+"""Storage benchmark: the rates of the log alone and of one producer, beside writev + fdatasync.
+
+It also measures how many bytes storage writes to the disk for each byte of a block.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""e2e, publish, consume and fanout: messages a second beside the limits, in interleaved rounds."""
+"""Throughput benchmarks (e2e, publish, consume, fanout).
+
+Each round measures ZSQ and the limits of the machine in turn.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ REDIS: Final = "redis streams, synced"
 def e2e(
     broker: LocalBroker, report: Report, shape: Shape, rounds: int, *, streams: bool = True
 ) -> None:
-    """Measure one producer and one consumer at once. `streams` adds Redis streams."""
+    """Measure one producer and one consumer at the same time. `streams` adds Redis streams."""
 
     def ours(topic: str) -> float:
         return _through(broker, topic, shape, channels=1)

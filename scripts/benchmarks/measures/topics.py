@@ -16,7 +16,7 @@ from zsq.transport.client.blocking.producer import Producer
 
 from ..harness.report import Report
 
-SETTLE_S: Final = 15.0  # the first pulses and checkpoints are over
+SETTLE_S: Final = 15.0  # after this time, the first pulses and checkpoints are over
 SLEEP_WAIT_S: Final = 180.0
 PROBES: Final = 10  # topics to which a message is published, asleep and awake
 KINDS: Final = ("topic", "channel", "scan_loop", "scan_worker", "supervisor")
@@ -24,8 +24,8 @@ _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
 class _Used(NamedTuple):
-    wake_ups: int  # of all threads: the kernel's count of voluntary context switches
-    seconds: float  # of processor time
+    wake_ups: int  # the voluntary context switches of all threads, as the kernel counts them
+    seconds: float  # the processor time
 
 
 def topics(broker: LocalBroker, report: Report, count: int, channels: int, seconds: float) -> None:
@@ -69,7 +69,7 @@ def _wait_asleep(admin: Admin) -> None:
 
 
 def _publish_ms(url: str, number: int) -> float:
-    """Return the time of a first publish of a new producer."""
+    """Return the milliseconds that the first publish of a new producer takes."""
     with Producer(url) as producer:
         begin = time.perf_counter()
         producer.publish(f"topic-{number}", b"x")
@@ -85,7 +85,7 @@ def _idle(report: Report, rows: Sequence[Mapping[str, Any]], seconds: float, sta
     busy_s = 0.0
     for row in rows:
         if not Path(f"/proc/{row['pid']}").exists():
-            continue  # a scan worker that the pool does not need any more
+            continue  # this was a scan worker that the pool does not need any more
         now, then = _used(row["pid"]), before[row["pid"]]
         wake_ups[row["kind"]] += now.wake_ups - then.wake_ups
         busy_s += now.seconds - then.seconds

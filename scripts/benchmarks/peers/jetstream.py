@@ -1,8 +1,8 @@
-"""The same work on JetStream if nats-server is on PATH: file storage, every message synced.
+"""JetStream as a peer in the benchmarks, if nats-server is on PATH.
 
-The client is plain Python, like ZSQ's client, and speaks NATS's text protocol. A publish names a
-reply subject, and the server answers on it when the message is stored. A push consumer acknowledges
-each message explicitly.
+The server stores messages in files and syncs each message. The client is plain Python, like ZSQ's
+client, and speaks NATS's text protocol. A publish names a reply subject, and the server answers on
+it when the message is stored. A push consumer acknowledges each message explicitly.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ HELLO: Final = (
 )
 ANSWERS: Final = b"answers"
 CONSUMER: Final = "bench"
-UNFINISHED_MAX: Final = 5_000  # delivered and not yet acknowledged, as with ZSQ's consumer
-BUFFERED_MAX: Final = 10_000_000  # publishes that the server keeps before it refuses more
+# The most messages that are delivered and not acknowledged, as with ZSQ's consumer.
+UNFINISHED_MAX: Final = 5_000
+BUFFERED_MAX: Final = 10_000_000  # the most publishes that the server keeps before it refuses more
 CONFIGURATION: Final = """
 listen: "127.0.0.1:{port}"
 ping_interval: "1h"
@@ -114,7 +115,7 @@ class Parser:
 
 
 class Link:
-    """A connection that has been accepted."""
+    """A connection that the server has accepted."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), READY_S)

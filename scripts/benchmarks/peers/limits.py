@@ -23,14 +23,14 @@ from ..harness.crew import Crew
 from ..harness.loads import WINDOW_BYTES, Shape, Start, make_bodies
 
 SYNC_BYTES: Final = 2 << 20  # the bytes of one sync, as a topic gathers under load
-IOV_BLOCKS: Final = 512  # of two pieces each: the kernel accepts 1,024 pieces at once
+IOV_BLOCKS: Final = 512  # blocks of two pieces each, because `writev` accepts 1,024 pieces at once
 RAW_WAIT_MS: Final = 120_000
-HWM: Final = 64  # blocks in each direction of a socket
+HWM: Final = 64  # the high-water mark of a socket, in blocks for each direction
 
 
 def raw_rate(shape: Shape) -> float:
     """Return the messages a second through five processes."""
-    # Short, as a socket's path must be.
+    # The directory is in the system's folder, because the path of a socket must be short.
     with (
         tempfile.TemporaryDirectory(prefix="raw-") as run,
         Crew() as crew,

@@ -23,10 +23,11 @@ CHANNEL: Final = "bench"
 OK: Final = struct.pack(">ii2s", 6, 0, b"OK")
 HEARTBEAT: Final = struct.pack(">ii11s", 15, 0, b"_heartbeat_")
 CLOSE_WAIT: Final = struct.pack(">ii10s", 14, 0, b"CLOSE_WAIT")
-HEAD: Final = struct.Struct(">iiqH16s")  # of a message: size, type, time, attempts, id
+HEAD: Final = struct.Struct(">iiqH16s")  # a message's size, type, time, attempts, id
 NUMBER: Final = 16  # digits at the beginning of each body
-READ: Final = 1 << 18  # bytes of a read of messages
-ANSWERS: Final = 4096  # bytes; each read allocates as much as it requests
+READ: Final = 1 << 18  # bytes that one read of messages requests
+# Bytes that one read of answers requests. It is small, because a read allocates what it requests.
+ANSWERS: Final = 4096
 CONNECT_S: Final = 15.0
 WAIT_S: Final = 120.0
 CUT_MAX: Final = 1024
@@ -50,7 +51,7 @@ class NsqFailed(MemberFailed):
 
 
 def connect(port: int) -> socket.socket:
-    """Connect to a port of this machine and send the magic. The server may still be starting."""
+    """Connect to a port of this machine and send NSQ's magic. The server may still be starting."""
     deadline = time.monotonic() + CONNECT_S
     while True:
         try:

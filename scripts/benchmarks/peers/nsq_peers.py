@@ -1,4 +1,4 @@
-"""Peers of the NSQ gateway: an event loop that only moves the same bytes, and nsqd if on PATH."""
+"""Peers of the NSQ gateway: an event loop that only moves bytes, and nsqd if it is on PATH."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ..harness.loads import BODIES_MAX, Shape, Start, make_bodies
 from .nsq_client import CLOSE_WAIT, HEAD, OK, consume, make_channel, publish_blocks
 
 FIN_BYTES: Final = 21
-CHUNK: Final = 500  # messages in one write of the source
+CHUNK: Final = 500  # the number of messages in one write of the source
 READY_S: Final = 20.0
 SYNCED: Final = "nsqd, synced"
 KINDS: Final = {"nsqd": (), SYNCED: ("--mem-queue-size=0", "--sync-every=1")}
-# it syncs after each message, so the number of messages is divided by this
+# With these options nsqd syncs after each message, so it gets only this part of the messages.
 SYNCED_SHARE: Final = 20
 IN_MEMORY: Final = "nsqd, in memory"
 ON_DISK: Final = "nsqd, on disk"
 BLOCK_KINDS: Final = {IN_MEMORY: (f"--mem-queue-size={1 << 20}",), ON_DISK: ("--mem-queue-size=0",)}
-MESSAGES_MAX: Final = 400_000  # of one round; the queue in memory has room for more
-CONNECTIONS: Final = 4  # with MPUBs
+MESSAGES_MAX: Final = 400_000  # in one round; the queue in memory has room for more
+CONNECTIONS: Final = 4  # connections that send MPUBs
 AHEAD: Final = 4  # unanswered MPUBs of each connection
-READY: Final = 2_500  # the most that nsqd allows by default
+READY: Final = 2_500  # the ready count, the largest that nsqd allows by default
 
 
 def free_port() -> int:

@@ -25,7 +25,7 @@ from .nsq_peers import READY
 GROUP: Final = b"bench"
 IDENTITY: Final = b'{"heartbeat_interval": -1}'
 READ: Final = 1 << 18
-WAIT_S: Final = 1.0  # for messages, until the end of the run is checked again
+WAIT_S: Final = 1.0  # a consumer waits this long for messages before it checks for the run's end
 
 
 def send_paced(

@@ -27,7 +27,7 @@ def raw_single_seconds(
 ) -> tuple[list[float], list[float]]:
     """Return the seconds to the consumer and to the answer for `count` messages at a fixed rate."""
     shape = Shape(count, size, 1)
-    # Short, as a socket's path must be.
+    # The directory is in the system's folder, because the path of a socket must be short.
     with (
         tempfile.TemporaryDirectory(prefix="raw-") as run,
         Crew() as crew,

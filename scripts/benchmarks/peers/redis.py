@@ -1,8 +1,8 @@
-"""The same work on Redis streams if redis-server is on PATH.
+"""Redis streams as a peer in the benchmarks, if redis-server is on PATH.
 
-It runs with appendfsync always, and gets XADD and XREADGROUP + XACK in pipelines. The client is
-plain Python, like ZSQ's client, and speaks RESP. It packs each command and unpacks each body,
-nothing more.
+The server runs with appendfsync always, and gets XADD and XREADGROUP + XACK in pipelines. The
+client is plain Python, like ZSQ's client, and speaks RESP. It only packs each command and unpacks
+each body.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 from ..harness.crew import Crew, MemberFailed
 from ..harness.loads import Shape, Start, make_bodies
 
-MESSAGES_MAX: Final = 200_000  # of one round; Redis is slower, and its rounds need not take longer
+MESSAGES_MAX: Final = 200_000  # in one round; Redis is slower, and its rounds need not take longer
 STREAM: Final = b"bench"
 WAIT_S: Final = 60.0
 

@@ -1,1 +1,1 @@
-"""The asyncio clients: the names and arguments of the blocking ones, with await."""
+"""The asyncio clients. They have the names and arguments of the blocking clients, with await."""

@@ -1,4 +1,4 @@
-"""The asyncio clients: the names and arguments of the blocking ones, with await.
+"""The asyncio clients. They have the names and arguments of the blocking clients, with await.
 
 They run the same engines as the blocking clients, in the thread of the event loop, without locks.
 

@@ -58,7 +58,7 @@ class Turner(Generic[_EngineT]):
     """
 
     def __init__(self, engine: _EngineT, *, tells: bool = False, hasty: bool = False) -> None:
-        """`tells`, `hasty`: see `Engine`."""
+        """Create a turner for `engine`. `tells`, `hasty`: see `Engine`."""
         engine.tells = tells
         engine.hasty = hasty
         self.pid = os.getpid()
@@ -86,7 +86,7 @@ class Turner(Generic[_EngineT]):
     def settle(self) -> None:
         """Wake the waiters whose condition is met, and set the timer for the next due time.
 
-        Called after something was sent or received.
+        This is called after something was sent or received.
         """
         self.engine.settle()
         self._arm()
@@ -105,7 +105,7 @@ class Turner(Generic[_EngineT]):
     async def wait(self, done: Callable[[], bool], deadline_ns: int) -> bool:
         """Wait until `done()` is true. Return False at the deadline."""
         self.settle()
-        turned = False  # a deadline in the past still gets one check
+        turned = False  # `done` is checked once even if the deadline has passed already
         while not done():
             late = time.monotonic_ns() >= deadline_ns
             if self.stopped or (late and turned):
@@ -117,8 +117,8 @@ class Turner(Generic[_EngineT]):
             future: asyncio.Future[None] = self.loop.create_future()
             waiter = Waiter(done, partial(_wake, future), deadline_ns)
             self.engine.waiters.append(waiter)
-            # A waiter has no timer of its own. Such a timer would rarely be needed, and would cost
-            # as much as the waiting itself.
+            # A separate timer for each waiter would rarely be needed, and would cost as much as the
+            # waiting itself.
             self.engine.sooner(deadline_ns)
             self._arm()
             try:

@@ -116,7 +116,7 @@ class Consumer(ConsumerBase):
     _messages: deque[Message]
 
     def _begin(self) -> None:
-        self._handling = 0  # workers that await a handler
+        self._handling = 0  # the number of workers that await a handler
         self._ended = False
 
     def _forked(self) -> None:

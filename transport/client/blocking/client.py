@@ -353,8 +353,8 @@ class Admin(AdminBase, Asker):
 
         `channel`: the only channel that gets them, or None for all channels. `origin`: topic, its
         uuid, and channel, as the headers of the dead letters say. Raises E_FORBIDDEN unless dead
-        letters of that channel go to `dead_topic`. `chosen`: a person has chosen `to`, so the
-        broker does not check the headers. The call is recorded in the audit log.
+        letters of that channel go to `dead_topic`. `chosen`: True if a person has chosen `to`. The
+        broker then does not check the headers. The call is recorded in the audit log.
         """
         return self._carry_out(administration.redrive_to(dead_topic, to, channel, origin, chosen))
 

@@ -5,7 +5,7 @@ with backoff on an exception.
 
 The channel defines the backoff, so the operator sets it in one place for all consumers. Rejected: a
 backoff with jitter in each client, as in earlier versions. Its purpose is that independent clients
-do not act at the same moment. The channel's credit already does that.
+do not act at the same moment. The channel's credit already ensures that.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def check_callable(what: str, value: Any) -> None:
 
 
 class Runner:
-    """The work of each thread of `Consumer.run`.
+    """The loop that each thread of `Consumer.run` executes.
 
     The first error from the broker ends all threads.
     """
@@ -131,7 +131,8 @@ class Runner:
             if not message.answered:
                 message.requeue(**again(message, self.delay), error=error)
         else:
-            # From a lambda or a partial; the handler has not run, so requeue the message.
+            # A lambda or a partial has returned a coroutine. So the handler has not run, and the
+            # message is requeued.
             if inspect.iscoroutine(result):
                 result.close()
                 message.requeue()
@@ -170,7 +171,7 @@ def draining_on_signals(consumer: Consumer) -> Iterator[None]:
 log = logging.getLogger("zsq")
 
 READY: Final = 2500
-ANSWER_S: Final = 30.0  # time to wait for a reply, in a consumer without a time-out
+ANSWER_S: Final = 30.0  # how long a consumer without a time-out waits for a reply
 FOREIGN: Final = "the parent process received this message, and only that process can answer it"
 
 
@@ -276,9 +277,10 @@ class ConsumerBase:
         return
 
     def _forked(self) -> None:
-        """Leave all messages to the parent. Called in a forked child.
+        """Leave all messages to the parent process. This is called in a forked child.
 
-        Only the parent can answer them, and its calls return those that still wait.
+        Only the parent can answer the messages. Calls in the parent return the messages that still
+        wait.
         """
         self._messages = deque()
         self._workers = set()
@@ -403,16 +405,15 @@ class Consumer(ConsumerBase):
                 message = messages.popleft()
             except IndexError:
                 message = None
-            if (
-                message is None
-                # This is outside of the `except` above, so that an error here does not get
-                # IndexError as its context.
-            ):
+            # `_fill` is not called in the `except` above. Otherwise its errors would have the
+            # IndexError as their context.
+            if message is None:
                 if not self._fill(deadline_ns):
                     return None
                 messages = self._messages
             elif not message._batch.delivery.expired(time.monotonic_ns()):
-                # Otherwise its lease ended while it waited here, and it is delivered again.
+                # If the lease has ended while the message waited here, the channel delivers the
+                # message again.
                 return message
         return None
 
@@ -585,7 +586,7 @@ class Consumer(ConsumerBase):
             raise runner.error
 
     def _stop_taking(self) -> None:
-        """Stop receiving. Safe in a signal handler, because it takes no lock."""
+        """Stop receiving. A signal handler may call this, because it takes no lock."""
         self._closing = True
         if self._made is not None:
             self._made.nudge()

@@ -1,12 +1,12 @@
-"""Drive: the threads that turn an engine. A waiting thread does it, or else a keeper thread.
+"""Drive: turns an engine, in a thread that waits for it, or else in a keeper thread.
 
 To *turn* an engine is to process the events that arrived, and then the timers that are due (see
 `link.py`). The thread that does this is the driver.
 
-The hot path has no thread switch. A thread that waits (for Stored, for a delivery) sleeps on the
-engine's epoll set itself, without the lock. It processes events under the lock. If another thread
-drives already, the thread *follows*: it sleeps on a private lock. The driver releases this lock
-when the thread's condition is met, or when the thread must become the driver.
+A publish or a receive needs no thread switch. A thread that waits (for Stored, for a delivery)
+sleeps on the engine's epoll set itself, without the lock. It processes events under the lock. If
+another thread drives already, the thread *follows*: it sleeps on a private lock. The driver
+releases this lock when the thread's condition is met, or when the thread must become the driver.
 
 The keeper is a daemon thread. While other threads turn the engine, it only checks the timers every
 20 ms (lingering messages, finishes to send, heartbeats). When no thread has turned the engine for
@@ -14,7 +14,7 @@ The keeper is a daemon thread. While other threads turn the engine, it only chec
 user's code does something else. The keeper stops driving as soon as a caller wants to drive.
 
 Rejected: a thread that always does the I/O. Each publish then costs two thread switches and two
-waits for the GIL (measured elsewhere at 40 to 80 microseconds, more than everything else).
+waits for the GIL (40 to 80 microseconds in other measurements, more than the rest of a publish).
 
 Fork: an engine belongs to the process that made it. Its owner checks `pid` and makes a new Drive in
 a child. The inherited Drive is kept in `_inherited` and never touched, so no destructor closes a
@@ -36,13 +36,11 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from ..core.link import FAR_NS, Engine, Steps, Waiter
 
 TICK_NS: Final = 20_000_000
-_SLEEP_NS_MAX: Final = (
-    3_600_000_000_000  # the system allows 24 days at most; a woken thread checks the timers
-)
+_SLEEP_NS_MAX: Final = 3_600_000_000_000  # one hour; the system allows at most 24 days
 _EXIT_S: Final = 5.0
 _EngineT = TypeVar("_EngineT", bound=Engine)
 _T = TypeVar("_T")
-_inherited: list[object] = []  # objects of the parent, kept permanently
+_inherited: list[object] = []  # objects of the parent process, which are kept permanently
 
 
 class Drive(Generic[_EngineT]):
@@ -52,9 +50,10 @@ class Drive(Generic[_EngineT]):
     """
 
     def __init__(self, engine: _EngineT, *, keeper: str = "", hasty: bool = False) -> None:
-        """`keeper`: the thread's name. Without one the engine is only turned while a caller waits.
+        """Create a drive for `engine`.
 
-        `hasty`: see `Engine`.
+        `keeper`: the name of the keeper thread. Without a name there is no such thread, and the
+        engine is turned only while a caller waits. `hasty`: see `Engine`.
         """
         engine.tells = True
         engine.hasty = hasty
@@ -63,12 +62,13 @@ class Drive(Generic[_EngineT]):
         self.lock = threading.Lock()
         self.stopped = False
         self._driver: object | None = None
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes the driver
+        # A write to this descriptor wakes the driver.
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         engine.epoll.register(self._wake_fd, select.EPOLLIN)
         self._keeper_name = keeper
         self._keeper: threading.Thread | None = None
         self._keeper_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._keeper_until_ns = 0  # the latest time of its next check
+        self._keeper_until_ns = 0  # the latest time of the keeper's next check
         self._keeper_drives = False
 
     # Waiting
@@ -85,14 +85,14 @@ class Drive(Generic[_EngineT]):
         waiter = Waiter(done, lambda: self._wake(waker))
         self.engine.waiters.append(waiter)
         try:
-            turned = False  # a deadline in the past still gets one check
+            turned = False  # `done` is checked once even if the deadline has passed already
             while not done():
                 now = time.monotonic_ns()
                 if (turned and now >= deadline_ns) or self.stopped:
                     return done()
                 turned = True
                 if waiter not in self.engine.waiters:
-                    # It was woken, but another thread was faster.
+                    # This thread was woken, but another thread has taken what it waited for.
                     self.engine.waiters.append(waiter)
                 if self._driver is None:
                     self._drive(waker, deadline_ns)
@@ -162,7 +162,7 @@ class Drive(Generic[_EngineT]):
     def settle(self) -> None:
         """Wake the waiters whose condition is met, and make sure that the next timer is processed.
 
-        Called after a caller has sent or received something.
+        This is called after a caller has sent or received something.
         """
         engine = self.engine
         if engine.waiters:
@@ -241,14 +241,14 @@ class Drive(Generic[_EngineT]):
     def end(self) -> None:
         """Wait for the keeper, after `stop` and without the lock.
 
-        The last reference closes the descriptors.
+        The descriptors are closed when no reference to this object is left.
         """
         keeper, self._keeper = self._keeper, None
         if keeper is not None and keeper is not threading.current_thread():
             keeper.join(1.0)
 
     def __del__(self) -> None:
-        """Close the descriptors. No thread sleeps on them, because none has a reference to this."""
+        """Close the descriptors. No thread sleeps on them, because no thread uses this object."""
         if self.pid == os.getpid():
             os.close(self._wake_fd)
             os.close(self._keeper_fd)
@@ -260,12 +260,14 @@ def _drain(fd: int) -> None:
 
 
 _Made = TypeVar("_Made", bound=Drive[Any])
-_making: threading.Lock = threading.Lock()  # several threads may use a client for the first time
+# This lock is necessary because several threads may use a client for the first time.
+_making: threading.Lock = threading.Lock()
 
 
 def _after_fork() -> None:
     global _making
-    _making = threading.Lock()  # a thread that held the old one does not exist in the child
+    # If a thread of the parent held the old lock, no thread of the child can release it.
+    _making = threading.Lock()
     for client in list(_consumers):
         client._forked()
 

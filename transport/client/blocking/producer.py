@@ -208,7 +208,7 @@ class ProducerBase:
         self._hasty = isinstance(timeout, DefaultTimeout)
         self._lingers = linger_ms > 0
         self._closed = False
-        make_engine(*self._options)  # raises for a wrong argument
+        make_engine(*self._options)  # this raises an error for a wrong argument
         self._made: Any = None
         self._begin()
 

@@ -17,7 +17,7 @@ from ..core.requester import Request
 from .client import Asker
 from .producer import TIMEOUT_S
 
-GAPS_MAX: Final = 1000  # gaps that are kept; `lost` counts all
+GAPS_MAX: Final = 1000  # the most gaps that are listed; `lost` counts the offsets of all gaps
 
 
 class RangeReader(Asker):

@@ -18,7 +18,8 @@ _T = TypeVar("_T")
 class Question(NamedTuple):
     """One request.
 
-    `make` builds the message from its number. `repeatable`: sending it twice is harmless.
+    `make` builds the message from its number. `repeatable` is True if it is harmless to send the
+    request twice.
     """
 
     make: Callable[[int], Wire]

@@ -1,9 +1,9 @@
 """Consumer session: state machine of one consumer and one channel. No I/O.
 
-It handles deliveries, lease tokens, answers and barriers. A delivery is a block under a lease. Its
-token is valid only on the link on which the delivery arrived. When that link is lost, the token is
-void, and the channel delivers the messages again. So each delivery has the *epoch* of its link.
-Answers to a delivery of an older epoch are not sent but counted as stale.
+The session handles deliveries, lease tokens, answers and barriers. A delivery is a block under a
+lease. Its token is valid only on the link on which the delivery arrived. When that link is lost,
+the token is void, and the channel delivers the messages again. So each delivery has the *epoch* of
+its link. Answers to a delivery of an older epoch are not sent but counted as stale.
 
 Any thread can finish a message, without a lock: a plain finish costs one list append, which is
 atomic (see `LeasedBlock.finish`). `collect` turns the finishes into messages with ranges. It is
@@ -53,7 +53,7 @@ from ...wire.protocol import (
 from ...wire.rows import check_rows, heartbeat
 from .producer_session import Reaction
 
-EVERY: Final = -1  # as an index: all messages of the delivery
+EVERY: Final = -1  # an index that stands for all messages of the delivery
 
 
 class LeasedBlock:
@@ -83,11 +83,13 @@ class LeasedBlock:
         self.block = block
         self.epoch = epoch
         self.received_ns = now_ns
-        self.finished: list[int] = []  # finished by the user, not yet sent to the channel
-        # Sent to the channel; kept until the whole delivery is answered.
+        # The messages that the user has finished and whose finish was not sent to the channel yet.
+        self.finished: list[int] = []
+        # The messages whose answer was sent to the channel. They are kept until the whole delivery
+        # is answered.
         self.answered: set[int] = set()
-        self.closed = False  # all answers are sent
-        self.queued = False  # in session.dirty
+        self.closed = False  # True when all answers are sent
+        self.queued = False  # True while this delivery is in `session.dirty`
 
     def check_open(self) -> None:
         """Raise `Refused` (E_CLOSING) if no answer can be sent any more.
@@ -188,18 +190,18 @@ class LeasedBlock:
         return tuple(found)
 
 
-ALL: Final = -1  # a refused range (-1, 0): the channel no longer knows the delivery
+ALL: Final = -1  # the refused range (-1, 0) means that the channel does not know the delivery
 
 
 class ConsumerState(Enum):
-    DOWN = "down"  # no link
+    DOWN = "down"  # there is no link
     JOINING = "joining"  # Sub is sent
     OPEN = "open"  # deliveries arrive as the credit allows
     LEAVING = "leaving"  # Ready(0) is sent; Bye returns deliveries that still arrive
 
 
 class ConsumerEvent(Enum):
-    BEGIN = "begin"  # a new link: Sub is sent
+    BEGIN = "begin"  # there is a new link, and Sub is sent
     SUBSCRIBED = "Subscribed"
     DELIVER = "Deliver"
     ANSWER = "Answer"
@@ -247,20 +249,23 @@ class ConsumerSession:
         self.heartbeat_ms = HEARTBEAT_MS
         self.epoch = 0
         self.arrived: deque[LeasedBlock] = deque()  # deliveries that the user has not taken yet
-        self.held: dict[int, LeasedBlock] = {}  # by token: deliveries of this link, until answered
+        # The deliveries of this link that are not completely answered, by their token.
+        self.held: dict[int, LeasedBlock] = {}
         self.dirty: deque[LeasedBlock] = deque()  # deliveries with finishes to send
         self.words: deque[Wire] = deque()  # messages to send
         self.confirms: dict[int, Confirm] = {}
         self.unconfirmed = 0  # plain finishes sent on this link since the last confirmed barrier
-        self.unconfirmed_lost = 0  # the same for lost links; the next flush reports them
-        self.stale = 0  # answers that came too late
-        self.stale_told = 0  # how many of them a flush has reported
+        # Plain finishes sent on lost links and not confirmed. The next flush reports them.
+        self.unconfirmed_lost = 0
+        self.stale = 0  # the number of answers that came too late
+        self.stale_told = 0  # the number of late answers that a flush has reported
         self.node = 0  # the broker's node number
-        # Why no message of this session can be answered any more: the session is closed, or it
-        # belongs to another process.
+        # The reason why no message of this session can be answered any more: the session is closed,
+        # or it belongs to another process.
         self.over = ""
         self._request = 1
-        self._told: dict[int, int] = {}  # by request: the value of `unconfirmed` when it was sent
+        # The value of `unconfirmed` at the time when a request was sent, by the request's number.
+        self._told: dict[int, int] = {}
 
     # Outgoing messages
 

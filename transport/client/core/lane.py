@@ -1,6 +1,6 @@
 """Lanes of a producer: each topic's session, its link, and the messages that linger.
 
-Nothing here waits. The shells (`producer.py`, `aio.py`) turn the engine.
+Nothing here waits. The blocking and the asyncio producer turn the engine.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from .producer_session import UNKNOWN_OFFSET, PendingBlock, ProducerSession, Rea
 
 log = logging.getLogger("zsq")
 
-BATCH_BYTES_MAX: Final = 5 * 1024 * 1024  # of the bodies in one block, approximately
-# Bytes that are packed and not sent yet. If there are more, a publish waits.
+BATCH_BYTES_MAX: Final = 5 * 1024 * 1024  # the approximate limit for the bodies in one block
+# The limit for bytes that are packed and not sent yet. If there are more, a publish waits.
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
-DROP_LINGER_MS: Final = 200  # to send Bye
+DROP_LINGER_MS: Final = 200  # the time to send Bye after a lane was dropped
 _PUB: Final = encode(Pub())
 Text = bytes | str | None
 
@@ -70,7 +70,7 @@ class Gather:
         self.keys: list[bytes | None] | None = None
         self.tags: list[bytes | None] | None = None
         self.headers: list[bytes | None] | None = None
-        self.room = room  # bytes
+        self.room = room  # the number of bytes that still fit
         self.due_ns = due_ns
         self.pending = PendingBlock()
 
@@ -111,14 +111,14 @@ class Lane:
         self.session = ProducerSession(fresh_ids(), engine.patient)
         self.link = Link(engine, engine.address, Target("topic", topic), self, engine.heartbeat_ms)
         self.refused: ZsqError | None = None  # why the last attempt to get a link failed
-        self.asked = 0  # callers that wait for the size limit of the broker
+        self.asked = 0  # the number of callers that wait for the size limit of the broker
         # An idle lane does not create a deleted topic again.
         self.link.busy = lambda: self.session.unanswered or self.asked > 0
         self.link.needed = self.link.busy
         self.backoff = Backoff()
         self.gather: Gather | None = None
         self._forgotten = 0
-        self._uuid = ""  # of the topic to which the last link led
+        self._uuid = ""  # the uuid of the topic to which the last link led
         engine.add(self.link)
 
     # Outgoing messages
@@ -168,7 +168,10 @@ class Lane:
         return found if type(found) is int else MESSAGE_BYTES_MAX
 
     def check_size(self, size: int) -> None:
-        """Raise if the broker would refuse this message, to protect the others in its block."""
+        """Raise an error if the broker would refuse this message.
+
+        Without this check, it would also refuse the other messages in the same block.
+        """
         if size > self.message_bytes_max:
             raise too_big(size, self.message_bytes_max)
 
@@ -238,7 +241,7 @@ class Lane:
 
     def _note_refused(self) -> None:
         self.engine.failed += self.session.refused
-        del self.engine.failed[1000:]  # flush raises the first one that was not reported
+        del self.engine.failed[1000:]  # `flush` raises only the first failure that is not reported
         self.session.refused.clear()
 
 
@@ -342,7 +345,7 @@ class ProducerEngine(Engine):
         """Queue blocks to be sent. Wait while the queue has no room."""
         lane = self.lane(topic)
         if lane.gather is not None:
-            lane.seal(time.monotonic_ns())  # keeps the order: messages published earlier go first
+            lane.seal(time.monotonic_ns())  # messages that were published earlier are sent first
         pending_blocks = []
         for block in blocks:
             if lane.session.queue_bytes > QUEUE_BYTES_MAX:
@@ -457,7 +460,8 @@ def as_delay_ms(delay: Delay | None) -> int:
     delay = as_seconds(delay)
     if delay == 0:
         return 0
-    if not 0 < delay * 1000 <= DELAY_MS_MAX:  # also refuses NaN, which fails every comparison
+    # This also refuses NaN, because every comparison with NaN is False.
+    if not 0 < delay * 1000 <= DELAY_MS_MAX:
         raise UsageError(
             E_BAD_ARGUMENT,
             (

@@ -70,7 +70,7 @@ LONGEST_S: Final = 1e9  # 31 years; longer waits are cut to this
 PATIENCE_S: Final = (1, 10, 60)  # a missing broker is logged after these waits, then every minute
 PROBED_NS: Final = 100_000_000  # how often to check whether the probe got an answer
 MS: Final = 1_000_000
-ATTEMPT_NS: Final = 10_000 * MS  # for one attempt to find, open and greet the target
+ATTEMPT_NS: Final = 10_000 * MS  # the time for one attempt to find, open and greet the target
 BACKOFF_MS: Final = 50
 BACKOFF_MS_MAX: Final = 1_000
 LATER_MS: Final = 250  # the pause before a block is sent to a full topic again
@@ -81,10 +81,9 @@ HANG_UP_MS: Final = 10
 BYE_LINGER_MS: Final = 200
 REFUSED_MS: Final = 10  # the pause after a refusal; each further refusal doubles it
 REFUSED_MS_MAX: Final = 1_000
-REFUSED_FORGOTTEN_MS: Final = (
-    10_000  # a refusal this long after the last pause counts as the first one
-)
-RECEIVE_MAX: Final = 500  # messages in one turn; the next turn, at once, receives the rest
+REFUSED_FORGOTTEN_MS: Final = 10_000  # a refusal so long after the last pause counts as the first
+# The most messages that one turn receives. The next turn follows at once and receives the rest.
+RECEIVE_MAX: Final = 500
 FAR_NS: Final = 1 << 62
 _BEAT: Final = [b"", encode(Beat())]
 _BYE: Final = [b"", encode(Bye())]
@@ -137,7 +136,7 @@ def so_long(timeout: float | None) -> str:
 
 
 def _told_after(times: int) -> int:
-    """Return after how many seconds of waiting log line number `times` is due, counted from 0."""
+    """Return the seconds of waiting after which a log line is due. The first line has number 0."""
     return PATIENCE_S[times] if times < len(PATIENCE_S) else (times - 1) * PATIENCE_S[-1]
 
 
@@ -163,14 +162,14 @@ class Engine:
     patience_ns: Final = PATIENCE_S[0] * S  # how long to wait before a missing broker is reported
 
     def __init__(self) -> None:
-        self.met = False  # a broker has answered
-        self.hasty = (
-            False  # fail if nothing listens on this machine, unless a broker has answered before
-        )
-        self.tells = False  # log that a caller waits for a broker
-        self._told = 0  # log lines about the present wait
+        self.met = False  # True when a broker has answered
+        # If True, calls fail soon if nothing listens on this machine, unless a broker has answered
+        # before.
+        self.hasty = False
+        self.tells = False  # if True, the log says that a caller waits for a broker
+        self._told = 0  # the number of log lines about the present wait
         self._probe: sockets.Probe | None = None
-        self.answers = ""  # text about a server that answers, but not as a broker
+        self.answers = ""  # a text about a server that answers, but is not a broker
         self.epoll = select.epoll()
         self.links: list[Link] = []
         self.due_ns = FAR_NS  # `timers` has nothing to do before this time
@@ -180,9 +179,10 @@ class Engine:
         self._monitors: dict[int, Link] = {}
         # The run directories that gateways named, by the gateway's URL.
         self._direct: dict[str, Address] = {}
-        self._unusable: set[str] = set()  # run ids of directories over which nothing has answered
+        # The run ids of run directories over which nothing has answered.
+        self._unusable: set[str] = set()
 
-    # Going direct
+    # Direct links
 
     def way_to(self, address: Address) -> Address:
         """Return the run directory that a gateway named, while it is usable, else the address."""
@@ -201,7 +201,10 @@ class Engine:
         return True
 
     def forget_way(self, address: Address, *, unusable: bool) -> None:
-        """Go to the gateway again. `unusable`: nothing has ever answered over the run directory."""
+        """Go to the gateway again.
+
+        `unusable` is True if nothing has ever answered over the run directory.
+        """
         direct = self._direct.pop(address.url, None)
         if direct is not None and unusable:
             self._unusable.add(direct.run_id)
@@ -250,9 +253,8 @@ class Engine:
             self.sooner(link.on_time(now_ns))
         for waiter in self.waiters:
             if waiter.deadline_ns <= now_ns:
-                waiter.deadline_ns = (
-                    FAR_NS  # wake it only once; it then finds that its deadline has passed
-                )
+                # Wake the waiter only once. It then finds that its deadline has passed.
+                waiter.deadline_ns = FAR_NS
                 waiter.wake()
             self.sooner(waiter.deadline_ns)
         self.sooner(self._look_after(now_ns))
@@ -358,13 +360,13 @@ def _ends(message: Failed) -> bool:
 
 
 class LinkState(Enum):
-    IDLE = "idle"  # not needed
+    IDLE = "idle"  # no caller needs the link
     LOOKING = "looking"  # Lookup is sent: the supervisor knows where the target is
     OPENING = "opening"  # Open is sent: the gateway connects to the target
     GREETING = "greeting"  # Hello or Sub is sent
     UP = "up"
-    WAITING = "waiting"  # dead; the pause before the next attempt
-    REFUSED = "refused"  # the broker refused; the next call that needs the link starts again
+    WAITING = "waiting"  # the link is dead and pauses before the next attempt
+    REFUSED = "refused"  # the broker refused the link; the next call that needs it starts again
 
 
 class LinkEvent(Enum):
@@ -402,8 +404,7 @@ LINK_TABLE: Final[dict[LinkState, dict[LinkEvent, LinkState]]] = {
         _E.STOP: _S.IDLE,
     },
     _S.LOOKING: {_E.REACHED: _S.GREETING, **_DIES},
-    # LOOK: the gateway named the run directory.
-    # The event LOOK: the gateway named the run directory.
+    # The event LOOK means that the gateway has named the run directory.
     _S.OPENING: {
         _E.LOOK: _S.LOOKING,
         _E.REACHED: _S.GREETING,
@@ -482,43 +483,39 @@ class Link:
         again: frozenset[str] = AGAIN,
     ) -> None:
         self.engine = engine
-        self.address = (
-            address  # for this attempt: the given one, or the run directory that the gateway named
-        )
+        # The address for this attempt: the given one, or the run directory that the gateway named.
+        self.address = address
         self._given = address
-        self._direct_heard = (
-            False  # something has arrived over a run directory that a gateway named
-        )
+        # True when something has arrived over a run directory that a gateway named.
+        self._direct_heard = False
         self.target = target
         self.peer = peer
         self.state = _S.IDLE
         self.trouble = ""  # why the link is not up, for error messages
-        self.refusal: ZsqError | None = (
-            None  # why the last attempt failed, if the broker gave a reason
-        )
+        # The reason why the last attempt failed, if the broker gave one.
+        self.refusal: ZsqError | None = None
         # The reply of the supervisor or the gateway about the target.
         self.opened: dict[str, Any] = {}
         self.heartbeat_ms = heartbeat_ms
         self.sent_ns = self.heard_ns = self._beat_ns = 0
-        self.needed: Callable[[], bool] = lambda: True  # True if a caller waits for this link
-        self.wanted_ns = (
-            FAR_NS  # when a caller began to wait; `FAR_NS` while the link is up or not needed
-        )
-        self.unheard = False  # the last connection was refused
+        # A function that returns True if a caller waits for this link.
+        self.needed: Callable[[], bool] = lambda: True
+        # The time when a caller began to wait. It is `FAR_NS` while the link is up or not needed.
+        self.wanted_ns = FAR_NS
+        self.unheard = False  # True if the last connection was refused
         self._backoff = Backoff()
         self._socket: sockets.Socket | None = None
         self._monitor: sockets.Socket | None = None
         self._fds = (-1, -1)
         self._request = 1
         self._since_ns = 0  # when this attempt began
-        self._again_ns = 0  # when the pause ends (WAITING)
-        self._hang_ups = 0  # during the handshake
+        self._again_ns = 0  # when the pause of the state WAITING ends
+        self._hang_ups = 0  # how often the peer hung up during the handshake
         self._attempts = 0
         self._outbox: list[list[Any]] = []  # frames that the pipe did not take; see `send`
         self.passing = again
-        self.busy: Callable[[], bool] | None = (
-            None  # returns True if a call needs the link; an idle link creates no topic
-        )
+        # A function that returns True if a call needs the link. An idle link creates no topic.
+        self.busy: Callable[[], bool] | None = None
         self.creates = target.create  # True if this attempt may create the target
         # True if this link was up before. A failed handshake may then be temporary, for example
         # while the broker's keys are changed.
@@ -623,7 +620,8 @@ class Link:
         self._known = True
         self.trouble = ""
         self.refusal = None
-        # A link to the supervisor is up before anything has answered.
+        # A direct link to the supervisor is up before the supervisor has answered. So its callers
+        # still count as waiting.
         if not (self.address.direct and self.target.kind == "supervisor"):
             self.wanted_ns = FAR_NS
         self.peer.on_up(now_ns)
@@ -713,7 +711,7 @@ class Link:
         return self.state in (_S.IDLE, _S.WAITING, _S.REFUSED)
 
     def send(self, frames: list[Any], now_ns: int) -> None:
-        """Send, in order.
+        """Send these frames after all frames of earlier calls.
 
         The high-water marks are above all credits, so a full pipe means that the peer receives
         nothing. The frames then wait in `_outbox`, until the heartbeat shows whether the peer is
@@ -836,7 +834,7 @@ class Link:
         if events & HANDSHAKE_EVENTS:
             self._shut_out(now_ns, events)
         elif events & sockets.GONE_EVENTS or (not fixed and events & sockets.RETRY_EVENTS):
-            self.receive(now_ns)  # the last messages of the peer
+            self.receive(now_ns)  # receive the last messages of the peer
             if self._monitor is not None:
                 self._die(now_ns, "the connection was lost")
         elif self.unheard:

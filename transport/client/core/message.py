@@ -140,7 +140,7 @@ def message_at(topic: str, block: Block, index: int) -> StoredMessage:
 def parse_id(text: str) -> tuple[int | None, int]:
     """Return (node, offset) of a message id, or (None, offset) of a decimal offset.
 
-    An id is 16 hex digits: 10 bits of node and 54 of offset.
+    An id is 16 hex digits: 10 bits for the node and 54 bits for the offset.
     """
     if (
         len(text) == ID_DIGITS

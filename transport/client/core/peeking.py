@@ -18,13 +18,12 @@ from . import reading
 from .asking import Asking, Question, ask
 from .message import Fetched, StoredMessage, message_at
 
-PEEK_MAX: Final = 1_000  # messages of each state
+PEEK_MAX: Final = 1_000  # the most messages of each state
 PEEK_COUNT: Final = 10
-ONE_BLOCK: Final = (
-    1  # as a limit in bytes: reads one block, because a read always returns at least one
-)
+# A limit in bytes that reads one block, because a read always returns at least one block.
+ONE_BLOCK: Final = 1
 READ_BYTES: Final = 1024 * 1024
-# The most that one peek reads; it bounds the search in a channel whose tags are rare.
+# The most bytes that one peek reads. This limits the search in a channel whose tags are rare.
 LOOK_BYTES_MAX: Final = 16 * 1024 * 1024
 STATES: Final = ("requeued", "parked", "new", "in flight", "deferred", "dying")
 _NS_PER_S: Final = 1_000_000_000

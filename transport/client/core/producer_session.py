@@ -65,21 +65,24 @@ NO_ROOM: Final = frozenset({E_TOPIC_FULL, E_DISK_FULL})
 
 
 class ProducerState(Enum):
-    DOWN = "down"  # no link
+    DOWN = "down"  # there is no link
     GREETING = "greeting"  # Hello is sent
     OPEN = "open"  # blocks go out as the credit allows
-    # A block was refused, and blocks after it were sent: wait only for the blocks before it.
+    # A block was refused, and blocks after it were sent. The session waits only for the blocks
+    # before the refused one.
     SETTLING = "settling"
 
 
 class ProducerEvent(Enum):
-    BEGIN = "begin"  # a new link: Hello is sent
+    BEGIN = "begin"  # there is a new link, and Hello is sent
     WELCOME = "Welcome"
-    FORGOTTEN = "Welcome that forgot"  # the topic expects less than it had confirmed as stored
+    # The topic expects a sequence that it had already confirmed as stored.
+    FORGOTTEN = "Welcome that forgot"
     STORED = "Stored, Delayed"
-    REFUSED = "Unstored"  # this block failed, its sequence is free
+    REFUSED = "Unstored"  # this block failed, and its sequence is free again
     SPOILED = "Unstored, later ones sent"
-    # E_SEQUENCE, E_HELLO, E_CLOSING; if patient also E_TOPIC_FULL, E_DISK_FULL.
+    # The code is E_SEQUENCE, E_HELLO or E_CLOSING. For a patient producer, it may also be
+    # E_TOPIC_FULL or E_DISK_FULL.
     AGAIN = "Unstored, begin again"
     SETTLED = "settled"  # no answer is missing under the old id: continue with a new id
     LOST = "link lost"
@@ -105,8 +108,8 @@ class Reaction(Enum):
     NOTHING = "nothing"
     UP = "up"  # the greeting is answered
     RENEW = "renew"  # close this link and open a new one at once
-    RESTART = "restart"  # the same, after a pause
-    LATER = "later"  # the same, after a longer pause, because there was no room
+    RESTART = "restart"  # close this link and open a new one after a pause
+    LATER = "later"  # as RESTART, but after a longer pause, because there was no room
 
 
 class PendingBlock:
@@ -138,11 +141,11 @@ class PendingBlock:
         self.count = block.count if block is not None else 0
         self.length = block.length if block is not None else 0
         self.sequence = -1
-        self.sends = 0  # how often it was passed to a link
+        self.sends = 0  # how often the block was passed to a link
         self.done = False
         self.first_offset = UNKNOWN_OFFSET
         self.error: ZsqError | None = None
-        self.raised = False  # the error was reported
+        self.raised = False  # True when the error was reported
 
     def seal(self, block: Block) -> None:
         """Set the packed block, for messages that were gathered one by one."""
@@ -175,7 +178,7 @@ class PendingBlock:
     def settle(self, first_offset: int, error: ZsqError | None = None) -> None:
         self.first_offset = first_offset
         self.error = error
-        self.block = None  # frees its memory
+        self.block = None  # this frees the memory of the block
         self.done = True
 
 
@@ -188,14 +191,13 @@ class ProducerSession:
     def __init__(self, ids: Iterator[int], patient: bool = False) -> None:
         self._ids = ids
         self.patient = patient
-        self.no_room: Unstored | None = (
-            None  # the last refusal for lack of room; None after a block was stored
-        )
+        # The last refusal for lack of room. It is None after a block was stored.
+        self.no_room: Unstored | None = None
         self._granted = 0
         self.state = _S.DOWN
         self.producer_id = next(ids)
         self.queue: deque[PendingBlock] = deque()
-        self.window: dict[int, PendingBlock] = {}  # by sequence, ascending
+        self.window: dict[int, PendingBlock] = {}  # the sent blocks by sequence, ascending
         self.window_bytes = 0
         self.queue_bytes = 0
         self.credit_bytes = 0
@@ -279,7 +281,7 @@ class ProducerSession:
             return Reaction.RENEW
         self._step(_E.WELCOME)
         self._granted = message.credit_bytes
-        # After a refusal for lack of room: one block at a time, until one is stored.
+        # After a refusal for lack of room, send one block at a time until one is stored.
         self.credit_bytes = 0 if self.no_room else message.credit_bytes
         self.heartbeat_ms = heartbeat(message.heartbeat_ms)
         if message.expected > self.next_sequence:
@@ -333,7 +335,7 @@ class ProducerSession:
             self.no_room = message
             return Reaction.LATER
         if pending is None:
-            return Reaction.NOTHING  # a block after a refused one, which was taken back already
+            return Reaction.NOTHING  # this block was after a refused one and is queued again
         del self.window[message.sequence]
         self.window_bytes -= pending.length
         pending.settle(UNKNOWN_OFFSET, from_wire(message.code, message.text))

@@ -13,7 +13,7 @@ from ...wire.protocol import Blocks, Fetch, Measure, OffsetAt
 from .asking import END, Asking, Question, Reply, ask
 from .message import Fetched, StoredMessage, stored
 
-BYTES_ANY: Final = (1 << 63) - 1  # no bound
+BYTES_ANY: Final = (1 << 63) - 1  # this value means no bound
 NEWEST_MAX: Final = 10_000
 
 
@@ -50,8 +50,8 @@ def fetched(reply: Reply) -> Fetched:
 def read(offset: int, bytes_max: int) -> Asking[Fetched]:
     """Read blocks, and try once more if a block is damaged.
 
-    Storage has moved the damaged block aside by then, so the second read returns the block after
-    it.
+    If storage has found the damage at the first read, its offsets are a hole. The second read then
+    returns the block after the hole.
     """
     question = fetch(offset, bytes_max)
     for attempt in (1, 2):

@@ -21,14 +21,15 @@ from ...wire.codec import HeaderValue
 CHANNEL: Final = "redrive"
 POLL_S: Final = 0.5  # if nothing arrives for so long, no more letters are expected
 READY: Final = 1_000  # the ready count, and the largest number of messages in one publish
-ROUTES_MAX: Final = 1_000  # of one run, because each forged letter may name a new route
+# The most routes of one run. The limit is necessary because each forged letter may name a new
+# route.
+ROUTES_MAX: Final = 1_000
 TOO_MANY: Final = f"they name more than {ROUTES_MAX} different targets; choose one with --to"
 NO_LETTER: Final = (
     "not dead letters of a channel: their headers do not name topic, channel and uuid"
 )
-_LEFT_FOR: Final = frozenset(
-    {E_BAD_ARGUMENT, E_FORBIDDEN, E_IN_USE, E_NOT_FOUND}
-)  # error codes in the broker's reply that concern one route only
+# Error codes in the broker's reply that concern only one route.
+_LEFT_FOR: Final = frozenset({E_BAD_ARGUMENT, E_FORBIDDEN, E_IN_USE, E_NOT_FOUND})
 NOT_COME: Final = (
     f"they did not arrive within the time-out: another consumer of channel {CHANNEL} holds "
     "them, or it is paused; try again"
@@ -47,7 +48,7 @@ class ChannelName(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The place where a letter died, according to its headers. `uuid`: of the topic."""
+    """The place where a letter died, according to its headers. `uuid` is that of the topic."""
 
     topic: str
     uuid: str
@@ -55,7 +56,10 @@ class Origin(NamedTuple):
 
 
 class LetterRoute(NamedTuple):
-    """The target of a letter and its claimed origin. `chosen`: `--to` names the target topic."""
+    """The target of a letter and its claimed origin.
+
+    `chosen` is True if `--to` names the target topic.
+    """
 
     place: ChannelName
     origin: Origin
@@ -182,10 +186,8 @@ class Redrive:
     def waiting(self, row: Backlog) -> int:
         """Return the number of unfinished dead letters that this client does not hold.
 
-        `row`: the channel's statistics.
-
-        They wait, or another consumer holds them. A consumer that was killed holds them for a
-        while, too.
+        These letters wait, or another consumer holds them. A consumer that was killed holds its
+        letters for a while, too. `row`: the channel's statistics.
         """
         return (
             row["depth"] + row["deferred_count"] + row["in_flight_count"] - sum(self.left.values())

@@ -27,11 +27,10 @@ from .asking import Question, Reply
 from .link import AGAIN, Backoff, Engine, Link, Steps, so_long, until_ns
 from .producer_session import Reaction
 
-IDLE_NS: Final = (
-    20_000_000_000  # after this silence a link is opened again: its other end may have forgotten it
-)
+# After this silence, a link is opened again, because its other end may have forgotten it.
+IDLE_NS: Final = 20_000_000_000
 
-BACKOFFS_MAX: Final = 1_000  # topics whose refusals are remembered
+BACKOFFS_MAX: Final = 1_000  # the most topics whose refusals are remembered
 # Refusals of a link after which a patient client tries again.
 PASSING: Final = frozenset({E_LIMIT, E_TOPIC_FAILED})
 
@@ -44,7 +43,8 @@ def topic_of(message: Wire) -> str:
 class Request:
     """One request and, when it is done, its reply.
 
-    `repeatable`: sending it twice is harmless, so it is sent again after the link was lost.
+    If `repeatable` is True, it is harmless to send the request twice. So it is sent again after the
+    link was lost.
     """
 
     __slots__ = ("answer", "blocks", "done", "error", "message", "number", "repeatable", "sent")
@@ -66,7 +66,7 @@ class Request:
 
 
 class RequestEngine(Engine):
-    """Requests by number over one link, and the peer of the link.
+    """The engine that sends numbered requests over one link. It is the peer of that link.
 
     With `patient`, requests that the broker refuses for now are repeated until the time-out.
     """
@@ -79,7 +79,7 @@ class RequestEngine(Engine):
         self.add(self.link)
         self._requests: dict[int, Request] = {}
         self._number = 0
-        # By topic: a topic in trouble does not delay the others.
+        # Each topic has its own backoff, so that a topic in trouble does not delay the others.
         self._backoffs: dict[str, Backoff] = {}
         self.link.needed = lambda: bool(self._requests)
 

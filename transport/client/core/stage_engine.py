@@ -53,9 +53,8 @@ class StageEngine(Engine):
         super().__init__()
         self.address = address
         self.session = session
-        self.progress_ns = (
-            0  # when the number of arrived or durable blocks last reached a new maximum
-        )
+        # The last time when the number of arrived or durable blocks reached a new maximum.
+        self.progress_ns = 0
         self.link = Link(
             self, address, target, self, heartbeat_ms or address.heartbeat_ms, AGAIN | PASSING
         )
@@ -80,7 +79,7 @@ class StageEngine(Engine):
         if not self.link.up:
             self.link.start(now_ns)
             return
-        self.turns += 1  # so that no other thread needs to turn it
+        self.turns += 1  # this shows the keeper thread that the engine was turned
         asked = self.pump(now_ns)
         if (
             asked
@@ -107,7 +106,7 @@ class StageEngine(Engine):
         seal = session.take_seal()
         if seal is not None:
             self.link.send([b"", encode(seal)], now_ns)
-            self.sooner(0)  # the send may have consumed the events for messages
+            self.sooner(0)  # the send may have consumed the events for received messages
         self.sooner(session.due_ns())
         return seal is not None
 

@@ -21,10 +21,10 @@ block storage accepts no later one. Interim seals are sent while blocks are push
 replies move `base`. Only one seal waits for its reply at a time, and it covers all blocks that were
 sent before it. So the number of seals follows the speed of the disk.
 
-Three events mean that a block may be lost: Missing, a lost link, and no Staged for some time
-although blocks are on their way (each time twice as long, for slow networks). After the last two,
-the session starts again on new sockets with OpenStage. The reply contains the block to continue
-with.
+Three events mean that a block may be lost: a Missing arrives, the link is lost, or no Staged
+arrives for some time although blocks are on their way. This time doubles after each such event, up
+to a limit, for slow networks. After the last two events, the session starts again on new sockets
+with OpenStage. The reply contains the block to continue with.
 """
 
 from __future__ import annotations
@@ -76,19 +76,17 @@ __all__ = [
 
 
 class StageState(Enum):
-    DOWN = "down"  # no link
+    DOWN = "down"  # there is no link
     OPENING = "opening"  # OpenStage is sent
     OPEN = "open"  # blocks go out as the credit allows
     PAUSED = "paused"  # the broker cannot take more at the moment
     SEALED = "sealed"  # the final seal is answered: all blocks are durable
-    COMMITTED = (
-        "committed"  # this writer or another has committed the transaction: nothing more to do
-    )
-    FAILED = "failed"  # permanently; `error` has the reason
+    COMMITTED = "committed"  # the transaction is committed, by this writer or another one
+    FAILED = "failed"  # the stage failed permanently; `error` has the reason
 
 
 class StageEvent(Enum):
-    BEGIN = "begin"  # a new link: OpenStage is sent
+    BEGIN = "begin"  # there is a new link, and OpenStage is sent
     OPENED = "Done to OpenStage"
     STAGED = "Staged"
     MISSING = "Missing"
@@ -103,7 +101,7 @@ class StageEvent(Enum):
 
 _S, _E = StageState, StageEvent
 _ENDS: Final = {_E.COMMITTED: _S.COMMITTED, _E.FAIL: _S.FAILED, _E.LOST: _S.DOWN}
-_LATE: Final = (_E.STAGED, _E.MISSING, _E.FAIL, _E.LOST)  # after the end, these change nothing
+_LATE: Final = (_E.STAGED, _E.MISSING, _E.FAIL, _E.LOST)  # these change nothing after the end
 STAGE_TABLE: Final[dict[StageState, dict[StageEvent, StageState]]] = {
     _S.DOWN: {_E.BEGIN: _S.OPENING, _E.FAIL: _S.FAILED, _E.LOST: _S.DOWN},
     _S.OPENING: {_E.OPENED: _S.OPEN, _E.STAGED: _S.OPENING, **_ENDS},
@@ -123,10 +121,10 @@ ENDED: Final = frozenset({_S.SEALED, _S.COMMITTED, _S.FAILED})
 
 WINDOW_BYTES: Final = 32 * 1024 * 1024
 SEALS_A_WINDOW: Final = 4  # an interim seal is due when 1/4 of the window is sent and not sealed
-OUT_BLOCKS_MAX: Final = 900  # below the PUSH socket's high-water mark of 1,000
+OUT_BLOCKS_MAX: Final = 900  # this is below the PUSH socket's high-water mark of 1,000
 STALL_NS: Final = 5_000_000_000
 STALL_DOUBLINGS_MAX: Final = 3
-PAUSE_NS: Final = 1_000_000_000  # after a refusal in PASSING, before blocks are pushed again
+PAUSE_NS: Final = 1_000_000_000  # the pause after a refusal with a code in PASSING
 FAR_NS: Final = 1 << 62
 
 # Temporary refusals: the writer tries again later.
@@ -142,7 +140,7 @@ class WindowEntry(NamedTuple):
     header: bytes
     payload: Any
     length: int
-    size_bytes: int  # of the stage up to and including this block
+    size_bytes: int  # the size of the stage up to and including this block
     checksum: int
 
 
@@ -165,19 +163,20 @@ class StageSession:
         self.partition = partition
         self.state = _S.DOWN
         self.error: ZsqError | None = None
-        self.refusal: ZsqError | None = None  # why it waits; None after progress
+        self.refusal: ZsqError | None = None  # why the stage waits; None after progress
         self.base = self.received = self.sent = self.total = 0
-        self.size_bytes = self.messages = self.checksum = 0  # of all blocks
+        self.size_bytes = self.messages = self.checksum = 0  # these are the totals of all blocks
         self.credit_bytes = 0
         self.progress = 0  # grows when more blocks than ever before arrived or became durable
-        self.final = False  # no more blocks will be added
-        self.pressed = False  # a caller waits for room
+        self.final = False  # True when no more blocks will be added
+        self.pressed = False  # True while a caller waits for room
         self._window_bytes_max = window_bytes_max
         self._window: dict[int, WindowEntry] = {}
-        self._base_bytes = self._received_bytes = self._sent_bytes = 0  # up to these blocks
+        # The bytes of all blocks below `base`, `received` and `sent`.
+        self._base_bytes = self._received_bytes = self._sent_bytes = 0
         self._best_received = 0
         self._request = 0
-        self._opening = 0  # request number of the OpenStage that is not answered
+        self._opening = 0  # the request number of the OpenStage that is not answered
         self._sealing: Seal | None = None  # the seal request without a reply
         self._moved_ns = 0  # when blocks last arrived, or the first one was pushed
         self._stalls = 0
@@ -459,7 +458,7 @@ class StageSession:
 
     def _arrived(self, received: int, now_ns: int) -> None:
         if not self.received <= received <= self.total:
-            return  # an outdated message
+            return  # the message is outdated
         if received > self.received:
             self._moved_ns = now_ns
             self._stalls = 0

@@ -25,14 +25,14 @@ from .producer_session import Reaction
 log = logging.getLogger("zsq")
 
 TELL_NS: Final = 20_000_000  # how long plain finishes may wait before they are sent
-# While delivered messages still wait for the user, finishes are sent only when they are 1/4 of the
-# ready count. This causes fewer wake-ups.
+# While delivered messages still wait for the user, finishes are sent only when their number reaches
+# 1/4 of the ready count. This causes fewer wake-ups.
 TELL_SHARE: Final = 4
 CLOSED: Final = (
     "the consumer of this message is closed; the message was returned to the channel and is "
     "delivered again"
 )
-WORDS_MAX: Final = 5_000  # protocol messages that are sent before the socket is drained
+WORDS_MAX: Final = 5_000  # the most protocol messages that are sent before the socket is drained
 
 
 class ConsumerEngine(Engine):
@@ -55,11 +55,12 @@ class ConsumerEngine(Engine):
             "channel", check_name(topic), check_name(channel, "channel"), settings=settings
         )
         self.link = Link(self, address, self.target, self, self.heartbeat_ms)
-        self.error: ZsqError | None = None  # the broker refused the subscription
+        self.error: ZsqError | None = None  # the broker's refusal of the subscription
         self.down_ns = time.monotonic_ns()  # when the last link was lost
         self.closing = False
         self._compared = False
-        # Called when all leases are void: drops the messages that no handler has begun.
+        # A function that is called when all leases are void. It drops the messages that no handler
+        # has begun.
         self.on_void: Callable[[], object] = lambda: None
         self.add(self.link)
 
@@ -105,7 +106,8 @@ class ConsumerEngine(Engine):
         self.link.heartbeat_ms = self.session.heartbeat_ms
         self.session.node = self.link.opened.get("node", 0)
         self._compare(self.link.opened.get("settings"))
-        # This consumer has a place; if it gets E_LIMIT later, its own lost link holds the place.
+        # The channel has a place for this consumer. If the next link is refused with E_LIMIT, the
+        # lost link of this consumer still holds the place.
         self.link.passing = AGAIN | {E_LIMIT}
         self.error = None
 
@@ -244,7 +246,7 @@ class ConsumerEngine(Engine):
         Raises `LeaseLost` if some were lost or late since the last flush.
         """
         session = self.session
-        with contextlib.suppress(LeaseLost):  # counted by the session, and reported below
+        with contextlib.suppress(LeaseLost):  # the session counts lost leases; see below
             yield from self._confirmed(session.barrier(), timeout)
         if missed := session.take_missed():
             raise LeaseLost(

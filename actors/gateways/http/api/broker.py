@@ -2,8 +2,8 @@
 
 While a request for statistics is running, its reply may lack changes that a new caller has already
 seen. So a new caller gets the next reply, and all waiting callers share it. At any time at most one
-request for all topics and one for each topic are running. So many scrapers cost no more than one
-scraper that requests without pauses.
+request for all topics and one for each topic are running. Therefore, many scrapers cost no more
+than one scraper that requests without pauses.
 """
 
 from __future__ import annotations
@@ -91,6 +91,6 @@ class SharedStats:
     @staticmethod
     def _task(ask: Coroutine[Any, Any, BrokerStats]) -> asyncio.Task[BrokerStats]:
         task = asyncio.get_running_loop().create_task(ask)
-        # Its callers may be gone.
+        # The callers may be gone. So the task's error is read here, and asyncio does not log it.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task

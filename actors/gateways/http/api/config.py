@@ -22,7 +22,7 @@ from ..web.responses import answer, api_error, text
 from .lookup import LookupNode
 
 _MS: Final = 1_000_000
-# Nsqd's names and numbers.
+# The names of log levels, with the numbers that nsqd has for them.
 LOG_LEVELS: Final = {
     "debug": 1,
     "info": 2,
@@ -34,7 +34,7 @@ _ADDRESS: Final = re.compile(
     r"[A-Za-z0-9_.-]{1,255}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5}", re.ASCII
 )
 ADDRESSES_MAX: Final = 64
-Change = Callable[[Any], Awaitable[None]]  # raises ZsqError
+Change = Callable[[Any], Awaitable[None]]  # applies a new value; raises `ZsqError` if that fails
 Option = str | int | list[str]
 
 

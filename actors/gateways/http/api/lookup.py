@@ -1,4 +1,4 @@
-"""Handlers of nsqlookupd's HTTP API for this one node, so that clients with discovery find it.
+"""Handlers of nsqlookupd's HTTP API, so that clients that ask nsqlookupd find this node.
 
 The broker knows what nsqlookupd learns by registration. Each topic has one producer, which is this
 node, if the broker has an NSQ gateway that clients can reach over TCP. As in nsqlookupd, a
@@ -22,7 +22,7 @@ from ..web.body import QueryRequest, legal
 from ..web.responses import answer, api_error, nothing
 from .broker import SharedStats
 
-TOMBSTONE_S: Final = 45.0  # nsqlookupd's --tombstone-lifetime
+TOMBSTONE_S: Final = 45.0  # the default of nsqlookupd's --tombstone-lifetime
 TOMBSTONES_MAX: Final = 10_000
 
 

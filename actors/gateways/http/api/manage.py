@@ -59,7 +59,8 @@ class ManagementHandlers:
     async def create_channel(self, request: Request) -> Response:
         topic, channel = (await self._asked(request)).topic_and_channel()
         try:
-            await self._broker.stats(topic)  # the broker would create the topic; nsqd does not
+            # As in nsqd, the topic must exist. The broker's `create_channel` would create it.
+            await self._broker.stats(topic)
         except NotFound:
             raise api_error("TOPIC_NOT_FOUND") from None
         await self._broker.create_channel(topic, channel)
@@ -98,9 +99,9 @@ class ManagementHandlers:
         return nothing()
 
     async def _missing(self, topic: str) -> ApiError:
-        """Return TOPIC_NOT_FOUND or CHANNEL_NOT_FOUND for a command on a channel that failed.
+        """Return TOPIC_NOT_FOUND or CHANNEL_NOT_FOUND after a command on a channel has failed.
 
-        The broker's own error says only in its text whether the topic or the channel is missing.
+        Only the text of the broker's own error says whether the topic or the channel is missing.
         """
         try:
             await self._broker.stats(topic)

@@ -134,7 +134,7 @@ def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, o
         row for row in stats.get("gateways", ()) if row["kind"] == "nsq_gateway"
     ]
     counted = [one.name for one in METRICS if one.level == "gateway"] if gateways else []
-    # By kind; the key "" counts the processes, for zsq_processes.
+    # The sums of each kind of process. The key "" counts its processes, for zsq_processes.
     kinds: dict[str, dict[str, float]] = {}
     for row in stats.get("processes", ()):
         own = kinds.setdefault(str(row["kind"]), {"": 0, "private_bytes": 0, "restarts": 0})
@@ -152,7 +152,7 @@ def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, o
 def _value(value: Any) -> float | None:
     """Return a statistic as a number, or None if it is not known.
 
-    Rows become their count, and a text becomes 1 if it is not empty, else 0.
+    A list becomes its length. A text becomes 1 if it is not empty, else 0.
     """
     if isinstance(value, str | list | tuple):
         return float(bool(value) if isinstance(value, str) else len(value))

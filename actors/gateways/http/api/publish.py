@@ -25,9 +25,9 @@ from ..web.responses import api_error, text
 from .broker import BrokerClient
 
 LANES_MAX: Final = 512
-END_S: Final = 35.0  # longer than the time limit of a publish
+END_S: Final = 35.0  # the time limit for ending a publisher; a publish has a shorter one
 FAILURES_MAX: Final = 100
-# Faults of the broker, not refusals by a rule.
+# Codes of errors that are faults of the broker. All other codes are refusals by a rule.
 _FAILS: Final = frozenset({E_DISK_FULL, E_TOPIC_FAILED})
 
 
@@ -59,7 +59,7 @@ class GatheredPublisher:
         answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def answer(why: str) -> None:
-            if not answered.done():  # its request may have ended
+            if not answered.done():  # if the request has ended, nothing waits for the answer
                 answered.set_result(why)
 
         self._for(topic).publish(topic, bodies, defer_ms, answer)
@@ -105,7 +105,7 @@ class GatheredPublisher:
 
 
 class WriteFailures:
-    """The topics whose last publish failed by a fault of the broker.
+    """The topics whose last publish failed because of a fault of the broker.
 
     As in nsqd, /ping reports a topic until a publish to it succeeds.
     """
@@ -160,12 +160,12 @@ class Publishing:
                 bodies = counted(body, limits.max_msg_size, limits.max_body_size)
             else:
                 bodies = lines(body, limits.max_msg_size)
-            share.take(len(body))  # the messages are a copy of the body
+            share.take(len(body))  # counted again, because the messages are a copy of the body
             del body
             if bodies:
                 await self._publish(topic, bodies, 0)
             else:
-                await self._broker.create_topic(topic)  # as nsqd does
+                await self._broker.create_topic(topic)  # nsqd creates the topic too
         return text("OK")
 
     async def _publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int) -> None:

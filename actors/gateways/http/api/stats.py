@@ -7,7 +7,7 @@ Some statistics differ from nsqd's (docs/http.md describes them). `message_bytes
 only bodies. A delayed message waits in its topic and belongs to every channel when it is due. But
 nsqd counts it in each channel's `deferred_count` and `message_count` from the start, so this module
 does too. `backend_depth` leaves out what a channel has in memory, although everything is on disk.
-`memory` has the values of a Go runtime, of which only the memory of the processes is known.
+`memory` has the fields of a Go runtime. Only the memory of the processes is known. The rest is 0.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def health(stats: BrokerStats, failures: Mapping[str, str]) -> str:
     `failures` has the reasons of failed publishes, by topic.
     """
     said = [stats["health"]] if stats.get("health", "OK") != "OK" else []
-    # The broker's health reports the full disk, with its topics.
+    # `stats["health"]` already reports a full disk and names the topics that fail because of it.
     disk_full = stats.get("disk", {}).get("full", "")
     for row in stats["topics"]:
         name = row["topic_name"]
@@ -136,7 +136,8 @@ def as_nsq(
 ) -> NsqStats:
     """Return the reply to /stats?format=json.
 
-    `topic` and `channel` select rows, and "" selects all. Topics without the channel are left out.
+    `said` is the result of `health`. `topic` and `channel` select rows, and "" selects all. Topics
+    without the channel are left out.
     """
     rows = []
     for row in stats["topics"]:
@@ -180,7 +181,7 @@ def _channel(row: ChannelStats, delayed: int, clients: bool) -> NsqChannel:
 
 
 def _told(row: Mapping[str, object], fields: Mapping[str, Any]) -> Any:
-    """Return these statistics of a row.
+    """Return the statistics of a row that `fields` names.
 
     A process that has just started has not reported any statistics. Statistics that are missing get
     their defaults.

@@ -22,7 +22,8 @@ from .lookup import LookupNode
 from .publish import WriteFailures
 from .stats import as_nsq, as_text, health
 
-HEALTH_AGE_S: Final = 1.0  # many clients request /ping often
+# Statistics of this age are used again, because clients request /ping often.
+HEALTH_AGE_S: Final = 1.0
 _MS: Final = 1_000_000
 
 
@@ -120,7 +121,7 @@ class Telling:
             except NotFound:
                 pass
             else:
-                # Producers of all topics, as in nsqd.
+                # As in nsqd, the reply has the producers of all topics.
                 return {
                     **of_topic,
                     "producers": shown.get("producers", ()),

@@ -81,12 +81,12 @@ async def read_options(request: Request, bytes_max: int, body_s: float, share: S
 
 BODY_BYTES: Final = 4096
 BODY_BYTES_MAX: Final = 1024 * 1024
-ALL_BYTES_MAX: Final = 4 * 1024 * 1024  # of one answer
+ALL_BYTES_MAX: Final = 4 * 1024 * 1024  # the most bytes of bodies in one reply
 KEY_BYTES_MAX: Final = 4096
 # Control characters except tab and line ends.
 _NO_TEXT: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _MS: Final = 1_000_000
-PUBLISHED_MAX: Final = 10_000  # messages of one request
+PUBLISHED_MAX: Final = 10_000  # the most messages that one request may publish
 _PUBLISHED: Final = frozenset(
     {
         "body",

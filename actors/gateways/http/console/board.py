@@ -22,16 +22,17 @@ from .....transport.wire.answers import OverviewAlarms, OverviewAnswer, Overview
 from ....security.policy import Action, Principal
 
 _MS: Final = 1_000_000
-# After this time without a pulse, a rate becomes 0, because idle actors send pulses rarely. A
-# longer time between two pulses counts as this time, or as the time between two overviews if that
-# is longer.
+# After this time without a pulse, a rate becomes 0, because idle actors send pulses rarely. If two
+# pulses are further apart, their rate is computed for this time only, or for the time between two
+# overviews if that is longer.
 STILL_MS: Final = 2_000
 GONE_KEPT: Final = 1_000
 UNKNOWN: Final = -1
 Value = str | float | bool | None
 Values = dict[str, Value]
 """A row as pages get it: all its values by name, or those that changed."""
-TopicValues = dict[str, Value | dict[str, Values]]  # values, and the rows of the channels
+# The topic's values, and the rows of its channels.
+TopicValues = dict[str, Value | dict[str, Values]]
 
 
 class BoardBroker(TypedDict, total=False):
@@ -100,9 +101,11 @@ _OTHERWISE: Final[dict[str, tuple[str, Convert] | None]] = {
     "p50_ns": ("p50_ms", _latency), "p95_ns": ("p95_ms", _latency), "p99_ns": ("p99_ms", _latency),
     "pulsed_ms": None, "in_rate": None, "in_bytes_rate": None, "out_rate": None,
 }  # fmt: skip
-TOPIC_RATES: Final = {"in": "messages", "in_bytes": "bytes"}  # rate -> counter
+# The counter from which each rate is computed.
+TOPIC_RATES: Final = {"in": "messages", "in_bytes": "bytes"}
 CHANNEL_RATES: Final = {"out": "finished", "requeues": "requeued", "timeouts": "timed_out"}
-SUMS: Final = ("consumers", "in_flight", "deferred", "out", "dead")  # of a topic's channels
+# A topic's row has the sums of these over its channels.
+SUMS: Final = ("consumers", "in_flight", "deferred", "out", "dead")
 
 
 class Fields:
@@ -155,7 +158,7 @@ class Row:
                     self.set(name, _short(max(0.0, raw[at] - before[at]) / elapsed_ms * 1000), tick)
 
     def still(self, tick: int, now_ms: int) -> bool:
-        """Set the rates to 0 after a time without pulses. Return True if all rates are 0."""
+        """Set the rates to 0 after STILL_MS without a pulse. Return True if all rates are 0."""
         if now_ms - self._seen_ms >= STILL_MS:
             for name in self._rates:
                 self.set(name, 0.0, tick)
@@ -176,12 +179,12 @@ class Row:
 class Board:
     def __init__(self) -> None:
         self.tick = 0
-        self.version = 0  # of the last overview
+        self.version = 0  # the version of the last overview
         self.now_ms = 0
         self._steady_ms = 0
         self._looked_ms = 0
         self.topics: dict[str, Row] = {}
-        self.broker: dict[str, Any] = {}  # a `BrokerSummary`
+        self.broker: dict[str, Any] = {}  # the values of a `BrokerSummary`
         self.broker_tick = 0
         self._of_topics, self._of_channels = Fields((), TOPIC_RATES), Fields((), CHANNEL_RATES)
         self._moving: set[Row] = set()

@@ -66,7 +66,7 @@ class Live:
         if topic and topic not in board.topics:
             raise ApiError(404, f"E_NOT_FOUND topic {topic!r} does not exist")
         headers = {**HEADERS, "x-accel-buffering": "no"}
-        if request.method == "HEAD":  # a stream without a reader would not end
+        if request.method == "HEAD":  # otherwise a stream without a reader would never end
             return Response(b"", 200, headers, media_type="text/event-stream")
         return StreamingResponse(self._events(view), 200, headers, media_type="text/event-stream")
 
@@ -115,8 +115,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Console:
     """The console of a gateway.
 
-    `url` is the run directory, for redrives. `folder` has the files of the pages. If it is "", only
-    the API is served.
+    `url` is the run directory, which redrives use. `folder` has the files of the pages. If it is
+    "", only the API is served.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ log = logging.getLogger("zsq")
 RUNNING_MAX: Final = 4
 KEPT: Final = 20
 TIMEOUT_S: Final = 20.0
-REASONS_MAX: Final = 20  # reasons or places in a job's row
+REASONS_MAX: Final = 20  # the most reasons, and the most places, in a job's row
 
 
 class JobPlace(TypedDict):
@@ -130,7 +130,7 @@ class Job:
 class BackgroundJobs:
     """The redrives of a gateway.
 
-    `url` is the run directory, for reading and publishing as a client. `source` checks the
+    `url` is the run directory. With it, the jobs read and publish as clients. `source` checks the
     destinations on behalf of the job's user.
     """
 
@@ -296,7 +296,7 @@ class BackgroundJobs:
 
 
 KEYS_MAX: Final = 1_000
-PUBLISHES_MAX: Final = 16  # at the same time; each opens a client of the broker
+PUBLISHES_MAX: Final = 16  # the most publishes at the same time; each opens a client of the broker
 END_S: Final = 0.1  # the time that this client has to close after its publish
 Do = Callable[[str, str, JsonObject, Principal], Awaitable[Mapping[str, object]]]
 
@@ -452,8 +452,8 @@ class Doing:
             check_name(only, "channel")
         if count is not None and (type(count) is not int or count < 1):
             raise bad(f"count must be a number of dead letters, at least 1, not {repr(count)[:40]}")
-        await self._stats.fresh(topic)  # the topic must exist
-        # So that the audit log names the user.
+        await self._stats.fresh(topic)  # this raises an error if the topic does not exist
+        # The channel is created here, so that the audit log names the user.
         await self._source.create_channel(topic, REDRIVE, start="earliest")
         return {"job": self._jobs.start(topic, to, only, count, principal).row()}
 

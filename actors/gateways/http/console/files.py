@@ -12,8 +12,8 @@ supported, each on a separate line:
     import { a, b as c } from "./other.js";
     export function f, export async function f, export class C, export const c
 
-Rejected: a bundler (a build step and a package of another language), and modules joined without
-functions (two modules may each have a `row`).
+Two other ways were rejected: a bundler, which needs a build step and a package of another language,
+and modules joined without functions, because two modules may each have a `row`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .....transport.settings import CHANNEL, SYNC_MODES, TOPIC
 from ..web.responses import api_error
 
 FIRST: Final = "main.js"
-SETTINGS: Final = "base/settings.js"  # generated from the table of settings
+SETTINGS: Final = "base/settings.js"  # this module is generated from the table of settings
 SCRIPT: Final = "all.js"
 STYLE: Final = "all.css"
 
@@ -178,13 +178,13 @@ HEADERS: Final = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # requested each time, and answered with 304 if unchanged
+    "cache-control": "no-cache",  # browsers ask each time, and get 304 if it is unchanged
 }
 
 
 class _File(NamedTuple):
     body: bytes
-    packed: bytes  # b"" if not smaller
+    packed: bytes  # the compressed bytes, or b"" if they are not fewer
     kind: str
     etag: str
 
@@ -228,7 +228,7 @@ class ConsoleFiles:
             }
             page, sheet = join_sheets(text[INDEX], text)
             script = join_modules(text)
-        except ValueError as error:  # also if a file is not UTF-8
+        except ValueError as error:  # raised also if a file is not UTF-8
             log.warning(
                 (
                     "the console's files cannot be joined and are served one by one, which is "

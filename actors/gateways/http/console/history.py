@@ -20,13 +20,13 @@ from typing import Final
 
 from .board import Row
 
-FINE: Final = 300  # values
+FINE: Final = 300  # the number of values of the fine ring, one a second
 COARSE: Final = 720
-STEP_S: Final = 10  # between two coarse values
-TRACKS_MAX: Final = 5_000  # topics and channels; later ones have no history
+STEP_S: Final = 10  # seconds between two values of the coarse ring
+TRACKS_MAX: Final = 5_000  # the most topics and channels with a history; later ones have none
 _NAN: Final = math.nan
 
-# Series -> True if 10 seconds are stored as their mean, False if as their maximum.
+# The series by name. True means that 10 seconds are stored as their mean, False as their maximum.
 TOPIC_FIGURES: Final = {"in": True, "in_bytes": True, "out": True, "backlog": False}
 CHANNEL_FIGURES: Final = {
     "depth": False, "in_flight": False, "deferred": False, "out": True, "again": True, "p50_ms": False, "p95_ms": False, "p99_ms": False,
@@ -57,7 +57,7 @@ class Figure:
         if value == self.value or (value != value and self.value != self.value):
             return
         if self._fine is None and self.value != self.value:
-            self._at = second  # unknown until now
+            self._at = second  # all earlier values are unknown
         else:
             self._fill(second, needed=True)
         self.value = value

@@ -30,8 +30,8 @@ class ActionRequest(NamedTuple):
 
     topic: TopicStats
     channel: ChannelStats | None
-    to: int | None = None  # seek: the offset
-    keys: int | None = None  # delayed.cancel: the number of keys
+    to: int | None = None  # the offset of a seek
+    keys: int | None = None  # the number of keys of `delayed.cancel`
 
     @property
     def own(self) -> ChannelStats:
@@ -72,7 +72,7 @@ class Loss(TypedDict):
 
 
 class Preview(MoreLosses):
-    """The losses of an action.
+    """The messages that an action would lose.
 
     `unknown` is True if a channel is starting or has failed, so that its messages are not counted.
     """

@@ -28,8 +28,9 @@ from .source import Open, Source, TopicReader
 
 MESSAGES_MAX: Final = 100
 READ_BYTES: Final = 1024 * 1024
-HELD_BYTES_MAX: Final = 16 * 1024 * 1024  # of messages for one reply, before their bodies are cut
-LOOKS_MAX: Final = 4  # reads of messages at the same time; each may hold some blocks
+# The most bytes of messages that are read for one reply, before bodies are cut.
+HELD_BYTES_MAX: Final = 16 * 1024 * 1024
+LOOKS_MAX: Final = 4  # the most reads of messages at the same time; each may hold some blocks
 SPARK_POINTS: Final = 60
 PEEK_MAX: Final = 200
 MEMORY_AGE_S: Final = 5.0

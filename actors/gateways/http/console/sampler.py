@@ -21,12 +21,15 @@ from .history import History
 
 log = logging.getLogger("zsq")
 
-HURRIED_S: Final = 0.25  # the supervisor updates rows at most five times a second
+# Seconds to wait after an action, because the supervisor updates rows five times a second.
+HURRIED_S: Final = 0.25
 WATCHED_S: Final = 1.0
 WATCHED_S_MAX: Final = 5.0
 ROWS_A_S: Final = 400
 UNWATCHED_S: Final = 10.0
-LINGERS_S: Final = 30.0  # after the last watcher left: a user who changes pages returns at once
+# After the last page closes, requests stay frequent for this time, because a user who changes pages
+# soon opens another page.
+LINGERS_S: Final = 30.0
 LOST_S: Final = 15.0  # after this time without a reply, the values are unknown
 PATIENCE_S: Final = 10.0
 
@@ -52,9 +55,9 @@ class Sampler:
         self._sampled_s = -LOST_S
         self._stirred_s = -LOST_S
         self._error: ZsqError | None = None
-        self._hurry = False  # a request waits for the next overview
+        self._hurry = False  # True while a request waits for the next overview
         self._wake = asyncio.Event()
-        self._round = asyncio.Event()  # replaced after each round
+        self._round = asyncio.Event()  # set at the end of a round, and then replaced by a new one
         self.closing = False
 
     @contextmanager
@@ -127,7 +130,7 @@ class Sampler:
                 self._error = error
                 if begun_s - self._sampled_s > LOST_S:
                     self.history.lost(self.second())
-            except Exception as error:  # it must be logged, and the pages must continue
+            except Exception as error:  # log any error and continue, so that the pages stay alive
                 log.exception("the console cannot read the overview of the broker")
                 self._error = ZsqError(
                     E_TIMEOUT, f"the console cannot read the overview of the broker: {error!r}"

@@ -3,7 +3,7 @@
 A request authenticates with `Authorization: Bearer TOKEN`. With an access file, its users have
 tokens. A request without a token belongs to the user `[anonymous]` if the file has that section.
 With an auth server, the token is the secret of NSQ's AUTH. (nsqd asks its auth server only for TCP
-clients.) Without both, every request may do everything.
+clients.) If there is neither, every request may do everything.
 
 `actors/security/policy.py` lists the actions that each path requires. An application with a path
 that is not listed there does not start. Permissions are checked before the body is read.
@@ -37,8 +37,10 @@ from .responses import ApiError, api_error
 log = logging.getLogger("zsq")
 
 Handler = Callable[[Request], Awaitable[Response]]
-API: Final = "/api/"  # ZSQ's own paths: a name must be valid and given once
-WARNINGS_S: Final = 10.0  # between two warnings about refused requests, which could fill the disk
+# ZSQ's own paths begin with this. Their names must be valid and given only once.
+API: Final = "/api/"
+# The fewest seconds between two warnings about refused requests, which could fill the disk.
+WARNINGS_S: Final = 10.0
 _KEY: Final = "zsq.principal"
 
 

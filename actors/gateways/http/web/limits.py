@@ -12,7 +12,7 @@ from .responses import ApiError
 
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
-IDLE_BODY_BYTES_MAX: Final = 64 * KIB  # of a request that needs no body
+IDLE_BODY_BYTES_MAX: Final = 64 * KIB  # the largest body of a request that needs none
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,17 @@ class HttpLimits:
     max_msg_size: int = MESSAGE_BYTES_MAX
     max_body_size: int = 5 * MIB
     max_req_timeout_ms: int = 3_600_000
-    connections_max: int = (
-        1_024  # above it, an idle connection is closed, or the new one if none is idle
-    )
-    requests_max: int = 256  # at the same time; more are answered with 503
-    bodies_bytes_max: int = 64 * MIB  # of all requests together
-    head_bytes_max: int = 32 * KIB  # request line and headers
-    head_s: float = 10.0  # for the head, from its first byte or the start of a new connection
-    body_s: float = 30.0  # for a body
-    request_s: float = 60.0  # for a request with its answer
-    stalled_s: float = 15.0  # for an answer while the client reads nothing of it
-    keep_alive_s: float = 75.0  # for an idle connection
+    # If there are more, one that is idle is closed, which may be the new one (see `make_room`).
+    connections_max: int = 1_024
+    requests_max: int = 256  # the most requests at the same time; others are answered with 503
+    bodies_bytes_max: int = 64 * MIB  # the most bytes that the bodies of all requests hold together
+    head_bytes_max: int = 32 * KIB  # the largest request line with headers
+    # The time for a complete head, from its first byte or from the start of a new connection.
+    head_s: float = 10.0
+    body_s: float = 30.0  # the time for a client to send a body
+    request_s: float = 60.0  # the time for a request and its answer
+    stalled_s: float = 15.0  # the time for which a client may read nothing of its answer
+    keep_alive_s: float = 75.0  # the time for which a connection may be idle
     # After a refusal, input is dropped for this time and up to this many bytes, so that a client
     # that sends before it reads gets the answer and not a reset.
     linger_s: float = 1.0

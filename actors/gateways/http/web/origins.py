@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from .responses import ApiError
 
 SAFE: Final = frozenset({"GET", "HEAD"})
-OWN_PAGES: Final = frozenset({"same-origin", "none"})  # none: by the address bar or a bookmark
+OWN_PAGES: Final = frozenset({"same-origin", "none"})  # "none" means the address bar or a bookmark
 _SHOWN_CHARS: Final = 100
 
 

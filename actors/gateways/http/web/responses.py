@@ -28,7 +28,7 @@ class ApiError(Exception):
         more: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
-        self.more = more or {}  # other fields of the body
+        self.more = more or {}  # additional fields of the body
         self.status = status
         self.message = message
         self.headers = hint or {}

@@ -31,9 +31,10 @@ from .responses import JSON
 from .tls_door import TlsListener
 
 SWEEP_S: Final = 1.0
-CHUNKS_MAX: Final = 1_024  # of a body, and one more for each CHUNK_BYTES_MIN of it
+# A body may have this many chunks, and one more for each CHUNK_BYTES_MIN bytes of it.
+CHUNKS_MAX: Final = 1_024
 CHUNK_BYTES_MIN: Final = 128
-LAST_WORDS_S: Final = 0.5  # at the end, for answers that the clients have not taken yet
+LAST_WORDS_S: Final = 0.5  # at shutdown, the time that clients have to read their last answers
 BACKLOG: Final = 512
 _INVALID: Final = b'{"message":"INVALID_REQUEST"}'
 
@@ -64,7 +65,8 @@ class StrictConnection(h11.Connection):
                 raise h11.RemoteProtocolError("the chunks of the body are too small")
         elif isinstance(event, h11.Request):
             self._chunks = self._body_bytes = 0
-            names = {bytes(name) for name, _ in event.headers}  # h11 has made them lower case
+            # The parser has already made the names lower case.
+            names = {bytes(name) for name, _ in event.headers}
             if b"transfer-encoding" in names and (
                 b"content-length" in names or event.http_version < b"1.1"
             ):
@@ -81,11 +83,11 @@ class BoundedProtocol(H11Protocol):
         super().__init__(config=server.config, server_state=server.state, app_state={})
         self.conn = StrictConnection(server.limits.head_bytes_max)
         self._server = server
-        self._head_since_s: float | None = None  # start of waiting for a complete head
+        self._head_since_s: float | None = None  # when waiting for a complete head began
         # This is a time of time.monotonic. uvloop's clock counts only milliseconds, and two clients
         # can connect within one millisecond.
         self._idle_since_s = 0.0
-        self._served = False  # it has received an answer
+        self._served = False  # the client has received an answer
         self._unsent = 0
         self._unsent_since_s = 0.0
         self._stalled_since_s = 0.0
@@ -95,7 +97,7 @@ class BoundedProtocol(H11Protocol):
         self._head_since_s = self.loop.time()
         self._idle_since_s = time.monotonic()
         if len(self.connections) > self._server.limits.connections_max:
-            self._server.make_room()  # closes this connection if all others are at work
+            self._server.make_room()  # this may close the new connection
         self._server.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -147,7 +149,7 @@ class BoundedProtocol(H11Protocol):
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
-        except h11.LocalProtocolError:  # an answer had begun
+        except h11.LocalProtocolError:  # an answer is already partly sent
             self.transport.abort()
         else:
             self.transport.close()
@@ -219,7 +221,7 @@ class HttpServer:
 
     @property
     def connections(self) -> list[BoundedProtocol]:
-        # /metrics counts them in a thread.
+        # `tuple` copies the set, because /metrics counts the connections in another thread.
         return [one for one in tuple(self.state.connections) if isinstance(one, BoundedProtocol)]
 
     def make_room(self) -> bool:
@@ -240,7 +242,8 @@ class HttpServer:
         ):
             return True
         if idle is not None:
-            self.state.connections.discard(idle)  # at once, because connection_lost is called later
+            # Removed here, because connection_lost is called only later.
+            self.state.connections.discard(idle)
             idle.transport.abort()
         return idle is not None
 
@@ -273,10 +276,10 @@ class HttpServer:
         for task in self.state.tasks:
             task.cancel()
         for connection in self.connections:
-            connection.transport.close()  # after all output is sent
+            connection.transport.close()  # closes after all output is sent
         await self._all_gone(LAST_WORDS_S)
         for connection in self.connections:
-            connection.transport.abort()  # even with output left
+            connection.transport.abort()  # closes at once, even if output is left
         await self._all_gone(LAST_WORDS_S)
         if self._timer is not None:
             self._timer.cancel()

@@ -3,7 +3,7 @@
 An event loop that listens with TLS reports a connection only after its handshake. Until then the
 connection is not counted, and a silent one uses a descriptor and about 100 KB for as long as the
 handshake may take. So this listener accepts each connection and then starts its handshake.
-(Rejected: `start_tls` on a plain listener. uvloop reads bytes before `start_tls` is called, and
+(`start_tls` on a plain listener was rejected. uvloop reads bytes before `start_tls` is called, and
 they are lost.)
 
 New files are first loaded into a trial context and then into the context in use. A context that is
@@ -22,8 +22,8 @@ from typing import Final
 from .....transport.nsq.tls import server_context
 
 SHUTDOWN_S: Final = 2.0
-ACCEPTED_MAX: Final = 64  # in one turn of the loop
-PAUSE_S: Final = 1.0  # after a failed accept: no descriptors are left
+ACCEPTED_MAX: Final = 64  # the most connections that are accepted in one turn of the loop
+PAUSE_S: Final = 1.0  # the pause after an accept failed because no descriptors were left
 
 
 class Certificates:
@@ -63,7 +63,8 @@ class TlsListener:
         self._full = full
         self._handshake_s = handshake_s
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
+        # The handshakes, the oldest first.
+        self._tasks: dict[asyncio.Task[None], socket.socket] = {}
         self._closed = False
         self._open()
 
@@ -117,7 +118,8 @@ class TlsListener:
                 ssl_handshake_timeout=self._handshake_s,
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
-        except OSError:  # no TLS, too slow, or gone; ssl.SSLError is an OSError
+        except OSError:
+            # The client sent no TLS, was too slow, or is gone. (ssl.SSLError is an OSError.)
             one.close()
         except asyncio.CancelledError:
             one.close()
