@@ -25,7 +25,7 @@ class HttpLimits:
     max_msg_size: int = MESSAGE_BYTES_MAX
     max_body_size: int = 5 * MIB
     max_req_timeout_ms: int = 3_600_000
-    # If there are more, one that is idle is closed, which may be the new one (see `make_room`).
+    # If there are more, one that is idle is closed, or the new one if none is idle.
     connections_max: int = 1_024
     requests_max: int = 256  # the most requests at the same time; others are answered with 503
     bodies_bytes_max: int = 64 * MIB  # the most bytes that the bodies of all requests hold together

@@ -97,7 +97,7 @@ class BoundedProtocol(H11Protocol):
         self._head_since_s = self.loop.time()
         self._idle_since_s = time.monotonic()
         if len(self.connections) > self._server.limits.connections_max:
-            self._server.make_room()  # this may close the new connection
+            self._server.make_room(self)
         self._server.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -224,16 +224,18 @@ class HttpServer:
         # `tuple` copies the set, because /metrics counts the connections in another thread.
         return [one for one in tuple(self.state.connections) if isinstance(one, BoundedProtocol)]
 
-    def make_room(self) -> bool:
+    def make_room(self, new: BoundedProtocol | None = None) -> bool:
         """Close the most dispensable idle connection, so that silent clients cannot block others.
+
+        `new` is the connection that needs room. It is closed only if all others are at work.
 
         Return False if all connections are at work. HTTP lets a server close an idle connection at
         any time, and the client then repeats its request on a new one.
         """
         idle = min(
-            (one for one in self.connections if not one.at_work),
+            (one for one in self.connections if not one.at_work and one is not new),
             key=lambda one: one.dispensable,
-            default=None,
+            default=new,
         )
         if (
             (idle is None or idle.dispensable[0])

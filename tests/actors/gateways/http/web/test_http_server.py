@@ -199,6 +199,21 @@ def test_a_silent_connection_gives_way_where_all_places_are_taken() -> None:
             sock.close()
 
 
+def test_a_new_connection_does_not_give_way_to_idle_ones_that_were_served() -> None:
+    """Otherwise clients that keep their connections open would keep all others out."""
+    with served(HttpLimits(connections_max=3)) as site:
+        kept = [site.dial() for _ in range(3)]
+        for sock in kept:
+            sock.sendall(PING)
+            assert answer_of(sock)[0] == 200
+        with site.dial() as fourth:
+            fourth.sendall(PING)
+            assert answer_of(fourth)[0] == 200
+        assert all_of(kept[0]) == b"", "the connection that has been idle for longest is closed"
+        for sock in kept:
+            sock.close()
+
+
 def test_no_connection_at_work_gives_way() -> None:
     with served(HttpLimits(connections_max=3)) as site:
         release = site.hold()
