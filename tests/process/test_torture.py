@@ -1,4 +1,4 @@
-"""Test of twenty kills of every kind under load: no acknowledged message is lost or doubled, and no
+"""Test of thirty kills of every kind under load: no acknowledged message is lost or doubled, and no
 message whose finish was confirmed comes back. `scripts/torture` makes longer runs.
 """
 
@@ -12,7 +12,7 @@ import pytest
 from support.torture.kills import SHARES
 from support.torture.run import Torture, memory_folder
 
-CYCLES = 20
+CYCLES = 30
 SEED = 6
 
 
@@ -24,7 +24,7 @@ def memory() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(600)
-def test_twenty_kills_lose_no_acknowledged_message(tmp_path: Path, memory: Path) -> None:
+def test_thirty_kills_lose_no_acknowledged_message(tmp_path: Path, memory: Path) -> None:
     torture = Torture(tmp_path, memory, CYCLES, SEED, list(SHARES))
     torture.run()
     assert sum(torture.done.values()) == CYCLES

@@ -17,7 +17,7 @@ from tests.simulation import broken
 
 TESTS: Final = Path(__file__).parent.parent
 SEEDS: Final = 100
-DEFECT_SEEDS: Final = 60
+DEFECT_SEEDS: Final = 200
 # Defects that few seeds are enough to find, each by another rule of the ledger. All defects:
 # simulation/broken.py.
 DEFECTS: Final = (
