@@ -12,9 +12,9 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-# There is no deadline: a test that waits for its turn on a busy machine is not slow. Continuous
-# integration always uses the same examples, so that a failure there comes from the change.
-# Elsewhere the examples are new each time. `--fast` tries fewer.
+# There is no deadline: a test that waits for the CPU on a busy machine is not slow. Continuous
+# integration always uses the same examples, so that a failure there comes from the change under
+# test. Elsewhere the examples are new each time. `--fast` tries fewer examples.
 settings.register_profile(
     "zsq",
     deadline=None,
@@ -25,21 +25,21 @@ settings.register_profile(
 settings.register_profile(
     "fast", settings.get_profile("zsq"), max_examples=10, stateful_step_count=20
 )
-# A test that names the gateway must use the gateway. Without this setting, clients of the same user
-# would connect to the topics directly. tests/process/test_direct.py tests that.
+# A test that gives the gateway's URL must use the gateway. Without this setting, clients of the
+# same user would connect to the topics directly. tests/process/test_direct.py tests that.
 os.environ["ZSQ_TRANSPORT"] = "tcp"
 
 settings.load_profile("fast" if "ZSQ_TEST_FAST" in os.environ else "zsq")
 
-# Their tests start brokers, Spark or hundreds of recoveries. They are slow, except for those that
-# are marked `smoke`.
+# The tests in these folders start brokers, Spark or hundreds of recoveries. They are slow, except
+# for those that are marked `smoke`.
 SLOW_FOLDERS: Final = frozenset({"attacks", "process", "compat", "spark", "spark_cluster"})
 SLOW_FILES: Final = re.compile(
     r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_"
     r"|zsqd|bench|test_calls|fuzz|simulation|test_runner"
 )
-# Files with tests that take a minute or more. They begin first, so that the other cores do not wait
-# for one of them at the end.
+# Files with tests that take a minute or more. They are started first. Otherwise the other cores
+# would wait for one of them at the end.
 LONG_FILES: Final = re.compile(
     r"test_(driver_killed|torture|soak|damage_many|two_hosts|broker_lost|tasks"
     r"|slow_topic|group_crash|fuzzed|alarms|simulation|bench_nsq"

@@ -1,5 +1,5 @@
-"""Tests of the source archive and the wheel, installed into an environment that has only what they
-require: the broker runs there.
+"""Tests of the source archive and the wheel, installed into an environment that has only the
+packages that they require. The broker must run there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def required(name: str, seen: set[str]) -> Iterator[metadata.Distribution]:
-    """Yield what a distribution requires, without extras, and what those distributions require."""
+    """Yield all distributions that a distribution requires without its extras, directly or through
+    others.
+    """
     for line in metadata.requires(name) or ():
         needed = re.split(r"[^\w.-]", line)[0]
         if "extra ==" in line or needed.lower() in seen:
@@ -68,7 +70,7 @@ def required(name: str, seen: set[str]) -> Iterator[metadata.Distribution]:
         try:
             found = metadata.distribution(needed)
         except metadata.PackageNotFoundError:
-            continue  # for another system or Python version
+            continue  # required only for another system or Python version
         yield found
         yield from required(needed, seen)
 

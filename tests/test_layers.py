@@ -1,5 +1,5 @@
 """Tests of the imports: which room may import which, and which files must be pure. They read the
-source, so nothing has to be imported.
+source, so they need not import it.
 
 A room is a folder. `python tests/test_layers.py` writes the tables of rooms and their allowed
 imports to the end of `HACKING.md`.
@@ -20,8 +20,7 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parents[1]
 LAYERS: Final = ("actors", "apps", "storage", "transport")
 
-# The other layers that a layer may import. An entry that is a file name without its folder allows
-# only that file.
+# The other layers that a layer may import. An entry that names a file allows only that file.
 MAY_IMPORT: Final = {
     "transport": (),
     "storage": (
@@ -33,9 +32,9 @@ MAY_IMPORT: Final = {
     "actors": ("transport", "storage"),
     "apps": ("transport", "storage", "actors"),
 }
-# The other rooms of its own layer that a room may import, also for types only. A room comes after
-# the rooms that it may import. A room that must call a higher room declares a small Protocol, or
-# takes a callback, and is given an implementation.
+# For each room, the other rooms of its layer that it may import. Imports for type annotations count
+# too. A room comes after the rooms that it may import. A room that must call a higher room declares
+# a small Protocol, or takes a callback, and is given an implementation.
 ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "transport": (),
     "transport.block": ("transport",),
@@ -99,11 +98,11 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "apps.cli.files": ("apps", "apps.cli", "apps.dump", "apps.nsqd"),
     "apps.cli.run": ("apps.cli", "apps.cli.manage", "apps.doctor"),
 }  # fmt: skip
-# Modules that a layer must not import, because it must not access files, sockets or processes, or
-# only in some way.
+# Modules that a layer must not import, because it must not access files, sockets or processes in
+# this way.
 NOT_IN: Final = {
-    "transport": frozenset({"lmdb", "fcntl", "shutil", "tempfile"}),  # it accesses no files
-    # It uses no sockets and no actors.
+    "transport": frozenset({"lmdb", "fcntl", "shutil", "tempfile"}),  # this layer accesses no files
+    # This layer uses no sockets and no actors.
     "storage": frozenset({"zmq", "socket", "asyncio", "multiprocessing", "uvloop"}),
 }
 IMPURE: Final = frozenset(
@@ -149,8 +148,8 @@ def module_of(name: str) -> str:
 
 
 def imported(name: str, source: str, *, types_too: bool = True) -> set[str]:
-    """Return what a file imports: modules of this package by their dotted name within it, others by
-    their top-level name.
+    """Return what a file imports: modules of this package by their dotted name within it, other
+    modules by their top-level name.
     """
     package = (
         module_of(name).split(".")
@@ -234,7 +233,7 @@ def modules() -> dict[str, tuple[str, set[str]]]:
 
 def wrong_arrows(room: str, others: set[str]) -> list[str]:
     """Return the imports that are not allowed. `others`: the rooms that the room imports. Imports
-    between layers have separate rules, see above.
+    between layers have separate rules (`MAY_IMPORT`).
     """
     own = {other for other in others - {room} if other.split(".")[0] == room.split(".")[0]}
     may = ROOMS_MAY_IMPORT.get(room, ())
@@ -260,8 +259,8 @@ HACKING_MARK: Final = (
 
 
 def hacking() -> str:
-    """Return `HACKING.md` as it should be: what people wrote up to `HACKING_MARK`, and the tables
-    of rooms below it.
+    """Return `HACKING.md` as it should be: the text that people wrote up to `HACKING_MARK`, and the
+    tables of rooms after it.
     """
     head, mark, _ = (ROOT / "HACKING.md").read_text().partition(HACKING_MARK)
     assert mark, f"HACKING.md has lost its line {HACKING_MARK!r}"
@@ -358,7 +357,7 @@ def test_the_table_of_rooms_is_the_folders_and_has_no_circle() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Imports for types only count too."""
+    """Imports that are needed only for type annotations count too."""
     assert not circle_of({module: others for module, (_, others) in modules().items()})
 
 
@@ -397,7 +396,7 @@ def test_pure_files_are_pure(name: str) -> None:
 
 def names_of_files(text: str) -> set[str]:
     """Return the file names in backquotes, such as `block.py` and `storage/FORMAT.md`. Patterns
-    such as `session*.py` do not count, nor do names that belong to a user's files.
+    such as `session*.py` do not count, and names of users' files do not count either.
     """
     return set(re.findall(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|md))`", text))
 

@@ -1,5 +1,5 @@
-"""Tests of the wheel: it is built without network, contains every package, and works alone in an
-empty folder.
+"""Tests of the wheel: it is built without a network, contains every package, and works in an empty
+folder without the repository.
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ def test_the_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
     program += (
         f"[importlib.import_module(name) for name in {modules!r}]\nprint(zsq.Producer.__name__)\n"
     )
-    # -I would ignore PYTHONPATH. The folder comes before the editable install of the environment.
+    # The option -I would ignore PYTHONPATH. With PYTHONPATH, Python finds this folder before the
+    # editable install of the environment.
     assert (
         run(sys.executable, "-c", program, folder=tmp_path, PYTHONPATH=str(target)) == "Producer\n"
     )
@@ -213,7 +214,7 @@ print(said)
 
 @pytest.mark.slow
 def test_spark_finds_the_wheels_source_by_itself(wheel: Path, tmp_path: Path) -> None:
-    """`pyspark_zsq` registers the source without a call. A call of `register` does no harm, even
+    """`pyspark_zsq` registers the source without a call. Calling `register` is allowed too, even
     twice.
     """
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:

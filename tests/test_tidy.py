@@ -20,8 +20,7 @@ FUNCTION_LINES_MAX: Final = 100
 COLUMNS_MAX: Final = 100
 TABLE_COLUMNS_MAX: Final = 140
 FOLDER_FILES_MAX: Final = 15
-# Say on stderr that it is ready, and why it is not.
-# They print on stderr that they are ready, or why they are not.
+# These files print on stderr that they are ready, or why they are not.
 SPEAKS: Final = (
     "actors/supervisor/supervisor.py",
     "actors/supervisor/serve.py",
@@ -86,7 +85,7 @@ def code_lines(source: str) -> Iterator[tuple[int, str]]:
 
 
 def banned(name: str, source: str) -> list[str]:
-    """Return each ban that a file of this name breaks, as a sentence."""
+    """Return a sentence for each ban that the file breaks."""
     bans = [
         ban
         for ban in BANS
@@ -113,14 +112,14 @@ def long_functions(name: str, source: str) -> list[str]:
 
 
 def kept_as_written(tree: ast.AST) -> Iterator[tuple[int, int]]:
-    """Yield the first and last row of each statement that `# fmt: skip` on its last row keeps as it
-    is written.
+    """Yield the first and last row of each statement. If its last row has `# fmt: skip`, the
+    formatter keeps the whole statement as it is written.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt):
             yield node.lineno, node.end_lineno or node.lineno
         body = getattr(node, "body", None)
-        # the header of a compound statement
+        # These are the rows of a compound statement's header.
         if isinstance(node, ast.stmt) and isinstance(body, list) and body:
             yield from ((node.lineno, row) for row in range(node.lineno, body[0].lineno))
         for decorator in getattr(node, "decorator_list", []):
@@ -131,7 +130,8 @@ def table_rows(source: str) -> set[int]:
     """Return the rows that may be wide: tables, and texts in other languages.
 
     A table of code ends in `# fmt: skip`, or lies between `# fmt: off` and `# fmt: on`. A table of
-    a docstring has rows that begin with `|`. Another text of several lines is a program or a page.
+    a docstring has rows that begin with `|`. Any other string of several lines is a program or a
+    page.
     """
     lines = source.split("\n")
     tree = ast.parse(source)
@@ -225,8 +225,8 @@ BAD_OPENING: Final = re.compile(
 
 
 def bad_openings(name: str, source: str) -> list[str]:
-    """Return each caption or docstring whose first sentence has no subject, because it begins like
-    half of a question.
+    """Return a sentence for each caption or docstring that begins with a question word or similar,
+    so that its first sentence is incomplete.
     """
     return [
         (

@@ -1,5 +1,18 @@
 """`scripts/prove KIND`: each kind is a module in this folder that has `main(arguments) -> exit
 code`.
+
+The modules of this folder use these terms:
+
+- Promise: a statement that must be true after a failure, for example that an acknowledged message
+  can be read. A promise that is broken is a violation.
+- Life: a test run of a store, a queue, or a registry, from its creation through failures and
+  restarts. The class `Life` also records the promises.
+- Disk: the files below one folder, with what is known to be synced. A test can make calls on it
+  fail, or cut its power.
+- Fate: for each change that was not synced at a power cut: it is lost, on disk, or on disk in part.
+- Specimen: the directory of a topic, made from a number, that a test damages.
+- Rig: a part of the broker with fakes around it.
+- Target: code that a fuzz test calls with nearly correct inputs.
 """
 
 from __future__ import annotations

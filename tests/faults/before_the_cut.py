@@ -12,7 +12,8 @@ from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, chunk_name, index_nam
 
 from .life import Life
 
-HEAD_MAGIC: Final = 16  # its position in each of the first two pages of LMDB's file
+# Position of LMDB's magic number in each meta page (the first two pages of the file).
+HEAD_MAGIC: Final = 16
 HEAD_COMMIT: Final = 16 + 128
 
 
@@ -52,7 +53,7 @@ def with_a_bad_delayed_row(life: Life) -> None:
 
 
 def with_its_end_cut_off(life: Life) -> None:
-    """The last synced bytes are missing: the log continues after them, with a hole."""
+    """The last synced bytes are missing. The log continues after the hole that they leave."""
     some_history(life)
     base = life.log.chunks[-1]
     life.lost.add(len(life.sent) - 1)
@@ -60,7 +61,9 @@ def with_its_end_cut_off(life: Life) -> None:
 
 
 def without_its_last_header(life: Life) -> None:
-    """The header of the last chunk is lost: the chunk is set aside with all of its messages."""
+    """The header of the last chunk is lost: the start moves the chunk to a `.bad` file, with all of
+    its messages.
+    """
     some_history(life)
     base = life.log.chunks[-1]
     life.lost.update(sequence for sequence, offset in life.offsets.items() if offset >= base)
@@ -92,8 +95,8 @@ def without_delayed_messages(life: Life) -> None:
 
 
 def with_a_damaged_head(life: Life) -> None:
-    """The newer of the two heads of LMDB's file is damaged. The start mends it, and keeps a copy of
-    the two head pages meanwhile.
+    """The newer of LMDB's two meta pages is damaged. The start mends it, and keeps a copy of both
+    meta pages until that is done.
     """
     life.publish_delayed(10, 20, 30)
     life.publish_delayed(40)
@@ -111,7 +114,7 @@ def with_a_damaged_head(life: Life) -> None:
 
 
 def with_an_older_commit(life: Life) -> None:
-    """LMDB's file is replaced by an older one that lacks the newest commit. No head page has that
+    """LMDB's file is replaced by an older one that lacks the newest commit. No meta page has that
     commit, so the mending fails and is undone.
     """
     life.publish_delayed(10, 20, 30)

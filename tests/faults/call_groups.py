@@ -12,8 +12,9 @@ from zsq.storage.state.state import StateBatch
 
 
 class GroupLife(StoreLife):
-    """Stages are written, sealed and committed: appended, adopted, both, or merged. Other blocks
-    are published in between.
+    """Stages are written, sealed and committed as groups. A commit appends blocks to the log,
+    adopts files of stages as chunks, does both, or merges small parts. Other blocks are published
+    in between.
     """
 
     options = GROUPS
@@ -22,7 +23,8 @@ class GroupLife(StoreLife):
 
     def prepare(self) -> None:
         self.harness.commit_dropped = self.commit_dropped  # type: ignore[method-assign]
-        self.harness._check_names = lambda: None  # type: ignore[method-assign]  # a file that could not be removed stays until the next start
+        # A file that could not be removed stays until the next start.
+        self.harness._check_names = lambda: None  # type: ignore[method-assign]
 
     def steps(self) -> list[Step]:
         return [
@@ -63,8 +65,8 @@ class GroupLife(StoreLife):
             self.harness.drop(key)
 
     def commit_dropped(self, batch: StateBatch) -> None:
-        """Commit in order, and again after a full disk. Then remove the files of the committed
-        stages.
+        """Commit in order. If the disk was full, commit the same batch again later. Then remove the
+        files of the committed stages.
         """
         if batch.applied_offset is not None:
             batch.producers = self.producers(batch.applied_offset)
@@ -86,7 +88,7 @@ class GroupLife(StoreLife):
             raise Violation("staging that failed goes on")
 
     def go_on(self) -> None:
-        """What was refused is possible now: the seals and the commits."""
+        """Repeat the seals and commits that were refused. They must succeed now."""
         self.commit_waiting()
         self.drop_superseded()
         self.harness.seal(*(key for key in self.harness.staged if key not in self.harness.sealed))
@@ -99,7 +101,7 @@ class GroupLife(StoreLife):
                 )
                 self.harness.commit(version, *parts)
         super().go_on()
-        # blocks that could not be read are not read again by this process
+        # This process does not read blocks again that it could not read.
         if not self.harness.damage:
             self.harness.check()
 

@@ -1,5 +1,5 @@
-"""Lives of a topic's store for `calls.py`: what is done step by step, what was promised by each
-step, and how the promises are checked.
+"""Lives of a topic's store for `calls.py`. A life (see `__main__.py`) consists of steps. It records
+what each step promised, and checks the promises at its end.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from zsq.storage.state.state import ProducerRow, StateBatch, producer_after
 
 Step = Callable[[], object]
 ENDINGS: Final = ("died", "kept", "lost")
-"""died: only the process ends. kept: the power is cut too, but all pending changes reached the
-disk. lost: the power is cut, and no pending change reached the disk.
+"""Each case ends in one of these ways. `died`: only the process ends. `kept`: the power is cut too,
+but all pending changes reached the disk. `lost`: the power is cut, and no pending change reached
+the disk.
 """
 FULL_CODES: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 REFUSABLE: Final = frozenset({"writev", "open_new", "make_folder", "note", "lmdb_write"})
-"""Calls that may find no space. The request that needed them is refused, and nothing else happens.
+"""Calls that may fail because the disk is full. The request that needed them is refused, and
+nothing else happens.
 """
 
 
@@ -39,8 +41,8 @@ def require(kept: bool, text: str) -> None:
 
 
 class Life:
-    """One life, which `calls.run` leads: `live` with planned failures, `go_on` without them, then
-    `end`, `check` and `afterlife`.
+    """One life. `calls.run` calls `live` with planned failures, `go_on` without them, then `end`,
+    `check` and `afterlife`.
     """
 
     def __init__(self, root: Path, files: FailingFiles) -> None:
@@ -104,7 +106,7 @@ class Life:
         """Continue in the same process after the failures are over."""
 
     def end(self, ending: str) -> None:
-        """End the process, and open what it left in another one."""
+        """End the process, and open its files in another process."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -128,8 +130,8 @@ class StoreLife(Life):
         self.harness = StorageHarness(root, self.options, files)
         self.harness.open()
         self.waiting: list[StateBatch] = []
-        """Commits that found no space. They are tried again, in order, before anything else is
-        committed.
+        """Commits that failed because the disk was full. They are tried again, in order, before
+        anything else is committed.
         """
         super().__init__(root, files)
 
@@ -159,7 +161,9 @@ class StoreLife(Life):
         self.harness.acknowledged = known
 
     def commit(self, batch: StateBatch) -> None:
-        """Commit as the storage does: in order, and the same batch again after a full disk."""
+        """Commit as the storage does: in order. If the disk was full, commit the same
+        batch again.
+        """
         self.waiting.append(batch)
         self.commit_waiting()
 
@@ -333,7 +337,7 @@ class LogLife(StoreLife):
 
 
 class ClosingLife(LogLife):
-    """An orderly end, while something still has to be synced, noted and saved."""
+    """The store is closed in an orderly way while a block is not synced yet."""
 
     def prepare(self) -> None:
         for _ in range(3):

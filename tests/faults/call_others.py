@@ -64,7 +64,7 @@ class QueueLife(Life):
         self.put_done = first + count
 
     def get(self) -> None:
-        """Get one message: all come in order, each once."""
+        """Get one message. All messages must come in order, each once."""
         if self.got_begun >= self.put_done:
             return
         self.got_begun += 1
@@ -94,8 +94,8 @@ class QueueLife(Life):
         self.got_done = self.put_done
 
     def set_aside(self) -> bool:
-        """Return True if the queue has set a file aside, as NSQ does if the disk fails to read it
-        twice. Its messages are still on disk, but they are not delivered.
+        """Return True if the queue has renamed a file to `.bad`, as NSQ does if the disk fails to
+        read it twice. The file's messages are still on disk, but they are not delivered.
         """
         return self.files.code == errno.EIO and any(
             path.suffix == ".bad" for path in Path(self.files.root).iterdir()
@@ -168,13 +168,13 @@ class QueueLife(Life):
 
 
 class QueueStartLife(QueueLife):
-    """A queue is opened after a power cut that left its last record incomplete."""
+    """The start of a queue after a power cut that left its last record incomplete."""
 
     def prepare(self) -> None:
         super().prepare()
         self.put_many(6)
         queue = self._queue()
-        # the power is cut before the commit
+        # The power is cut before the commit.
         queue._commit = lambda meta: None  # type: ignore[method-assign]
         before = self.put_done
         self.put()
@@ -200,12 +200,12 @@ class QueueStartLife(QueueLife):
 
     def go_on(self) -> None:
         """Do nothing: the queue is checked after it is opened again. Until then a file that could
-        not be read may be set aside.
+        not be read may be renamed to `.bad`.
         """
 
     def check(self) -> None:
-        """If a read failed, the start may treat messages as unread that were read before, so they
-        come again. They must not be lost.
+        """Check that no message is lost. If a read failed, the start may treat messages as unread
+        that were read before, so they come again.
         """
         if self.files.code == errno.EIO:
             self.got_done = 0
@@ -259,13 +259,13 @@ class RegistryLife(Life):
                     "a change that was refused was made all the same",
                 )
             except KeyError:
-                continue  # the topic was never made, because that was refused
+                continue  # the topic was never made, because the disk refused it
             else:
                 self.certain, self.unsure = self.content(), False
         self.remove("kept")
 
     def remove(self, name: str) -> None:
-        """Remove a topic. If the disk refuses, the next start finishes it."""
+        """Remove a topic. If the disk refuses this, the next start finishes the removal."""
         if self.registry.topics[name].state == "deleting":
             self.registry.remove(name)
             del self.certain[0][name]
@@ -274,8 +274,8 @@ class RegistryLife(Life):
         require(not self.files._nodes, "files stay open")
 
     def go_on(self) -> None:
-        """In half of the cases, settle the registry as the supervisor does now and then. In the
-        other half the process ends before that.
+        """In half of the cases, settle the registry, as the supervisor does from time to time. In
+        the other half the process ends before that.
         """
         if self.files.goes_on:
             self.registry.settle()
@@ -290,7 +290,7 @@ class RegistryLife(Life):
 
     def check(self) -> None:
         known, ended = self.content()
-        # The last change that was refused may have been made, and the error said so.
+        # The last change may have been made although it was refused. The error said so.
         if self.unsure and not self.files.goes_on:
             changed = [
                 name

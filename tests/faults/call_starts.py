@@ -1,5 +1,5 @@
-"""Lives that consist of a start, for `calls.py`: after a power cut, with a damaged state store, of
-a new topic, and of fsck.
+"""Lives that consist of one start, for `calls.py`: a start after a power cut, a start with a
+damaged state store, the creation of a topic, and a run of fsck.
 
 A start that fails may only raise an error after which it is tried again (`StoreFailed`,
 `DiskFull`). After any other error the broker waits for a person. A failed start must leave no file
@@ -91,13 +91,13 @@ class StartLife(StoreLife):
 
 
 class MixedStartLife(StartLife, GroupLife):
-    """There are a commit that was not finished, sealed and unsealed stages, a delayed block that
-    was moved to the log and is still stored as delayed, and channels.
+    """The start finds a commit that was not finished, sealed and unsealed stages, channels, and a
+    delayed block that was moved to the log and is still stored as delayed.
     """
 
     def prepare(self) -> None:
         harness = self.harness
-        # that check does not know delayed messages
+        # The harness has a check of file names that does not know delayed messages. Leave it out.
         harness._check_names = lambda: None  # type: ignore[method-assign]
         assert harness.store is not None
         harness.publish()

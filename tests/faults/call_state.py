@@ -1,5 +1,5 @@
-"""Lives of the stores beside the log, for `calls.py`: channels and their snapshot, delayed
-messages, and chunks that are removed.
+"""Lives of the parts of a store beside the log, for `calls.py`: channels and their snapshot,
+delayed messages, and chunks that retention removes.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def facts(table: Table) -> tuple[object, ...]:
 
 
 class ChannelLife(StoreLife):
-    """Commits of channels, holes, deferred messages, a pause and a drop, with a map that has to
-    grow. Two other stores (shadows) get each commit that succeeds.
+    """Commits of channels, holes, deferred messages, a pause and the removal of a channel, with an
+    LMDB map that must grow. Two other stores (shadows) get each commit that succeeds.
     """
 
     options = replace(SMALL, map_bytes=1 << 16)
@@ -54,7 +54,7 @@ class ChannelLife(StoreLife):
         self.harness.sync()
         self.unsure_late = False
         self.shadows = []
-        """The first one also gets a commit that failed, the second one does not."""
+        """The first shadow also gets a commit that failed. The second shadow does not."""
         for name in ("with", "without"):
             path = self.root.parent / name
             path.mkdir()
@@ -96,8 +96,8 @@ class ChannelLife(StoreLife):
             shadow.commit(batch)
 
     def while_failing(self) -> None:
-        """Try a commit after one that failed. If it succeeds, it must count. The broker makes no
-        such commit, but the answer must be true.
+        """Try a commit after one that failed. If the answer is success, the commit must have taken
+        effect. The broker itself makes no such commit.
         """
         super().while_failing()
         if self.failed and not self.log_failed():
@@ -150,7 +150,8 @@ class DelayedLife(StoreLife):
         self.moving: list[DelayedKey] = []
         """Messages that are synced in the log and still stored as delayed.
 
-        Until they are removed there, nothing is cancelled, and no checkpoint counts them.
+        Until they are removed from the delayed messages, nothing is cancelled, and no checkpoint
+        counts them.
         """
 
     def steps(self) -> list[Step]:
@@ -224,8 +225,8 @@ class DelayedLife(StoreLife):
         self.check_messages()
 
     def check_messages(self) -> None:
-        """Check that each acknowledged message is present once, in the log or as delayed.
-        Unanswered ones may be present at most once. There must be no other messages.
+        """Check that each acknowledged message is present once, in the log or as delayed. Messages
+        without an answer may be present at most once. There must be no other messages.
         """
         assert self.harness.store is not None
         store = self.harness.store.delayed

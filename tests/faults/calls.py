@@ -2,19 +2,20 @@
 error that such a call can have.
 
     scripts/prove calls --count 10000 --seed 1 --jobs 2
-    scripts/prove calls --case "log 17 EIO once lost"         # one of them again
+    scripts/prove calls --case "log 17 EIO once lost"         # one case again
 
 A case consists of a workload, the number of one of its calls, an error, a mode (see `failing.py`)
-and an ending. With one ending only the process dies. With the others the power is cut too, and
-either nothing or all of what was not synced is lost. In each case:
+and an ending. With the ending `died` only the process dies. With the others the power is cut too:
+then what was not synced is kept (`kept`) or lost (`lost`). In each case (the terms are explained in
+`__main__.py`):
 
 - The calls raise only errors of the storage layer.
 - The effect of a call that succeeded is kept.
-- A failed sync ends the store for good. After other failures it can be used again.
+- After a failed sync, the store accepts nothing more. After other failures it can be used again.
 - The next process finds everything that was promised.
 
 Cases come in rounds. Each round has one case for each call of each workload, and no case comes
-twice. Without a count, all cases are tried.
+twice. With a count of 0, all cases are tried.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`kind`: the kind of the call that failed. `said`: the errors that the store's calls raised.
-    `trouble`: the broken promise, or empty.
+    """The outcome of one case. `kind`: the kind of the call that failed. `said`: the errors that
+    the store's calls raised. `trouble`: the broken promise, or empty.
     """
 
     kind: str
@@ -111,8 +112,8 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class Tried:
-    """`said`: for each kind of call and errno, the first error that the store's calls raised, and
-    how often.
+    """The sums over many cases. `said`: for each kind of call and errno, the first error that the
+    store's calls raised, and how often.
     """
 
     cases: int = 0
@@ -227,8 +228,8 @@ def a_disk() -> Iterator[tuple[Path, FailingFiles]]:
         files = FailingFiles(str(disk))
 
         def examined(path: str, *_: float) -> Verdict:
-            """Examine an environment in this process: nothing is damaged here that could kill it.
-            The calls do not count, because the broker uses another process for this.
+            """Examine an LMDB environment in this process: nothing is damaged here that could crash
+            it. The calls do not count, because the broker uses another process for this.
             """
             with files.paused():
                 return Verdict(findings(path), finished=True)
@@ -285,7 +286,7 @@ def main(arguments: list[str]) -> int:
 def in_processes(chosen: Sequence[Case], jobs: int) -> Tried:
     tried, told = Tried(), time.monotonic()
     portions = [chosen[at : at + PORTION] for at in range(0, len(chosen), PORTION)]
-    # without this, its children would outlive it
+    # Without this, the children of this process would run on after it ends.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("forkserver")) as pool:
         try:

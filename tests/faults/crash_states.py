@@ -7,8 +7,8 @@ workload, start on each of them, and check all promises.
 The first command tries 100,000 distinct disks, systematic ones first, then random ones. The second
 one tries one of them again and shows the changes that were pending.
 
-A disk is counted once, even if several ways lead to it. It is checked once for each set of promises
-with which it may be found.
+A disk is counted once, even if several ways lead to it. If a disk may be found with several sets of
+promises, it is checked once with each of them.
 """
 
 from __future__ import annotations
@@ -57,10 +57,9 @@ from .workloads import WORKLOADS, workload
 PR_SET_PDEATHSIG: Final = 1
 NOW: Final = "now-"
 ALL: Final = 1 << 62
-AGAIN_EACH: Final = 2  # of this many disks, one loses its power again after its recovery
-RANDOM_A_ROUND: Final = (
-    40  # random fates of the pending changes, after each step, in each round after the first
-)
+AGAIN_EACH: Final = 2  # one of this many disks loses its power again after its recovery
+# Random fates that are tried after each step, in each round after the first.
+RANDOM_A_ROUND: Final = 40
 ROUNDS_MAX: Final = 1_000
 SAY_EVERY_S: Final = 10.0
 VIOLATIONS_MAX: Final = 20
@@ -68,8 +67,8 @@ VIOLATIONS_MAX: Final = 20
 
 @dataclass(slots=True)
 class Result:
-    """`disks`: digests of the distinct disks. `violations`: (where, what) of the first
-    violations.
+    """The results of many checks. `disks`: digests of the distinct disks. `violations`: (where,
+    what) of the first violations.
     """
 
     disks: set[bytes] = field(default_factory=set)
@@ -109,8 +108,8 @@ class Prover:
         return list(prefixes(self.trace))
 
     def prove(self, disk: Disk, number: int, result: Result, stop: int = ALL) -> None:
-        """Check all disks that may be found after these steps. If no more than `stop` are to be
-        counted, choose some of every kind.
+        """Check all disks that may be found after these steps. If only `stop` disks are to be
+        counted in all, choose some of every kind.
 
         Round 0 is the systematic one, the other rounds are random.
         """
@@ -139,8 +138,8 @@ class Prover:
                 result.violations.append((where, traceback.format_exc()))
 
     def _note(self, where: str) -> None:
-        """Record which disk is tried now, for the case that this process dies. LMDB may crash when
-        a page is missing (SIGBUS).
+        """Record which disk is tried now, so that it is known if this process dies. LMDB may crash
+        (SIGBUS) when a page is missing.
         """
         (self.folder / f"{NOW}{os.getpid()}").write_text(where)
 
@@ -201,7 +200,7 @@ def mixed(
     numbered: Iterable[tuple[int, Fate]], chance: random.Random
 ) -> Iterator[tuple[int, Fate]]:
     """Mix the fates: two in which each change is lost or kept as a whole, then one with a part of a
-    change. There are many more of the latter.
+    change. There are many more fates with a part of a change.
     """
     whole: list[tuple[int, Fate]] = []
     torn: list[tuple[int, Fate]] = []
@@ -235,15 +234,17 @@ def record(name: str, folder: Path) -> Recorded:
 
 
 def prove_some(name: str, folder: Path, count: int, nested: int, seed: int) -> Result:
-    """Try `count` distinct disks of a workload, chosen from its whole length, and `nested` disks
-    after crashes in recovery.
+    """Check `count` different disks after a power cut, spread over the whole workload. Then check
+    `nested` disks after a second crash, during recovery.
     """
     prover = Prover(record(name, folder), folder, seed)
     result = Result()
     disks = prover.disks()
     random.Random(f"{name} {seed}").shuffle(disks)
     share = 1 + count // len(disks)
-    for at in range(2 * len(disks)):  # first a share of the disks after each step, then all of them
+    # In the first half of the turns, try a share of the disks after each step. In the second half,
+    # try as many as are still needed.
+    for at in range(2 * len(disks)):
         disk = disks[at % len(disks)]
         prover.prove(
             disk, 0, result, min(count, len(result.disks) + share) if at < len(disks) else count
@@ -258,8 +259,8 @@ def prove_some(name: str, folder: Path, count: int, nested: int, seed: int) -> R
 def _prove_nested(
     prover: Prover, disks: Sequence[Disk], turn: int, result: Result, stop: int = ALL
 ) -> None:
-    """Interrupt the recovery on one of these disks. Every second time only the process had died,
-    and not the machine.
+    """Interrupt the recovery on one of these disks. In every second turn, the crash before that
+    recovery ended only the process, not the machine.
     """
     chance = random.Random(f"{prover.recorded.name} {prover.seed} nested {turn}")
     disk = chance.choice(disks)
@@ -310,7 +311,7 @@ Futures = list[Future[Result]]
 
 
 class Progress:
-    """Adds up the results of the processes, and prints the sum now and then."""
+    """Adds up the results of the processes, and prints the sum from time to time."""
 
     def __init__(self) -> None:
         self.total = Result()
@@ -336,8 +337,8 @@ class Progress:
 
 
 def prove_all(count: int, nested: int, seed: int, jobs: int, names: Sequence[str]) -> Result:
-    """Try every systematic disk of these workloads, crashes in recovery, and random disks until
-    there are as many as wanted.
+    """Try every systematic disk of these workloads, then crashes in recovery, then random disks
+    until there are as many as requested.
     """
     progress = Progress()
     with work_folder() as folder:
@@ -486,7 +487,8 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.replay:
         return replay(chosen.replay, chosen.seed)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the folders are removed
+    # Let SIGTERM raise KeyboardInterrupt, so that the folders are removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()
     nested = chosen.count // 10 if chosen.nested is None else chosen.nested
     names = chosen.workload or [

@@ -1,5 +1,5 @@
-"""`scripts/prove damage`: flip bits, cut, swap, restore and remove parts of files. All damage must
-be harmless, or detected and reported.
+"""`scripts/prove damage`: flip bits of files, cut files, and swap, restore and remove parts of
+them. All damage must be harmless, or detected and reported.
 
     scripts/prove damage --count 100000
     scripts/prove damage --replay '1|flip|00000000000000000000.chunk|1234' --keep
@@ -37,8 +37,7 @@ FIRST_RANDOM: Final = 4
 FLIPS_A_SPECIMEN: Final = 20_000
 TELL_S: Final = 10.0
 EVERY: Final = 16
-# Of so many tries; again: two more lives of the topic.
-# Number of a try modulo EVERY -> what else is tried; again: two more lives of the topic.
+# Number of a try modulo EVERY -> what else is tried: a repair, fsck, or (again) two more starts.
 ALSO: Final = {
     0: "repair",
     4: "fsck",
@@ -92,11 +91,9 @@ class Workshop:
 
     def _run_lmdb(self, specimen: Specimen, tree: Tree, want: Expected) -> str:
         came = lives(specimen, self.bench.directory, want)
-        if (
-            came in {"rebuilt", "killed"}
-            # Fsck writes to a copy of the environment. If it were asked each time, that would be
-            # most of the work.
-        ):
+        # Fsck runs only after these outcomes, because it writes to a copy of the LMDB environment.
+        # Running it each time would be most of the work.
+        if came in {"rebuilt", "killed"}:
             self.bench.lay(tree)
             need(
                 opinion(specimen, tree, self.bench.directory, sound=False).damage,
@@ -151,8 +148,8 @@ def _spread(number: int, files: Sequence[tuple[str, int]], count: int) -> list[C
 
 
 def lmdb_flips(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
-    """Yield two thirds of the bits in a state store, the others in the delayed messages. All pages
-    get some. Another seed chooses other bits.
+    """Yield bits in LMDB's files. Two thirds of them are in a state store, the others in the
+    delayed messages. Some bits of every page are chosen. Another seed chooses other bits.
     """
     numbers = (RICH, KILLED, SCARRED)
     for turn, number in enumerate(numbers):

@@ -3,9 +3,9 @@ wrong is delivered, and the topic can still be used.
 
 The same rule applies to all kinds of damage. A block may be lost only in three cases: some of its
 bytes differ from what was written, its file is missing, or both copies of its chunk's header and
-the footer that repeats it are damaged. If the process had died, more may be lost: everything after
-the first touched block that neither the state nor a later block attests may be cut off too
-(`recovery.py` says why). Everything else must be read unchanged.
+the footer that repeats it are damaged. If the process had died, more may be lost: everything from
+the first touched block may be cut off too, if neither the state nor a later block shows that this
+block was stored (`recovery.py` says why). Everything else must be read unchanged.
 """
 
 from __future__ import annotations
@@ -51,18 +51,19 @@ class ViolationError(AssertionError):
 
 @dataclass(slots=True)
 class Expected:
-    """`lost`: blocks (first offsets) that may be lost. `cut_from`: the offset from which the log
-    may be cut off as an unfinished write, or -1.
+    """The losses that are allowed. `lost`: first offsets of the blocks that may be lost.
+    `cut_from`: the offset from which the log may be cut off as an unfinished write, or -1.
     """
 
     lost: set[int]
     cut_from: int = -1
     silent: bool = False
-    """Nothing of the lost end is left: the file just ends before it, so the loss cannot be noticed.
-    """
+    """True if the file just ends before the lost part, so that the loss cannot be noticed."""
     may_refuse: bool = False
     state: bool = False
-    """The damage is in the state store or its snapshot. Channels may be at an earlier position."""
+    """True if the damage is in the state store or its snapshot. Then channels may be at an earlier
+    position.
+    """
     delayed: bool = False
     stages: set[bytes] = field(default_factory=set)
 
@@ -74,9 +75,9 @@ class Seen:
     refused: str = ""
     lost: set[int] = field(default_factory=set)
     told: bool = False
-    """The damage was reported by a read, an alarm, or a hole that is known."""
+    """True if a read, an alarm, or a known hole reported the damage."""
     read_damage: bool = False
-    """A read reported damage that was not known before."""
+    """True if a read reported damage that was not known before."""
     alarms: list[str] = field(default_factory=list)
     holes: tuple[Hole, ...] = ()
 
@@ -142,8 +143,8 @@ def _has_header(old: bytes, new: bytes) -> bool:
 
 
 def _cut_from(specimen: Specimen, tree: Tree) -> int:
-    """Return the first offset in the last chunk that is touched and attested neither by the state
-    nor by a later block.
+    """Return the offset of the first block in the last chunk that is touched and that neither the
+    state nor a later block shows to be stored. Return -1 if there is none.
     """
     path = specimen.chunks()[-1]
     base = parse_chunk_name(path)
@@ -308,7 +309,9 @@ def _check_times(
 
 
 def _check_state(specimen: Specimen, store: Store, want: Expected, applied: bool) -> None:
-    """Check the state. `applied`: no block is lost whose producer the state does not know yet."""
+    """Check the state. `applied`: True if no block is lost whose producer is not in the
+    state yet.
+    """
     table = store.state.load()
     sequences = {producer: row.next_sequence for producer, row in table.producers.items()}
     if want.cut_from < 0 and applied:

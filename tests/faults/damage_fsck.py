@@ -19,7 +19,7 @@ from .damage_specimens import EPOCH_NS, Bench, SeededFiles, Specimen, Tree, capt
 
 @dataclass(slots=True)
 class Opinion:
-    """The result of fsck: sentences about damage, and sentences that are only notes."""
+    """The result of fsck: sentences about damage, and sentences that only inform."""
 
     damage: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ def opinion(specimen: Specimen, tree: Tree, directory: str, *, sound: bool) -> O
 
 
 def compare(said: Opinion, seen: Seen, want: Expected) -> None:
-    """Check that fsck has found what a start or a read has reported."""
+    """Check that fsck has found the damage that a start or a read has reported."""
     found = said.damage or said.notes
     need(
         not seen.refused or said.damage,
@@ -90,7 +90,7 @@ def repair(
         left = {finding.text for finding in look(specimen, bench.directory).damaged}
     known = {finding.text for finding in report.damaged}
     need(left <= known or not left, f"after the repair there is damage: {left - known}")
-    # The repair has reported what it cut off.
+    # The repair has reported the bytes that it cut off. They need not be reported again.
     after = examine(specimen, bench.directory, replace(want, silent=True))
     need(after.lost <= before.lost, f"the repair lost blocks {sorted(after.lost - before.lost)}")
     need(

@@ -26,7 +26,7 @@ SEPARATOR: Final = "|"
 
 
 class Case(NamedTuple):
-    """One damage. Each kind defines what its numbers mean."""
+    """One case of damage. Each kind of damage defines what the numbers mean."""
 
     specimen: int
     kind: str
@@ -69,7 +69,7 @@ def zero(specimen: Specimen, path: str, start: int, end: int) -> Tree:
 
 
 def garbage(specimen: Specimen, path: str, start: int, size: int) -> Tree:
-    """Overwrite some bytes, and append if they reach beyond the end."""
+    """Overwrite some bytes with others. The file becomes longer if they reach beyond its end."""
     data = specimen.tree[path]
     return changed(
         specimen.tree,
@@ -84,7 +84,7 @@ def longer(specimen: Specimen, path: str, size: int) -> Tree:
 
 
 def places(specimen: Specimen, path: str) -> list[tuple[int, int]]:
-    """Return (position, end) of every block of a chunk, including marks."""
+    """Return (position, end) of every block of a chunk, also of those without messages (marks)."""
     data, at, found = specimen.tree[path], CHUNK_HEADER_BYTES, []
     while data[at : at + 4] == b"ZSQD":
         end = at + int.from_bytes(data[at + 8 : at + 12], "little")
@@ -103,7 +103,7 @@ def swap(specimen: Specimen, path: str, number: int) -> Tree:
 
 
 def copy(specimen: Specimen, path: str, source: int, target: int) -> Tree:
-    """Write a block over another one too, as a misplaced write would."""
+    """Write a copy of a block over another one, as a misplaced write would do it."""
     data = specimen.tree[path]
     blocks = places(specimen, path)
     start, end = blocks[source]
@@ -316,8 +316,8 @@ def structured(specimen: Specimen) -> Iterator[Case]:
 
 
 def _names(bases: list[int], own: int) -> list[int]:
-    """Return offsets by which a chunk may be named: that of another chunk, one in the middle of a
-    chunk, and one after the last.
+    """Return offsets that the name of a chunk may contain: the offset of another chunk, one in the
+    middle of a chunk, and one after the last chunk.
     """
     return [
         base

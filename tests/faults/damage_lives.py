@@ -1,5 +1,5 @@
-"""The lives that the specimens have led, and what is promised about each. The promises are read
-once from an undamaged copy.
+"""The workloads that made the specimens (directories of topics), and the content that each must
+still have. That content is read once from an undamaged copy.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .damage_specimens import (
 )
 
 TINY: Final = 0
-"""Few and small blocks in two chunks: each of their bits is tried."""
+"""A topic with few small blocks in two chunks: each of their bits is flipped."""
 RICH: Final = 1
 KILLED: Final = 2
-"""The process died, so the state is older than the log."""
+"""A topic whose process died, so that its state is older than its log."""
 SCARRED: Final = 3
-"""One block is known to be damaged."""
+"""A topic with one block that is known to be damaged."""
 LISTED_MAX: Final = 10_000
 READS_MAX: Final = 1_000
 
 
 def make(number: int, directory: str, *, foreign: bool = False) -> Specimen:
-    """Make a specimen. The same number gives the same specimen. `foreign`: the same life with
+    """Make a specimen. The same number gives the same specimen. `foreign`: the same topic with
     another uuid.
     """
     with still_clock():
@@ -86,7 +86,7 @@ def _live(maker: Maker, steps: int) -> None:
             maker.remember()
     maker.checkpoint()
     maker.consume()
-    maker.version += 1  # so that no group in the log has replaced it
+    maker.version += 1  # so no group in the log is newer than this one
     maker.stage("left", 3, 20)
 
 
@@ -132,8 +132,8 @@ def reopen(specimen: Specimen, directory: str) -> Store:
 
 
 def read_all(log: Log) -> tuple[dict[int, Block], list[tuple[int, int]]]:
-    """Return every block by its offset, in the order of reads, and (offset, count) of what reads
-    reported as lost.
+    """Return every block by its offset, in the order of the reads, and (offset, count) for each
+    range that a read reported as lost.
     """
     found: dict[int, Block] = {}
     damage: list[tuple[int, int]] = []
@@ -178,8 +178,8 @@ def delayed_bodies(store: Store) -> dict[str, bytes]:
 
 
 def log_files(specimen: Specimen) -> list[str]:
-    """Return all files except LMDB's: chunks, indexes, what was set aside, snapshot, identity,
-    notes and staged parts.
+    """Return all files except LMDB's: chunks, indexes, `.bad` files, snapshot, identity, notes and
+    staged parts.
     """
     return [
         path for path in specimen.tree if not path.endswith("/") and Path(path).name != "data.mdb"

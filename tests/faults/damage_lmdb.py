@@ -1,9 +1,10 @@
 """Damage in LMDB's own files. LMDB may crash (SIGBUS, SIGSEGV), so each start is a forked process.
 After a crash there is another start.
 
-There are at most five starts, as the supervisor would make them. The product examines an
-environment, and does the steps of a rescue, in a separate process. These tests use forked processes
-for that too, because a new interpreter would take fifty times as long.
+There are at most five starts, because the supervisor would not make more. The product uses a
+separate process with a new interpreter to examine an LMDB environment, and for the steps of a
+rescue. These tests fork a process instead, because a new interpreter would take fifty times as
+long.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _run(step: str, *arguments: str) -> dict[str, Any] | None:
 
 @contextmanager
 def forking() -> Iterator[None]:
-    """Install both replacements in this process and in those that it forks."""
+    """Use both replacements in this process and in those that it forks."""
     with (
         mock.patch.object(state_check, "_examine", _examine),
         mock.patch.object(delayed_rescue, "_run", _run),
@@ -111,8 +112,8 @@ def forking() -> Iterator[None]:
 
 
 def start(specimen: Specimen, directory: str, want: Expected) -> tuple[int, str]:
-    """Live one life of the topic's process: open, check, commit a few times, check again, and end
-    in an orderly way or not. Return the exit code and a word.
+    """Run the topic's process once: open, check, commit a few times, check again, and end in an
+    orderly way or not. Return the exit code and the outcome as a word.
     """
     try:
         store = open_copy(specimen, directory)
@@ -146,8 +147,8 @@ def _churn(store: Store) -> None:
 
 
 def _check_delayed(specimen: Specimen, store: Store) -> None:
-    """Check that each delayed message is present or counted as lost, that none is present twice,
-    and that there are no others.
+    """Check that each delayed message is present or counted as lost, that no message is present
+    twice, and that there are no other messages.
     """
     if store.delayed is None:
         need(
@@ -175,14 +176,16 @@ def _check_delayed(specimen: Specimen, store: Store) -> None:
 
 
 def _emptied(directory: str) -> str:
-    """Return the path of a file that exists after a life has removed the delayed messages. If that
-    life crashes later, the next one expects no delayed messages.
+    """Return the path of a file that a start makes after it has removed the delayed messages. If
+    that start crashes later, the next one expects no delayed messages.
     """
     return f"{directory}.emptied"
 
 
 def lives(specimen: Specimen, directory: str, want: Expected) -> str:
-    """Start until one start succeeds, and return the outcome as a word. Raise `ViolationError`."""
+    """Start the topic's process until one start succeeds. Return the outcome as a word. Raise
+    `ViolationError`.
+    """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_emptied(directory))
     codes: list[int] = []
@@ -209,7 +212,8 @@ def lives(specimen: Specimen, directory: str, want: Expected) -> str:
 
 
 def _life(specimen: Specimen, directory: str, want: Expected) -> tuple[int, str]:
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - this process ends with it
+    # The file stays open until this process ends.
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if os.path.exists(_emptied(directory)):
         specimen = replace(specimen, delayed={})
     try:

@@ -1,8 +1,8 @@
-"""Directories of topics that will be damaged. Each is made from a number. They have every kind of
-block, chunk and row, and a record of what is promised about them.
+"""Directories of topics that will be damaged. Each is made from a number. They contain every kind
+of block, chunk and row. A record says what each directory must still contain after the damage.
 
-A specimen is a tree (relative path -> bytes) in memory. So each try writes a fresh copy, and damage
-is a function from tree to tree.
+A specimen is a tree (relative path -> bytes) in memory. Damage is a function that makes another
+tree from a tree. Each try writes a new copy.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TINY_OPTIONS: Final = replace(OPTIONS, chunk_bytes=460, index_every_bytes=1)
 
 
 class Stored(NamedTuple):
-    """A block that was acknowledged: its position, and all that a reader sees of it."""
+    """A block that was acknowledged: its position, and everything that a reader sees of it."""
 
     path: str
     position: int
@@ -65,8 +65,9 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True)
 class Specimen:
-    """`past`: the tree at earlier moments. `closed`: the topic was closed in order, so the state
-    covers the whole log.
+    """The directory of a topic, and its true content. `past`: the tree at earlier moments.
+    `closed`: True if the topic was closed in an orderly way, so that its state covers the whole
+    log.
     """
 
     number: int
@@ -78,14 +79,17 @@ class Specimen:
     blocks: dict[int, Stored] = field(default_factory=dict)
     """The blocks that readers of the undamaged directory get, by first offset."""
     rotten: dict[int, bytes] = field(default_factory=dict)
-    """Columns of blocks that were damaged before. An older file may contain them again."""
+    """Columns of the blocks that were damaged already when the specimen was made, by first offset.
+    An older version of the file may contain the undamaged block.
+    """
     start: int = 0
     end: int = 0
     synced_end: int = 0
-    """The end of the log that the state knows to be on disk, before a start has replayed anything.
+    """The end of the log that is on disk according to the state, before a start has replayed
+    anything.
     """
     applied: int = 0
-    """The offset up to which the state knows the producers."""
+    """The offset up to which the rows of the producers in the state are complete."""
     sequences: dict[int, int] = field(default_factory=dict)
     unfinished: dict[str, frozenset[int]] = field(default_factory=dict)
     transactions: dict[str, TransactionRow] = field(default_factory=dict)
@@ -99,7 +103,7 @@ class Specimen:
 
 
 class SeededFiles(Files):
-    """Files with reproducible random numbers and without real syncs."""
+    """Access to files with reproducible random numbers and without real syncs."""
 
     def __init__(self, source: random.Random) -> None:
         self._source = source
@@ -127,8 +131,8 @@ def capture(directory: str) -> Tree:
 
 
 class Bench:
-    """A directory into which one tree after the other is written. Files that are unchanged since
-    the last time stay.
+    """A directory into which trees are written one after the other. A file that is the same in both
+    trees is not written again.
     """
 
     def __init__(self, directory: str) -> None:
@@ -143,7 +147,8 @@ class Bench:
             if name not in tree:
                 if name.endswith("/"):
                     shutil.rmtree(entry.path)
-                elif os.path.exists(entry.path):  # otherwise it was removed with its folder
+                # A missing entry was removed together with its folder.
+                elif os.path.exists(entry.path):
                     os.unlink(entry.path)
             elif not name.endswith("/"):
                 there[name] = _stamp(entry.stat())
@@ -154,11 +159,11 @@ class Bench:
             elif self._laid.get(name) != (data, there.get(name)):
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
                 os.write(fd, data)
+                # A file system's clock advances in steps of milliseconds. With a time of 0, a later
+                # write is noticed even within the same step.
                 os.utime(
                     fd,
                     (0, 0),
-                    # The clock of a file system ticks in milliseconds. Setting the time to 0 shows
-                    # a later write even within the same tick.
                 )
                 os.close(fd)
                 self._laid[name] = data, _stamp(os.stat(path))
@@ -191,7 +196,7 @@ def still_clock() -> Iterator[None]:
 
 
 class Maker:
-    """Makes one topic's life, chosen by seeded random numbers."""
+    """Makes one topic, with actions that seeded random numbers choose."""
 
     def __init__(
         self, directory: str, number: int, options: StoreOptions, *, foreign: bool = False
@@ -269,7 +274,7 @@ class Maker:
             offset += block.count
 
     def checkpoint(self, **more: object) -> None:
-        """Sync, and commit what the storage commits a few times a second."""
+        """Sync, and commit the rows that the storage commits a few times a second."""
         end = self.store.log.sync()
         self.store.state.commit(
             replace(
@@ -342,7 +347,7 @@ class Maker:
             del self.staged[key]
 
     def delay(self, blocks: int = 2) -> None:
-        """Publish with a delay. The messages are due soon, or in a week."""
+        """Publish messages with a delay. They are due soon, or in a week."""
         delayed = self.store.make_delayed(self.now_ns)
         for _ in range(blocks):
             known = delayed.producers.get(LATE_PRODUCER)
@@ -378,7 +383,7 @@ class Maker:
         remove_below(self.files, self.directory, start)
 
     def scar(self) -> None:
-        """Damage one block and read it, so that its bytes are set aside."""
+        """Damage one block and read it, so that its bytes are copied to a `.bad` file."""
         for block in self.store.log.read(self.store.log.start, 1, self.store.log.end):
             self.rotten[block.first_offset] = bytes(block.columns)
         self.store.close()

@@ -11,8 +11,8 @@ from .life import Facts, Life
 
 
 class DamagedLife(Life):
-    """A life with weaker checks after the rebuild: messages may be delivered again, but none is
-    lost. The set of channels and the pauses must be unchanged, and removed chunks must not come
+    """A life with weaker checks after the rebuild: messages may be delivered again, but no message
+    is lost. The set of channels and the pauses must be unchanged, and removed chunks must not come
     back.
     """
 

@@ -12,7 +12,7 @@ errno, and a mode:
 
 The bytes that a failed sync covered never reach the disk, whatever is synced later. `FaultyFiles`
 does that for the log. For LMDB's files, this module keeps a model of what is certainly on disk. It
-finds a file by its inode, because the folder is renamed while the file is open.
+finds a file by its inode, because its folder may be renamed while the file is open.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ HITS: Final[dict[int, frozenset[str]]] = {
     errno.EMFILE: OPENS,
     errno.EINTR: WRITES | SYNCS | {"truncate", "open_new", "open_append", "open_read"},
 }
-"""The calls that can have each error. (Python repeats an interrupted call, so EINTR comes only from
-LMDB's calls, or from a signal handler that raises.)
+"""For each error, the calls that can fail with it. (Python repeats an interrupted call. So EINTR
+comes only from LMDB's calls, or from a signal handler that raises.)
 """
 
 
@@ -71,12 +71,12 @@ STICKY: Final = HITS | {
     errno.EINTR: frozenset(SEAM) & HITS[errno.EINTR],
 }
 """The calls that continue to fail in the mode "sticky". On a full disk, files can still be cut,
-removed and synced. LMDB repeats an interrupted call for ever.
+removed and synced. EINTR is missing, because LMDB repeats an interrupted call for ever.
 """
 
 
 class Fault(NamedTuple):
-    """`at`: the number of the call, counted from 1."""
+    """A planned failure. `at`: the number of the call, counted from 1."""
 
     at: int
     code: int
@@ -99,8 +99,8 @@ class Image:
 
 
 class FailingFiles(FaultyFiles):
-    """`trace`: the kinds of all calls since `arm`. `met`: the kind of the call that failed first,
-    or empty. `hits`: how many calls failed.
+    """Files whose calls are counted and fail as planned. `trace`: the kinds of all calls since
+    `arm`. `met`: the kind of the call that failed first, or empty. `hits`: how many calls failed.
     """
 
     def __init__(self, root: str) -> None:
@@ -109,13 +109,13 @@ class FailingFiles(FaultyFiles):
         self.met = ""
         self.hits = 0
         self.lose_lmdb = False
-        """If true, what LMDB did not sync is lost at a crash."""
+        """If True, what LMDB did not sync is lost at a crash."""
         self._fault: Fault | None = None
         self._armed = False
         self._images: dict[int, Image] = {}
 
     def arm(self, fault: Fault | None) -> None:
-        """Number the calls from here on, and fail as planned."""
+        """Number the calls from now on, and let them fail as planned."""
         self._fault, self._armed = fault, True
         self.trace, self.met, self.hits = [], "", 0
 
@@ -143,8 +143,8 @@ class FailingFiles(FaultyFiles):
 
     @property
     def goes_on(self) -> bool:
-        """Return True for half of the plans, and always the same for one plan. A test uses it to
-        choose.
+        """Return True for half of the plans, and always the same answer for one plan. A life uses
+        it to choose between two ways to continue.
         """
         return self._fault is None or self._fault.at % 2 == 0
 
@@ -159,7 +159,7 @@ class FailingFiles(FaultyFiles):
         )
 
     def meet(self, kind: str) -> Fault | None:
-        """Return the fault that this call must have, or None."""
+        """Count this call. Return the fault that it must have, or None."""
         if not self._armed:
             return None
         self.trace.append(kind)
@@ -208,8 +208,8 @@ class FailingFiles(FaultyFiles):
     # LMDB
 
     def lmdb(self, call: LmdbCall) -> int:
-        """Hook for `LmdbCalls`: return 0, an errno, or below 0 the number of bytes that a write
-        takes.
+        """Hook for `LmdbCalls`. Return 0 for success, an errno for a failure, or the negative
+        number of bytes that a write is to accept.
         """
         if not call.path.startswith(self.root + "/"):
             return 0

@@ -1,9 +1,10 @@
-"""`scripts/prove fuzz`: nearly correct inputs for all code that reads what others wrote. It must
-return a value, or raise the documented error.
+"""`scripts/prove fuzz`: nearly correct inputs for all code that reads what others wrote. That code
+must return a value, or raise the documented error.
 
 Fault model: a peer may send anything, and a file may contain any bytes. An input of up to 1 MiB
 never causes another exception, never takes more than `MEMORY_MAX` of memory, and never more than a
-second of CPU time. Inputs come in batches. Seed, target and batch identify them all.
+second of CPU time. Inputs come in batches. The seed, the target and the number of a batch identify
+all its inputs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fuzz targets that are actors: a topic and a channel whose peers may send anything, beside peers
 that behave correctly.
 
-Any exception ends an actor, and with it the connections of all its clients. So a message of a peer
-may cause no other exception than `ZsqError`, which the loop answers. The storage behind these
+An exception ends an actor, and with it the connections of all its clients. Only `ZsqError` does
+not: the loop answers it. So a peer's message may cause no other exception. The storage behind these
 actors is a small fake that always behaves correctly.
 """
 
@@ -54,7 +54,8 @@ def rig(
         "listen_raw": lambda source, handle: raw.append(source), "ignore_raw": raw.remove, "close_port": lambda port: None,
     }  # fmt: skip
     vars(actor).update(parts)
-    actor._timers.append([1 << 62, 1_000_000_000, lambda: None])  # replaces the timer of the pulse
+    # This replaces the timer that sends pulses.
+    actor._timers.append([1 << 62, 1_000_000_000, lambda: None])
     return ports
 
 
@@ -64,7 +65,7 @@ def drain(actor: Actor[Any], port: Any) -> None:
 
 
 class TopicRig:
-    """A topic whose storage answers now and then."""
+    """A topic whose storage answers only sometimes."""
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
@@ -195,11 +196,9 @@ class ChannelRig:
         mutator = self.mutator
         peer, token = mutator.one(self.leases) if mutator.chance(2) else (mutator.one(PEERS), 5)
         if not mutator.chance(3):
-            start = (
-                mutator.whole()
-                # sometimes all ranges have the same start: messages in two ranges must be refused
-                # in the second one
-            )
+            # Sometimes all ranges have the same start. A message that is in two ranges must be
+            # refused in the second one.
+            start = mutator.whole()
             ranges = tuple(
                 (start if mutator.chance(2) else mutator.whole(), mutator.whole())
                 for _ in range(1 + mutator.below(4))
@@ -249,7 +248,8 @@ class ChannelRig:
         return taken
 
     def close(self) -> None:
-        self.actor.on_end()  # its connection to the dead-letter topic is a real one
+        # This closes its connection to the dead-letter topic, which is a real one.
+        self.actor.on_end()
 
     def _others_answer(self) -> None:
         while self.storage.sent:

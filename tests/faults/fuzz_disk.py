@@ -2,9 +2,8 @@
 the registry, and of NSQ.
 
 Many formats are protected by a checksum. A changed file is then rejected by the checksum alone, and
-the test shows little. So half of the inputs get a correct checksum. A disk does not do that, but
-another program or an older version may write such a file, and the documented behaviour must hold
-for it.
+the test shows little. So half of the inputs get a correct checksum. A disk fault does not produce
+such a file, but another program or an older version may. Its readers must behave as documented.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ _PIECES: Final = [
 
 
 def _sealed(mutator: Mutator, data: bytes) -> bytes:
-    """Return the data with a correct checksum, as far as it is still one of these parts."""
+    """Return the data with a correct checksum, if it still has the form of one of these parts."""
     if len(data) < 64 or mutator.chance(3):
         return data
     if data[:4] == log_format.INDEX_MAGIC:
@@ -157,7 +156,7 @@ def _try_mark(data: bytes) -> bool:
 
 
 class OneFile:
-    """A disk with these bytes only, whichever file is asked for."""
+    """A disk that returns the same bytes for every file."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

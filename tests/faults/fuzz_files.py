@@ -55,7 +55,7 @@ _METAS += [
 
 
 class QueueRig:
-    """A disk queue is opened on changed files, read to its end, written to, closed, and opened
+    """A disk queue that is opened on changed files, read to its end, written to, closed, and opened
     again.
     """
 
@@ -148,7 +148,9 @@ class DumpRig:
 
 
 class PortRig:
-    """A port receives what a peer sends, one whole message at a time, whatever its parts are."""
+    """A port that receives what a peer sends. Each input is one whole message, whose parts may be
+    anything.
+    """
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
@@ -164,7 +166,7 @@ class PortRig:
     def hear(self, parts: tuple[bytes, ...]) -> bool:
         if parts:
             self.peer.send_multipart(parts, zmq.NOBLOCK)
-        # A Beat: no part of the message before may disturb it.
+        # A Beat must still arrive correctly, whatever the message before it was.
         self.peer.send_multipart([b"", b"\x91\x01"], zmq.NOBLOCK)
         mails = list(self.port.receive(3))
         assert isinstance(mails[-1], Mail)

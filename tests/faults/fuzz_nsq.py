@@ -1,8 +1,8 @@
-"""Fuzz targets of NSQ's protocol: a client's connection from its magic to its end, including TLS
-and compression.
+"""Fuzz targets of NSQ's protocol: a client's connection from its first bytes (the magic) to its
+end, including TLS and compression.
 
 One input is one read of the socket: correct commands, commands with a few changed bytes, or bytes
-compressed as agreed. The backend answers now, later, with an error, or never.
+compressed as agreed. The backend answers at once, later, with an error, or never.
 """
 
 from __future__ import annotations

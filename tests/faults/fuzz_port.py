@@ -25,13 +25,13 @@ SENT_MAX: Final = 64
 
 
 class FakePort(Routed):
-    """Replaces a `Port`. It is its own socket too."""
+    """A fake for `Port`, and for the socket of that port."""
 
     def __init__(self, mutator: Mutator, name: str = "", *, deaf: bool = False) -> None:
         super().__init__()
         self.name = name
         self.mutator = mutator
-        self.deaf = deaf  # if True, its peer sometimes accepts no more messages
+        self.deaf = deaf  # if True, the peer sometimes accepts no more messages
         self.socket = self
         self.closed = False
         self.waiting: deque[tuple[Envelope, bytes, list[Any]]] = deque()
@@ -48,7 +48,7 @@ class FakePort(Routed):
         )
 
     def say(self, envelope: Envelope, message: Wire, blocks: Sequence[Block] = ()) -> None:
-        """Put a correct message of a correct peer."""
+        """Let a correct message of a correct peer arrive."""
         frames = [bytes(part) for block in blocks for part in (block.wire_header(), block.columns)]
         self.put(envelope, encode(message), frames)
 
@@ -100,9 +100,9 @@ def stranger_says(
     allowed: Sequence[type[Wire]],
     known: Mapping[str, Sequence[Any]] | None = None,
 ) -> tuple[bytes, tuple[bytes, ...]]:
-    """Return a control frame and its block frames. Mostly it is a message that is allowed there,
-    with anything in its fields, or with values from `known`, as a peer that has watched the
-    connection could send it.
+    """Return a control frame and its block frames. It is mostly a message of an `allowed` class.
+    Its fields contain anything, or values from `known`, which a peer that has watched the
+    connection could send.
     """
     dice = mutator.below(10)
     if dice < 7:

@@ -34,7 +34,9 @@ STAGES: Final = tuple(bytes([n]) * 16 for n in range(3))
 
 
 class Host(Actor[Any]):
-    """The process of a topic without the topic: its storage, and the actor that calls it."""
+    """The process of a topic, but without the topic: its storage, and the actor that calls the
+    storage.
+    """
 
     storage: StorageActor
 

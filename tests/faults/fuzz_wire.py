@@ -44,7 +44,7 @@ Buffers = tuple[bytes, ...]
 
 # Protocol messages
 
-_NAMED: Final[dict[str, Any]] = {  # values that fields of these names have in practice
+_NAMED: Final[dict[str, Any]] = {  # by field name: values that the field has in practice
     "ranges": ((5, 3), (9, 1)), "refused": ((5, 3),), "runs": ((5, 3, 1), (9, 1, 2)), "blocks": ((3, 100), (4, -1)),
     "parts": ((bytes(range(16)), 2, 10, 4_000, 77), (bytes(16), 1, 1, 128, 5)), "stages": (bytes(range(16)),), "keys": ((5, 6), (7, 8)),
     "delays_ms": (1, 1_000), "holes_put": ((5, 2, 1, 0), (9, 1, 1, 10**18)), "holes_gone": (5, 9), "endpoints": ("ipc:///run/zsq/5",),
@@ -111,7 +111,7 @@ def _try_word(frame: bytes) -> bool:
         return _refused(error)
     for field in dataclasses.fields(message):
         value = getattr(message, field.name)
-        # They are passed on unchanged and shown; rows are checked by the code that uses them.
+        # Dicts are passed on unchanged, and shown. Rows are checked by the code that uses them.
         if type(value) is dict:
             assert codec.pack_value(
                 codec.unpack_value(codec.pack_value(value))
@@ -241,8 +241,8 @@ def _head(header: Header) -> bytes:
 
 
 def read_all(block: Block) -> list[tuple[Any, ...]]:
-    """Read every value of a block that has passed its check, by both available ways. They must
-    agree.
+    """Read every value of a block that has passed its check, in both ways that exist. The results
+    must agree.
     """
     columns = [block.body, block.key, block.tag, block.headers]
     rows = [[None] * block.count if column is None else column.values() for column in columns]
@@ -262,7 +262,7 @@ def _try_block(random: Random, frames: tuple[bytes, bytes]) -> bool:
     except ZsqError:
         return False
     if not block.count:
-        return False  # a mark; a topic refuses blocks with its flag
+        return False  # a block without messages (a mark): a topic refuses blocks with its flag
     rows = read_all(block)
     start = int(random.random() * block.count)
     stop = start + 1 + int(random.random() * (block.count - start))

@@ -28,9 +28,9 @@ def _nothing() -> None:
 
 
 class Trial(NamedTuple):
-    """One batch of a target. `make` returns an input. `run` tries it and returns whether it was
-    accepted (or refused by the documented error). Any exception is a violation. `close` is called
-    at the end.
+    """One batch of a target. `make` returns an input. `run` tries the input. It returns True if the
+    input was accepted, and False if it was refused with the documented error. Any exception is a
+    violation. `close` is called at the end.
     """
 
     make: Make
@@ -39,8 +39,8 @@ class Trial(NamedTuple):
 
 
 class Target(NamedTuple):
-    """`begin` is called for each batch. `share`: the weight of this target when inputs are
-    distributed over all targets.
+    """Code that is tested with nearly correct inputs. `begin` is called for each batch. `share`:
+    the weight of this target when inputs are distributed over all targets.
     """
 
     name: str
@@ -80,8 +80,9 @@ class TooLargeError(Exception):
 
 
 class Guard:
-    """Notices an input that computes too long, without work for each input. It measures CPU time,
-    so that a busy machine does not matter.
+    """Notices an input that needs the CPU for too long. A timer looks at the number of the input,
+    so there is no extra work for each input. The timer measures CPU time, so a busy machine does
+    not matter.
     """
 
     def __init__(self) -> None:
@@ -104,8 +105,8 @@ class Guard:
 
 
 class Lines(logging.Handler):
-    """Takes the lines of the log, and checks their size: a peer must not be able to fill a disk
-    with logged messages.
+    """A log handler that checks the size of each line: a peer must not be able to fill a disk with
+    logged messages.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -127,7 +128,7 @@ class Lines(logging.Handler):
 
 
 def peak_bytes() -> int:
-    """Return the largest memory of this process since the last `forget_peak`."""
+    """Return the largest memory use of this process since the last `forget_peak`."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
@@ -209,7 +210,7 @@ def plan(targets: Sequence[Target], count: int) -> dict[str, int]:
 
 
 class Rig(Protocol):
-    """The parts of a target that has a state."""
+    """A target that keeps a state between inputs."""
 
     def draw(self) -> Any: ...
 

@@ -1,5 +1,5 @@
-"""A topic's store with more promises: channels, producers, delayed messages and retention. Its
-calls are recorded, and its promises checked after a crash.
+"""A topic's store with promises about channels, producers, delayed messages and retention. Its
+calls are recorded, and its promises are checked after a crash. `__main__.py` explains the terms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zsq.transport.block.block import Block, pack
 from .recording import RecordingFiles
 
 PUBLISHER: Final = 99  # producer of the delayed messages
-# Attributes that are not part of a promise, or not copied.
+# Attributes that are not part of a promise, or that are not copied.
 _NOT_PROMISED: Final = frozenset(
     {"files", "store", "root", "directory", "options", "facts", "lagging", "damage", "rig"}
 )
@@ -35,22 +35,22 @@ Facts = dict[str, Any]
 
 
 class Life(StorageHarness):
-    """`facts`: the content of the state after each commit, beginning with the one before any
-    commit. All promises of one recording share the list.
+    """A topic's store, and what was promised about it. `facts`: the content of the state before the
+    first commit and after each commit. All promises of one recording share this list.
     """
 
     def __init__(self, root: Path, options: StoreOptions = SMALL) -> None:
         self.facts: list[Facts] = []
         self.commits = 0
-        """How many of the commits were confirmed."""
+        """The number of confirmed commits."""
         self.put: dict[bytes, int] = {}
-        """Body -> due time, of delayed messages whose publish was answered."""
+        """Body -> due time, for delayed messages whose publish was answered."""
         self.perhaps: list[tuple[bytes, ...]] = []
-        """Bodies of unanswered publishes and cancellations. Either all bodies of a tuple are
-        present or none.
+        """Bodies of the messages of each publish or cancellation without an answer. After a crash,
+        either all messages of a tuple are present, or none.
         """
         self.gone: set[bytes] = set()
-        """Bodies whose cancellation was answered."""
+        """Bodies of messages whose cancellation was answered."""
         self.moved_ns = 0
         """No message that is due later than this was moved to the log."""
         self.damaged = False
@@ -76,7 +76,9 @@ class Life(StorageHarness):
 
     @classmethod
     def revived(cls, files: FaultyFiles, promise: dict[str, Any], options: StoreOptions) -> Self:
-        """Make a life on a disk that exists already, with these promises."""
+        """Continue on an existing disk. `promise` is what the earlier run had promised until the
+        crash.
+        """
         made = cls.__new__(cls)
         made.__dict__.update(
             {
@@ -98,7 +100,7 @@ class Life(StorageHarness):
         self.open()
 
     def live(self) -> None:
-        """Take what recovery found as the new promise, and continue to use the topic."""
+        """Make the content that recovery found the new promise, and continue to use the topic."""
         end = self.log.end
         self.settle()
         if self.tried or self.staged:
@@ -115,7 +117,7 @@ class Life(StorageHarness):
     # The state
 
     def facts_now(self) -> Facts:
-        """Return the part of the state that no recovery may change."""
+        """Return the part of the state that recovery must not change."""
         assert self.store is not None
         return facts_of(self.store.state.load(), self.store)
 
@@ -149,14 +151,15 @@ class Life(StorageHarness):
         super().commit_dropped(self.counted(batch))
 
     def counted(self, batch: StateBatch) -> StateBatch:
-        """Add to the batch the offset up to which it counts, and the producers as of that offset. A
-        recovery replays from there.
+        """Add to the batch the offset up to which it includes the log, and the rows of the
+        producers at that offset. A recovery reads the log from there.
 
-        So the rows must include everything below that offset, also blocks that became durable
-        without a request to sync. The storage answers such blocks, and adds them to the rows, at
-        the begin of each turn, and commits at its end. (If a commit left them out, recovery would
-        ask producers for blocks that are stored. tests/actors/storage/test_storage_commits.py shows
-        that the storage does not leave them out.)
+        So the rows must include all blocks below that offset, also blocks that became durable
+        without a request to sync. At the start of each turn, the storage answers such blocks and
+        adds them to the rows. At the end of the turn it commits. (If a commit left them out,
+        recovery would ask producers for blocks that are stored.
+        tests/actors/storage/test_storage_commits.py shows that the storage does not leave them
+        out.)
         """
         assert self.store is not None
         self.answer_durable()
@@ -172,8 +175,8 @@ class Life(StorageHarness):
         self.answer_durable()
 
     def answer_durable(self) -> None:
-        """Count as acknowledged also the blocks that became durable by a new chunk or by a group.
-        From now on they must not be lost.
+        """Count the blocks as acknowledged that became durable with a new chunk or a group. From
+        now on they must not be lost.
         """
         while self.offsets.get(self.acknowledged, self.log.synced_end) < self.log.synced_end:
             self.acknowledged += 1
@@ -287,7 +290,7 @@ class Life(StorageHarness):
         self.lost.add(sequence)
 
     def lose_delayed(self, *bodies: bytes) -> None:
-        """Damage the row of these bodies in LMDB's file, and leave the note that the last process
+        """Damage the row of these bodies in LMDB's file. Also leave a note that the last process
         crashed when it read due messages.
         """
         data = bytes([bodies[0][0] ^ 1]) + bodies[0][1:]
@@ -336,7 +339,7 @@ class Life(StorageHarness):
         waiting = self.waiting()
         found = logged + waiting
         assert len(set(found)) == len(found), f"delayed messages are there twice: {sorted(found)}"
-        # Retention may have removed those that had moved to the log.
+        # Retention may have removed messages that had moved to the log.
         missing = self.put.keys() - set(found) - self.given_up
         assert not missing, f"delayed messages {sorted(missing)} are lost"
         assert not self.gone & set(found), "cancelled messages are there again"
@@ -355,7 +358,7 @@ class Life(StorageHarness):
         )
 
     def settle(self) -> None:
-        """Take what is present after a crash as the new promise."""
+        """Make the content that is present after a crash the new promise."""
         found = self.check()
         following = self._following()
         last = max({*found, *self.lost}, default=following - 1)

@@ -1,9 +1,9 @@
 """Nearly correct inputs: bytes of the real encoders with a few changes, and values of the right
 types at the limits of their range.
 
-All of it is derived from one `random.Random`, so a seed and a number identify an input. Pure noise
-is refused at the first byte and proves little. So an input begins as a correct one, and most
-changes are small.
+All inputs are derived from one `random.Random`, so a seed and a number identify an input. Random
+bytes would be refused at the first byte, and prove little. So each input begins as a correct one,
+and most changes are small.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Mutator:
 
     def below(self, limit: int) -> int:
         """Return a number from 0 to `limit` - 1; `limit` must be above 0. It is twice as fast as
-        `randrange`, and even enough.
+        `randrange`, and its numbers are distributed evenly enough.
         """
         return int(self.random.random() * limit)
 
@@ -204,7 +204,7 @@ class Mutator:
             return value if self.chance(2) else self.one(_BYTES)
         if kind is tuple:
             if self.chance(4):
-                # The same element again.
+                # Repeat the first element.
                 value = (self.like(value[0], depth + 1),) * self.below(4) if value else value
             parts = [self.like(part, depth + 1) for part in value if not self.chance(12)]
             return tuple(

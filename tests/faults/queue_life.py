@@ -1,5 +1,5 @@
-"""A disk queue whose calls are recorded and which is opened again after a crash: what was put must
-be present, and what was got must not come again.
+"""A disk queue whose calls are recorded, and which is opened again after a crash. Messages that
+were put must be present, and messages that were got must not come again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _PROMISED: Final = ("sync_every", "put_begun", "put_safe", "got_begun", "got_saf
 
 
 class QueueLife:
-    """Messages are numbered from 0 as they are put. `begun`: up to there the operation was called.
-    `safe`: up to there it must survive a power cut.
+    """A disk queue, and what was promised about it. Messages are numbered from 0 as they are put.
+    For put and for get, `begun` is the number up to which it was called, and `safe` is the number
+    up to which it must survive a power cut.
     """
 
     def __init__(self, files: FaultyFiles, sync_every: int = 1) -> None:

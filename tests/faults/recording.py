@@ -1,4 +1,4 @@
-"""Recorder of everything that a workload does to the disk, in one order: the calls of
+"""Recorder of all changes that a workload makes on the disk, in one order: the calls of
 `storage/files.py` and LMDB's own, with the promises that were made before each of them.
 
     files = RecordingFiles(root)
@@ -6,7 +6,7 @@
     with files.recording(subject.promise) as trace:
         work(subject)                           # trace.steps: every write, cut, name and sync
 
-A step says what reached the page cache, and not whether the call succeeded. `states.py` makes from
+A step is a change of the page cache. It does not say if the call succeeded. `states.py` makes from
 the steps the disks that a power cut may leave.
 """
 
@@ -23,11 +23,12 @@ from support.lmdb_calls import LmdbCall, LmdbCalls
 
 
 class Step(NamedTuple):
-    """`kind`: write, cut (a truncate), names, sync, sync_folder. `node`: the file or folder.
-    `durable`: a write that is synced when it returns.
+    """One change, or one sync. `kind`: write, cut (a truncate), names, sync, or sync_folder.
+    `node`: the number of the file or folder. `durable`: True for a write that is synced when it
+    returns.
 
-    `entries` of names: (folder, name, new node of that name or -1). `promised`: the promise that
-    held before this step, as its number in the trace.
+    `entries`, for the kind names: (folder, name, new node of that name or -1). `promised`: the
+    number, in the trace, of the promise that held before this step.
     """
 
     kind: str
@@ -41,8 +42,8 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """`files` and `folders`: what was certainly on disk at the beginning, by node. `promises`: the
-    distinct promises, in order.
+    """A recording. `files` and `folders`: what was certainly on disk at the beginning, by node.
+    `promises`: the distinct promises, in order.
     """
 
     root: int
@@ -59,7 +60,7 @@ class Trace:
     """The number of steps before the subject was open."""
 
     def promised(self, prefix: int) -> Any:
-        """Return what had been promised after so many steps."""
+        """Return the promise that held after the first `prefix` steps."""
         return (
             self.promises[self.steps[prefix].promised]
             if prefix < len(self.steps)
@@ -67,7 +68,7 @@ class Trace:
         )
 
     def say(self, step: Step) -> str:
-        """Return a text for people."""
+        """Return the step as a text for people."""
         if step.kind == "names":
             return "names " + ", ".join(
                 f"{folder}/{name}={'none' if node < 0 else node}"
@@ -94,8 +95,8 @@ class RecordingFiles(FaultyFiles):
 
     @contextmanager
     def recording(self, promise: Callable[[], Any]) -> Iterator[Trace]:
-        """Record from here on. Earlier changes count as certain. `promise` is called before each
-        step, and its result must not change later.
+        """Record the changes in this context. Earlier changes count as certain. `promise` is called
+        before each step, and its result must not change later.
         """
         assert not self._nodes, "files are open, of which it is not known what they are"
         self.reset()
@@ -220,7 +221,9 @@ class RecordingFiles(FaultyFiles):
         try:
             self._find(call.path.rpartition("/")[0])
         except KeyError:
-            return 0  # a copy that is only examined; the broker would do that in another process
+            # The file is a copy that is only examined, which the broker would do in another
+            # process.
+            return 0
         self._promised()
         number = self._number(self._known(call.path))
         if call.kind == "write":

@@ -1,5 +1,5 @@
-"""The registry, and the directories of the topics in it: topics are made, configured, deleted and
-made again, and all of it is recorded and checked after a crash.
+"""The registry, and the directories of its topics. Topics are made, configured, deleted and made
+again. These changes are recorded, and checked after a crash.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Facts = dict[str, Any]
 
 
 class RegistryLife:
-    """`facts`: the content of the registry after each change; all promises share the list.
-    `changes`: how many changes were confirmed.
+    """A registry, and what was promised about it. `facts`: the content of the registry after each
+    change (all promises share this list). `changes`: how many changes were confirmed.
     """
 
     def __init__(self, files: FaultyFiles) -> None:

@@ -1,11 +1,11 @@
 """A topic whose channel is moved by an operator while its consumers finish messages: a real channel
 and storage, on a simulated disk that loses unsynced data.
 
-Requests reach the channel in one order, and the state store commits them in that order. So this is
-promised about seeks and finishes:
+Requests reach the channel in one order, and the state store commits them in that order. So these
+are the promises about seeks and finishes:
 
 1. A finish that was confirmed is kept, unless a seek to an earlier offset was requested later. That
-   seek may be answered, or perhaps in effect.
+   seek may be answered, or it may be in effect without an answer.
 2. A seek that was answered is in effect. A seek that was requested and not answered is in effect
    completely, or not at all.
 3. A power cut may undo a seek only as long as no consumer has seen an effect of it. Once a message
@@ -42,7 +42,9 @@ FAR_NS: Final = 1 << 60
 
 
 class Line(Routed):
-    """A fake port: it keeps what the channel sends until the rig takes it."""
+    """A fake port: it keeps the messages that the channel sends until the rig (see below) takes
+    them.
+    """
 
     def __init__(self, before_poll: Callable[[], None] = lambda: None) -> None:
         super().__init__()
@@ -91,8 +93,8 @@ class Jobs:
 
 
 class Rig:
-    """The channel and the parts of its storage. Commits are as slow as possible: everything else is
-    done before them.
+    """The channel and the parts of its storage, connected by fakes. Commits are as slow as
+    possible: all other work is done before them.
     """
 
     def __init__(self, life: SeekLife) -> None:
@@ -138,7 +140,7 @@ class Rig:
         raise AssertionError("the channel does not come to rest")
 
     def pump(self) -> None:
-        """Do everything that is possible."""
+        """Do everything that is possible, including commits."""
         for _ in range(ROUNDS_MAX):
             self.turn()
             if not self._commit():
@@ -146,7 +148,7 @@ class Rig:
         raise AssertionError("the channel has more and more to commit")
 
     def _serve(self) -> bool:
-        """Take what the channel sent, and answer it. Return True if there was something."""
+        """Answer the requests that the channel sent. Return True if there was one."""
         found = False
         for message, _ in self.lines["topic"].take():
             if isinstance(message, p.Attach) and message.next_offset < self.life.log.synced_end:
@@ -222,19 +224,19 @@ class Rig:
 
 
 class SeekLife(Life):
-    """A record of what the consumers and the operator of the channel were told, and of what they
-    have received.
+    """A life with a record of the answers to the consumers and to the operator of the channel, and
+    of the messages that they received.
     """
 
     def __init__(self, *arguments: Any) -> None:
         self.leases: dict[int, int] = {}
-        """Offset -> token of the last delivery."""
+        """Offset -> token of the lease of the last delivery."""
         self.attempts: dict[int, int] = {}
         """Offset -> the highest attempt number since the last answered seek to this offset or an
         earlier one.
         """
         self.told: set[int] = set()
-        """Offsets whose finish was requested. They may be delivered again or not."""
+        """Offsets whose finish was requested. They may be delivered again."""
         self.confirmed: set[int] = set()
         """Offsets whose finish was confirmed. They must not be delivered again."""
         self.requests = 100
@@ -243,9 +245,11 @@ class SeekLife(Life):
         self.seeks: list[int] = []
         """Targets of the seeks that were requested and not answered, in order."""
         self.seen = False
-        """True if a consumer received a message that only the first of these seeks explains."""
+        """True if a consumer received a message that only the first seek in `seeks` explains."""
         self.floor = 0
-        """Messages below this offset need not be delivered, unless one was delivered since."""
+        """Messages below this offset need not be delivered, because a seek has passed them. This
+        does not hold for messages that were delivered since then.
+        """
         self.rig: Rig | None = None
         super().__init__(*arguments)
 
@@ -289,7 +293,8 @@ class SeekLife(Life):
             for offset in range(start, start + count):
                 self.leases[offset] = token
                 if self.seeks:
-                    self.seen = True  # the channel had accepted the seek before it sent this
+                    # The channel had accepted the seek before it sent this message.
+                    self.seen = True
                 else:
                     self.attempts[offset] = max(attempts, self.attempts.get(offset, 0))
 
@@ -301,8 +306,8 @@ class SeekLife(Life):
         self.told -= set(offsets) - taken
 
     def was_moved(self, place: int) -> None:
-        """Record that the oldest seek was answered. A finish without an answer may have come before
-        the seek or after it.
+        """Record that the oldest seek was answered. A finish without an answer may have reached the
+        channel before the seek or after it.
         """
         assert self.seeks.pop(0) == place
         self._moved(place)
@@ -318,8 +323,8 @@ class SeekLife(Life):
     # What must hold
 
     def given(self) -> dict[int, int]:
-        """Return what the channel would deliver from now on: offset -> attempt number. Nothing is
-        written.
+        """Return the messages that the channel would deliver from now on: offset -> attempt number.
+        Write nothing.
         """
         assert self.store is not None
         table = self.store.state.load()
@@ -409,7 +414,7 @@ def moved(life: Life) -> None:
         life.seek(2)  # in one commit with the finish before it
         rig.pump()
         life.finish(2, 3)
-        rig.turn()  # their commit is running
+        rig.turn()  # the commit of these finishes is running
         life.seek(1)
         rig.pump()
         old = dict(life.leases)

@@ -1,11 +1,11 @@
-"""All disks that a power cut may leave of a recorded workload: after each step, with any part of
-what was not synced.
+"""All disks that a power cut may leave during a recorded workload. There are disks for each step,
+with any part of the unsynced changes.
 
 The model is the one that `storage/log/recovery.py` promises to survive. Writes and cuts of a file
 are certain after that file is synced. Names are certain after their folder is synced. A rename is
-one change. But if it moves a file to another folder, the old name may still exist until that folder
-is synced. Of the uncertain changes, each may be on disk completely, not at all, or (a write) in
-part. A write may be torn at a sector border (512), at a page border (4096) or anywhere, at its
+one change. But if it moves a file to another folder, the old name may still exist until the old
+folder is synced. Each uncertain change may be on disk completely, not at all, or (if it is a write)
+in part. A write may be torn at a sector border (512), at a page border (4096) or anywhere, at its
 beginning or at its end. The file may be as long as after the whole write, or shorter.
 """
 
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from .recording import Step, Trace
 
 BORDERS: Final = (512, 4096)
-TEARS_MAX: Final = 6  # tears of one write, for each border size
+TEARS_MAX: Final = 6  # the most ways to tear one write, for each border size
 _END: Final = 1 << 62
 
 
@@ -134,7 +134,9 @@ def prefixes(trace: Trace) -> Iterator[Disk]:
 
 
 def paths(disk: Disk) -> dict[str, int]:
-    """Return what a process sees that continues to run: each path below the root, with its node."""
+    """Return each path below the root, with its node, as running processes see it: with all pending
+    changes.
+    """
     folders = {number: dict(names) for number, names in disk.folders.items()}
     for step in disk.pending:
         if step.kind == "names":
@@ -207,7 +209,7 @@ def fates(disk: Disk, chance: random.Random) -> Iterator[Fate]:
                 yield (*rest[:i], kept, *rest[i + 1 :])
             for kept in parts(pending[i], chance, disk):
                 yield (*rest[:i], kept, *rest[i + 1 :])
-        # a later change is on disk, and an earlier one is not
+        # The later changes are on disk, and the earlier ones are not.
         yield (*nothing[:i], *everything[i:])
         yield (*everything[:i], *nothing[i:])
 
@@ -260,7 +262,7 @@ Tree = dict[str, bytes | None]
 
 
 def tree_of(disk: Disk, fate: Fate) -> Tree:
-    """Return the disk as it is found after the power is back."""
+    """Return the content of the disk after the power cut."""
     if disk.pending:
         files, folders = (
             dict(disk.files),

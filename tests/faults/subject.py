@@ -13,8 +13,8 @@ from .recording import RecordingFiles, Trace
 
 
 class Subject(Protocol):
-    """A topic's store, a queue, or a registry. `live` checks what recovery found, takes it as the
-    new promise, and continues to use the subject.
+    """A topic's store, a queue, or a registry. `recover` opens it. `live` makes the content that
+    recovery found the new promise, and continues to use the subject.
     """
 
     files: FaultyFiles
@@ -28,7 +28,9 @@ class Subject(Protocol):
 
 @dataclass(slots=True)
 class Recorded:
-    """A recorded workload. `revive` makes the subject from an existing disk and a promise."""
+    """A recorded workload. `revive` makes a subject that continues on an existing disk, with the
+    promise that must hold there.
+    """
 
     name: str
     trace: Trace

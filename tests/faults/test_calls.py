@@ -48,8 +48,8 @@ def test_a_case_comes_once_and_can_be_named() -> None:
 
 
 def test_a_promise_that_is_not_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log does not cut back what was refused, so a reader finds it. The check must report
-    that.
+    """In this test, the log does not cut off a block that was refused, so a reader finds it. The
+    check must report that.
     """
     monkeypatch.setattr(FailingFiles, "truncate", lambda *_: None)
     short = [
@@ -78,7 +78,7 @@ def test_a_sync_that_failed_covers_nothing_that_is_synced_later() -> None:
 
 @pytest.fixture
 def interrupted() -> Iterator[list[int]]:
-    """Send signals to the process all the time, and return the list of those that arrived."""
+    """Send signals to the process all the time, and yield the list of those that arrived."""
     came: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:

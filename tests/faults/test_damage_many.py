@@ -1,5 +1,5 @@
-"""Tests with thousands of flipped bits, and other damage that a disk or a person with a shell can
-do to a topic's files.
+"""Tests with thousands of flipped bits, and with other damage that a disk or a person can do to a
+topic's files. The cases in the list below once broke a promise.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SEED = 1
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_thousands_of_flipped_bits_break_no_promise() -> None:
-    """It runs in a separate process, because LMDB may crash it. A violation says how to repeat
-    it.
+    """The cases run in a separate process, because LMDB may crash it. A violation says how to
+    repeat its case.
     """
     summary = damage.run(FLIPS, OTHERS, LMDB_FLIPS, SEED, 1, sys.stdout)
     damage.report(summary, 0, SEED, 1, sys.stdout)
@@ -59,27 +59,31 @@ def test_a_specimen_has_all_kinds_and_is_the_same_each_time(
 @pytest.mark.parametrize(
     "case",
     [
-        # An adopted chunk that ends within its own header. The start was refused.
+        # An adopted chunk ends within its own header. The start was refused.
         "1|cut|00000000000000000049.chunk|74",
-        # A block that is stored twice. It was read twice, and the end of the log was moved back.
+        # A block is stored twice. It was read twice, and the end of the log was moved back.
         "0|again|00000000000000000000.chunk|0",
-        "0|copy|00000000000000000000.chunk|0|1",  # a misplaced write
-        # A chunk under the name of an offset in the middle of another chunk. The messages of that
-        # one counted as lost.
+        "0|copy|00000000000000000000.chunk|0|1",  # a block was written over another one
+        # A copy of a chunk has an offset in the middle of another chunk as its name. The messages
+        # of the other chunk counted as lost.
         "0|double|00000000000000000000.chunk|3",
-        "3|copy|00000000000000000000.chunk|0|1",  # fsck took it for the damage that it knew already
-        # A bad block before the bad end of an adopted chunk.
+        # Fsck mistook this for damage that was known already.
+        "3|copy|00000000000000000000.chunk|0|1",
+        # An adopted chunk has a bad block before its bad end.
         "1|garbage|00000000000000000049.chunk|792|512",
-        "1|gone|delayed/",  # the loss was not noticed
-        "1|stale|state/data.mdb|2",  # a start rebuilt the state, but fsck found nothing
-        # In the name of a deferred row. This row and the rows after it were left out when they were
-        # read by offset.
+        "1|gone|delayed/",  # the folder is missing; the loss was not noticed
+        # The file is an older one; a start rebuilt the state, but fsck found nothing.
+        "1|stale|state/data.mdb|2",
+        # The flipped bit is in the name of a deferred row. This row and the rows after it were left
+        # out when they were read by offset.
         "1|flip|state/data.mdb|123273",
-        # In a page's own number. A start crashed, and fsck found nothing.
+        # The flipped bit is in the number that a page contains of itself. A start crashed, and fsck
+        # found nothing.
         "2|flip|state/data.mdb|98306",
-        # In the size of a row. Every life failed again when it deleted the row.
+        # The flipped bit is in the size of a row. Every start failed again when it deleted the row.
         "2|flip|delayed/data.mdb|191496",
-        # In the head of a page. LMDB's Python binding raised an error that does not mention damage.
+        # The flipped bit is in the header of a page. LMDB's Python binding raised an error that
+        # does not mention damage.
         "3|flip|delayed/data.mdb|98424",
     ],
 )

@@ -23,8 +23,8 @@ SEED = 6
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[ProcessPoolExecutor]:
-    """Run the targets in a child process, so that what their inputs leave in memory does not affect
-    the tests after them.
+    """Run the targets in a child process. Then memory that their inputs leave in use does not
+    affect the tests after them.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         yield pool

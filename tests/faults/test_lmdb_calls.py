@@ -1,4 +1,6 @@
-"""Tests of the hook for LMDB's calls: they are seen in order, and fail where a test says so."""
+"""Tests of the hook for LMDB's calls: the hook sees the calls in order, and makes those fail that a
+test chooses.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of the soak's ledger and of its growth check: they complain of what has no explanation, and
-of nothing else.
+"""Tests of the soak's ledger and of its growth check (`support/soak`): they complain about
+everything that has no explanation, and about nothing else.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def test_a_gap_in_the_log_is_found(book: Book) -> None:
 
 
 def test_a_topic_may_begin_at_a_large_offset(book: Book) -> None:
-    """A topic continues 2^32 offsets later if it is made again and its old end is not known."""
+    """If a topic is made again and its old end is not known, the new topic begins 2^32 offsets
+    later.
+    """
     first = (1 << 32) + 540
     topic = book.ledger.add_topic("t again", first)
     channel = book.ledger.add_channel(topic, "c", (first, first))
@@ -313,7 +315,7 @@ def test_a_deletion_explains_missing_messages(book: Book) -> None:
 
 
 def looks(after: dict[str, float], title: str = "zsq: storage t") -> list[Sample]:
-    """Make ten samples in each third of the run. The arguments change those of the last third."""
+    """Make ten samples for each third of the run. `after` changes values in the last third."""
     plain = {"descriptors": 20.0, "threads": 5.0, "memory": 9.0 * MIB}
     whole = {**plain, "files": 60.0, "bytes": 5.0 * MIB}
     last = {"all": whole, title: plain}

@@ -1,5 +1,5 @@
-"""Tests of the model of power cuts: the disks are those that the model describes, and a broken
-promise is found among them.
+"""Tests of the model of power cuts: it generates exactly the disks that it describes, and the check
+finds a disk that breaks a promise.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_a_commit_of_lmdb_is_there_or_not(tmp_path: Path) -> None:
     with files.recording(lambda: None) as trace, lmdb.open(f"{files.root}/env", lock=False) as env:
         files.sync_folder(f"{files.root}/env")
         with env.begin(write=True) as transaction:
-            # The heads of a new environment are not synced before that.
+            # Only this first commit syncs the meta pages of a new environment.
             transaction.put(b"first", b"")
         before = len(trace.steps)
         with env.begin(write=True) as transaction:
@@ -106,7 +106,9 @@ def test_unsynced_bytes_of_a_dead_process_may_still_be_lost(tmp_path: Path) -> N
 
 
 class Note:
-    """Promises that a line is in a file. `careful`: only after the folder of the file is synced."""
+    """A subject that promises that a line is in a file. If `careful`, it promises this only after
+    the folder of the file is synced.
+    """
 
     def __init__(self, files: FaultyFiles, promised: bool = False) -> None:
         self.files = files

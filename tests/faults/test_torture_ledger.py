@@ -1,4 +1,6 @@
-"""Tests of the torture's ledger: it complains where a promise is broken, and nowhere else."""
+"""Tests of the torture's ledger (`support/torture`): it complains about each broken promise, and
+about nothing else.
+"""
 
 from __future__ import annotations
 

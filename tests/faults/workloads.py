@@ -1,5 +1,5 @@
-"""Small workloads that are recorded so that every possible crash can be checked: their steps, and
-the check of a disk that they left.
+"""Small workloads for `scripts/prove crash-states`. Their changes of the disk are recorded, so that
+every possible crash can be checked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MERGES: Final = replace(GROUPS, adopt_bytes=2_000)
 
 @dataclass(slots=True, frozen=True)
 class TopicWork:
-    """A workload of one topic's store. `before` is not recorded."""
+    """A workload of one topic's store. `before` prepares the store, and is not recorded."""
 
     work: Callable[[Life], None]
     options: StoreOptions = SMALL
@@ -85,7 +85,9 @@ def publishes(life: Life) -> None:
 
 
 def channels(life: Life) -> None:
-    """Channels that are made, read (with holes and attempts), deferred, put back and dropped."""
+    """Rows of channels: they are made, moved forward (with holes and attempts), deferred, moved
+    back and dropped.
+    """
     life.publish(blocks=3)
     life.sync()
     life.save_channel("one", 0)
@@ -102,8 +104,8 @@ def channels(life: Life) -> None:
 
 
 def groups(life: Life) -> None:
-    """Transactions that are staged in parts, and committed by appending, by adopting, or both. A
-    publish before them is synced by nothing else.
+    """Transactions that are staged in parts, and committed by appending, by adopting, or both. Only
+    the commit syncs the publish before it.
     """
     life.publish(blocks=2)
     life.sync()
@@ -155,8 +157,8 @@ def retention(life: Life) -> None:
 
 
 def staging(life: Life) -> None:
-    """Stages that continue after a seal, are dropped, or are left. One commit is not followed by
-    its state. Small parts are merged before a commit.
+    """Stages that continue after a seal, are dropped, or are never committed. After one commit, the
+    process dies before it commits the state. Small parts are merged before a commit.
     """
     a = life.stage("a", 1, blocks=2)
     life.seal(a, final=False)
@@ -174,7 +176,9 @@ def staging(life: Life) -> None:
 
 
 def lagging(life: Life) -> None:
-    """The process dies between a commit and its state, and recovery completes it."""
+    """The process dies between the commit of a group and the commit of the state. Recovery
+    completes it.
+    """
     life.publish(blocks=2)
     life.sync()
     life.checkpoint()
@@ -194,7 +198,9 @@ def lagging(life: Life) -> None:
 
 
 def deferred(life: Life) -> None:
-    """Holes that are deferred, come back, and are cleared. A channel is dropped and made again."""
+    """Deferred messages of a channel (holes with a due time) are stored, changed, and cleared. A
+    channel is dropped and made again.
+    """
     life.publish(blocks=4)
     life.sync()
     life.checkpoint()
@@ -244,7 +250,7 @@ def shrunk(life: Life) -> None:
 
 
 def full(life: Life) -> None:
-    """The disk is full now and then. The part of a refused write that was written is cut off."""
+    """The disk is sometimes full. The bytes that a refused write has written are cut off."""
     life.publish(blocks=2)
     life.sync()
     for taken in (10, 100, 200):
@@ -298,8 +304,8 @@ def _publish(life: Life, chance: random.Random) -> None:
 
 
 def _channel(life: Life, chance: random.Random) -> None:
-    """Save a channel that is never ahead of the synced end, and has holes before its cursor
-    only.
+    """Save a channel whose cursor is not after the synced end, with holes only before its
+    cursor.
     """
     end = life.log.synced_end
     following = chance.randint(life.log.start, end) if end > life.log.start else end
@@ -385,5 +391,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
 
 
 def workload(name: str) -> Workload:
-    """Return a workload of the table, or of the endless series wild-N."""
+    """Return the workload with this name from the table, or the random workload wild-N
+    for any N.
+    """
     return WORKLOADS[name] if name in WORKLOADS else TopicWork(wild(name.removeprefix("wild-")))

@@ -1,13 +1,14 @@
-"""`scripts/mutate`: remove each line that keeps a promise, one at a time, and find out whether a
-test fails.
+"""`scripts/mutate`: mutation tests. Remove each line that keeps a promise (such as a sync or a
+check), one at a time, and find out whether a test fails.
 
-Detectors (tests/mutate/detectors.py) find the sites in the source: every sync, folder sync,
-truncation, rename, lock and kill, every comparison of checksums, identities, leases and sequences,
-and every limit. They search storage/, actors/, transport/ and apps/, except the code that measures,
-shows or advises. First each test runs once with nothing removed, and the sites that it passes are
-recorded in the folder. Then each site is switched off, and the tests that pass it run, the nearest
-and fastest first, until one fails. That test must pass again when nothing is removed. Answers are
-stored at once, so --resume can continue a run.
+A site is a place in the source with such a line. Detectors (tests/mutate/detectors.py) find the
+sites: every sync, folder sync, truncation, rename, lock and kill, every comparison of checksums,
+identities, leases and sequences, and every limit. They search storage/, actors/, transport/ and
+apps/, except the code that measures, shows or advises. First each test runs once with nothing
+removed, and the sites that it executes are recorded in the folder. Then each site is switched off
+in turn. The tests that execute it run until one fails: first those with a similar name, then the
+fastest. That test must pass again when nothing is removed. Answers are stored at once, so --resume
+can continue a run.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from mutate.equivalents import EQUIVALENT
 from mutate.sites import Site, sources, switched
 from mutate.tree import ROOT, SITES_NAME, Tree
 
-_NEAR_S: Final = 0.5  # a faster test with a similar name is run before all others
-# slower tests are run file by file, so that those that share a broker can share it
+_NEAR_S: Final = 0.5  # seconds: a faster test with a similar name runs before all others
+# Slower tests are run file by file, so that the tests of a file can share a broker.
 _SLOW_S: Final = 2.0
 
 
@@ -145,7 +146,7 @@ def _wanted(site: Site, only: list[str]) -> bool:
 
 def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return for each test its seconds, whether it passed, and the keys of the sites that it
-    passes. Only files that are new or have changed are recorded again.
+    executes. Only files that are new or have changed are recorded again.
     """
     store = given.folder / "record.jsonl"
     known = {row["test"]: row for line in _lines(store) for row in [json.loads(line)]}
@@ -201,8 +202,8 @@ def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def _gathered(
     tree: Tree, folder: Path, *, whole: bool = True, quick: bool = False
 ) -> list[dict[str, Any]]:
-    """Return what was recorded, with keys in place of numbers. If the recording was interrupted,
-    leave out its last file.
+    """Return what was recorded, with the sites' keys in place of their numbers. If the recording
+    was interrupted, leave out the last test file.
     """
     rows = []
     for path in folder.glob("recording.*"):
@@ -307,8 +308,9 @@ _TOLD: Final[set[str]] = set()
 def _ordered(
     site: Site, rows: list[dict[str, Any]], budget_s: float
 ) -> tuple[list[tuple[str, float]], int]:
-    """Return (the tests to run, how many are left out). Fast tests with a similar name come first.
-    The others are sorted by their duration, the slow ones file by file.
+    """Return (the tests to run, the number of tests that the time budget leaves out). Fast tests
+    with a similar name come first. The others are sorted by their duration, the slow ones file by
+    file.
     """
     near = re.split(r"[_.]", Path(site.path).stem)
     file_s = Counter[str]()

@@ -1,9 +1,9 @@
-"""Detectors of the code that `scripts/mutate` removes. Each class of code that keeps a promise is
-found by a small function over the syntax tree.
+"""Detectors of the code that `scripts/mutate` removes. For each class of code that keeps a promise,
+a small function finds that code in the syntax tree.
 
-A detector takes a node and its parents. It returns how the node is removed, or None. It knows no
-file and no line, so it finds a new sync, a new limit or a new comparison of checksums without a
-list. The ways to remove something:
+A detector takes a node and its parents. It returns how the node is removed, or None. It does not
+use a list of files or lines, so it also finds a new sync, a new limit or a new comparison of
+checksums. The ways to remove something:
 
 * `drop`: the call is not made (it is a statement, so its value is not used).
 * `false`, `true`: the comparison is evaluated, and its result is replaced by this value, so that
@@ -114,7 +114,7 @@ def refuses(node: ast.AST, parents: Parents) -> bool:
 
 
 def silenced(node: ast.Compare, parents: Parents) -> str:
-    """Return the result with which a comparison of equality, order or membership never refuses."""
+    """Return the result with which a comparison never refuses."""
     if refuses(node, parents):
         return "false"
     equal = all(isinstance(op, ast.Eq | ast.Is | ast.In) for op in node.ops)
@@ -123,8 +123,8 @@ def silenced(node: ast.Compare, parents: Parents) -> str:
 
 
 def sync(node: ast.AST, parents: Parents) -> str | None:
-    """A call that makes bytes durable, or the opening of an LMDB environment whose commits must be
-    durable.
+    """Detect a call that makes bytes durable, or the opening of an LMDB environment whose commits
+    must be durable.
     """
     if (
         isinstance(node, ast.Call)
@@ -148,7 +148,7 @@ def sync(node: ast.AST, parents: Parents) -> str | None:
 
 
 def folder(node: ast.AST, parents: Parents) -> str | None:
-    """A call that makes names in a folder durable."""
+    """Detect a call that makes names in a folder durable."""
     return (
         "drop"
         if isinstance(node, ast.Call)
@@ -159,7 +159,7 @@ def folder(node: ast.AST, parents: Parents) -> str | None:
 
 
 def truncation(node: ast.AST, parents: Parents) -> str | None:
-    """A call that cuts off bytes that must not be read again."""
+    """Detect a call that cuts off bytes that must not be read again."""
     if (
         isinstance(node, ast.Call)
         and re.fullmatch(r"_?(f?truncate|cut|cut_(back|off))", name_of(node))
@@ -170,7 +170,7 @@ def truncation(node: ast.AST, parents: Parents) -> str | None:
 
 
 def rename(node: ast.AST, parents: Parents) -> str | None:
-    """A rename, by which a change takes effect as a whole."""
+    """Detect a rename, by which a change takes effect as a whole."""
     return (
         "drop"
         if isinstance(node, ast.Call) and name_of(node) == "rename" and is_statement(node, parents)
@@ -179,7 +179,7 @@ def rename(node: ast.AST, parents: Parents) -> str | None:
 
 
 def lock(node: ast.AST, parents: Parents) -> str | None:
-    """A call that excludes a second owner."""
+    """Detect a call that takes a lock, which excludes a second owner."""
     if not isinstance(node, ast.Call):
         return None
     if name_of(node) in {"flock", "lockf"}:
@@ -190,7 +190,7 @@ def lock(node: ast.AST, parents: Parents) -> str | None:
 
 
 def fate(node: ast.AST, parents: Parents) -> str | None:
-    """A call that ends a process together with another one, or before the next one starts."""
+    """Detect a call that ends a process together with another one, or before the next starts."""
     if (
         isinstance(node, ast.Call)
         and name_of(node) in {"kill", "pidfd_send_signal", "prctl", "_exit"}
@@ -201,14 +201,14 @@ def fate(node: ast.AST, parents: Parents) -> str | None:
 
 
 def checksum(node: ast.AST, parents: Parents) -> str | None:
-    """A comparison of checksums."""
+    """Detect a comparison of checksums."""
     if isinstance(node, ast.Compare) and words(node) & _CHECKSUMS and not _only_none(node):
         return silenced(node, parents)
     return None
 
 
 def identity(node: ast.AST, parents: Parents) -> str | None:
-    """A comparison that finds out to whom bytes belong, and which format they have."""
+    """Detect a comparison that finds out to whom bytes belong, or which format they have."""
     if isinstance(node, ast.Compare) and not _only_none(node):
         found = {
             word
@@ -222,8 +222,8 @@ def identity(node: ast.AST, parents: Parents) -> str | None:
 
 
 def lease(node: ast.AST, parents: Parents) -> str | None:
-    """A comparison that refuses a client that does not hold something (any more): tokens,
-    incarnations, epochs, requests.
+    """Detect a comparison that refuses a client whose right has ended: of tokens, incarnations,
+    epochs, or requests.
     """
     if isinstance(node, ast.Compare) and not _only_none(node):
         found = {
@@ -235,7 +235,7 @@ def lease(node: ast.AST, parents: Parents) -> str | None:
 
 
 def sequence(node: ast.AST, parents: Parents) -> str | None:
-    """A comparison with the number that must come next."""
+    """Detect a comparison with the number that must come next."""
     if isinstance(node, ast.Compare) and not _only_none(node):  # noqa: SIM102
         if {name.lstrip("_") for one in operands(node) for name in outer_names(one)} & _SEQUENCES:
             return silenced(node, parents)
@@ -243,7 +243,7 @@ def sequence(node: ast.AST, parents: Parents) -> str | None:
 
 
 def bound(node: ast.AST, parents: Parents) -> str | None:
-    """A comparison with a limit: a named constant, or a name that ends in `_max`, `_min` or
+    """Detect a comparison with a limit: a named constant, or a name that ends in `_max`, `_min` or
     `limit`.
     """
     if not isinstance(node, ast.Compare) or _at_import(node, parents):
@@ -262,20 +262,18 @@ def bound(node: ast.AST, parents: Parents) -> str | None:
         return "true"
     less = isinstance(node.ops[0], ast.Lt | ast.LtE)
     limit = limits[1] or limits[0]
-    if _MEASURE.fullmatch(
-        limit
-        # The size of a structure: a strict comparison refuses (`len(data) < HEADER_BYTES`), another
-        # one accepts.
-    ):
+    # For the size of a structure, a strict comparison refuses (`len(data) < HEADER_BYTES`), and
+    # another one accepts.
+    if _MEASURE.fullmatch(limit):
         return "true" if isinstance(node.ops[0], ast.LtE | ast.GtE) else "false"
-    # `value < LIMIT_MAX` accepts, `value > LIMIT_MAX` refuses. It is reversed if the limit is on
-    # the left, or if it is a lower limit.
+    # `value < LIMIT_MAX` accepts, and `value > LIMIT_MAX` refuses. The meaning is reversed if the
+    # limit is on the left, or if it is a lower limit.
     turned = (not limits[1]) ^ bool(_LEAST.fullmatch(limit))
     return "true" if less ^ turned else "false"
 
 
 def clamp(node: ast.AST, parents: Parents) -> str | None:
-    """A call `min(value, LIMIT)` or `max(value, LEAST)`."""
+    """Detect a call `min(value, LIMIT)` or `max(value, LEAST)`."""
     if (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -302,8 +300,8 @@ def _only_none(node: ast.Compare) -> bool:
 
 
 def _at_import(node: ast.AST, parents: Parents) -> bool:
-    """Return True outside of every function, where constants are compared with each other, and in
-    asserts, which check for errors of the programmer.
+    """Return True if the node is outside of every function, where constants are compared with each
+    other, or in an assert, which checks for errors of the programmer.
     """
     one: ast.AST | None = node
     while one is not None:

@@ -1,12 +1,13 @@
-"""Pytest plugin of `scripts/mutate`: it records which test passes which switch, or tries removals,
-each in a fork of this process.
+"""Pytest plugin of `scripts/mutate`: it records which test executes which switch, or tries
+removals, each in a fork of this process. A switch is code at a site (see `__main__.py`) that can
+remove that site.
 
     pytest -p mutate.plugin --mutate-record FILE
     pytest -p mutate.plugin --mutate-try FOLDER
 
 The first form writes a line of JSON for each test: its name, its seconds, whether it passed, and
-its switches. The second form takes one order after the other from FOLDER and writes its answer
-there.
+the switches that it executed. The second form takes one order after the other from FOLDER and
+writes the answers there.
 
 An order is a removal and the tests to run. The tests are collected only once. A fork has all
 modules imported, sets the switch, and runs the tests until one fails. Processes that it leaves
@@ -36,7 +37,7 @@ import pytest
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _MEMORY_BYTES_MAX: Final = 3 << 30
-_LIMIT_S: Final = 30.0  # plus ten times what the test took when nothing was removed
+_LIMIT_S: Final = 30.0  # seconds for a test, plus ten times its duration when nothing was removed
 _WHY_CHARS: Final = 300
 
 
@@ -121,7 +122,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def _next_order(folder: Path) -> dict[str, Any] | None:
-    """Return the next order that no other process has taken."""
+    """Return the next order that no other process has taken, or None."""
     with open(folder / "next", "r+") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         number = int(turn.read() or 0)
@@ -186,8 +187,8 @@ def _run(
     tests: list[tuple[str, float]],
     number: int,
 ) -> tuple[str, str, str, int]:
-    """Run tests in a fork with switch `number` off. Return (the test that failed or hung, in which
-    phase, how it failed, how many passed before).
+    """Run tests in a fork with switch `number` off. Return (the test that failed or hung, its
+    phase, how it failed, how many tests passed before it).
     """
     reading, writing = os.pipe()
     folder = tempfile.mkdtemp(prefix="mutate-")
@@ -232,7 +233,7 @@ def _run(
 
 
 def _child(session: pytest.Session, items: list[pytest.Item], number: int, writing: int) -> None:
-    """Run the tests until one fails. This never returns."""
+    """Run the tests until one fails, then end the process. This function never returns."""
 
     def say(*words: str) -> None:
         os.write(writing, json.dumps(words).encode() + b"\n")

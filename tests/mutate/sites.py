@@ -3,9 +3,9 @@ each site.
 
 All removals are put into one tree. A removed call is `(None if switch.off(17) else CALL)`, a
 silenced comparison is `switch.false(17, COMPARISON)`. An environment variable says which one is
-off, so that every process of a broker under test knows it. The same switches tell which test passes
-which site, without a tracer. So a removal needs no copy and no new import, only a fork of a process
-that has collected the tests.
+off, so that every process of a broker under test knows it. The same switches record which test
+executes which site, without a tracer. So a removal needs no copy and no new import, only a fork of
+a process that has collected the tests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from mutate.detectors import DETECTORS, Parents, limit_of
 
 LAYERS: Final = ("storage", "actors", "transport", "apps")
-# Code that measures and advises makes no promise that could be broken.
+# The doctor only measures and advises. It makes no promise that could be broken.
 SPARED: Final = ("apps/doctor",)
 
 
@@ -62,8 +62,8 @@ def find(source: str, *, other: bool = False) -> list[_Found]:
     """Return the sites in the order of the text. If several detectors find a node, the first one in
     their table counts.
 
-    `other`: only the comparisons, each with the opposite result. A detector may be wrong about the
-    result that never refuses.
+    `other`: return only the comparisons, each with the opposite result. This is for the case that a
+    detector is wrong about the result that never refuses.
     """
     tree = ast.parse(source)
     parents: Parents = {}
@@ -72,11 +72,11 @@ def find(source: str, *, other: bool = False) -> list[_Found]:
     waiting: list[ast.AST] = [tree]
     while waiting:  # parents before children
         node = waiting.pop()
+        # Leave out f-strings, whose positions are known only from Python 3.12 on, and asserts,
+        # which check for errors of the programmer.
         if isinstance(
             node,
             ast.JoinedStr | ast.Assert,
-            # f-strings: their positions are known only from Python 3.12 on; asserts check for
-            # errors of the programmer
         ):
             continue
         name = names[node]
@@ -132,11 +132,9 @@ def switched(
     starts = [0]
     for line in data.split(b"\n"):
         starts.append(starts[-1] + len(line) + 1)
-    edits: list[
-        tuple[int, int, int, str]
-        # sorted by position; closing text before opening text; closing: inner before outer;
-        # opening: outer before inner
-    ] = []
+    # The texts to insert are sorted by position. In one place, closing texts come before opening
+    # ones, the inner closing text first, and the outer opening text first.
+    edits: list[tuple[int, int, int, str]] = []
     sites: list[Site] = []
     seen = Counter[str]()
     for one in find(source, other=other):

@@ -1,9 +1,9 @@
 """The switches in the product's code under test. One of them may be off, and each reports once that
-it was passed.
+it was executed.
 
-Every process of a broker loads this module alone, before any module of the product. So it uses only
-the standard library. `ZSQ_SWITCH_OFF` is the number of the switch that is off. `ZSQ_SWITCH_SEEN` is
-a file to which the passed numbers are written, four bytes each.
+Every process of a broker loads this module before any module of the product. So it uses only the
+standard library. `ZSQ_SWITCH_OFF` is the number of the switch that is off. `ZSQ_SWITCH_SEEN` is a
+file to which the numbers of the executed switches are written, four bytes each.
 """
 
 import os
@@ -50,7 +50,7 @@ def true(number: int, found: object) -> object:
 
 
 def elsewhere(number: int, path: str) -> str:
-    """Return a path where no other process takes a lock."""
+    """Return a path on which no other process takes a lock."""
     if not off(number):
         return path
     return os.path.join(tempfile.mkdtemp(prefix="zsq-unlocked-"), "lock")

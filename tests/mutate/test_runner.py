@@ -1,4 +1,4 @@
-"""Tests of the program around the switches: which tests it runs, which answers it keeps, and one
+"""Tests of the program `scripts/mutate`: which tests it runs, which answers it keeps, and one
 removal from start to end.
 """
 

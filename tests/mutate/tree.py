@@ -1,5 +1,5 @@
-"""A private copy of a commit in which every site of the product has its switch, and the runs of
-Python in it.
+"""A private copy of a commit in which every site of the product has its switch. The tests run in
+this copy.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ class Tree:
         self.sites: list[Site] = []
 
     def make(self, commit: str) -> str:
-        """Make the copy, and return the full name of the commit."""
+        """Make the copy, and return the full hash of the commit."""
         self.product.mkdir(parents=True)
         archive = subprocess.run(
             ["git", "-C", str(ROOT), "archive", commit], check=True, capture_output=True
         ).stdout
         with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
-            # Links of typings/ are followed, which is safe because the commit is our own.
+            # The archive contains links (in typings/). It is safe to extract them, because the
+            # commit is from this repository.
             packed.extractall(self.product, filter="fully_trusted")
-        # This program in its present state.
+        # Use this program in its present state, not that of the commit.
         shutil.copytree(Path(__file__).parent, self.product / "tests/mutate", dirs_exist_ok=True)
         folder = self.base / "switch"
         folder.mkdir()
@@ -75,15 +76,16 @@ class Tree:
         self.sites = [Site(*row) for row in json.loads((self.base / SITES_NAME).read_text())]
         return self
 
-    @functools.cache  # noqa: B019  # a tree lives as long as the program
+    # The cache keeps the tree in memory. A tree exists as long as the program anyway.
+    @functools.cache  # noqa: B019
     def hash_of(self, path: str) -> str:
         """Return the hash of a file's content, or "" if there is no file."""
         found = self.product / path
         return hashlib.sha256(found.read_bytes()).hexdigest()[:16] if found.exists() else ""
 
     def pytest(self, *arguments: str, log: Path, full: bool = False) -> subprocess.Popen[bytes]:
-        """Start pytest on the copy. The editable install must not be used: its `zsq` comes after
-        every entry of the path, and PYTHONPATH is such an entry.
+        """Start pytest on the copy. The editable install must not be used: Python searches its
+        `zsq` after all entries of `sys.path`, and PYTHONPATH adds such an entry.
         """
         environment = {
             name: value
@@ -120,8 +122,8 @@ class Tree:
         return [name for name in found if not wanted or any(part in name for part in wanted)]
 
 
-# Not run: tests that check the source and not its behaviour, tests that need a cluster, and the
-# tests of this program.
+# Tests that are not run: those that check the source and not its behaviour, those that need a
+# cluster, and the tests of this program.
 NOT_ASKED: Final = (
     "test_tidy",
     "test_layers",

@@ -1,5 +1,5 @@
-"""Tests of the imports in `scripts/`: a package imports only those before it, and a room of the
-benchmarks only the rooms before it.
+"""Tests of the imports in `scripts/`: a package imports only the packages before it in the list.
+The same holds for the rooms (subfolders) of the benchmarks.
 """
 
 from __future__ import annotations

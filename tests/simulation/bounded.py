@@ -1,10 +1,10 @@
 """A topic that keeps unfinished messages for one second only, and then drops the oldest ones
-(`max_s`, `drop-oldest`). Its consumer is too slow.
+(`max_s`, `drop-oldest`). Its consumer is too slow. These promises are checked:
 
 * A message is dropped only when it is older than the limit.
-* What is left is the end of the log, without a gap.
+* The remaining messages are the end of the log, without a gap.
 * Every message that the channel never delivered was dropped, and is counted as dropped. A message
-whose finish was confirmed is not.
+whose finish was confirmed is not counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BoundedPlan:
-    """`slow_ms`: how long the consumer needs for a message, at most."""
+    """The load of this topic. `slow_ms`: the longest time that the consumer needs for a message."""
 
     blocks: int
     pause_ms: int
@@ -41,10 +41,11 @@ class Bounded:
     crew: Crew
     plan: BoundedPlan
     sent: int = 0
-    answered: dict[int, int] = field(default_factory=dict)  # number -> offset, or -1
+    # Number of a message -> its offset, or -1.
+    answered: dict[int, int] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     confirmed: set[int] = field(default_factory=set)
-    # when the publish was called, by offset (-1: the offset is not known)
+    # By offset: when the publish was called. The offset -1 stands for an unknown one.
     called_ns: dict[int, int] = field(default_factory=dict)
 
     def produce(self, name: str, dice: random.Random) -> None:

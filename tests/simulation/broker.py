@@ -39,12 +39,13 @@ URL_DIRECT: Final = f"ipc://{RUN_DIR}"
 TCP: Final = "127.0.0.1:4153"
 URL_TCP: Final = f"tcp://{TCP}"
 
-# The exceptions by which a process of the broker may end itself. Any other one is a defect.
+# The exceptions by which a process of the broker may end itself. Any other exception is an error of
+# the product.
 MEANT: Final = ("StoreFailed", "StartFailed")
 
 
 class _Ended(Descriptor):
-    """The events of the process table."""
+    """A descriptor that is readable while there are ended children that were not reported yet."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
@@ -55,7 +56,7 @@ class _Ended(Descriptor):
 
 
 class SimTable:
-    """The `ProcessTable` of one supervisor's life."""
+    """Replacement for the `ProcessTable` of one supervisor process."""
 
     def __init__(
         self,
@@ -135,8 +136,8 @@ class SimTable:
             process.kill("killed by the supervisor")
 
     def _orphan(self, process: Process) -> None:
-        """End a child after the death of its supervisor: it reads the end of its pipe, or the
-        kernel ends it.
+        """End a child after the death of its supervisor. A real child notices the end of its pipe,
+        or the kernel ends it.
         """
         for key, child in self.processes.items():
             flag = cast("Any", self.children[key].lifeline)
@@ -174,7 +175,7 @@ class Broker:
             chunk_bytes=chunk_bytes,
             sleep_after_s=sleep_after_s,
         )
-        self.dozes = 0  # how many topics shall sleep although they are used
+        self.dozes = 0  # number of topics that must still be put to sleep although they are used
         self.losses = losses
         self.bounded: Bounded | None = None
         self.took_move: Callable[[str, int, tuple[int, int]], None] = (
@@ -272,7 +273,7 @@ def prepare() -> None:
     module = topic_group
     module._LOOK_NS = 20 * MS
     module.is_unused = _is_unused
-    # A topic that is made to sleep need not have been quiet before.
+    # With this, a topic can be put to sleep even if it was not quiet before.
     module._FRESH_NS = 0
     logging.getLogger("zsq").handlers = [_Comments()]
     logging.getLogger("zsq").propagate = False
@@ -280,7 +281,9 @@ def prepare() -> None:
 
 
 def _is_unused(topic: TopicPulse, channels: list[ChannelPulse], now: int, after: int) -> bool:
-    """What the product says, or yes, because a topic that is used loses nothing by sleeping."""
+    """Return the product's answer. But return True for the next `dozes` topics: a topic that is
+    used must lose nothing by sleeping.
+    """
     world = the_world()
     if world.broker.dozes and topic.get("storage"):
         world.broker.dozes -= 1

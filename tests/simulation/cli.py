@@ -23,7 +23,7 @@ from .broken import DEFECTS
 from .nemesis import KINDS
 from .run import Result, digest, play, work_folder
 
-SEED_S_MAX: Final = 120.0  # of real time: a seed that takes longer counts as hanging
+SEED_S_MAX: Final = 120.0  # seconds of real time: a seed that takes longer counts as hanging
 TELL_S: Final = 10.0
 TWICE: Final = 20  # every 20th seed is played twice, and both runs must be the same
 
@@ -77,7 +77,7 @@ class Playing:
 
 
 def play_many(seeds: Iterator[tuple[int, bool]], jobs: int) -> Iterator[tuple[Result, bool]]:
-    """Yield results as they come. The second value is True if the seed was played for the second
+    """Yield results as they arrive. The second value is True if the seed was played for the second
     time.
     """
     playing: dict[int, Playing] = {}
@@ -245,8 +245,9 @@ def main(arguments: list[str]) -> int:
         if result.violations:
             tell_failure(result)
         sys.stdout.flush()
-        os._exit(bool(result.violations))  # the greenlets of dead processes must not run again
-    faulthandler.enable()  # so that a child that dies of a signal prints where
+        # This ends the process at once: the greenlets of dead processes must not run again.
+        os._exit(bool(result.violations))
+    faulthandler.enable()  # a child that dies of a signal then prints its stack
     gc.collect()
     patches.real("gc.freeze")()
     tally = Tally()

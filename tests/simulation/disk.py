@@ -2,8 +2,8 @@
 
 If a process dies, its files are closed and its locks are freed, and all that it wrote stays (the
 page cache belongs to the kernel). A power cut loses a random part of what was not synced. A commit
-of LMDB happens at one instant of the simulation, and is durable. What LMDB's own writes may lose is
-tested by the crash states (tests/faults).
+of LMDB happens at one instant of the simulation, and is durable. `scripts/prove crash-states`
+(tests/faults) tests what LMDB's own writes may lose.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ for _name in _DELEGATED:
 
 
 def check_in_process() -> None:
-    """Examine environments in this process instead of a separate one: none is damaged so badly that
-    LMDB would crash.
+    """Examine LMDB environments in this process instead of a separate one: no environment is
+    damaged so badly that LMDB would crash.
     """
     module: Any = state_check
     module._examine = lambda path, timeout_s: state_check.Verdict(

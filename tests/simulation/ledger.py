@@ -1,7 +1,7 @@
 """Record of what the clients of a simulated broker did and saw. It is compared with the promises at
 each event, and once more at the end.
 
-The rules, with the numbers of the list of invariants in the design:
+The rules are numbered, and other modules use these numbers:
 
 1. Every acknowledged publish is delivered to each channel whose range contains it, until it is
    finished or a dead letter.
@@ -15,14 +15,15 @@ The rules, with the numbers of the list of invariants in the design:
 7. An ordered channel leases the messages of a key in order, each after the one before it was
    finished or rejected.
 8. An offset always names the same message, and offsets have no gaps.
-9. What was confirmed stays confirmed, whichever process confirmed it (as 3).
+9. A confirmed finish stays confirmed, even if the process that confirmed it was killed (see 3).
 10. At the end no message waits, is in flight or deferred: the depth is the number of published
 messages minus the finished and the dead ones.
 11. An unacknowledged publish is stored completely or not at all.
 12. A second crash during recovery changes nothing: all rules above hold, with kills at any time.
 
-Leases are ordered by their token: incarnation, then counter. A delivery that is read late, after
-others, is compared at its place in that order.
+Leases are ordered by their token: first by the incarnation of the channel's process, then by a
+counter. If a client reads a delivery late, after others, the delivery is compared at its place in
+that order.
 """
 
 from __future__ import annotations
@@ -46,23 +47,25 @@ class Violation(Exception):
 
 @dataclass(slots=True)
 class Sent:
-    """One message. `batch`: the messages that were published by one call, as one block."""
+    """One message. `batch` is the number of the call that published it. A call publishes its
+    messages as one block.
+    """
 
     number: int
     topic: str
     batch: int
     key: bytes | None
     tag: str | None
-    due_wall_ns: int = 0  # a delayed message must not be seen before
+    due_wall_ns: int = 0  # a delayed message must not be delivered before this time
     delayed: bool = False
     acked: bool = False
-    durable: bool = False  # durable by itself, whatever the sync mode of the topic
+    durable: bool = False  # True if it is synced at once, whatever the sync mode of the topic
     offset: int = -1
 
 
 @dataclass(slots=True)
 class Held:
-    """A message that a consumer holds, as far as is known."""
+    """A message that a consumer holds, as far as the ledger knows."""
 
     order: Order
     attempts: int
@@ -73,12 +76,12 @@ class Held:
 
 @dataclass(slots=True)
 class Move:
-    """A seek that the channel's process took. Leases up to `boundary` are from before it, later
-    ones are not.
+    """A seek that the channel's process took. Leases up to `boundary` are from before the seek, and
+    later ones are from after it.
 
-    Only the simulated world knows the boundary, clients do not. Rules 3, 4 and 5 hold before the
-    seek and after it, but not between a lease before it and one after it. The seek is `in_effect`
-    for good if it was answered, or if a consumer received a message that only this seek explains.
+    Only the simulation knows the boundary. Clients do not. Rules 3, 4 and 5 hold before the seek
+    and after it, but not between a lease before it and one after it. The seek is `in_effect` for
+    good if it was answered, or if a consumer received a message that only this seek explains.
     Otherwise a crash may have undone it.
     """
 
@@ -104,14 +107,14 @@ class ChannelLedger:
     # Number -> its last lease and attempts.
     latest: dict[int, tuple[Order, int]] = field(default_factory=dict)
     confirmed: dict[int, Order] = field(default_factory=dict)
-    # finished or rejected; that may have had no effect
+    # Messages for which a finish or a reject was sent. It may have had no effect.
     answered: set[int] = field(default_factory=set)
-    finished: set[int] = field(default_factory=set)  # this may have had no effect
-    # Of requeued messages: when they are due, and when that was recorded (monotonic clock).
+    finished: set[int] = field(default_factory=set)  # a finish was sent; it may have had no effect
+    # Requeued messages: when they are due, and when that was recorded (monotonic clock).
     not_before: dict[int, tuple[int, int]] = field(default_factory=dict)
-    # Of an ordered channel: the highest leased offset of each key.
+    # For an ordered channel: the highest leased offset of each key.
     by_key: dict[bytes, int] = field(default_factory=dict)
-    # Leased before a power cut that may have taken the messages.
+    # Messages that were leased before a power cut, and that the power cut may have removed.
     doubtful: set[int] = field(default_factory=set)
 
 
@@ -121,10 +124,8 @@ class Ledger:
         self.sent: dict[int, Sent] = {}
         self.batches: list[list[int]] = []
         self.at: dict[tuple[str, int], int] = {}  # (topic, offset) -> number
-        self.before: dict[
-            tuple[str, int], int
-            # (topic, offset) -> number, for messages whose finish was confirmed before a power cut
-        ] = {}
+        # (topic, offset) -> number, for messages whose finish was confirmed before a power cut.
+        self.before: dict[tuple[str, int], int] = {}
         self.losses = Losses(self)
         self.channels: dict[str, ChannelLedger] = {}
         self.deliveries = 0
@@ -151,7 +152,7 @@ class Ledger:
         return [body_of(number) for number in numbers]
 
     def delayed(self, numbers: Iterable[int], due_wall_ns: int) -> None:
-        """Record, before the messages are sent, that they are due then or later."""
+        """Record, before the messages are sent, that they are due at this time or later."""
         for number in numbers:
             self.sent[number].due_wall_ns = due_wall_ns
             self.sent[number].delayed = True
@@ -179,7 +180,7 @@ class Ledger:
         self.world.note(f"acked {numbers[0]}+{len(numbers)} at {offset}")
 
     def place(self, topic: str, offset: int, number: int) -> None:
-        """Check rule 8."""
+        """Check rule 8 for this offset and this message."""
         known = self.at.setdefault((topic, offset), number)
         if known != number:
             self.broken(f"offset {offset} of {topic} named {known} and then {number}")
@@ -195,10 +196,10 @@ class Ledger:
         row.offset = offset
 
     def forget_ends(self, topic: str) -> None:
-        """Forget offsets after a power cut of a topic that answers before its sync. What was not
-        answered may get another offset when it is sent again. What was delayed may be moved to the
-        log once more. The old offsets of both may be given to other messages. What was answered
-        keeps its offset if it is still stored.
+        """Forget offsets after a power cut of a topic that answers before its sync. A message that
+        was not answered may get another offset when it is sent again. A delayed message may be
+        moved to the log once more. The old offsets of both may be given to other messages. A
+        message that was answered keeps its offset if it is still stored.
         """
         rows = [row for row in self.channels.values() if row.topic == topic]
         for key in [key for key in self.at if key[0] == topic]:
@@ -255,7 +256,7 @@ class Ledger:
         return numbers
 
     def _check_time(self, row: ChannelLedger, number: int) -> None:
-        """Check rule 6."""
+        """Check rule 6 for a message that was just delivered."""
         due = self.sent[number].due_wall_ns
         if due > self.world.wall_latest_ns:
             self.broken(
@@ -300,7 +301,8 @@ class Ledger:
         overlaps = (
             before is not None and held.order > before.order and now_ns < before.until_ns - 50 * MS
         )
-        # A fault explains it, too. Then nothing shows that a seek is in effect.
+        # A fault explains two leases at a time, too. Then the lease does not show that a seek is in
+        # effect.
         if (
             before is not None
             and overlaps
@@ -341,7 +343,7 @@ class Ledger:
                 ):
                     continue
                 if row.attempts_max and row.latest[other][1] >= row.attempts_max:
-                    continue  # it is a dead letter, or will soon be one
+                    continue  # the message is a dead letter, or will soon be one
                 held = row.held.get(other)
                 if held is None or held.consumer != consumer:
                     self.broken(
@@ -367,7 +369,8 @@ class Ledger:
                 f"a seek of {row.name} was answered with {place}, and it went to "
                 f"{[move.place for move in row.moves[known:]]}"
             )
-        # If two seeks went to the same place at once, one of them may be unanswered.
+        # If two seeks to the same place were sent at about the same time, it is unknown which of
+        # them was answered.
         if len(mine) == 1:
             mine[0].in_effect = True
 
@@ -399,7 +402,7 @@ class Ledger:
             row.held.pop(number, None)
 
     def finishing(self, channel: str, numbers: Iterable[int]) -> None:
-        """Record that a finish is sent: from now on it may have taken effect."""
+        """Record that a finish is about to be sent. From now on it may have taken effect."""
         numbers = list(numbers)
         self.channels[channel].answered.update(numbers)
         self.channels[channel].finished.update(numbers)

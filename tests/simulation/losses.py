@@ -1,19 +1,20 @@
-"""Check of what a power cut may take from a topic that answers before its sync. Nothing else may
-take anything.
+"""Check of the messages that a topic may lose if it answers before its sync. Only a power cut may
+make it lose messages.
 
-The modes `interval` and `never` promise less than `always`. Exactly this is checked:
+The sync modes `interval` and `never` promise less than `always`. This is what they promise:
 
 * Kills lose nothing: every message that was answered and is not in the log was written before a
 power cut.
-* A power cut takes only messages of the log's last chunk (a new chunk is begun only after a sync of
-the one before), and nothing that was durable by itself: a committed version of staged rows, or a
-delayed message that was not due yet.
-* With `interval`, the lost messages are the end of what was written, and no later message is kept.
-They were written within `BOUND_NS` before the cut, if the topic's storage ran all that time. No
-message is lost whose finish was confirmed, because the log is synced before that.
+* A power cut takes only messages of the log's last chunk, because a new chunk is begun only after a
+sync of the one before. It takes no message that is always synced at once: rows of a committed
+transaction, and delayed messages that were not due yet.
+* With `interval`, the lost messages are the end of what was written, and no message after a lost
+one is kept. They were written within `BOUND_NS` before the cut, if the topic's storage ran during
+all of that time. No message is lost whose finish was confirmed, because the log is synced before
+that.
 
-With `never`, the kernel may write the later half of a chunk first. Recovery then keeps it and skips
-what is missing. So in that mode later messages may be kept.
+With `never`, the kernel may write the later half of a chunk first. Recovery then keeps that half
+and skips the missing one. So in that mode messages after a lost one may be kept.
 
 The time at which a message was written is taken from the log itself (`watch_log`), because an
 answer may be delayed for long and arrive after the cut.
@@ -40,7 +41,7 @@ BOUND_NS: Final = 2 * S
 
 
 class Write(NamedTuple):
-    """One write of a message to the log. `era`: how many power cuts there had been."""
+    """One write of a message to the log. `era`: the number of power cuts before it."""
 
     number: int
     offset: int
@@ -50,8 +51,8 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """`last_chunk`: by topic, the first offset of its last chunk. `since_ns`: since when its
-    storage has run without a stop, if it runs.
+    """A power cut. `last_chunk`: by topic, the first offset of its last chunk. `since_ns`: by
+    topic, the time since which its storage has run without a stop, if it runs.
     """
 
     at_ns: int
@@ -62,8 +63,8 @@ class Cut:
 
 @dataclass
 class Losses:
-    """`modes`: the modes of the topics that are not `always`. `writes`: the writes of each of them,
-    in order.
+    """The writes and power cuts of a run. `modes`: the topics whose sync mode is not `always`, with
+    their mode. `writes`: the writes of each of these topics, in order.
     """
 
     ledger: Ledger
@@ -97,8 +98,8 @@ class Losses:
             self.ledger.forget_ends(topic)
 
     def is_old(self, topic: str, offset: int, number: int) -> bool:
-        """Return True for an answer to a write before a power cut. Another message may have its
-        offset now. Rule 8 still holds for that message.
+        """Return True if the answer is for a write before a power cut. Another message may have
+        this offset now. Rule 8 still holds for that message.
         """
         if topic not in self.modes:
             return False
@@ -110,8 +111,8 @@ class Losses:
         return bool(eras) and eras[-1] < len(self.cuts)
 
     def judge(self, topic: str, stored: dict[int, int]) -> set[int]:
-        """Return the messages that were answered and that a power cut has taken, and check that it
-        may have. `stored`: number -> offset.
+        """Return the answered messages that a power cut has taken, and check that each of these
+        losses is allowed. `stored`: number -> offset.
         """
         last = {write.number: write for write in self.writes.get(topic, ())}
         missing = [
@@ -169,7 +170,7 @@ class Losses:
 
 
 def watch_log() -> None:
-    """Record each append to the log of a topic that may lose it."""
+    """Record each append to the log of a topic that may lose messages."""
     plain = Log.append
 
     def append(log: Log, blocks: Sequence[Any], now_ns: int) -> tuple[int, int]:

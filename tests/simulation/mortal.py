@@ -1,10 +1,10 @@
 """A topic that is deleted while its clients continue. Either the topic or its channel is deleted,
 and the next client that needs it makes it again under the same name.
 
-In addition to the promises that hold for every topic, this is checked:
+These promises are checked in addition to those that hold for every topic:
 
 * An offset names one message for ever, and a message that is published after a deletion gets an
-offset after all earlier ones (promise 8).
+offset after all earlier ones (rule 8 in `ledger.py`).
 * When the deletion is answered, no process of the deleted topic or channel lives. At the end none
 of its files is left.
 * A message that was answered before a deletion is not delivered by a channel that was made after
@@ -36,8 +36,8 @@ LATE_NS: Final = 15 * S  # a call whose answer was lost may still arrive within 
 
 @dataclass(frozen=True, slots=True)
 class MortalPlan:
-    """`channel`: the channel is deleted, not the topic. `forced`: the share of deletions with
-    `force`.
+    """The load and the deletions. `channel`: if True, the channel is deleted, not the topic.
+    `forced`: the share of deletions with `force`.
     """
 
     deletions: int
@@ -49,22 +49,21 @@ class MortalPlan:
 
 @dataclass
 class Mortal:
-    """What the clients of that topic did and saw, over all lives of the topic."""
+    """What the clients of that topic did and saw. A life of the topic ends when it is deleted, and
+    the record covers all lives.
+    """
 
     crew: Crew
     plan: MortalPlan
-    # by the number of the message: when its publish was called
+    # By the number of the message: when its publish was called.
     called_ns: list[int] = field(default_factory=list)
     answered: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     at: dict[int, int] = field(default_factory=dict)
-    dead: dict[int, int] = field(
-        default_factory=dict
-        # messages answered before a deletion -> how many processes had been started when it was
-        # answered
-    )
+    # Number of a message that was answered before a deletion -> how many processes had been started
+    # when that deletion was answered.
+    dead: dict[int, int] = field(default_factory=dict)
     highest: int = -1
-    # When the last deletion of the topic was answered, and the highest offset before it.
     # When the last deletion of the topic was answered, and the highest offset before it.
     floor: tuple[int, int] = (
         0,
@@ -175,8 +174,8 @@ class Mortal:
         return numbers
 
     def delete(self, name: str, dice: random.Random) -> None:
-        """Make the deletions. This client may be killed, so its next life begins with a deletion
-        that the last one may have requested.
+        """Make the deletions. If this client is killed, its next life begins with the deletion that
+        the last life may have requested.
         """
         world = self.crew.world
         self.left = self.plan.deletions if self.left < 0 else self.left
@@ -200,7 +199,8 @@ class Mortal:
             self.lossy_ns,
         )
         if forced or self.plan.channel:
-            self.lossy_ns = called_ns + LATE_NS  # even if this client is killed now
+            # Set now, because this client may be killed before the answer.
+            self.lossy_ns = called_ns + LATE_NS
         sure, self.made, self.since = (
             self.made or not self.plan.channel,
             False,
@@ -213,7 +213,7 @@ class Mortal:
             else:
                 admin.delete_topic(TOPIC, force=forced)
         except errors.NotFound:
-            if self.plan.channel:  # the messages since then wait for the first channel
+            if self.plan.channel:  # later messages wait for the first channel
                 self.wanted = ""
                 return
         except errors.ZsqError as error:

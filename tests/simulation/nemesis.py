@@ -54,7 +54,7 @@ class Nemesis:
             self._later(10, 2_500, self._end)
 
     def moved(self) -> None:
-        """React to a seek that a channel has taken: sometimes kill something shortly before or
+        """React to a seek that a channel has taken: sometimes kill a process shortly before or
         after the commit of the seek.
         """
         deadly = [kind for kind in self.scenario.faults if kind in DEADLY]
@@ -75,7 +75,7 @@ class Nemesis:
         self.over = True
 
     def heal(self) -> None:
-        """End all faults. None happens after this."""
+        """End all faults. No fault happens after this call."""
         world = self.world
         self.over = self.healed = True
         world.disturb("everything is well again")
@@ -91,8 +91,8 @@ class Nemesis:
             self.broker.start()
 
     def _start_again(self) -> None:
-        """Start the broker again, as planned at its fault. Do nothing after `heal`, which has
-        started it. It may have been stopped on purpose since.
+        """Start the broker again, as planned when it was killed. Do nothing after `heal`, which has
+        started it. After `heal`, a broker that is down was stopped on purpose.
         """
         if not self.healed and not self.broker.alive:
             self.broker.start()
@@ -187,8 +187,8 @@ class Nemesis:
         return self.rng.choice(found) if found else None
 
     def cut(self) -> bool:
-        """Lose a connection, as by a reset. Each end notices it at another time, perhaps only after
-        seconds (half open).
+        """Break a connection, as a reset does. Each end notices this at another time, perhaps only
+        after seconds (a half-open connection).
         """
         connection = self._connection()
         if connection is None:
@@ -204,8 +204,8 @@ class Nemesis:
         return True
 
     def clog(self) -> bool:
-        """Let nothing leave for a while. Messages wait meanwhile, and the server for which they
-        were meant may end before they leave.
+        """Let no message leave a queue for a while. The server for which the messages are meant may
+        end before they leave.
         """
         connection = self._connection()
         if connection is None:
@@ -224,7 +224,7 @@ class Nemesis:
         return True
 
     def jam(self) -> bool:
-        """Let a queue accept nothing, so that a sender gets an error."""
+        """Let a queue accept nothing, so that the sender gets an error."""
         connection = self._connection()
         if connection is None:
             return False

@@ -6,9 +6,9 @@ server dies, the messages that had not left the queue are sent to the next serve
 Messages that had left and not arrived are lost with the connection.
 
 Faults: `clogged` (nothing leaves either queue for a while), `jammed` (a queue accepts nothing: the
-peer's queue is full), `cut` (all that is sent from now on is lost, and each end notices it when the
-nemesis says so). Between two processes of the broker a connection ends only if one of them ends.
-The nemesis cuts connections of clients.
+peer's queue is full), `cut` (everything that is sent from now on is lost, and each end notices the
+cut at the time that the nemesis chooses). Between two processes of the broker a connection ends
+only if one of them ends. The nemesis cuts connections of clients.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Connection:
         self.number = next(_numbers)
         self.epoch = 0  # grows each time the connection is established or ends
         self.closed = False
-        self.id_at_near = routing_id  # the name of the other end at a ROUTER that connected
+        self.id_at_near = routing_id  # the other end's routing id at a ROUTER that connected
         self.id_at_far = b""
         self.out = Flight()  # from near to far
         self.back = Flight()
@@ -171,7 +171,7 @@ class Connection:
             far.forget(self)
 
     def _part(self, *, dial: bool) -> None:
-        """Leave the near end without a peer. It keeps the messages that had not left."""
+        """Leave the near end without a peer. Its queue keeps the messages that had not left."""
         world = self.network.world
         self.epoch += 1
         stays = [message for leave, _, message in self.out.moving if leave > world.now_ns]
@@ -262,15 +262,13 @@ class Network:
     def __init__(self, world: World) -> None:
         self.world = world
         self.bound: dict[str, SimSocket] = {}
-        self.waiting: dict[
-            str, list[Connection]
-            # connections without a server and without a monitor; they connect again when a server
-            # binds the endpoint
-        ] = {}
+        # By endpoint: the connections that have no server and no monitor. They connect again when a
+        # server binds the endpoint.
+        self.waiting: dict[str, list[Connection]] = {}
         self.connections: list[Connection] = []
         self.faulty = False
         self.slow_tcp_ns = (100_000, 900_000)
-        # Name of a client's process -> the time before which it can reach no server.
+        # Name of a client's process -> the time until which it can reach no server.
         self.unreachable_until: dict[str, int] = {}
 
     def latency(self, endpoint: str) -> tuple[int, int]:
@@ -286,7 +284,7 @@ class Network:
         return connection
 
     def bind(self, socket: SimSocket, endpoint: str) -> None:
-        # with ipc, a new server takes the endpoint from the old one without an error
+        # With ipc, a new server takes the endpoint from the old one without an error.
         self.bound[endpoint] = socket
         for connection in self.waiting.pop(endpoint, []):
             connection.dial(int(self.world.rng.uniform(0, RETRY_MS) * MS))

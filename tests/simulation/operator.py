@@ -1,5 +1,5 @@
-"""A client that sends commands: it pauses and unpauses, peeks, moves channels, and makes and
-deletes channels. At the end it undoes what it did.
+"""A client that sends commands: it pauses and unpauses, peeks, seeks, and makes and deletes
+channels. At the end it unpauses everything and deletes its channels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IDLE: Final = ("idle0", "idle1")
 
 
 class Operator:
-    """One life of it. It sends `calls` commands."""
+    """One life of the operator: it sends `calls` commands."""
 
     def __init__(self, crew: Crew, calls: int, moves: bool, name: str, dice: random.Random) -> None:
         self.crew, self.calls, self.name, self.dice = crew, calls, name, dice
@@ -85,7 +85,7 @@ class Operator:
         try:
             admin.delete_channel(topic, name, force=True)
         except errors.NotFound:
-            return  # an earlier call, whose answer was lost, has deleted it
+            return  # an earlier call, whose answer was lost, has deleted the channel
 
     def configure(self, admin: Any, row: ChannelLedger) -> None:
         admin.configure_channel(row.topic, row.name, backoff_s=self.dice.choice((0.1, 1.0, None)))
@@ -103,8 +103,8 @@ class Operator:
         self.crew.ledger.move_answered(row, known, answer["offset"])
 
     def move(self) -> None:
-        """Send many seeks, one soon after the other: back, forward, and to where the consumers
-        are.
+        """Send many seeks in quick succession: back, forward, and to the position of the
+        consumers.
         """
         world, ledger = self.crew.world, self.crew.ledger
         with zsq.Admin(self.crew.url, timeout=15) as admin:

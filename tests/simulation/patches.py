@@ -1,10 +1,10 @@
-"""Replaces the real clock, sockets, threads and randomness by those of the simulated world. It does
-so for the whole life of this process.
+"""Replaces the real clock, sockets, threads and randomness by those of the simulated world. The
+replacements stay until this process ends.
 
-`before_import` runs before any module of the product is imported, because modules keep what they
-find at import: default arguments, `from` imports, methods of ZeroMQ's binding. `after_import`
-replaces names in the product's modules. The replacements of the first kind use the real function
-while there is no world, so the process can still start others and read its clock.
+`before_import` runs before any module of the product is imported, because modules keep objects that
+they find at import: default arguments, names from `from` imports, and methods of ZeroMQ's binding.
+`after_import` replaces names in the product's modules. The replacements of the first kind use the
+real function while there is no world, so the process can still start others and read its clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _patch(module: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def real(name: str) -> Any:
-    """Return a function that was patched, by module and name."""
+    """Return the real function behind a replacement, by module and name."""
     return _real[name]
 
 

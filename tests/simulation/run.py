@@ -34,7 +34,7 @@ STOP_S: Final = 30
 
 @dataclass
 class Result:
-    """`log_hash`: a hash of everything that happened, line by line."""
+    """The outcome of a seed. `log_hash`: a hash of everything that happened, line by line."""
 
     seed: int
     violations: list[str]
@@ -183,10 +183,10 @@ def work_folder() -> str:
 
 def play(seed: int, root: str, say: Callable[[str], None] | None = None) -> Result:
     """Play one seed. Call this in a separate process: a run leaves greenlets behind that must never
-    run again. The caller that made the folder `root` removes it.
+    run again. The caller makes and removes the folder `root`.
 
-    The garbage collector is off meanwhile. It would run the `finally` blocks of such a greenlet, at
-    a time that does not depend on the seed.
+    The garbage collector is off during the run. It would run the `finally` blocks of such a
+    greenlet, at a time that does not depend on the seed.
     """
     gc.disable()
     return Run(seed, root, say).play()

@@ -17,8 +17,8 @@ from .workload import ChannelPlan, ProducerPlan
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`faults`: the kinds that the nemesis may use (`nemesis.py`). `strikes`: how many faults
-    happen.
+    """`faults`: the kinds of faults that the nemesis may use (`nemesis.py`). `strikes`: how many
+    faults happen.
     """
 
     producers: list[ProducerPlan]
@@ -32,7 +32,7 @@ class Scenario:
     moves: bool = False  # True if the commands include seeks
     seeks: int = 0  # number of seeks of a client that does nothing else
     modes: dict[str, str] = field(default_factory=dict)  # topics that answer before the sync
-    # the pause between two faults is at most one of these
+    # Before each fault, one of these is chosen as the longest pause.
     pauses_ms: tuple[int, ...] = (60, 300, 1_200)
     sleep_after_s: float = 0.0  # time after which an unused topic sleeps; 0: never
 
@@ -47,17 +47,15 @@ class Scenario:
         )
 
 
-HASTY: Final = 0.12  # share of all seeds that have topics that answer before the sync
-BOUNDED: Final = 0.03  # share of seeds that have a topic that drops its oldest messages
+HASTY: Final = 0.12  # share of seeds with topics that answer before the sync
+BOUNDED: Final = 0.03  # share of seeds with a topic that drops its oldest messages
 MORTAL: Final = 0.05  # share of seeds that delete a topic or a channel
-MOVING = (
-    # share of seeds with a client that moves channels all the time; the test of a defect may set it
-    # to 1
-    0.1
-)
+# Share of seeds with a client that moves channels all the time. A test of a defect may set this to
+# 1, for all seeds.
+MOVING = 0.1
 SLEEPY: Final = 0.3  # share of seeds in which unused topics sleep soon
 FORCED: Final = 0.5  # share of these seeds in which topics are put to sleep while they are used
-PEACE: Final = 0.1  # share of seeds without faults: in them the strictest rules hold
+PEACE: Final = 0.1  # share of seeds without faults, for which the strictest rules hold
 ONLY: tuple[str, ...] = ()  # the faults to choose from, or empty for all
 
 
@@ -89,8 +87,8 @@ def draw(seed: int) -> Scenario:
         else []
     )
     commands = dice.randrange(1, 8) if dice.random() < 0.3 else 0
-    # A few kinds together: combinations of two happen more often than if each were chosen from all
-    # kinds.
+    # Choose a few kinds for this seed. So two kinds occur together more often than if each fault
+    # were chosen from all kinds.
     faults = ONLY or tuple(dice.sample(kinds, dice.choice((1, 2, 3, 5))))
     strikes = 0 if dice.random() < PEACE else dice.randrange(1, 7)
     chunk_bytes, moves = dice.choice((4, 16, 256)) * 1024, dice.random() < 0.3

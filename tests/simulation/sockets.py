@@ -2,8 +2,8 @@
 
 They keep the properties of libzmq on which code can depend. A ROUTER with ROUTER_MANDATORY refuses
 an unknown peer (EHOSTUNREACH) and a peer whose queue is full (EAGAIN). A message is sent and
-arrives as a whole. The descriptor of a socket signals *edges*: news since the last call on the
-socket.
+arrives as a whole. The descriptor of a socket is *edge-triggered*: it signals only what happened
+after the last call on the socket.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _METADATA: Final = {"Identity": "", "Peer-Address": "10.0.0.1"}
 
 
 class Frame:
-    """A received frame that was not copied, or one to send. A frame that was sent is released at
-    once.
+    """A frame that was received or is to be sent, as `zmq.Frame`. A frame that was sent is released
+    at once.
     """
 
     __slots__ = ("bytes", "more", "tracker")
@@ -62,7 +62,7 @@ def _plain(frame: Any) -> bytes:
 
 
 class Descriptor:
-    """A number for which one can wait, like a file descriptor."""
+    """A number on which a process can wait, like a file descriptor."""
 
     def __init__(self, process: Process) -> None:
         self.fd = next(_descriptors)
@@ -80,7 +80,7 @@ DESCRIPTORS: dict[int, Descriptor] = {}
 
 
 def source_of(thing: Any) -> Any:
-    """Return the object behind a number, or None for a real descriptor."""
+    """Return the simulated object behind a number, or None for a real descriptor."""
     return DESCRIPTORS.get(thing) if isinstance(thing, int) else thing
 
 
@@ -138,7 +138,7 @@ class SimSocket:
             int(zmq.SNDHWM): 1000,
         }
         self.inbox: deque[Message] = deque()
-        # for a bound socket, or for a ROUTER that connected
+        # Used for a bound socket, or for a ROUTER that connected.
         self.peers: dict[bytes, Connection] = {}
         self.dialled: list[Connection] = []
         self.endpoints: list[str] = []
@@ -148,7 +148,8 @@ class SimSocket:
         self._names = 0
         self._monitor: Monitor | None = None
         self._edge: Edge | None = None
-        # True if the program found nothing to read here, so that news must be signalled
+        # True if the program found nothing to read here, so that the next arrival must be
+        # signalled.
         self._asleep = True
 
     # Methods that the network calls
@@ -183,7 +184,7 @@ class SimSocket:
             self.peers[connection.id_at_near] = connection
 
     def parted(self, connection: Connection) -> None:
-        """Do nothing: the socket connects again by itself, with the same name."""
+        """Do nothing: the socket connects again by itself, with the same routing id."""
 
     def forget(self, connection: Connection) -> None:
         self.peers.pop(connection.id_at_far, None)
@@ -290,7 +291,7 @@ class SimSocket:
         message, self._parts = self._parts, []
         if self.kind == zmq.ROUTER:
             peer = self.peers.get(message[0])
-            # the peer may have disconnected between two frames: then the rest is dropped
+            # The peer may have disconnected between two frames. Then the rest is dropped.
             if peer is not None:
                 peer.send(self, message[1:])
         elif self.dialled:

@@ -1,8 +1,8 @@
-"""A client that writes transactions as Spark does. Each version is written in stages that are
-pushed, sealed, and committed together, once.
+"""A client that writes transactions as Spark does. The rows of each version are pushed to stages,
+which are sealed and then committed together, once.
 
-Its plan and what was committed survive its death (`Checkpoint`), as with Spark. The next life
-writes the same rows of the first version that is not known to be committed, in new stages. Two
+The plan and the commits are kept in a `Checkpoint` when the client dies, as with Spark. The next
+life writes the same rows of the first version that is not known to be committed, in new stages. Two
 lives may write one version at the same time, and only one of them counts.
 """
 
@@ -34,7 +34,7 @@ class StagePlan:
 
 @dataclass
 class Checkpoint:
-    """By version: the numbers of its rows, for each partition."""
+    """By version: the numbers of the version's rows, for each partition."""
 
     rows: dict[int, list[list[int]]] = field(default_factory=dict)
     committed: set[int] = field(default_factory=set)

@@ -95,7 +95,7 @@ def test_unsent_messages_reach_the_next_server_and_sent_ones_are_lost(world: Wor
         world.pause(50 * MS, 51 * MS)
         for number in (3, 4):
             dealer.send(b"%d" % number)
-        # They have left, and arrive 100 microseconds later at the earliest.
+        # The messages have left. They arrive 100 microseconds later at the earliest.
         world.pause(65_000, 70_000)
         dealer.dialled[0].clogged_until_ns = world.now_ns + 100 * MS
         dealer.send(b"5")

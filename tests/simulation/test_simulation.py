@@ -1,5 +1,5 @@
-"""Tests with a hundred seeds of the simulation, always the same ones. `scripts/simulate.py` plays
-more.
+"""Tests of the simulation with a hundred seeds, which are always the same. `scripts/simulate.py`
+plays more. `simulation/__main__.py` explains the terms.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tests.simulation import broken
 TESTS: Final = Path(__file__).parent.parent
 SEEDS: Final = 100
 DEFECT_SEEDS: Final = 200
-# Defects that few seeds are enough to find, each by another rule of the ledger. All defects:
-# simulation/broken.py.
+# Defects that this many seeds are enough to find, each by another rule of the ledger.
+# `simulation/broken.py` has all defects.
 DEFECTS: Final = (
     "the log is not synced",
     "a finish is confirmed before its commit",
@@ -67,7 +67,7 @@ def test_a_seed_gives_the_same_run_each_time() -> None:
 
 @pytest.mark.smoke
 def test_the_code_of_each_defect_is_in_the_source_once() -> None:
-    """If a line or a comment of the source changes, no defect may silently lose its effect."""
+    """If the source changes, no defect may silently lose its effect."""
     counts = {
         name: (TESTS.parent / defect.path).read_text().count(defect.old)
         for name, defect in broken.DEFECTS.items()

@@ -1,5 +1,5 @@
-"""Replacements for the things for which a program waits besides sockets: locks, threads, events,
-descriptors, and an actor's worker thread.
+"""Replacements for everything other than sockets on which a program can wait: locks, threads,
+events, descriptors, and an actor's worker thread.
 
 A thread is one more task of its simulated process. Tasks switch only where real code would wait, so
 a critical section without a wait is atomic here. The order in which threads reach locks, jobs and
@@ -162,7 +162,7 @@ class SimEpoll(Descriptor):
     def poll(self, timeout: float | None = None, maxevents: int = -1) -> list[tuple[int, int]]:
         world = the_world()
         if timeout == 0:
-            return self._ready()  # called from a loop that waits elsewhere
+            return self._ready()  # this is a call from a loop that waits elsewhere
         if self.readable():
             world.pause(2_000, 30_000)
             return self._ready()
@@ -176,8 +176,8 @@ class SimEpoll(Descriptor):
 
 
 class Deep:
-    """An epoll set as something to wait for: the set itself and everything that it watches,
-    including what it begins to watch during the wait.
+    """An epoll set as a source to wait for. It covers everything that the set watches, also what is
+    added during the wait.
     """
 
     def __init__(self, *things: Any) -> None:
@@ -242,7 +242,7 @@ def eventfd_read(fd: int) -> int:
 
 
 class Flag(Descriptor):
-    """Readable after it is raised."""
+    """A descriptor that is readable after the flag is raised."""
 
     raised = False
 
@@ -297,7 +297,7 @@ class SimWorkerThread:
             if job is None:
                 return
             tag, function = job
-            # Because LMDB makes its own syncs.
+            # LMDB makes its own syncs, which a slow disk delays.
             if isinstance(tag, tuple) and tag[0] == "commit" and world.disk.slow:
                 world.pause(*world.disk.sync_takes_ns())
             try:

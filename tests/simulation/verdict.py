@@ -12,7 +12,9 @@ from .ledger import Ledger
 
 
 def depths(stats: dict[str, Any]) -> dict[str, int]:
-    """Return what is not finished, by channel. By rule 10 it must be empty at the end."""
+    """Return the numbers of unfinished messages, by channel. By rule 10 (see `ledger.py`) the
+    result must be empty at the end.
+    """
     left: dict[str, int] = {}
     for topic in stats["topics"]:
         if topic["health"].startswith(("starting", "failed", "clearing")):
@@ -24,8 +26,7 @@ def depths(stats: dict[str, Any]) -> dict[str, int]:
                 channel.get(name, 0)
                 for name in ("depth", "in_flight_count", "deferred_count", "dying_count")
             )
-            # The figures of one that is not up say nothing.
-            # The numbers of a channel that is not up mean nothing.
+            # A channel that is not up reports no useful numbers, so it counts as unfinished.
             if waits or channel["health"] in (
                 "starting",
                 "failed",
@@ -88,7 +89,9 @@ def _check_batches(ledger: Ledger, topic: str, stored: dict[int, int], taken: se
 
 
 def _dead_letters(ledger: Ledger, url: str, row: Any) -> set[int]:
-    """Return the messages in the dead-letter topic. It does not exist if no message died."""
+    """Return the messages in the dead-letter topic. That topic does not exist if there was no dead
+    letter.
+    """
     found: set[int] = set()
     offset = 0
     with zsq.Reader(f"{row.topic}.{row.name}.dead", url=url, timeout=60) as reader:
@@ -111,10 +114,10 @@ def _check_channel(ledger: Ledger, row: Any, stored: dict[int, int], dead: set[i
         number for number in stored if row.tags is None or ledger.sent[number].tag in row.tags
     }
     _check_moves(ledger, row, wanted - dead)
-    # passed by a seek, which may have had no effect
+    # The highest position to which a seek has moved. The seek may have had no effect.
     passed = max((move.place for move in row.moves), default=0)
     wanted = {number for number in wanted if ledger.sent[number].offset >= passed}
-    missing = wanted - row.seen - dead  # the deliveries of the dead ones may have been lost
+    missing = wanted - row.seen - dead  # the deliveries of dead letters may have been lost
     if missing:
         ledger.broken(
             f"{row.name} of {row.topic} is empty and never gave out {sorted(missing)[:10]}"
@@ -128,8 +131,8 @@ def _check_channel(ledger: Ledger, row: Any, stored: dict[int, int], dead: set[i
 
 
 def _check_moves(ledger: Ledger, row: Any, wanted: set[int]) -> None:
-    """Check that after the last seek that is certainly in effect every message was delivered again,
-    except those that a later seek may have passed.
+    """Check that every message was delivered again after the last seek that is certainly in effect,
+    except for messages that a later seek may have passed.
     """
     certain = [index for index, move in enumerate(row.moves) if move.in_effect]
     if not certain or row.topic in ledger.losses.modes:

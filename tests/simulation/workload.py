@@ -1,8 +1,8 @@
 """The clients of a simulated broker: producers and consumers that use the real client library, each
 in a separate process.
 
-What each of them does is chosen by the seed. If a client was killed, its keeper (`Crew`) starts a
-new one in its place.
+The seed chooses what each client does. If a client was killed, the `Crew` starts a new one in its
+place.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ HEARTBEAT_MS: Final = 1_000
 TIMEOUT_S: Final = 20.0
 KEYS: Final = (b"a", b"b", b"c", b"d", b"e")
 TAGS: Final = ("red", "blue")
-# how long an answer takes to reach the channel when there are no faults
+# The longest time that an answer takes to reach the channel when there are no faults.
 ON_ITS_WAY: Final = 50 * MS
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelPlan:
-    """One channel, and the behaviour of its consumers (the share of deliveries that are requeued,
-    rejected, and so on).
+    """One channel, and the behaviour of its consumers: the shares of deliveries that they requeue,
+    reject, and so on.
     """
 
     topic: str
@@ -60,7 +60,8 @@ class ProducerPlan:
     delayed: float = 0.0
     linger: bool = False
     pause_ms: int = 30
-    ahead: int = 0  # unanswered blocks at a time; 0: the producer waits for each answer
+    # Blocks sent without waiting for their answers; 0: the producer waits for each answer.
+    ahead: int = 0
 
 
 class Crew:
@@ -243,7 +244,7 @@ class Crew:
         Operator(self, calls, False, name, dice).move()
 
     steady = True
-    """True while the wall clock has not jumped, so that due times can be computed here."""
+    """True while the wall clock has not jumped, so that the test can compute due times."""
 
     # Consumers
 
@@ -267,17 +268,15 @@ class Crew:
 
 
 class Work:
-    """The work of a consumer on one subscription."""
+    """The work of a consumer during one subscription."""
 
     def __init__(
         self, crew: Crew, plan: ChannelPlan, name: str, dice: random.Random, consumer: Any
     ) -> None:
         self.crew, self.plan, self.name, self.dice, self.consumer = crew, plan, name, dice, consumer
         self.channel = f"{plan.topic}/{plan.name}"
-        self.told: list[
-            tuple[list[int], int]
-            # (numbers, token) of messages that were finished without waiting for the confirmation
-        ] = []
+        # (numbers, token) of messages that were finished without waiting for the confirmation.
+        self.told: list[tuple[list[int], int]] = []
         self.mine: set[int] = set()
 
     def run(self, rounds: int) -> None:
@@ -289,7 +288,8 @@ class Work:
                 self._flush()
                 continue
             if batch.delivery.expired(world.now_ns):
-                continue  # it waited here for too long: another consumer may have it now
+                # The batch waited here for too long: another consumer may have its messages now.
+                continue
             numbers = crew.ledger.leased(self.channel, self.name, batch, world.now_ns)
             self.mine.update(numbers)
             world.pause(20_000, 5 * MS)
@@ -315,7 +315,7 @@ class Work:
         plan, dice, ledger, world = self.plan, self.dice, self.crew.ledger, self.crew.world
         if dice.random() < plan.touch:
             part.touch()
-            # from now on only the channel knows its deadline
+            # After a touch, only the channel knows the deadline of the lease.
             ledger.released(self.channel, numbers)
         if not self.crew.draining:
             chance = dice.random()
@@ -351,8 +351,7 @@ class Work:
         delay = self.dice.choice((0.0, 0.0, 0.1, 0.7))
         world = self.crew.world
         delivery = (part if hasattr(part, "delivery") else part._batch).delivery
-        # Else it may be nobody's any more.
-        # Otherwise the lease may have ended.
+        # True if the lease cannot end before the requeue arrives.
         counts = (
             delivery.live and not delivery.expired(world.now_ns + ON_ITS_WAY) and self.crew.steady
         )

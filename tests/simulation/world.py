@@ -5,8 +5,8 @@ A simulated process runs the product's own code until it would wait: for a socke
 or a disk. There it switches to the scheduler (`park`), which takes the next event by its time. So
 two runs of one seed do the same, and their events can be compared line by line (`log_hash`).
 
-A killed process is never resumed. Its greenlets are kept (`_graveyard`), because collecting one
-would run its `finally` blocks, which a killed process does not do.
+A killed process is never resumed. Its greenlets are kept (`_graveyard`). If one were
+garbage-collected, its `finally` blocks would run, which does not happen in a killed process.
 """
 
 from __future__ import annotations
@@ -27,22 +27,20 @@ S: Final = 1_000_000_000
 START_NS: Final = 1_000 * S
 WALL_START_NS: Final = 1_800_000_000 * S
 EVENTS_MAX: Final = 2_000_000
-CALM_NS: Final = 8 * S  # after this time half-open connections, heartbeats and leases have ended
-_READ_NS: Final = (
-    # Reading the clock takes this long, so that code that waits for a time without sleeping makes
-    # progress.
-    40
-)
+CALM_NS: Final = 8 * S  # time after which half-open connections, heartbeats and leases have ended
+# A reading of the clock takes this long. So code that waits for a time without sleeping makes
+# progress.
+_READ_NS: Final = 40
 
 
 class Source(Protocol):
-    """Something to wait for."""
+    """An object on which a task can wait."""
 
     def readable(self) -> bool: ...
 
 
 class Stuck(Exception):
-    """The simulation does not end."""
+    """The simulation does not end: there are no more events, or too many."""
 
 
 class Task:
@@ -52,7 +50,8 @@ class Task:
         self.process = process
         self.name = name
         self.number = len(process.world.tasks)
-        self.turn = 0  # counts its sleeps, so that a wake-up for an earlier sleep has no effect
+        # Counts the task's sleeps, so that a wake-up for an earlier sleep has no effect.
+        self.turn = 0
         self.parked = True
         self.waking = False
         self.listening: Any = ()  # the sources for which it waits
@@ -75,18 +74,18 @@ class Task:
 
 
 class Process:
-    """A process of the simulated broker, or of a client. `on_death` is called once, however it
-    ends.
+    """A process of the simulated broker, or of a client. The functions in `on_death` are called
+    once, however the process ends.
     """
 
     def __init__(self, world: World, name: str, kind: str = "") -> None:
         self.world = world
         self.name = name
-        self.kind = kind  # kind of a process of the broker; clients have none
+        self.kind = kind  # kind of the broker's process; empty for a client
         self.pid = 1000 + len(world.processes)
         self.alive = True
         self.began_ns = world.now_ns
-        self.asleep_until_ns = 0  # stopped by SIGSTOP until then
+        self.asleep_until_ns = 0  # the process is stopped by SIGSTOP until this time
         self.tasks: list[Task] = []
         self.sockets: list[Any] = []
         self.on_death: list[Callable[[Process], None]] = []
@@ -140,7 +139,7 @@ class World:
         self.rng = self.dice("world")
         self.now_ns = START_NS
         self.wall_offset_ns = WALL_START_NS - START_NS
-        self.wall_latest_ns = 0  # the latest time that any process may have read
+        self.wall_latest_ns = 0  # the latest wall-clock time that any process may have read
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.count = 0
         self.handled = 0
@@ -148,13 +147,13 @@ class World:
         self.tasks: list[Task] = []
         self.current: Task | None = None
         self.main = greenlet.getcurrent()
-        self.disturbances = 0  # faults so far
+        self.disturbances = 0  # number of faults so far
         self.disturbed_ns = -CALM_NS
         self.violations: list[str] = []
         self.network: Any = None
         self.disk: Any = None
         self.broker: Any = None
-        # key of a child -> how many children had been started when it was
+        # Key of a child process -> the number of children that had been started before it.
         self.incarnations: dict[int, int] = {}
         self._say = say
         self._hash = hashlib.sha256()
@@ -200,8 +199,8 @@ class World:
         self.note(f"FAULT {text}")
 
     def calm(self, since_ns: int) -> bool:
-        """Return True if there was no fault since then, and the effects of earlier faults are over.
-        Rules that hold only without faults call this.
+        """Return True if there was no fault after `since_ns`, and the effects of earlier faults are
+        over. Rules that hold only without faults call this.
         """
         return self.disturbed_ns + CALM_NS < since_ns
 
@@ -238,7 +237,7 @@ class World:
         self.main.switch()
 
     def pause(self, low_ns: int, high_ns: int) -> None:
-        """Let some time pass, as work does. Anything may happen meanwhile."""
+        """Let some time pass, as real work takes time. Other events may happen meanwhile."""
         if self.current is not None:
             listening, self.current.listening = self.current.listening, ()
             task = self.current
@@ -257,7 +256,7 @@ class World:
         if not task.process.alive or not task.parked or task.turn != turn or task.done:
             return
         if task.process.asleep_until_ns > self.now_ns:
-            # It may be woken before its time is over.
+            # Look again after 50 ms, because SIGCONT may come before the planned time.
             soon = min(task.process.asleep_until_ns + 1, self.now_ns + 50 * MS)
             self.at(soon, partial(self.resume, task, turn))
             return
@@ -268,14 +267,14 @@ class World:
         self.current = None
 
     def leave(self) -> None:
-        """Leave the current task for ever, because its process is dead."""
+        """Leave the current task for ever, because its process was killed."""
         assert self.current is not None
         while True:
             self.current.parked = True
             self.main.switch()
 
     def wait(self, listening: Any, done: Callable[[], bool], timeout_ns: int | None) -> bool:
-        """Wait until `done` is true. Check it each time when one of `listening` has something.
+        """Wait until `done` is true. Check `done` each time when one of `listening` has news.
         Return False after the time-out.
         """
         task = self.current

@@ -20,8 +20,8 @@ from support.topic import Topic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The extra `test-spark` installs both. Without it, the other tests still run. Continuous
-# integration leaves out only what --fast leaves out.
+# The extra `test-spark` installs PySpark and PyArrow. Without it, the other tests still run.
+# Continuous integration leaves out only what --fast leaves out.
 if ("CI" not in os.environ or "ZSQ_TEST_FAST" in os.environ) and not (
     find_spec("pyspark") and find_spec("pyarrow")
 ):
@@ -46,7 +46,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from zsq.apps.spark import register
 
     folder = tmp_path_factory.mktemp("spark")
-    # otherwise executors would take the first python3 on PATH
+    # Otherwise executors would use the first python3 on PATH.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {
@@ -87,8 +87,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def topic(broker: Broker, request: pytest.FixtureRequest) -> Topic:
-    """Return a topic that is not made yet. A sink or `put` makes it. Use `create` for an empty
-    one.
+    """Return a topic that does not exist yet. A sink or `put` makes it. To make it empty, use
+    `create`.
     """
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
     return Topic(broker, name[:60])

@@ -1,4 +1,6 @@
-"""Tests of batches on a real Spark and a real broker: what was written is read, exactly once."""
+"""Tests of batches on a real Spark and a real broker: every row that was written is read exactly
+once.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from zsq.transport.errors import DataLoss
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# A time-out cuts the talk with the JVM and fails all that follow.
-# A time-out of a test would break the connection to the JVM, and all tests after it would fail.
+# If pytest's time-out ended one test, the connection to the JVM would break, and all tests after it
+# would fail.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),

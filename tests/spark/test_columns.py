@@ -120,8 +120,8 @@ def test_text_values_are_bytes() -> None:
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()])
 def test_a_tag_is_text(kind: pa.DataType) -> None:
-    """It must be text even if Spark declares it as text: Spark casts bytes to a string without
-    checking them.
+    """The bytes of a tag are checked, even if Spark declares the column as a string: Spark casts
+    bytes to a string without checking them.
     """
     tags = pa.array(
         [b"ok", None, b"\xff\xfe"],
@@ -142,7 +142,7 @@ def test_blocks_are_of_good_size() -> None:
     sizes = [block.length for block in packed(rows)]
     assert len(sizes) == 8
     assert all(BLOCK_BYTES // 2 < size < BLOCK_BYTES + 1024 for size in sizes)
-    # batches of 20 KB are collected before a block is made
+    # Several batches of 20 KB are collected in one block.
     tiny = [rows.slice(i * 100, 100) for i in range(20)]
     assert [block.count for block in packed(*tiny)] == [700, 700, 600]
     short = pa.RecordBatch.from_arrays([pa.array([b"x"] * 25_000)], names=["value"])
@@ -167,8 +167,8 @@ def test_tiny_rows_before_large_ones_are_packed_in_order() -> None:
 
 
 def test_tiny_rows_behind_a_large_one_keep_the_limit_of_a_block() -> None:
-    """Half of the bytes are in the first row. So the rows after it are more than one block may
-    contain.
+    """Half of the bytes are in the first row. So the number of rows after it is higher than the
+    limit of one block.
     """
     rows = [b"y" * 500_000] + [b""] * (2 * BLOCK_COUNT_MAX - 1)
     blocks = packed(
@@ -392,7 +392,7 @@ def test_blocks_come_back_as_rows(rows: list[Row], data: st.DataObject) -> None:
     block = block_of(rows, first, 1_700_000_000_123_456_789, times)
     start = data.draw(st.integers(0, len(rows) - 1))
     stop = data.draw(st.integers(start + 1, len(rows)))
-    if data.draw(st.booleans()):  # so that the first offset is not 0
+    if data.draw(st.booleans()):  # then the first offset is not 0
         block, rows, first = cut(block, start, stop), rows[start:stop], first + start
         times = None if times is None else times[start:stop]
         start, stop = 0, len(rows)
@@ -493,7 +493,7 @@ def test_the_work_is_per_block_and_not_per_row(monkeypatch: pytest.MonkeyPatch) 
         )
         block = pack([b"0123456789"] * rows, keys=[b"k"] * rows)
         maker = BatchMaker("t", [name for name in COLUMNS if name != "headers"])
-        # so that objects that are made only once exist before the count
+        # The first call makes the objects that are made only once. They must not be counted.
         maker.batch(block, 0, rows)
         sys.setprofile(seen)
         try:

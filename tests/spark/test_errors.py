@@ -1,5 +1,5 @@
 """Tests of what a Spark user reads when something is wrong: the exception that Spark raises, with
-advice what to do.
+advice on what to do.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from support.topic import Topic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A time-out cuts the talk with the JVM and fails all that follow.
-# A time-out of a test would break the connection to the JVM, and all tests after it would fail.
+# If pytest's time-out ended one test, the connection to the JVM would break, and all tests after it
+# would fail.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),

@@ -1,5 +1,6 @@
-"""Tests of how the extent of a topic is read: it includes the topic's identity, so that offsets are
-not taken for those of another topic with the same name.
+"""Tests of reading the extent of a topic (its oldest offset and its next one). The extent includes
+the topic's identity, so that offsets are not mistaken for those of another topic with the same
+name.
 """
 
 from __future__ import annotations

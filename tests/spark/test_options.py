@@ -1,5 +1,5 @@
-"""Tests of the options of source and sink: which are accepted, and what is said about the
-others.
+"""Tests of the options of source and sink: which options are accepted, and what the errors for the
+others say.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ URL = "tcp://127.0.0.1:4153"
 
 
 def source(streaming: bool = False, /, **options: str) -> SourceOptions:
-    # Spark passes the names in lower case.
+    # Spark passes the names of options in lower case.
     return source_options(
         {"topic": "t"} | {name.lower(): value for name, value in options.items()},
         URL,

@@ -25,8 +25,8 @@ MESSAGE_BYTES = 100
 
 
 class MadeUp:
-    """Fake topics, given by their extents. Each message has 100 bytes, and offsets are stored one
-    millisecond apart.
+    """Fake topics, given by their extents (oldest offset, next offset, uuid). Each message has 100
+    bytes, and is stored one millisecond after the one before.
     """
 
     def __init__(self, **extents: tuple[int, int] | tuple[int, int, str]) -> None:
@@ -453,7 +453,7 @@ def test_the_class_is_chosen_by_what_pyspark_can(monkeypatch: pytest.MonkeyPatch
     from zsq.apps.spark.admission import AdmittingReader
 
     assert type(stream_reader(options())) is AdmittingReader
-    monkeypatch.setitem(sys.modules, "zsq.apps.spark.admission", None)  # as if its import failed
+    monkeypatch.setitem(sys.modules, "zsq.apps.spark.admission", None)  # makes its import fail
     assert type(stream_reader(options())) is PlainStreamReader
 
 

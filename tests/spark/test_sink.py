@@ -51,7 +51,7 @@ def part(number: int) -> Any:
 
 
 class Writer:
-    """A fake for a StageWriter. `made` lists all of them."""
+    """A fake for a StageWriter. `made` lists all writers that were made."""
 
     made: ClassVar[list[Writer]] = []
     committed = False
@@ -198,7 +198,7 @@ def test_a_commit_names_the_parts_in_the_order_of_partitions() -> None:
 
 
 def test_an_empty_version_of_an_app_is_recorded() -> None:
-    """Otherwise a lower version would be stored if it came again."""
+    """Without the record, a lower version would be stored if it came again."""
     sink.commit_parts(options(), [StagedPartition("t", None, JOB), None], None, "batch 3")
     sink.commit_parts(options(), [], JOB, "transaction app 3")
     assert Committer.asked == [("t", "commit", "app", 3, [], "app")] * 2
@@ -270,7 +270,9 @@ def test_a_commit_that_cannot_be_is_not_tried_again() -> None:
 
 
 def test_an_abort_for_an_app_drops_only_the_stages_it_names() -> None:
-    """A successor may work on the same batch, and the abort of an old driver may come late."""
+    """The abort of an old driver may come late, when its successor already works on the
+    same batch.
+    """
     sink.abort_parts(
         options(), [staged(1), None, StagedPartition("t", None, JOB), staged(2)], None, "batch 3"
     )
@@ -300,8 +302,8 @@ def test_an_abort_never_raises(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_tasks_commits_and_aborts_have_the_keys_that_the_driver_read() -> None:
-    """If the driver has no keys, the executors have none, whatever their environment contains: ""
-    is different from None.
+    """If the driver has no keys, the executors use none, whatever their environment contains. So
+    the driver passes "", which means "no keys", and not None.
     """
     read = Credentials("public", "secret", "server")
     for given, passed in (

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-# A time-out cuts the talk with the JVM and fails all that follow.
-# A time-out of a test would break the connection to the JVM, and all tests after it would fail.
+# If pytest's time-out ended one test, the connection to the JVM would break, and all tests after it
+# would fail.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
@@ -50,7 +50,9 @@ def start(
 
 
 def run(rows: DataFrame, topic: Topic, checkpoint: Path, **options: str) -> list[int]:
-    """Run to the present end, and return how many rows each micro-batch had."""
+    """Run the query up to the topic's present end, and return how many rows each
+    micro-batch had.
+    """
     query = start(rows, topic, checkpoint, True, **options)
     assert query.awaitTermination(200)
     return [step["numInputRows"] for step in query.recentProgress if step["numInputRows"]]
@@ -83,8 +85,8 @@ def test_a_restart_goes_on_from_the_checkpoint(
 def test_a_batch_that_spark_repeats_is_stored_once(
     spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
 ) -> None:
-    """Spark repeats the batch as after a driver that died between the broker's commit and Spark's
-    own.
+    """Spark repeats the batch, as it does if the driver dies between the broker's commit and
+    Spark's own.
     """
     topic.put(*numbers(0, 300))
     assert run(read(spark, topic, maxOffsetsPerTrigger="100"), other, checkpoint) == [100, 100, 100]
@@ -124,7 +126,8 @@ def test_a_limit_in_bytes_cuts_a_stream_into_steps(
     spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
 ) -> None:
     for first in range(0, 1000, 100):
-        topic.put(*[b"%04d" % i * 250 for i in range(first, first + 100)])  # blocks of 100 KB
+        # Each put makes a block of 100 KB.
+        topic.put(*[b"%04d" % i * 250 for i in range(first, first + 100)])
     steps = run(read(spark, topic, maxBytesPerTrigger="256k"), other, checkpoint)
     assert sum(steps) == 1000
     assert 4 <= len(steps) <= 10, steps

@@ -18,9 +18,10 @@ from support.spark_topic import Topic, Trap, crash, files
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SIZE = 200
-# rows of a task: 5 MB, so large that the stage is adopted and not appended
+# Rows of a task. The large number makes 5 MB. Then the broker adopts the stage's file as a chunk,
+# instead of appending its blocks.
 SMALL, LARGE = 1_000, 25_000
-FILES = 6  # two files for each batch
+FILES = 6  # two files make a batch
 BATCHES = [0, 1, 2]
 
 
@@ -40,7 +41,7 @@ class Query:
         return self._spark.submit("stream", **self._arguments)
 
     def went_on(self, job: Job) -> None:
-        """Check that the query ran to its end without an error, that no task was tried again, and
+        """Check that the query ran to its end without an error, that Spark repeated no task, and
         that each row is stored once.
         """
         assert job.result()["batches"] == BATCHES
@@ -88,7 +89,7 @@ def test_a_stream_goes_on_when_storage_is_killed_before_the_commit(
 def test_a_stream_goes_on_when_the_broker_is_killed_around_the_commit(
     spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path, point: str, rows: int
 ) -> None:
-    """The commit is tried, or the next batch is written, while there is no broker."""
+    """While there is no broker, Spark tries the commit, or writes the next batch."""
     query = Query(spark, topic, tmp_path, rows)
     gate = spark.gate(topic.name, f"commit.1.{point}")
     job = query.start()

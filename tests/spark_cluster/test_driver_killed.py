@@ -21,8 +21,8 @@ import zsq
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 SIZE = 200
-# Longer than a commit takes on a busy machine. It is short, because the test waits at the end until
-# abandoned stages are removed.
+# Seconds after which the broker removes abandoned stages. A commit takes less, even on a busy
+# machine. The time is short, because the test waits at its end for the removal.
 KEPT_S = 20
 
 
@@ -58,7 +58,7 @@ class Query:
         return spark.submit("stream", **self._arguments)
 
     def stop_at(self, spark: SparkDriver, point: str) -> int:
-        """Run until the point is reached, and return the topic's head then."""
+        """Run until the point is reached. Return the topic's head at that moment."""
         gate = spark.gate(self.topic.name, point)
         met(gate, self.start(spark))
         return self.topic.head()

@@ -1,5 +1,5 @@
-"""Tests of an executor that is on another machine as far as the network is concerned: it runs in a
-network namespace that a pair of veth devices connects with this one.
+"""Tests of an executor that the network treats as another machine. It runs in a network namespace,
+which a pair of veth devices connects with this machine's.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from support.spark_topic import Topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-# Of the range that is kept for tests of networks (RFC 2544).
-# From the range that is reserved for tests of networks (RFC 2544).
+# Addresses from the range that is reserved for tests of networks (RFC 2544).
 HERE, THERE = (
     "198.18.153.1",
     "198.18.153.2",

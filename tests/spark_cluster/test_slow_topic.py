@@ -20,8 +20,8 @@ ROWS = 200_000
 SIZE = 1_000
 TURN_S = 0.2
 GROWTH_BYTES_MAX = 64 << 20
-BATCH = 10_000  # rows of an Arrow batch with Spark's default settings: 10 MB
-FAR = 5  # batches: more than may be unanswered
+BATCH = 10_000  # rows of an Arrow batch with Spark's default settings; they take 10 MB
+FAR = 5  # number of batches: more than a task may send without an answer
 
 
 @pytest.mark.parametrize("over", ["ipc", "tcp"])

@@ -52,7 +52,9 @@ def test_killed_in_the_middle_of_a_write(spark: SparkDriver, topic: Topic, victi
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_killed_when_its_stage_was_sealed(spark: SparkDriver, topic: Topic, victim: str) -> None:
-    """After that, two sealed stages have the same rows. The commit names one of them."""
+    """Spark repeats the killed task. Then two sealed stages have the same rows, and the commit
+    names one of them.
+    """
     gate = spark.gate(topic.name, "sealed.1")
     job = spark.submit(
         "write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic)
@@ -94,8 +96,8 @@ def test_a_transaction_repeated_is_written_once(spark: SparkDriver, topic: Topic
 def test_a_commit_that_raises_after_its_effect_is_not_repeated(
     spark: SparkDriver, topic: Topic, tmp_path: Path
 ) -> None:
-    """Spark then aborts the batch that was committed. It writes and commits it again when the query
-    is started again.
+    """Spark then aborts the batch, although the broker has committed it. After a restart of the
+    query, Spark writes and commits the batch again.
     """
     stream = {
         "source": ranges(tmp_path / "ranges", files=6, rows=1000),

@@ -44,8 +44,8 @@ def options(topic: Topic) -> dict[str, str]:
 
 
 def test_a_zombie_goes_on_after_the_commit(spark: SparkDriver, topic: Topic) -> None:
-    """The slow attempt still has rows to push when the rows of the fast one are in the topic. Then
-    it pushes them and seals its stage.
+    """When the rows of the fast attempt are in the topic, the slow attempt still has rows to push.
+    It pushes them and seals its stage.
     """
     gate, sealed = spark.gate(topic.name, "write.0.5"), spark.gate(topic.name, "sealed.0")
     sealed.open()

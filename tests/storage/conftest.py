@@ -1,4 +1,16 @@
-"""Fixtures of this folder: topics from `support/storage_harness.py`."""
+"""Fixtures of this folder: topics from `support/storage_harness.py`.
+
+The tests of this folder use these terms:
+
+- Harness: a topic's store on a simulated disk, and a record of what was acknowledged.
+- Loss: the rule that says which unsynced changes a power cut takes (`support/faulty_files.py`).
+- Group: the blocks of one transaction. A commit appends small parts to the log, and adopts the
+  files of large parts as chunks.
+- Mark: the record in the log that ends a group and names its transaction.
+- Rescue: after damage in the delayed messages, the readable ones are copied to a new LMDB
+  environment.
+- Mending: the repair of one of the two meta pages ("heads") of LMDB's file.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +30,8 @@ from zsq.storage.files import Files
 
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a folder in memory, if there is such a file system. The fake disk is a model, and
-    LMDB's real syncs would take most of the time.
+    """Return a folder in a memory file system, if there is one. The tests simulate power cuts with
+    a fake disk, so real syncs are not needed, and LMDB's syncs would take most of the time.
     """
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
@@ -39,7 +51,9 @@ def harness(tmp_path: Path) -> Iterator[StorageHarness]:
 
 @pytest.fixture
 def group_case(tmp_path: Path) -> Iterator[StorageHarness]:
-    """Make a topic with sizes that make some groups appended, some adopted, and some both."""
+    """Make a topic with size limits at which some groups are appended to the log, some are adopted
+    as chunks of their own, and some are both.
+    """
     (tmp_path / "groups").mkdir()
     made = StorageHarness(tmp_path / "groups", GROUPS)
     made.open()

@@ -112,7 +112,8 @@ def test_a_short_write_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_lock_excludes_all_others_and_names_its_holder(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
-    Path(path).write_bytes(b"9999999999999999\n")  # of an earlier holder with a longer process id
+    # An earlier holder of the lock, with a longer process id, left this content.
+    Path(path).write_bytes(b"9999999999999999\n")
     held = FILES.lock(path)
     assert Path(path).read_bytes() == b"%d\n" % os.getpid()
     for write in (True, False):

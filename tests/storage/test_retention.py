@@ -1,5 +1,5 @@
-"""Tests of which chunks retention may remove: tables for each rule, and properties that no policy
-may violate.
+"""Tests of which chunks retention may remove: a table of cases for each rule, and properties that
+every policy must keep.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def view(
 
 
 def plan_for(policy: Retention, shown: LogView) -> RetentionPlan:
-    """Plan a log in which the last message of each chunk is a minute older than that of the next
-    chunk.
+    """Return the plan for a log in which the last message of each chunk is a minute older than that
+    of the next chunk.
     """
     last = len(shown.bases) - 1
     return plan(policy, shown, lambda chunk: shown.last_time_ns - (last - chunk) * 60 * S)
@@ -85,14 +85,14 @@ def plan_for(policy: Retention, shown: LogView) -> RetentionPlan:
         ({"keep_chunks": 3} | FOREVER, view(), 1),
         ({"keep_chunks": 4} | FOREVER, view(), 0),
         ({"keep_chunks": 1} | FOREVER, view(floor=25), 1),
-        ({"keep_s": 179} | FOREVER, view(), 2),  # 240, 180, 120, 60 s old
+        ({"keep_s": 179} | FOREVER, view(), 2),  # the chunks are 240, 180, 120 and 60 s old
         ({"keep_s": 180} | FOREVER, view(), 1),
         ({"keep_s": 0} | FOREVER, view(floor=20), 2),
-        # a chunk is removed if it exceeds any limit
+        # A chunk is removed if it exceeds any limit.
         ({"keep_s": 179, "keep_bytes": MIB}, view(), 3),
         (FOREVER, view(), 0),
         ({"keep_bytes": 0}, view(chunks=200), CHUNKS_A_ROUND_MAX),
-        ({"keep_bytes": 0}, view(chunks=1), 0),  # never the chunk that is being written
+        ({"keep_bytes": 0}, view(chunks=1), 0),  # the chunk that is being written is never removed
     ],
 )
 def test_each_policy_lets_the_expected_finished_chunks_go(
@@ -108,9 +108,9 @@ AGED: dict[str, Any] = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
 @pytest.mark.parametrize(
     ("settings", "shown", "chunks"),
     [
-        (BOUND, view(20, floor=0), 12),  # of 19.5 MiB, 7.5 are left
+        (BOUND, view(20, floor=0), 12),  # 7.5 of 19.5 MiB are left
         (BOUND, view(20, floor=0, applied=50), 5),
-        # finished messages before them are removed too, so that offsets have no gap
+        # Finished messages before the unfinished ones are removed too, so that offsets have no gap.
         (BOUND, view(20, floor=50), 12),
         (BOUND, view(20, floor=55), 12),
         (BOUND, view(20, floor=115), 0),  # 8 MiB exactly
@@ -118,7 +118,6 @@ AGED: dict[str, Any] = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
         (BOUND, view(20, floor=195), 0),
         (BOUND | {"when_full": "reject"}, view(20, floor=0), 0),
         (BOUND, view(200, floor=0), CHUNKS_A_ROUND_MAX),
-        # All there is: too much, but the newest.
         # The whole log is too large, but the newest messages stay.
         (
             BOUND,
@@ -149,15 +148,15 @@ def test_each_bound_lets_the_expected_unfinished_chunks_go(
     ("settings", "shown", "roll"),
     [
         ({"keep_bytes": 0}, view(idle_s=3), True),
-        # Half a MiB, and written to a moment ago: not a roll for each message.
-        # It has half a MiB and was written to just now: no new chunk for each message.
+        # The chunk has half a MiB, and the last write was a second ago. A slow publisher must not
+        # get a new chunk for each message.
         (
             {"keep_bytes": 0},
             view(idle_s=1),
             False,
         ),
         ({"keep_bytes": 0}, view(idle_s=1, size=2 * MIB), True),
-        # one message of the chunk is not finished
+        # One message of the chunk is not finished.
         ({"keep_bytes": 0}, view(idle_s=3, floor=44), False),
         ({"keep_bytes": MIB // 2}, view(idle_s=3), False),
         ({"keep_bytes": MIB // 2 - 1}, view(idle_s=3), True),
@@ -166,21 +165,20 @@ def test_each_bound_lets_the_expected_unfinished_chunks_go(
         ({"keep_chunks": 1} | FOREVER, view(idle_s=3), False),
         ({"keep_s": 2} | FOREVER, view(idle_s=3), True),
         ({"keep_s": 4} | FOREVER, view(idle_s=3), False),
-        ({"keep_s": 400} | FOREVER, view(idle_s=29), False),  # it was begun 59 s ago
-        # A slow topic: without a new chunk, its newest message would keep the oldest one.
+        ({"keep_s": 400} | FOREVER, view(idle_s=29), False),  # the chunk was begun 59 s ago
+        # The topic is slow. Without a new chunk, its newest message would keep the oldest one.
         (
             {"keep_s": 400} | FOREVER,
             view(idle_s=31, floor=0),
             True,
         ),
         ({"keep_s": 7 * 86_400} | FOREVER, view(idle_s=31), False),
-        # the chunk is from before the limit was set
+        # The chunk became so large before the limit was set.
         (BOUND, view(1, floor=0, size=20 * MIB), True),
         (BOUND, view(1, floor=0, size=16 * MIB), False),
         (BOUND | {"when_full": "reject"}, view(1, floor=0, size=20 * MIB), False),
         (BOUND, view(9, floor=0, size=20 * MIB), True),
         (AGED, view(1, floor=0, idle_s=151), True),
-        # Not twice a second.
         # The chunk is only a second old.
         (
             AGED | {"max_s": 4},
@@ -285,7 +283,7 @@ def test_no_policy_removes_more_than_it_may(policy: Retention, shown: LogView) -
 
 @given(policies, views())
 def test_repeated_rounds_end_within_the_bounds(policy: Retention, shown: LogView) -> None:
-    """After a plan was carried out, nothing else must be removed, except for the chunk that is
+    """After a plan was carried out, the next plan removes nothing, except for the chunk that was
     being written.
     """
     shown = shown._replace(applied=shown.end)

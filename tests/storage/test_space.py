@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 class OneDisk:
-    """A disk with so many free bytes."""
+    """A disk with the given number of free bytes."""
 
     def __init__(self, free: int | None) -> None:
         self.free = free

@@ -56,7 +56,7 @@ class Broker:
         self.log = data_dir.parent / f"{data_dir.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._known: set[int] = set()
-        self._begin = 0  # where in the log file this run of the broker begins
+        self._begin = 0  # position in the log file where this run of the broker begins
 
     @property
     def ipc(self) -> str:
@@ -121,8 +121,8 @@ class Broker:
         return [actor["pid"] for actor in self.actors() if actor["kind"] == kind]
 
     def wait_gone(self, pids: list[int]) -> None:
-        """Wait until none of these processes lives. It watches pidfds, so that a pid that is used
-        again does not count.
+        """Wait until none of these processes lives. It waits on pidfds, so a new process with the
+        same pid does not matter.
         """
         deadline = time.monotonic() + 20
         for pid in pids:
@@ -144,7 +144,7 @@ class Broker:
         return self.process.wait(40)
 
     def close(self) -> None:
-        """Kill whatever is left of the broker, in whatever state the test left it."""
+        """Kill all processes of the broker that still run, however the test ended."""
         if self.process is None:
             return
         if self.process.poll() is None:

@@ -18,8 +18,7 @@ CHROMIUM: Final = (
     shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
 )
 PATIENCE_MS: Final = 20_000
-# Errors that a test provokes on purpose are expected: answers that refuse, and a broker that is
-# gone.
+# Errors that tests provoke on purpose: refused requests, and a broker that does not run any more.
 EXPECTED: Final = (
     "Failed to load resource",
     "ERR_CONNECTION_REFUSED",
@@ -29,8 +28,8 @@ EXPECTED: Final = (
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Return a browser. Without one the test is skipped, except in continuous integration, where it
-    fails.
+    """Return a browser. If there is none, the test is skipped. In continuous integration
+    it fails.
     """
     if not Path(CHROMIUM).exists():
         assert os.environ.get("CI") != "true", (
@@ -55,7 +54,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Window:
-    """A page of a broker's console. Its methods are what a person does."""
+    """A page of a broker's console. Its methods do what a person would do."""
 
     def __init__(self, browser: Any, url: str, **context: Any) -> None:
         self.url = url
@@ -80,7 +79,7 @@ class Window:
             self.complaints.append(f"{message.type}: {message.text}")
 
     def open(self, place: str = "#/") -> Any:
-        """Go to a place of the console and load the page anew."""
+        """Go to a place of the console, and load the page again."""
         self.page.goto("about:blank")
         self.page.goto(f"{self.url}/{place}")
         return self.page

@@ -122,8 +122,8 @@ class FakeSource:
         yield self
 
     async def publish_many(self, topic: str, bodies: list[bytes], **more: Any) -> Any:
-        """Publish as a producer does. The receipt contains what the test set as answer "publish":
-        an offset, or the keys of delayed messages.
+        """Publish as a producer does. The receipt contains the answer that the test has set for
+        "publish": an offset, or the keys of delayed messages.
         """
         self.calls.append(
             (
@@ -165,8 +165,8 @@ class FakeSource:
 
 
 class ConsoleSite(Site):
-    """The API on a fake broker. The console's sampler runs in the same event loop, and only during
-    a call.
+    """The API on a fake broker. The console's sampler, which collects statistics, runs in the same
+    event loop, and only during a call.
     """
 
     def __init__(

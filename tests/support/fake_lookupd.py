@@ -19,8 +19,8 @@ NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
 
 
 class Fatal(Exception):
-    """An error that nsqlookupd sends before it closes the connection. It does so with all of its
-    errors.
+    """An error that nsqlookupd sends before it closes the connection. All errors of nsqlookupd
+    close the connection.
     """
 
 
@@ -38,7 +38,7 @@ class FakeLookupd:
         self.changed = asyncio.Condition()
         self.nodes: dict[asyncio.StreamWriter, dict[str, Any]] = {}
         self.registered: dict[asyncio.StreamWriter, set[tuple[str, str]]] = {}
-        # nsqlookupd keeps names whose last producer has disconnected
+        # nsqlookupd also keeps names whose last producer has disconnected.
         self.names: set[tuple[str, str]] = set()
         self.web = SmallWeb(self._web)
         self._server: asyncio.Server | None = None

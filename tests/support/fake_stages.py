@@ -1,5 +1,5 @@
 """A small fake of a topic's storage in a thread. It keeps stages in memory by the rules of
-PROTOCOL.md, and fails as a test orders.
+PROTOCOL.md. A test can order failures.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CREDIT: Final = 256 * 1024
 
 
 class FakeStages:
-    """Serves RUN/supervisor, RUN/1 (stages) and RUN/2 (PULL) in a thread. Sealed stages survive
-    `die` followed by `start`.
+    """Serves three endpoints in a thread: RUN/supervisor, RUN/1 (stages) and RUN/2 (PULL). RUN is a
+    folder. Sealed stages survive `die` followed by `start`.
 
     Faults: `lose` (numbers of pushes to drop, by their order of arrival), `failures` (error codes
     with which the next pushes are answered), `hold` (pushes are not read while it is set),
@@ -61,7 +61,9 @@ class FakeStages:
         assert up.wait(5)
 
     def die(self, keep: int = 0) -> None:
-        """End as by kill -9. Of the blocks that were not sealed, `keep` survive."""
+        """End as a process does after `kill -9`. The first `keep` blocks that were not sealed
+        survive.
+        """
         if self._thread is None:
             return
         self._stop.set()

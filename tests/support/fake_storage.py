@@ -61,8 +61,8 @@ class Listener:
 
 
 class FakeStorage:
-    """A storage that records what its topic passes to it. If `refusal` is set, it raises that
-    instead.
+    """A storage that records the calls of its topic. If `refusal` is set, a call raises
+    it instead.
     """
 
     def __init__(self, recovered: Recovered) -> None:

@@ -1,10 +1,11 @@
 """A file system for tests that can lose what was not synced: written bytes, and names in folders.
+The simulated *disk* of many tests is an object of this class.
 
-Underneath lies a real folder, so that reads, locks and LMDB work as usual. In addition, this class
+It works on a real folder, so that reads, locks and LMDB work as usual. In addition, this class
 keeps a model of what is certainly on disk: the content of each file at its last sync, the names in
 each folder at its last sync, and the list of changes since then, in order. `crash` replaces the
 real folder by that certain state plus any choice of the pending changes. A pending change is
-applied completely or not at all. Of a write, the first bytes alone may be applied.
+applied completely or not at all. Only of a write, some bytes at its start may be applied.
 
     files = FaultyFiles(root)
     files.power_cut_at = 17            # the 17th change from now is not done: it raises PowerCut
@@ -13,7 +14,7 @@ applied completely or not at all. Of a write, the first bytes alone may be appli
 
 After a failed sync, the changes that it covered are visible in reads and never reach the disk,
 whatever is synced later. Linux does the same. A file that was not made through this class (LMDB's
-files, the lock) is taken as it is.
+files, the lock file) stays as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from zsq.storage.files import Files
 
 
 class PowerCut(Exception):
-    """The power is cut. Every later change raises this error too."""
+    """The power was cut. Every later change raises this error too."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,8 +47,8 @@ class FaultyNode:
 
 @dataclass(eq=False, slots=True)
 class Change:
-    """One pending change: a write (`data` at `position`), a cut (`position`), or names set and
-    unset in folders.
+    """One pending change: a write (`data` at `position`), a truncation (`cut`, to `position`), or
+    names set and unset in folders.
     """
 
     kind: str
@@ -88,7 +89,7 @@ def keep_all(number: int, change: Change) -> int:
 
 
 class FaultyFiles(Files):
-    """`changes` counts the calls that change the disk. `log` has their names."""
+    """The file system. `changes` counts the calls that change the disk. `log` has their names."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -98,7 +99,9 @@ class FaultyFiles(Files):
         self.power_cut_at = 0
         self.fail: dict[str, dict[int, int]] = {}
         self.short: dict[int, int] = {}
-        """Number of a writev, counted from now -> the bytes that it writes before it stops."""
+        """Number of a writev call, counted from now -> the number of bytes that it writes before it
+        stops.
+        """
         self.unreadable: tuple[str, int] = ("", 0)
         """A file's name and the position of a byte that the disk cannot read."""
         self.free = 1 << 40
@@ -228,8 +231,8 @@ class FaultyFiles(Files):
     # The crash
 
     def crash(self, choose: Choose) -> None:
-        """Simulate a crash: some of the pending changes reach the disk, and open files are closed.
-        Then the machine has started again.
+        """Simulate a crash and a restart of the machine: some of the pending changes reach the
+        disk, and open files are closed.
         """
         for number, change in enumerate(self.pending):
             kept = choose(number, change)
@@ -340,7 +343,7 @@ class FaultyFiles(Files):
             found.append((folder, path.rpartition("/")[2], node))
         for folder, name, node in found:
             if node is None:
-                # lock files and LMDB's files may not be known here
+                # Lock files and LMDB's files may be missing here.
                 folder.names_now.pop(name, None)
             else:
                 folder.names_now[name] = node

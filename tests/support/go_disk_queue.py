@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 class GoDiskQueue:
-    """Each call runs one round of the loop, as the single goroutine of the Go program does.
-    `sync_every` counts reads and writes.
+    """A disk queue. Each call runs one round of the loop that the single goroutine of the Go
+    program runs. `sync_every` counts reads and writes.
     """
 
     def __init__(

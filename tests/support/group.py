@@ -1,5 +1,5 @@
-"""A fake supervisor for tests of the group of a topic's processes. A test says when processes start
-and end, and when the storage answers an order.
+"""A fake supervisor for tests of a topic group (a topic's process and those of its channels). A
+test says when processes start and end, and when the storage answers an order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def a_channel(name: str) -> ChannelStart:
 
 
 def made_with(child: Child) -> NewChannelSettings:
-    """Return the settings with which a channel is made."""
+    """Return the settings with which the channel of this process is made."""
     assert isinstance(child.spec.start, ChannelStart)
     return child.spec.start.made_with
 
@@ -111,7 +111,9 @@ class Broker:
         return next(self.keys)
 
     def may_start(self) -> bool:
-        """Return True for the first `time_for` calls, because the time of a turn is limited."""
+        """Return True for the first `time_for` calls. The supervisor limits the starts in a turn in
+        the same way.
+        """
         self.time_for -= 1
         return self.time_for >= 0
 

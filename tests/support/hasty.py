@@ -1,5 +1,5 @@
-"""A fake file system that loses unsynced data, and records each rename of a file or folder that is
-not completely on disk.
+"""A fake file system that loses unsynced data. It records each *hasty* rename: the rename of a file
+or folder that is not completely on disk.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from zsq.storage.files import Files
 
 
 class HastyFiles(FaultyFiles):
-    """`hasty` lists each rename of a file or folder of which bytes, or names below it, were not
-    synced. Files outside of the root are read from the real file system.
+    """`hasty` lists each rename of a file whose bytes were not synced, or of a folder in which
+    bytes or names were not synced. Files outside of the root are read from the real file system.
     """
 
     def __init__(self, root: str) -> None:

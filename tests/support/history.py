@@ -1,7 +1,7 @@
-"""Checker of a history: what the clients were promised, and what they received. The tests that kill
-processes use it.
+"""Checker of a history: the answers that the clients got, and the messages that they received. The
+tests that kill processes use it.
 
-Bodies are unique numbers. Rules (the invariants that an outside observer can check):
+Bodies are unique numbers. The rules are those that can be checked from outside of the broker:
 
 1. Every acknowledged publish is delivered to every channel that existed.
 2. Nothing is delivered that was not sent, and bodies agree to the byte.
@@ -31,7 +31,8 @@ def number_of(body: bytes) -> int:
 
 @dataclass
 class ChannelHistory:
-    delivered: dict[int, int] = field(default_factory=dict)  # number -> how often it was delivered
+    # Number of a message -> how often it was delivered.
+    delivered: dict[int, int] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
     confirmed: set[int] = field(default_factory=set)
     # Finishes whose answer was lost: they may have taken effect or not.
@@ -84,8 +85,8 @@ class History:
             self.channels[channel].doubtful.add(number)
 
     def all_finished(self, channel: str) -> bool:
-        """Return True if all messages are finished, as far as that can be known from outside. The
-        caller also compares the channel's depth.
+        """Return True if all messages are finished, as far as clients can know it. The caller also
+        compares the channel's depth.
         """
         with self.lock:
             row = self.channels.get(channel)

@@ -1,5 +1,5 @@
-"""Helpers for tests of the HTTP application: a fake broker behind it, and ways to call it without a
-network or on a local port.
+"""Helpers for tests of the HTTP application: a fake broker for it, and ways to call the application
+without a network or on a local port.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ TOPIC = {
 
 
 class FakeBroker:
-    """A fake broker that keeps topics and channels in memory, and that is a publisher too. `fails`
-    is the error that its next call raises.
+    """A fake broker that keeps topics and channels in memory. It is also the fake of the publisher.
+    `fails` is the error that its next call raises.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,8 @@ class FakeBroker:
         self.health: dict[str, str] = {}
         self.fails: BaseException | None = None
         self.asked = asyncio.Event()
-        self.hold: asyncio.Event | None = None  # statistics and publishes wait for it
+        # If set, statistics and publishes wait for this event.
+        self.hold: asyncio.Event | None = None
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
@@ -110,7 +111,7 @@ class FakeBroker:
         return {}
 
     async def stats(self, topic: str | None = None, channel: str | None = None) -> Any:
-        # A copy of the state at the time of the request.
+        # Copy the state at the time of the request.
         found = [self._row(name) for name in sorted(self.topics) if topic in (None, name)]
         self.asked.set()
         if self.hold is not None:

@@ -1,4 +1,4 @@
-"""Random requests to the HTTP API, and a check that any answer must pass."""
+"""Random requests to the HTTP API, and a check that every answer must pass."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def check(
     headers: Mapping[str, str],
     content: bytes,
 ) -> None:
-    """Check that docs/http.md describes an answer such as this one."""
+    """Check that the answer agrees with docs/http.md."""
     said = (
         f"seed {seed}: {method} {target} {body[:40]!r} ({len(body)} bytes) was answered "
         f"{status} {content[:200]!r}"

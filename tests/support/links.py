@@ -1,5 +1,5 @@
-"""Cut the connections between a broker's processes from outside, as the kernel could do it. The
-processes take no part in it.
+"""Cut the connections between a broker's processes from outside, without their help, as the kernel
+could do it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from support.broker import wait_for
 
-_PIDFD_GETFD = 438  # the number of this system call, the same on all Linux architectures
+_PIDFD_GETFD = 438  # the number of this system call on all Linux architectures
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

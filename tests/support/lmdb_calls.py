@@ -2,10 +2,10 @@
 carried out, and can make it fail.
 
 LMDB is C code and does not write through `storage/files.py`. Its extension module finds `pwrite`,
-`fdatasync` and the others in a table of addresses (the ELF global offset table). This module finds
-that table in the dynamic section of the extension module, and replaces its entries by functions of
-ours. It has the effect of an LD_PRELOAD shim, but needs no compiler, and sees LMDB's calls and
-those of `storage/files.py` in one order.
+`fdatasync` and similar functions in a table of addresses (the ELF global offset table). This module
+finds that table in the dynamic section of the extension module, and replaces its entries by
+functions of its own. This has the effect of an LD_PRELOAD library, but needs no compiler. The calls
+of LMDB and those of `storage/files.py` are seen in one common order.
 
     with LmdbCalls(lambda call: 0):       # 0: do it; an errno: fail with it
         env = lmdb.open(...)
@@ -64,8 +64,9 @@ class LmdbCall(NamedTuple):
 
 
 Hook = Callable[[LmdbCall], int]
-"""What the hook returns. 0: the call is carried out. An errno: the call fails with it and writes
-nothing. Below 0: a write stops after that many bytes (a short write).
+"""A function that decides about each call by its result. 0: the call is carried out. An errno: the
+call fails with it and writes nothing. A negative number: a write stops after that many bytes (a
+short write).
 """
 
 
@@ -78,7 +79,8 @@ class LmdbCalls:
         self.hook = hook
         self.error: BaseException | None = None
         self._libc: Any = ctypes.CDLL(None, use_errno=True)
-        self._kept: list[Any] = []  # keeps the functions alive whose addresses are in the table
+        # Keeps references to the functions whose addresses are in the table.
+        self._kept: list[Any] = []
         self._before: dict[int, int] = {}
 
     def __enter__(self) -> Self:
@@ -176,8 +178,8 @@ def gathered(vector: int, count: int) -> Iterator[bytes]:
 
 
 def table_entries(module: Path) -> dict[str, int]:
-    """Return, for a loaded module, name of a C function -> address of its table entry in this
-    process (64-bit little-endian ELF: x86-64, aarch64).
+    """Return a dict for a loaded module: name of a C function -> address of its table entry in this
+    process. It supports 64-bit little-endian ELF (x86-64, aarch64).
     """
     path = str(module.resolve())
     image = Path(path).read_bytes()

@@ -11,8 +11,8 @@ EVERY_S = 0.05
 
 
 def private_bytes(pid: int) -> int:
-    """Return the memory that the process shares with no other. Clean pages of files do not count,
-    because they belong to the page cache.
+    """Return how much memory the process shares with no other process. Clean pages of files do not
+    count, because they belong to the page cache.
     """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     return (

@@ -1,5 +1,6 @@
-"""An NSQ client and a recording backend around a session: tests pass raw bytes in and compare exact
-bytes out. The builders of both are written by hand, without the code under test.
+"""A session of the NSQ gateway between a fake client and a fake backend. Tests pass raw bytes in
+and compare the exact bytes that come out. The functions that build these bytes do not use the code
+under test.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Grant(NamedTuple):
 
 
 class Client:
-    """A session with its backend. The backend answers at once, unless the verb is in `late`: such
-    requests wait in `waiting`, by verb.
+    """A session with its backend. The backend answers a request at once, unless its verb (kind of
+    request) is in `late`. Such requests wait in `waiting`, by verb.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Client:
         return bytes(self.out[before:])
 
     def _go_on(self, now_ms: int = 0) -> None:
-        """Run as many turns of the session as it asks for."""
+        """Run further turns of the session, as long as the session asks for them."""
         while self.session.more and self.session.reading:
             self.session.go_on(now_ms * MS)
 

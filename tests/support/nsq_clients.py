@@ -1,5 +1,5 @@
-"""Client programs for NSQ that tests use: which there are, what each can do, how they are started,
-and how a test exchanges events with them (tests/compat/clients/).
+"""The NSQ client libraries that tests use, each in a small program (tests/compat/clients/): what
+each library can do, how its program is started, and how a test exchanges events with it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Event = dict[str, Any]
 @dataclass(frozen=True)
 class Client:
     """A client library. `asks_timeout`: a client can ask for its own message timeout. `packs`: its
-    producer can use compression and TLS, as its consumer can.
+    producer, and not only its consumer, can use compression and TLS.
 
-    `looks_again`: it continues to ask nsqlookupd after a connection was refused.
+    `looks_again`: its consumer continues to ask nsqlookupd after a connection was refused.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Client:
         return [sys.executable, "-m", f"compat.clients.{self.name}_client"]
 
     def missing(self) -> str:
-        """Return why it cannot run here, or an empty text if it can."""
+        """Return why this client cannot run here, or an empty text if it can."""
         if self.name == "nsqjs":
             return nsqjs_missing()
         missing = [module for module in self.needs if importlib.util.find_spec(module) is None]
@@ -58,14 +58,14 @@ class Client:
 
 CLIENTS: Final = (
     Client("pynsq", ("nsq", "tornado", "snappy")),
-    # Its producer takes the OK of the TLS or compression layer for the OK of a publish.
+    # The producer of gnsq mistakes the OK of the TLS or compression layer for the OK of a publish.
     Client("gnsq", ("gnsq", "gevent", "snappy"), asks_timeout=False, packs=False),
     Client("ansq", ("ansq",), layers=(), looks_again=False),
     Client("nsqjs"),
 )
 
 
-# nsqjs comes from npm. It is installed once, into the user's cache.
+# nsqjs comes from npm. These functions install it once, into the user's cache.
 
 
 def node_modules() -> Path:
@@ -74,7 +74,9 @@ def node_modules() -> Path:
 
 
 def program(name: str) -> str | None:
-    """Return node or npm of this machine, or the one that the extra `test-clients` installs."""
+    """Return the path of node or npm on this machine, or of the one that the extra `test-clients`
+    installs.
+    """
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 
@@ -87,7 +89,7 @@ def nsqjs_missing() -> str:
     folder = node_modules().parent
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
-        # other test processes wait here, and then find it installed
+        # Other test processes wait here, and then find nsqjs installed.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return ""
@@ -213,7 +215,7 @@ class Program:
         assert self.process.wait(EVENT_S) == 0, self.log.read_text(errors="replace")[-3000:]
 
     def end(self) -> None:
-        """Kill the program if it still runs, in whatever state the test left it."""
+        """Kill the program if it still runs, however the test ended."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(EVENT_S)

@@ -1,5 +1,5 @@
-"""A client of NSQ's TCP protocol on a real socket, written by hand. It sends and returns plain
-bytes, so that no library hides an error.
+"""A client of NSQ's TCP protocol on a real socket, without an NSQ library. It sends and returns
+plain bytes, so that no library hides an error.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Data directories that a real nsqd wrote, their expected contents, and what a data directory of
-ZSQ contains after an import.
+"""Data directories that a real nsqd wrote, with their expected contents, and a function that reads
+what a data directory of ZSQ contains after an import.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def sha(body: bytes) -> str:
 
 
 def fixture(name: str, folder: Path) -> Path:
-    """Return the path of a copy that the test may change."""
+    """Copy this data directory of an nsqd, and return the path of the copy, which the test may
+    change.
+    """
     return Path(shutil.copytree(FIXTURES / name, folder / name))
 
 
@@ -49,8 +51,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @dataclass
 class Backlog:
-    """A topic of ZSQ: the bodies that wait in it (all channels will get them), and for each channel
-    (body, attempts) of each message that it has not finished.
+    """The unfinished messages of a topic: the bodies that wait in the topic and that all channels
+    will get, and for each channel (body, attempts) of each message that it has not finished.
     """
 
     paused: bool = False
@@ -63,7 +65,7 @@ class Backlog:
 
 def backlogs(data_dir: Path, files: Files | None = None) -> dict[str, Backlog]:
     """Read the backlogs from the stores themselves, as the file format defines them: the holes of a
-    channel, and all messages from its cursor to the last one that it may see.
+    channel, and all messages from its cursor to the last one that the channel may deliver.
     """
     files = files or Files()
     registry = Registry(files, data_dir, 0)

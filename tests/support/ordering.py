@@ -1,4 +1,6 @@
-"""A topic's ordering with one producer that has sent Hello, and a short form of its answers."""
+"""A topic's ordering (the check of each producer's sequence numbers) with one producer that has
+sent Hello, and a short form of its answers.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ def publish(ordering: Ordering, *sequences: int, peer: tuple[bytes, ...] = A) ->
 
 
 def brief(replies: list[Reply]) -> list[tuple[bytes, object]]:
-    """Return for each reply (peer, what is stored), or (peer, (sequence, expected, code)) if the
-    block was not stored.
+    """Return a short form of each reply: (peer, what is stored), or (peer, (sequence, expected,
+    code)) if the block was not stored.
     """
     found: list[tuple[bytes, object]] = []
     for peer, message in replies:

@@ -1,4 +1,4 @@
-"""Receivers of alarms on this machine: a webhook that records what it gets and can fail, and a
+"""Receivers of alarms on this machine: a webhook that records its requests and can fail, and a
 server that answers one byte at a time.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, Self
 
 
 class Hook:
-    """`got` records the POSTs: (headers, JSON). The first `failures` POSTs are answered with
-    `status`. If `hangs` is set, nothing is ever answered.
+    """A webhook. `got` records the POSTs: (headers, JSON). The first `failures` POSTs are answered
+    with `status`. If `hangs` is set, nothing is ever answered.
     """
 
     def __init__(

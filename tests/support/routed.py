@@ -1,4 +1,6 @@
-"""Base class of the fakes that replace a port in tests. It has routes, as a port has."""
+"""Base class of the fakes that replace a port in tests. Like a port, it has routes: a handler for
+each kind of message.
+"""
 
 from __future__ import annotations
 

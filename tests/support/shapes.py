@@ -17,8 +17,8 @@ from typing import (
 
 
 def required(shape: Any) -> set[str]:
-    """Return the names that are always present. `__required_keys__` alone does not recognize
-    `NotRequired` in a postponed annotation.
+    """Return the names that every dict of this shape has. `__required_keys__` alone does not
+    recognize `NotRequired` in a postponed annotation.
     """
     extras = get_type_hints(shape, include_extras=True)
     return {name for name in shape.__required_keys__ if get_origin(extras[name]) is not NotRequired}

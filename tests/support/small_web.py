@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 class Question(NamedTuple):
     method: str
     path: str
-    parameters: dict[str, str]  # of the query string, or of the form
+    parameters: dict[str, str]  # from the query string or the form
     headers: dict[str, str]
 
 
@@ -26,8 +26,8 @@ def said(body: bytes | Any, status: str = "200 OK", headers: str = "") -> bytes:
 
 
 class SmallWeb:
-    """`answer` is called for each request. If it returns None, no answer is sent. `asked` lists the
-    requests so far.
+    """A web server in a thread. `answer` is called for each request. If it returns None, no answer
+    is sent. `asked` lists the requests so far.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Faults at named points of a Spark write: wrapped writers of the sink, with which a test stops a
-task or a commit exactly at a chosen point.
+task or a commit exactly at a chosen point. A rule says what happens at a point.
 
 A rule is a file `TOPIC.POINT` in a folder that the test and all of Spark's processes can read. The
-first process that reaches the point takes the rule. It does so by a rename, so that only one
-process can take it. Then it writes a file with its process id. As the rule says, it raises an
-error, or waits until the test opens the gate.
+first process that reaches the point takes the rule. It renames the file, so that only one process
+can take it. Then it writes a file with its process id. It raises an error, or waits until the test
+opens the gate, as the rule says.
 
 Each call of the sink's write creates a file `TOPIC.begun.PARTITION.UUID`, so that a test can count
 the attempts.
@@ -29,7 +29,9 @@ WAIT_S = 300.0
 
 
 class Gate:
-    """The test's side of a rule."""
+    """A rule, as the test uses it: the test makes the rule, sees who reached the point, and lets
+    that process continue.
+    """
 
     def __init__(self, folder: Path, topic: str, point: str, action: str = "wait") -> None:
         self.rule = folder / f"{topic}.{point}"
@@ -80,14 +82,15 @@ def meet(folder: str, topic: str, point: str) -> None:
         raise RuntimeError(f"raised on purpose at {point}")
     go, waited = Path(folder) / f"{topic}.{point}.go", 0.0
     while not go.exists():
-        select.select([], [], [], 0.01)  # poll: no event can be shared by so many processes
+        # This polls, because so many processes cannot share an event.
+        select.select([], [], [], 0.01)
         waited += 0.01
         if waited > WAIT_S:
             raise TimeoutError(f"nobody opened {point}")
 
 
 def attempts(folder: Path, topic: str) -> int:
-    """Return how many tasks began to write to the topic, including repeated ones."""
+    """Return how many attempts of tasks began to write to the topic."""
     return len(list(folder.glob(f"{topic}.begun.*")))
 
 
@@ -100,8 +103,8 @@ def through(batches: Iterator[Any], folder: str, topic: str, partition: int) -> 
 
 
 def twist(writer: Any, folder: str, topic: str) -> Any:
-    """Return the same writer, which now stops at the points. Its new class is derived from the old
-    one, so that Spark still recognizes the kind of writer.
+    """Return the same writer. It now stops at the points for which there is a rule. Its new class
+    is derived from the old one, so that Spark still recognizes the kind of writer.
     """
     kind: Any = type(writer)
 

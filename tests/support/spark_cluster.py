@@ -25,7 +25,7 @@ QUIET = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
-    # So that a task has many batches, between which a test can stop it.
+    # With this limit a task has many batches, and a test can stop it between two of them.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
 }
 
@@ -35,7 +35,7 @@ class SparkFailed(Exception):
 
 
 def in_session(leader: int) -> dict[int, str]:
-    """Return process id and command line of all processes of a session. Executors and Python
+    """Return the process id and command line of each process of a session. Executors and Python
     workers stay in the session of their driver or worker.
     """
     found: dict[int, str] = {}
@@ -81,7 +81,8 @@ def environment(folder: Path, address: str = "127.0.0.1") -> dict[str, str]:
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_LOCAL_IP": address,
         "SPARK_LOCAL_HOSTNAME": address,
-        "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}",  # a killed JVM leaves files there
+        # A JVM that is killed leaves its temporary files in this folder.
+        "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": str(TESTS),
@@ -110,8 +111,8 @@ class Job:
 
 
 class SparkDriver:
-    """`support/spark_driver.py` in a separate session. With local-cluster, its executors are in
-    that session too.
+    """`support/spark_driver.py` in a separate session. With the master `local-cluster`, the
+    executors are in that session too.
     """
 
     def __init__(
@@ -219,19 +220,19 @@ def met(gate: Gate, job: Job, timeout_s: float = 90.0) -> dict[str, Any]:
 
 def ranges(folder: Path, *, files: int, rows: int) -> dict[str, str]:
     """Write the source of a streaming query. Two files make one batch of two tasks. Each file
-    contains the next range of `rows` numbers.
+    contains one range of `rows` numbers, which follows that of the file before.
     """
     folder.mkdir()
     for number in range(files):
         line = json.dumps({"first": number * rows, "last": (number + 1) * rows - 1})
         (folder / f"{number:04}.json").write_text(line)
-        # Spark takes the oldest file first
+        # Spark takes the oldest file first.
         os.utime(folder / f"{number:04}.json", (number, number))
     return {"format": "json", "path": str(folder), "maxFilesPerTrigger": "2"}
 
 
 class Standalone:
-    """A master, and one worker for each address. Spark takes each address for a separate host."""
+    """A master, and one worker for each address. Spark treats each address as a separate host."""
 
     def __init__(
         self, folder: Path, addresses: Sequence[str], *, cores: int = 1, host: str = "127.0.0.1"
@@ -246,8 +247,8 @@ class Standalone:
         return f"spark://{self.host}:{self.port}"
 
     def start(self, prefixes: Sequence[Sequence[str]] = ()) -> Standalone:
-        """Start the master and the workers. `prefixes` are words before each worker's command, such
-        as a command that runs it in a network namespace.
+        """Start the master and the workers. `prefixes` has, for each worker, the words to put
+        before its command, such as a command that runs it in a network namespace.
         """
         master = [
             "org.apache.spark.deploy.master.Master",

@@ -1,5 +1,5 @@
 """A Spark driver as a program. It reads commands as lines of JSON from stdin and writes answers to
-stdout, so that a test can kill it like any process.
+stdout, so that a test can kill it like any other process.
 
 Rows are numbers: the value of number n is its twelve digits, a colon and SIZE times one letter
 (`support.spark_rows.value_of`).
@@ -89,8 +89,8 @@ class Program:
         return query
 
     def read(self, options: dict[str, str], format: str = "zsq") -> dict[str, Any]:
-        """Return counts and a digest of the rows in a range. They do not depend on which executor
-        read which rows.
+        """Return counts and a digest of the rows in a range. The result does not depend on which
+        executor read which rows.
         """
         rows: DataFrame = self.spark.read.format(format).options(**options).load()
         kept = rows.selectExpr(
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--conf", action="append", default=[])
     arguments = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what Spark prints goes to the log
+    os.dup2(2, 1)  # the output of Spark goes to the log
     lock = threading.Lock()
 
     def answer(words: dict[str, Any]) -> None:

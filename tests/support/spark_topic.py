@@ -1,5 +1,5 @@
-"""The view that a test has of a topic that Spark writes to: its staged and its visible data, and a
-trap that kills processes in the middle of a commit.
+"""A topic that Spark writes to, as a test sees it: its staged and its visible data, and a trap that
+kills processes in the middle of a commit.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Topic:
         return self
 
     def head(self) -> int:
-        """Return the next offset. It is 0 as long as nothing was committed."""
+        """Return the next offset. It is 0 until something was committed."""
         with zsq.Reader(self.name, url=self.broker.ipc) as reader:
             return reader.read(0, 1).head
 
     @property
     def folder(self) -> Path:
-        """Return the folder with its log."""
+        """Return the folder with the topic's log."""
         for path in (self.broker.data_dir / "topics").iterdir():
             first, _, _ = (path / "topic").read_text().partition("\n")
             if json.loads(first)["name"] == self.name:
@@ -70,7 +70,9 @@ class Topic:
         )
 
     def kill_storage(self) -> int:
-        """Kill the topic's process with SIGKILL, and return when its successor is up."""
+        """Kill the topic's process with SIGKILL, and wait until its successor runs. Return the pid
+        of the killed process.
+        """
         pid = self.storage_pid()
         kill(pid)
 
@@ -101,7 +103,7 @@ def crash(broker: Broker, *first: int) -> None:
 
 class Trap:
     """A thread that kills `pids` as soon as `sprung(files(folder))` is true for the topic's folder.
-    So it hits the middle of a commit, as closely as another process can.
+    So the kill comes in the middle of a commit, as precisely as another process can do it.
     """
 
     def __init__(
@@ -135,6 +137,6 @@ def files(folder: Path) -> dict[str, int]:
         with os.scandir(path) as entries:
             for entry in entries:
                 if entry.name.endswith((".chunk", ".part")):
-                    with contextlib.suppress(FileNotFoundError):  # the file was renamed meanwhile
+                    with contextlib.suppress(FileNotFoundError):  # the file has been renamed since
                         found[entry.name] = entry.stat().st_size
     return found

@@ -1,4 +1,6 @@
-"""The storage's stages and state on a real store. Its threads run only when a test says so."""
+"""A storage's stages and state on a real store. Threads are replaced by fakes that run only when a
+test says so.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Thread:
 
 
 class Wire(Routed):
-    """A fake port: it has pushes to be received, and records the messages that were sent."""
+    """A fake port: it has pushed blocks that wait to be received, and records the messages that
+    were sent.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,11 +99,13 @@ class Bench:
         )  # fmt: skip
 
     def keeper(self) -> StateKeeper | None:
-        """Return no keeper, so no snapshots are made."""
+        """Return None in place of a `StateKeeper`, so no snapshots are written."""
         return None
 
     def say(self, message: p.Wire, blocks: list[Block] | None = None) -> list[p.Wire]:
-        """Process a writer's message, and return what was sent by the end of the turn."""
+        """Process a writer's message, and return the messages that were sent until the end of the
+        turn.
+        """
         self.wire.hear(message, A)
         return self.turn()
 
@@ -152,8 +158,8 @@ class Bench:
         )
 
     def files(self) -> list[str]:
-        """Return the staged files, after the thread has removed those that it was told to
-        remove.
+        """Let the thread remove the files that it was ordered to remove. Return the staged files
+        that are left.
         """
         if self.stage_thread.jobs and all(tag is None for tag, _ in self.stage_thread.jobs):
             self.sync_stages()

@@ -1,5 +1,5 @@
-"""Harness for a topic's stages: each message of a writer is a method. A block that is accepted
-counts as written at once, and is kept for comparisons.
+"""Harness for a topic's stages: it has a method for each message of a writer. A block that is
+accepted counts as written at once, and is kept for comparisons.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StageTable:
         return pack([b"%d" % number] * (1 + number % 3), sequence=number)
 
     def push(self, *numbers: int, stage: bytes = ONE) -> list[int]:
-        """Push blocks, and return the numbers of those that were taken."""
+        """Push blocks, and return the numbers of the accepted ones."""
         taken = [number for number in numbers if self.stages.push(stage, number, self.now_ns)]
         if taken:
             self.blocks.setdefault(stage, []).extend(map(self.block, taken))

@@ -1,5 +1,5 @@
-"""Helpers for tests of stages on a real broker: they write stages, look at their files, and send
-messages that a correct writer would not send.
+"""Helpers for tests of stages on a real broker. They write stages, look at the stages' files, and
+send messages that a correct writer would not send.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def private_bytes(broker: Broker) -> dict[str, int]:
 
 
 class RawStage:
-    """One link and one PUSH socket of a writer that follows no rules."""
+    """A writer that need not follow the protocol, with one link and one PUSH socket."""
 
     def __init__(self, broker: Broker, *, topic: str = TOPIC, over_tcp: bool = False) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -3,9 +3,9 @@ as a separate process:
 
     python -m support.state_flips FOLDER FIRST STEP
 
-Every try is a child process, because LMDB may crash. After a crash or an error there is a next try,
-just as the supervisor would restart the topic. The child checks the promises. The last line is
-JSON: the number of bits, of deaths by signal, of errors, and of stores set aside.
+Every try is a child process, because LMDB may crash. After a crash or an error the topic is opened
+once more, as the supervisor would restart it. The child checks the promises. The last line is JSON:
+the number of bits, of deaths by signal, of errors, and of stores that were renamed to `.bad`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def make(folder: str) -> None:
     for sequence in range(32):
         store.log.append([pack([b"x"] * 10, producer_id=5, sequence=sequence)], 1_000 + sequence)
     store.log.sync()
-    for turn in range(8):  # so that there are free pages to use again
+    for turn in range(8):  # several commits, so that there are free pages to use again
         batch = StateBatch(
             applied_offset=30 * turn,
             producers={5: ProducerRow(3 * turn, 5, ((0, 0),)), 6: ProducerRow(9, 5, ())},
@@ -109,7 +109,9 @@ def attempt(folder: str) -> int:
 
 
 def child(folder: str) -> int:
-    """Return the exit code, or the negative number of the signal."""
+    """Open the topic in a child process. Return its exit code, or the negative number of the signal
+    that ended it.
+    """
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,5 +1,5 @@
-"""A topic's store on a simulated disk that loses unsynced data. Its methods are publish, sync,
-crash, reopen and check, and it remembers what was promised.
+"""A topic's store on a simulated disk that loses unsynced data. It has methods to publish, sync,
+crash, open again and check. It records the promises, such as the blocks that were acknowledged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ APP = "query"
 
 
 class StorageHarness:
-    """One topic's store, and a record of what was promised."""
+    """One topic's store, and a record of the promises about it."""
 
     def __init__(
         self, root: Path, options: StoreOptions = SMALL, files: FaultyFiles | None = None
@@ -44,18 +44,18 @@ class StorageHarness:
         self.offsets: dict[int, int] = {}
         """Sequence -> first offset, for every block that the log accepted."""
         self.acknowledged = 0
-        """Blocks below this sequence were synced."""
+        """Blocks with a lower sequence were synced."""
         self.damage: list[tuple[int, int]] = []
         """(offset, count) of each `Damaged` error that a read raised."""
         self.now_ns = 1_000
         self.staged: dict[bytes, list[tuple[bytes, ...]]] = {}
-        """Bodies of every block of each stage that may exist."""
+        """Bodies of every block of each stage that may still exist."""
         self.sealed: dict[bytes, tuple[int, bool]] = {}
         """For each stage that was not dropped: the number of blocks whose seal was committed, and
         whether the seal was final.
         """
         self.tried: dict[int, dict[bytes, list[tuple[bytes, ...]]]] = {}
-        """Version -> stage -> bodies that its commit named."""
+        """Version of a transaction -> stage -> bodies that the commit included."""
         self.groups: dict[int, CommittedGroup] = {}
         """Version -> the result of its commit."""
         self.lagging: StateBatch | None = None
@@ -152,10 +152,10 @@ class StorageHarness:
         return blocks
 
     def check(self, lost_max: int = 0) -> list[int]:
-        """Check that no acknowledged block is lost (except `lost_max` blocks), that none is
-        invented, reordered or altered, and that what producers were told is true.
+        """Check that no acknowledged block is lost (except `lost_max` blocks), that no block is
+        invented, reordered or altered, and that all answers to producers were true.
 
-        Return the sequences found.
+        Return the sequences that were found.
         """
         found = []
         blocks = self.read_all()
@@ -192,7 +192,7 @@ class StorageHarness:
     def stage(
         self, name: str, version: int, blocks: int = 2, count: int = 2, size: int = 20
     ) -> bytes:
-        """Push blocks, one for each call."""
+        """Push blocks to a stage, one for each call."""
         key = name.encode().ljust(16, b"_")
         self.now_ns += 10
         expected, _ = self.staging.open(key, Transaction(APP, version, "app"), 0, self.now_ns)
@@ -222,8 +222,8 @@ class StorageHarness:
     def commit(
         self, version: int, *keys: bytes, lag: bool = False, merge: bool = False
     ) -> CommittedGroup:
-        """Commit one group. `lag`: the state is not committed, as if the process had died before.
-        `merge`: the small parts are merged first, if there are many.
+        """Commit one group. `lag`: the state is not committed, as if the process had died before
+        that. `merge`: the small parts are merged first, if there are many.
         """
         self.tried[version] = {key: list(self.staged[key]) for key in keys}
         self.now_ns += 10
@@ -269,8 +269,8 @@ class StorageHarness:
 
     def check_groups(self, blocks: list[Block]) -> None:
         """Check that each group is complete, in order and present once, or absent. The stages of a
-        present group must be gone, those of an absent group must still exist, and there must be
-        nothing else.
+        present group must be gone, those of an absent group must still exist, and there must be no
+        other stages.
         """
         assert self.store is not None
         table = self.store.state.load()
@@ -367,7 +367,7 @@ class StorageHarness:
 
     def after_crash(self) -> list[int]:
         """Update the record as a writer would after a crash: unsealed blocks are gone. Return the
-        versions whose commit can, and must, be tried again.
+        versions whose commit must be tried again, and can succeed.
         """
         facts = self.staging.stages()
         self.staged = {

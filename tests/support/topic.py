@@ -1,4 +1,6 @@
-"""A topic as a test uses it without Spark: the test publishes messages and reads what is stored."""
+"""A topic for tests without a Spark session of their own: it has methods to publish messages and to
+read what is stored.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ class Topic:
 
     @property
     def options(self) -> dict[str, str]:
-        """Return the options for Spark, for reading and for writing."""
+        """Return the options with which Spark reads from this topic or writes to it."""
         return {"url": self.url, "topic": self.name, "timeout": "60"}
 
     def create(self) -> Topic:
@@ -40,7 +42,7 @@ class Topic:
             return reader.head()[1]
 
     def bodies(self) -> list[bytes]:
-        """Return all bodies that are kept, in order."""
+        """Return all bodies in the log, in order."""
         found: list[bytes] = []
         with zsq.Reader(self.name, url=self.url) as reader:
             offset, head = reader.head()

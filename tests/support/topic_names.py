@@ -9,8 +9,8 @@ CHARS_MAX = 56
 
 
 def topic_name_of(test: str) -> str:
-    """Return a legal topic name of at most 56 characters. It differs for each test and each of its
-    parameters.
+    """Return a valid topic name of at most 56 characters. It differs for each test and each set of
+    its parameters.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", test.removeprefix("test_").lower()).strip("-")
     return (

@@ -1,5 +1,5 @@
-"""A channel's core under watch: after each call, the change of every offset must be a move that the
-transition table allows, and each offset must be in one place only.
+"""A watch over a channel core. After each call, it checks that the change of every offset's state
+is allowed by the transition table, and that each offset is in one place only.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Watch:
         ), "nobody is lost unseen"
 
     def _look(self) -> None:
-        """Find the place of each offset after the cursor. An offset that is in no place is over."""
+        """Find the place of each offset after the cursor. An offset that is in no place is
+        finished, or not needed any more.
+        """
         supply = self.channel.supply
         found: dict[int, MessageState] = {}
 

@@ -1,5 +1,5 @@
-"""Tests of the parts of the benchmarks: shapes, medians and ratios, and processes that start
-together.
+"""Tests of the parts of the benchmarks: shapes of the load, medians and ratios, and processes that
+start at the same time.
 """
 
 from __future__ import annotations

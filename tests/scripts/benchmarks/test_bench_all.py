@@ -69,7 +69,7 @@ def test_a_delay_is_seen_by_all_who_have_it_and_not_by_a_failure(tmp_path: Path)
 
 
 def test_the_rate_of_an_nsq_peer_is_measured(tmp_path: Path) -> None:
-    """The benchmark is meant for nsqd. The test uses our gateway, which speaks the same
+    """The benchmark is meant for nsqd. The test uses ZSQ's gateway, which speaks the same
     protocol.
     """
     port = nsq_peers.free_port()

@@ -111,7 +111,7 @@ RESPONSES = (
 
 @pytest.mark.parametrize("piece", range(1, len(RESPONSES) + 1))
 def test_responses_and_heartbeats_are_told_apart_at_every_split(piece: int) -> None:
-    """One of the pieces is a heartbeat alone: nsqd sends it after 30 s without a command."""
+    """The stream contains heartbeats. An nsqd sends one after 30 s without a command."""
     nsqd = FakeNsqd(RESPONSES, piece)
     responses, count = nsq_client.Responses(nsqd.ours), 0
     while nsqd.feed():
@@ -177,7 +177,7 @@ def test_the_bare_loop_answers_like_a_server() -> None:
 
 @pytest.mark.slow
 def test_the_nsq_benchmark_also_measures_an_nsqd_on_path(tmp_path: Path) -> None:
-    """One of our brokers plays the role of nsqd on PATH."""
+    """A broker of ZSQ plays the role of the nsqd on PATH."""
     program = tmp_path / "bin" / "nsqd"
     program.parent.mkdir()
     serve = (

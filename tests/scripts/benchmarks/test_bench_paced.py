@@ -68,8 +68,8 @@ def test_bodies_have_their_number_and_their_size() -> None:
 
 
 def test_latency_counts_from_the_time_at_which_a_message_was_due() -> None:
-    """The third of four messages is sent late and arrives late, and it is the latest by its own
-    timetable.
+    """The third of four messages arrives last. Its latency counts from the time when it was due, so
+    it is the largest.
     """
     load = Load(4, SIZE, rate=10.0)
     times = iter([100.01, 100.12, 100.7, 100.71])
@@ -189,7 +189,7 @@ def run(publish: Callable[..., Sent], consume: Callable[..., Any], place: str, l
     "load", [Load(200, SIZE, rate=400.0), Load(2_000, SIZE)], ids=["open", "closed"]
 )
 def test_the_client_of_an_nsqd_is_paced(tmp_path: Path, load: Load) -> None:
-    """It is meant for nsqd. Our own gateway speaks the same protocol."""
+    """The client is meant for nsqd. ZSQ's own gateway speaks the same protocol."""
     port = nsq_peers.free_port()
     with temporary_broker(
         "--no-listen", "--no-http", "--nsq-listen", f"127.0.0.1:{port}", under=tmp_path

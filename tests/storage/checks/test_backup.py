@@ -1,5 +1,5 @@
-"""Tests of a backup's manifest and files: what is checked, what is refused, and what is not copied
-twice.
+"""Tests of a backup's manifest and files: what is checked, what is refused, and which files are not
+copied again.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_each_text_that_is_no_manifest_is_refused(raw: bytes) -> None:
     "path", ["../etc/passwd", "/etc/passwd", "a/../../b", "a//b", "", ".", "a\0b", 7]
 )
 def test_each_manifest_path_that_leads_out_is_refused(path: Any) -> None:
-    """The checksum is correct, so the manifest was changed on purpose."""
+    """The checksum of the manifest is correct, as if somebody had changed it on purpose."""
     data = json.loads(encode_manifest(manifest(FileRow("x", 1, 1))))
     data["files"][0][0] = path
     head = {key: data.pop(key) for key in ("backup", "version", "checksum")}

@@ -1,5 +1,5 @@
-"""Tests of taking an open topic's files for a backup: opened elsewhere, they give the topic as it
-was, whatever happened between the parts.
+"""Tests of taking an open topic's files for a backup: a copy that is opened elsewhere has the
+topic's content of that time, whatever happened while the parts of the backup were taken.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LATE: Final = [b"a", b"b", b"c"]
 
 
 def publish(harness: StorageHarness, blocks: int) -> None:
-    """Publish each block by a separate append, so that new chunks are begun."""
+    """Publish each block by a separate append, so that the log begins new chunks."""
     for _ in range(blocks):
         harness.publish()
 
@@ -58,7 +58,9 @@ def take_log(harness: StorageHarness) -> LogTaken:
 
 
 def copied(harness: StorageHarness, taken: LogTaken, to: Path) -> str:
-    """Copy the taken files as `zsq backup` does: of the newest chunk only the part that counts."""
+    """Copy the files as `zsq backup` does. Of the newest chunk, copy only the part that `taken`
+    includes.
+    """
     folder = to / "clicks"
     shutil.copytree(f"{harness.directory}/backup", folder)
     os.truncate(folder / chunk_name(taken.bases[-1]), taken.newest_bytes)
@@ -109,8 +111,8 @@ def test_the_log_goes_on_and_the_copy_does_not(harness: StorageHarness, tmp_path
 
 
 def test_the_state_is_never_ahead_of_the_log(harness: StorageHarness, tmp_path: Path) -> None:
-    """Cursor, producers and snapshot are those of the first part. When the copy is opened, recovery
-    adds from the log what was published in between.
+    """The cursor, the producers and the snapshot are from the moment when the first part was taken.
+    When the copy is opened, recovery adds from the log what was published in between.
     """
     assert harness.store is not None
     harness.publish(blocks=4)
@@ -212,7 +214,7 @@ def test_copies_left_by_a_backup_are_removed_and_do_no_harm(harness: StorageHarn
     assert [finding.level for finding in report.findings] == ["note"]
     harness.open()
     assert harness.check() == list(range(20))
-    # Its state while it is being removed.
+    # This is the folder's name while it is being removed.
     harness.files.rename(f"{harness.directory}/backup", f"{harness.directory}/backup.tmp")
     assert is_captured(FILES, harness.directory)
     take_state(harness)

@@ -104,7 +104,7 @@ def test_an_open_topic_is_refused(topic: StorageHarness) -> None:
 def test_each_byte_of_a_chunk_is_checked(
     topic: StorageHarness, base: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Because it starts a process each time.
+    # This check starts a process each time.
     monkeypatch.setattr("zsq.storage.checks.fsck.check_environment", lambda path: [])
     path = topic.chunk_path(base)
     good = path.read_bytes()
@@ -158,7 +158,9 @@ def flip_index(harness: StorageHarness) -> None:
 
 
 def other_index(harness: StorageHarness) -> None:
-    """Write an index that has the seed of this chunk, but does not match its blocks."""
+    """Write an index that has the chunk's seed (a random number in its header), but does not match
+    its blocks.
+    """
     from zsq.storage.log.index import Index
 
     wrong = Index(4096)
@@ -275,7 +277,7 @@ def test_damage_that_cannot_be_repaired_stays_reported(topic: StorageHarness) ->
 
 
 def test_an_unfinished_write_is_a_note(topic: StorageHarness) -> None:
-    """The next start cuts it off anyway, as it does after every kill."""
+    """The next start cuts the unfinished write off anyway, as it does after every kill."""
     path = topic.chunk_path(6)
     topic.replace(path, path.read_bytes() + b"half a block")
     (finding,) = look(topic).findings
@@ -403,7 +405,9 @@ def test_a_foreign_directory_is_named_and_not_touched(topic: StorageHarness) -> 
 
 
 def test_a_chunk_that_was_put_back_is_named(topic: StorageHarness) -> None:
-    """The hole was recorded while the chunk was gone. Channels may have passed it meanwhile."""
+    """The hole was recorded while the chunk was gone. Since then, channels may have passed the
+    hole.
+    """
     path = topic.chunk_path(3)
     away = path.with_suffix(".away")
     path.rename(away)
@@ -436,7 +440,7 @@ def test_a_bad_file_that_cannot_be_read_is_named_and_no_more(
 
 
 def test_a_check_changes_nothing(topic: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not even change the lock file: the topic may be on a file system that is mounted
+    """A check does not even change the lock file: the topic may be on a file system that is mounted
     read-only.
     """
     real = os.open

@@ -94,8 +94,8 @@ def test_a_state_store_of_another_topic_is_told(tmp_path: Path, harness: Storage
 
 @pytest.fixture
 def gone(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """Of the chunks 0, 3 and 6, chunk 3 is missing and its hole is recorded. The chunk is still in
-    the folder under another name.
+    """Make a topic with the chunks 0 and 6. Chunk 3 is missing, and its hole is recorded. The chunk
+    is still in the folder under another name.
     """
     folder = tmp_path / "gone"
     folder.mkdir()

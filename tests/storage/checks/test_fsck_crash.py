@@ -1,5 +1,5 @@
-"""Tests of fsck --repair when a power cut interrupts it, or the disk refuses a call, at each of its
-steps: nothing is lost, and a second repair completes it.
+"""Tests of `zsq fsck --repair` when a power cut interrupts it, or the disk refuses a call, at each
+of its steps. Nothing is lost, and a second repair completes the first one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def spoiled(
     """Make a closed topic with a damaged header copy, block, footer and index. All of them can be
     repaired, except for the message of the block.
     """
-    # It starts a process each time, and is not tested here.
+    # This check starts a process each time, and is not tested here.
     monkeypatch.setattr("zsq.storage.checks.fsck.check_environment", lambda path: [])
     folder = tmp_path / "spoiled"
     folder.mkdir()

@@ -95,7 +95,9 @@ def test_new_damage_behind_known_damage_is_found_by_fsck(topic: StorageHarness) 
 
 
 def test_a_group_of_appended_and_adopted_parts_is_sound(group_case: StorageHarness) -> None:
-    """Its blocks are at the end of one chunk, and its mark is in another one."""
+    """The group's blocks are at the end of one chunk, and its mark (the record of its transaction)
+    is in another one.
+    """
     group_case.publish()
     a, b = group_case.stage("a", 1, blocks=1, count=1, size=1), group_case.stage("b", 1, blocks=5)
     group_case.seal(a, b)
@@ -125,8 +127,8 @@ def test_a_chunk_cut_within_its_header_is_mended_at_once(topic: StorageHarness, 
 
 
 def test_rot_where_an_unfinished_write_was_cut_off_is_told_and_kept(topic: StorageHarness) -> None:
-    """The bytes that were cut off are in a file that already has the name which the new damage
-    needs.
+    """The bytes of the unfinished write are in a `.bad` file. The new damage needs the same file
+    name.
     """
     topic.open()
     topic.publish(count=1, size=1)
@@ -190,7 +192,7 @@ def test_bytes_cut_off_behind_known_damage_are_reported_too(topic: StorageHarnes
 
 
 def test_delayed_messages_of_another_topic_are_told(topic: StorageHarness) -> None:
-    """A start is refused because of them."""
+    """A start of the topic is refused because of these messages."""
     topic.path("delayed").mkdir()
     DelayedStore(str(topic.path("delayed")), bytes(16), create=True).close()
     assert [finding.text for finding in look(topic).damaged] == [
@@ -199,7 +201,9 @@ def test_delayed_messages_of_another_topic_are_told(topic: StorageHarness) -> No
 
 
 def test_a_damaged_mark_at_the_end_of_an_adopted_chunk_is_kept(group_case: StorageHarness) -> None:
-    """A start does not set the mark aside: the chunk is sealed, and its messages are complete."""
+    """A start does not move the mark to a `.bad` file: the chunk is sealed, and its messages are
+    complete.
+    """
     key = group_case.stage("a", 1, blocks=5)
     group_case.seal(key)
     group_case.commit(1, key)

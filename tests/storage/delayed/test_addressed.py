@@ -1,5 +1,5 @@
-"""Tests of the flag of blocks with messages for one channel. It is kept in the log, over a start,
-in blocks from the ring, in a group, and through a delay.
+"""Tests of the flag of blocks whose messages are for one channel. The flag is kept in the log,
+after a restart, in blocks from the ring, in a group, and after a delay.
 """
 
 from __future__ import annotations

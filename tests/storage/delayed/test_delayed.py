@@ -197,7 +197,7 @@ def test_another_topics_or_a_missing_environment_is_refused(
 
 
 def change(store: DelayedStore, key: DelayedKey, position: int) -> None:
-    """Flip a bit of a row's value as a bad disk would. LMDB does not notice."""
+    """Flip a bit of a row's value, as a bad disk would do it. LMDB does not notice this."""
     store.close()
     with lmdb.open(store.path, lock=False) as env, env.begin(write=True) as txn:
         value = bytearray(txn.get(row_key(key)) or b"")
@@ -225,8 +225,8 @@ def test_a_damaged_row_is_set_aside_and_counted_and_the_others_go_on(
 
 
 def test_a_block_that_changed_before_it_was_written_does_not_go_to_the_log() -> None:
-    """The row's own checksum is correct then. In the log, the changed columns would look like an
-    unfinished write.
+    """The checksum of the row is correct, because it was computed after the change. In the log, the
+    changed columns would look like an unfinished write.
     """
     published = block(b"one", b"two")
     changed = bytearray(published.columns)
@@ -249,8 +249,8 @@ def test_rows_that_vanished_are_missed(store: DelayedStore) -> None:
 
 
 def test_the_first_try_of_each_kind_is_announced(store: DelayedStore) -> None:
-    """If the action kills the process, the announcement stays. The next life then examines the
-    store before it does the same.
+    """If the action kills the process, the announcement stays on disk. The next start then examines
+    the store before it tries the action again.
     """
     said: list[str] = []
     store.attempting = said.append
@@ -265,7 +265,7 @@ def test_the_first_try_of_each_kind_is_announced(store: DelayedStore) -> None:
 
 
 class DelayedMachine(RuleBasedStateMachine):
-    """The model is a dict of messages by key. The rows are those that the store makes of them."""
+    """The model is a dict of messages by key. It must agree with the rows of the store."""
 
     @initialize(folder=st.just(None))
     def begin(self, folder: None) -> None:

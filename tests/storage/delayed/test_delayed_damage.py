@@ -1,5 +1,5 @@
-"""Tests of flipped bits in LMDB's own bytes of the delayed messages: in keys, in its two heads, and
-an older transaction that comes back.
+"""Tests of flipped bits in LMDB's own bytes of the delayed messages: in keys and in the two meta
+pages. Also tests of an older transaction that comes back.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def flip_keys(path: str, key: bytes, byte: int, bit: int) -> None:
 def test_a_flipped_bit_in_a_key_costs_that_row_and_no_time(
     store: DelayedStore, byte: int, which: int
 ) -> None:
-    """This also holds if the key is then out of order. A due time centuries away once made all
-    other messages wait, without any report.
+    """This also holds if the changed key is out of order. In an earlier version, a due time
+    centuries away made all other messages wait, without any report.
     """
     for bit in range(8):
         keys = publish(store, 5)
@@ -102,8 +102,8 @@ def test_a_flipped_bit_in_a_key_costs_that_row_and_no_time(
 def test_a_flipped_bit_in_a_row_s_size_costs_that_row(
     harness: StorageHarness, which: int, place: int, bit: int
 ) -> None:
-    """If the row were deleted, LMDB would move the rows of that page over each other, or fail in
-    each life again.
+    """If the row were deleted, LMDB would write the rows of that page over each other, or the
+    process would fail after each start.
     """
     assert harness.store is not None
     blocks = [
@@ -129,8 +129,8 @@ def test_a_flipped_bit_in_a_row_s_size_costs_that_row(
 
 
 def flip_node(harness: StorageHarness, key: bytes, place: int, bit: int) -> None:
-    """Flip a bit in the fields before a key in LMDB's page: size of the value (2, 2), flags (2),
-    size of the key (2).
+    """Flip a bit in the fields before a key in LMDB's page. They are the size of the value (2 + 2
+    bytes), flags (2), and the size of the key (2).
     """
     file = harness.path("delayed/data.mdb")
     data = bytearray(file.read_bytes())
@@ -143,8 +143,8 @@ def flip_node(harness: StorageHarness, key: bytes, place: int, bit: int) -> None
 def test_damage_that_is_met_late_in_a_life_is_marked_as_well(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mark makes the next start examine the store. Deleting a damaged row is marked too, like
-    reading it.
+    """The mark on disk makes the next start examine the store. It is set when a damaged row is
+    read, and also when it is deleted.
     """
     keys = publish(store, 5)
     store.close()
@@ -180,8 +180,8 @@ def test_cancelling_all_ends_a_turn_at_its_bytes_too(store: DelayedStore) -> Non
     assert store.cancel_some(99, 1 << 30) == 0
 
 
-# LMDB's two heads: at position 16 of each of the first two pages. They begin with magic and
-# version, and the transaction is in the last 8 of 136 bytes.
+# LMDB's two meta pages are the first two pages. Their content begins at position 16 with magic and
+# version. The number of the transaction is in the last 8 of 136 bytes.
 
 TRANSACTION_AT = 16 + 128
 
@@ -223,8 +223,8 @@ ALL = [b"%03d" % number for number in range(6)]
 def test_a_flipped_bit_in_a_head_costs_no_message(
     harness: StorageHarness, newest: bool, byte: int, bit: int
 ) -> None:
-    """The bits are in the flags, the magic, the version, and the number of the transaction. LMDB
-    refuses the file, or uses the older head without notice.
+    """The bits are in the meta page's flags, magic, version, and number of the transaction. LMDB
+    refuses the file, or uses the older meta page without notice.
     """
     filled(harness)
     change_head(harness, newest, byte, bit)
@@ -265,7 +265,7 @@ def test_a_crash_during_a_head_repair_starts_the_repair_again(harness: StorageHa
 
 
 def fall_back(harness: StorageHarness, last: Callable[[DelayedStore], object]) -> None:
-    """Replace the whole file by one that is one commit older than what is noted."""
+    """Replace the whole file by one that is one commit older than the noted number of commits."""
     store = filled(harness)
     file = harness.path("delayed/data.mdb")
     older = file.read_bytes()
@@ -337,8 +337,8 @@ def test_rescued_messages_that_are_in_the_log_do_not_move_again(harness: Storage
 def test_long_reads_are_marked_and_frequent_reads_now_and_then(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mark tells which read killed the process, even if it was not the first read of that
-    life.
+    """The mark on disk says which read killed the process, even if it was not that process's first
+    read.
     """
     publish(store, 3)
     marks: list[str] = []
@@ -401,7 +401,7 @@ def saved(path: Path) -> tuple[list[bytes], int, DelayedKey]:
 
 
 def test_serials_go_on_after_a_rescue(tmp_path: Path) -> None:
-    """The clock was set back before the last serial numbers."""
+    """The clock was set back to a time before the last serial numbers were given."""
     damaged_in_the_middle(tmp_path / "a")
     assert rescue(Files(), str(tmp_path / "a"), UUID, 5, Progress(), lambda store: None)[1] == 0
     found, lost, key = saved(tmp_path / "a")
@@ -411,8 +411,8 @@ def test_serials_go_on_after_a_rescue(tmp_path: Path) -> None:
 def test_a_rescue_continues_where_it_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is killed before any step, and with any number of rows saved. Nothing is begun again,
-    nothing is saved twice, nothing is left out.
+    """The rescue is killed before any of its steps, and with any number of rows saved. Nothing is
+    begun again, nothing is saved twice, nothing is left out.
     """
     folder = tmp_path / "a"
     source = damaged_in_the_middle(folder)
@@ -470,7 +470,7 @@ def test_reading_backward_continues_at_its_border(tmp_path: Path) -> None:
 
 
 def test_a_step_whose_parent_is_gone_does_nothing(tmp_path: Path) -> None:
-    """Otherwise two processes would write to the new environment at the same time."""
+    """If the step continued, two processes could write to the new environment at the same time."""
     source = damaged_in_the_middle(tmp_path / "a")
     with contextlib.closing(DelayedStore(source.path + ".rescue", UUID, create=True)):
         pass

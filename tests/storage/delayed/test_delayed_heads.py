@@ -1,5 +1,5 @@
-"""Tests of power cuts while one of LMDB's heads is mended, or soon after: nothing acknowledged is
-lost, and the former pages are kept.
+"""Tests of power cuts while one of LMDB's two meta pages (its "heads") is mended, or soon after.
+Nothing acknowledged is lost, and a copy of the former pages is kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DUE = 1_700_000_000_000_000_000
 
 
 class WatchedFiles(FaultyFiles):
-    """Records each name that is changed while written bytes are not synced yet."""
+    """Files that record each change of a name while written bytes are not synced yet."""
 
     def __init__(self, root: str) -> None:
         self.hasty: list[str] = []
@@ -70,8 +70,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_power_cut_at_every_change_of_the_mending(
     tmp_path: Path, harness: StorageHarness, loss: object, byte: int
 ) -> None:
-    """For a moment the file has the older head in both places. Then only the copy of the two pages
-    contains the newest commit.
+    """For a moment the file has the older meta page in both places. Then only the copy of the two
+    pages contains the newest commit.
     """
     finished = False
     at = mended = 0
@@ -107,7 +107,7 @@ def test_a_commit_after_a_head_repair_survives_a_power_cut(harness: StorageHarne
 
 
 def go_on(harness: StorageHarness) -> None:
-    """Make some commits, so that both heads are newer. Then cut the power, and check that the
+    """Make some commits, so that both meta pages are newer. Then cut the power, and check that the
     commits are kept.
     """
     assert harness.store is not None
@@ -126,7 +126,9 @@ def go_on(harness: StorageHarness) -> None:
 
 
 def test_a_commit_after_a_failed_head_repair_survives_a_power_cut(harness: StorageHarness) -> None:
-    """No head has the newest commit. It is lost and reported, and the older one is used."""
+    """No meta page has the newest commit. That commit is lost and reported, and the older one is
+    used.
+    """
     fall_back(
         harness, lambda store: store.put([(pack([b"lost"], producer_id=7, sequence=6), DUE + 6)], 5)
     )
@@ -151,7 +153,7 @@ def test_a_commit_after_an_undone_head_repair_survives_a_power_cut(harness: Stor
 
 @pytest.fixture
 def watched(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """Make a closed topic with a damaged head."""
+    """Make a closed topic with a damaged meta page."""
     (tmp_path / "watched").mkdir()
     made = type(harness)(tmp_path / "watched", files=WatchedFiles(str(tmp_path / "watched")))
     made.open()
@@ -164,8 +166,8 @@ def watched(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
 def test_a_mended_head_is_on_disk_before_its_former_pages_are_put_away(
     watched: StorageHarness, commits: int
 ) -> None:
-    """This also holds if the mending fails (more commits are noted than any head has) and the
-    former pages are restored.
+    """This also holds if the mending fails and the former pages are restored. (It fails if the
+    number of commits that was noted is higher than the number in both meta pages.)
     """
     path = f"{watched.directory}/delayed"
     assert isinstance(watched.files, WatchedFiles)

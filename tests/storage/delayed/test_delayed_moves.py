@@ -1,5 +1,5 @@
-"""Tests of delayed messages that become due: each moves to the log once, whatever process dies in
-between. Other tests damage the environment.
+"""Tests of delayed messages that become due: each moves to the log once, even if the process dies
+in between. Other tests damage the environment of the delayed messages.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def publish(harness: StorageHarness) -> list[DelayedKey]:
 
 
 def move(harness: StorageHarness, now_ns: int = 99) -> list[DelayedRow]:
-    """Move messages as the storage does it, in its order."""
+    """Move messages to the log in the same order of steps as the storage."""
     store = delayed(harness)
     rows = store.due(now_ns, 1 << 20, 99)
     harness.log.append([due_block(row) for row in rows], harness.now_ns)
@@ -96,8 +96,8 @@ def test_due_messages_are_moved_to_the_log(harness: StorageHarness) -> None:
 def test_a_power_cut_before_any_change_moves_each_message_once(
     tmp_path: Path, harness: StorageHarness, loss: object
 ) -> None:
-    """It is also cut inside the recovery that follows, with the checkpoint of the state store at
-    different places.
+    """The power is also cut during the recovery that follows. The checkpoint of the state store is
+    at different places.
     """
     everything = sorted(body for bodies in BLOCKS for body in bodies)
     at = 0
@@ -216,8 +216,8 @@ def test_an_environment_that_cannot_be_opened_is_set_aside_and_said(
 def test_after_a_death_the_environment_is_looked_through_and_what_is_whole_is_saved(
     harness: StorageHarness,
 ) -> None:
-    """A marker of the last life says that it died, and one leaf page is damaged. The rows of other
-    leaves survive, and the lost ones are counted.
+    """A mark on disk says that the last process died, and one leaf page is damaged. The rows of
+    other leaves survive, and the lost ones are counted.
     """
     store = delayed(harness)
     for number in range(40):
@@ -235,7 +235,7 @@ def test_after_a_death_the_environment_is_looked_through_and_what_is_whole_is_sa
     data = bytearray(path.read_bytes())
     at = data.rfind(b"020" + bytes(400))
     assert at > 0
-    while at >= 0:  # in old copies of the page too
+    while at >= 0:  # flip it in old copies of the page too
         data[at] ^= 1
         at = data.rfind(b"020" + bytes(400), 0, at)
     harness.replace(path, bytes(data))
@@ -373,8 +373,8 @@ def lives(directory: Path) -> tuple[list[str], int, list[str]]:
 
 @pytest.mark.slow
 def test_flipped_bits_cost_only_their_messages_and_are_reported(tmp_path: Path) -> None:
-    """The bits are anywhere in the file. No body is wrong or comes twice, and missing messages are
-    counted. The store can be started, if necessary by a rescue.
+    """The bits are anywhere in the file. No message has a wrong body or comes twice, and missing
+    messages are counted. The store can be started, if necessary by a rescue.
     """
     source = tmp_path / "source"
     (source / "delayed").mkdir(parents=True)
@@ -395,7 +395,7 @@ def test_flipped_bits_cost_only_their_messages_and_are_reported(tmp_path: Path) 
         directory = tmp_path / f"flip{turn}"
         shutil.copytree(source, directory)
         bit = chance.randrange(len(data) * 8)
-        # the two meta pages and the heads of pages are small, but damage in them matters most
+        # The two meta pages and the headers of pages are small, but damage in them matters most.
         if turn < 20:
             bit = (turn % (len(data) // 4096)) * 4096 * 8 + chance.randrange(64 * 8)
         changed = bytearray(data)
@@ -417,8 +417,8 @@ def test_flipped_bits_cost_only_their_messages_and_are_reported(tmp_path: Path) 
 def test_a_death_while_recovery_removes_what_has_moved(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint must not have passed the blocks by then. Otherwise no start would look for
-    their keys again, and the messages would come twice.
+    """At that time, the checkpoint must not include the blocks yet. Otherwise no start would look
+    for their keys again, and the messages would come twice.
     """
     publish(harness)
     store = delayed(harness)

@@ -1,5 +1,5 @@
-"""Tests of power cuts while an environment of delayed messages is made, or its state is noted: what
-was acknowledged is found again under its name.
+"""Tests of power cuts while an environment of delayed messages is made, or its state is noted.
+Every acknowledged message is found again.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def test_the_first_delayed_message_survives_a_power_cut(forgetful: StorageHarnes
 
 
 def test_the_environments_name_is_synced_although_its_mark_failed(harness: StorageHarness) -> None:
-    """If the mark were written, its sync would make the other name durable too and hide a missing
-    sync.
+    """The mark fails on purpose. Otherwise its sync would make the environment's name durable too,
+    and hide a missing sync.
     """
     harness.files.fail["open_new"] = {harness.files._calls.get("open_new", 0) + 1: errno.ENOSPC}
     publish(make(harness), 1)
@@ -117,7 +117,9 @@ def test_the_environments_name_is_synced_although_its_mark_failed(harness: Stora
 
 
 def test_the_mark_of_an_environment_is_for_good(harness: StorageHarness) -> None:
-    """Otherwise the loss of the folder before the next start would not be noticed."""
+    """If the mark were removed, nobody would notice that the folder is lost before the
+    next start.
+    """
     make(harness)
     cut_power(harness)
     assert harness.path("delayed.made").exists()

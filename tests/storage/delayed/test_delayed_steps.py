@@ -33,9 +33,7 @@ ROWS = 4
 
 
 def newest(files: FaultyFiles) -> Choose:
-    """Keep only the last change: a folder may store its names in another order than that in which
-    they were made.
-    """
+    """Keep only the last change: a folder may store names in another order than the calls came."""
 
     def choose(number: int, change: Change) -> int:
         return keep_all(number, change) if number == len(files.pending) - 1 else 0
@@ -158,7 +156,7 @@ def test_a_rescue_that_a_power_cut_ended_goes_on_behind_the_steps_that_were_done
 
 def test_a_rescue_that_was_asked_for_is_done_once(tmp_path: Path, harness: StorageHarness) -> None:
     """The request must not come back after a power cut, because then a sound environment would be
-    set aside.
+    rescued, and renamed to `.bad`.
     """
     made = harness.fresh(tmp_path, 1)
     publish(make(made), ROWS)
@@ -185,8 +183,8 @@ def environment(folder: Path) -> DelayedStore:
 
 
 def test_when_a_rescue_has_returned_all_names_are_on_disk(tmp_path: Path) -> None:
-    """Code that looks at the folder without a start in between finds the messages under their
-    name.
+    """Code that looks at the folder later, without another start, finds the messages under their
+    final name.
     """
     environment(tmp_path / "a")
     files = ForgetfulFiles(str(tmp_path / "a"))
@@ -226,7 +224,7 @@ def saved(path: str) -> tuple[int, int]:
 
 
 def test_rows_saved_by_a_step_are_on_disk_before_the_step_counts(paths: tuple[str, str]) -> None:
-    """A step that is done is not repeated, so a power cut must not lose its rows."""
+    """A completed step is not repeated, so a power cut must not lose its rows."""
     calls: list[LmdbCall] = []
 
     def see(call: LmdbCall) -> int:
@@ -247,8 +245,8 @@ def test_rows_saved_by_a_step_are_on_disk_before_the_step_counts(paths: tuple[st
 def test_a_commit_of_a_step_is_bounded_by_its_bytes_too(
     paths: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a thousand rows of 1 MiB each would be in memory at once, and a kill would lose all
-    of them.
+    """Without this limit, a thousand rows of 1 MiB each would be in memory at once, and a kill
+    would lose all of them.
     """
     size = 100
     monkeypatch.setattr(delayed_rescue, "BATCH_BYTES", 10 * size)

@@ -1,5 +1,5 @@
-"""Tests of the experiment that compares LMDB with SQLite: it still runs, and both engines keep what
-they are given.
+"""Tests of the experiment that compares LMDB with SQLite: it still runs, and both engines keep all
+messages that they get.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Tests of power cuts before every change of the disk, with different losses of what was not
-synced, and of failing calls at every n.
+synced, and of calls that fail: for every n, the n-th call fails.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_promises_hold_after_a_power_cut_before_any_change(
         run_until_cut(other, at)
         other.crash(LOSSES[loss]())
         other.check()
-        # recovery synced everything that it uses, so a second crash changes nothing
+        # Recovery synced everything that it uses, so a second crash changes nothing.
         other.crash(keep_none)
         again = other.check()
         other.sent = other.sent[: again[-1] + 1] if again else []
@@ -115,8 +115,8 @@ def make(root: Path, number: int) -> Path:
 def test_promises_hold_after_a_power_cut_inside_recovery(
     tmp_path: Path, harness: StorageHarness
 ) -> None:
-    """A write was torn in the middle. The power is cut at each change that recovery makes, and the
-    next recovery has the same result.
+    """The first power cut left an incomplete write. Then the power is cut at each change that
+    recovery makes, and the next recovery has the same result.
     """
     for at in range(1, 30):
         other = type(harness)(make(tmp_path, at))
@@ -230,7 +230,7 @@ def test_a_failing_call_at_any_step_loses_nothing_acknowledged(
         else:
             other.abandon()
             if not other.files.fail[call].keys() & range(other.files._calls.get(call, 0) + 1):
-                break  # there were fewer such calls
+                break  # the work makes fewer such calls
             continue  # the call was for an index, which can be made again
         if refused_for_ever:
             with pytest.raises(StoreFailed):
@@ -250,8 +250,8 @@ def test_a_failing_call_at_any_step_loses_nothing_acknowledged(
 
 
 def test_a_failed_sync_is_never_followed_by_success(harness: StorageHarness) -> None:
-    """Reads show what the failed sync covered, but it is not on disk. Recovery writes it again
-    before it counts.
+    """Reads return the bytes that the failed sync covered, but these bytes are not on disk.
+    Recovery writes them again before they count as stored.
     """
     harness.publish(blocks=2)
     harness.files.fail["sync"] = {harness.files._calls.get("sync", 0) + 1: errno.EIO}
@@ -291,7 +291,7 @@ def test_short_writes_are_cut_back(harness: StorageHarness, written: int) -> Non
 
 
 def test_blocks_of_a_refused_append_do_not_come_back(harness: StorageHarness) -> None:
-    """The first block of a refused append was written completely before the space ended. Then a
+    """The first block of a refused append was written completely before the disk was full. Then a
     power cut undoes the truncation.
     """
     harness.publish()

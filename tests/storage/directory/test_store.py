@@ -285,7 +285,7 @@ def test_a_full_disk_keeps_no_topic_from_starting_for_its_identity(
 
 @pytest.mark.parametrize("call", ["truncate", "sync", "writev"])
 def test_a_start_that_fails_leaves_nothing_open(harness: StorageHarness, call: str) -> None:
-    """A broker's process ends then, but a program that embeds a store, or repairs a topic,
+    """A broker's process would end anyway. But a program that embeds a store, or repairs a topic,
     continues.
     """
     harness.publish()

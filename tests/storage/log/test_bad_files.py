@@ -142,7 +142,7 @@ def test_damage_that_recovery_finds_is_kept_and_known(chunks: StorageHarness) ->
 
 
 def test_a_block_that_can_be_read_again_is_not_lost(chunks: StorageHarness) -> None:
-    """A disk or a memory may fail for a moment only."""
+    """A disk or RAM may fail only for a moment."""
     good = chunks.chunk_path(0).read_bytes()
     spoil(chunks, 0, 1)
     with pytest.raises(Damaged):
@@ -245,7 +245,7 @@ def test_a_chunk_that_is_gone_is_an_alarm_and_a_hole(chunks: StorageHarness) -> 
 
 @pytest.mark.parametrize("base", [0, 3, 6])
 def test_a_chunk_that_comes_back_is_lost_no_more(chunks: StorageHarness, base: int) -> None:
-    """The hole has a file without bytes, so that it is remembered. The file is removed when the
+    """The hole has an empty `.bad` file, so that it is remembered. That file is removed when the
     chunk covers the offsets again.
     """
     chunks.abandon_cleanly()
@@ -319,7 +319,8 @@ def test_the_survey_goes_on_where_recovery_stopped(
 ) -> None:
     monkeypatch.setattr("zsq.storage.log.recovery.AT_START_MAX", 1)
     chunks.abandon_cleanly()
-    chunks.flip(chunks.chunk_path(0), (chunks.chunk_path(0).stat().st_size - 8) * 8)  # its footer
+    # Flip a bit in its footer.
+    chunks.flip(chunks.chunk_path(0), (chunks.chunk_path(0).stat().st_size - 8) * 8)
     assert not chunks.open().report.alarms
     survey = chunks.log.survey
     job = survey.take()
@@ -338,7 +339,7 @@ def test_the_survey_goes_on_where_recovery_stopped(
 def test_lost_ranges_never_overlap_and_skip_leads_behind_them(
     found: list[tuple[int, int]], offset: int
 ) -> None:
-    # A folder without .bad files.
+    # This is a folder without `.bad` files.
     book = DamageBook(Files(), "/proc/self/fdinfo", [Hole(*hole) for hole in found])
     lost = {first + i for first, count in found for i in range(count)}
     assert sum(hole.count for hole in book.holes) == len(lost) == book.messages

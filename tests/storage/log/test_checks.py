@@ -1,8 +1,7 @@
-"""Tests of each check of data from disk, one at a time: only one thing is wrong, and every checksum
+"""Tests of the checks of data from disk. In each test only one value is wrong, and every checksum
 over it is correct.
 
-Other tests here check syncs that only the disk sees: LMDB's own, and those of small files and
-folders.
+Other tests here check that syncs are made: those of LMDB, and those of small files and folders.
 """
 
 from __future__ import annotations
@@ -156,7 +155,7 @@ def test_delayed_messages_of_another_version_are_refused(tmp_path: Path) -> None
 
 
 def snapshot(**changes: Any) -> bytes:
-    """Return a snapshot with a changed head and a correct checksum."""
+    """Return a snapshot with changed fields in its first line, and a correct checksum."""
     rows = [(META, wrap(META, pack_value(new_meta(bytes(16), 0))))]
     data = encode_snapshot(bytes(16), 5, rows, {})
     line, _, rest = data.partition(b"\n")
@@ -282,7 +281,7 @@ def test_a_commit_is_synced_and_its_head_durable(tmp_path: Path, kind: str) -> N
 
 
 class Free(Files):
-    """A file system with so many free bytes. It counts how often it is asked."""
+    """A file system with a given number of free bytes. It counts how often it is asked for them."""
 
     def __init__(self, free: int) -> None:
         self.free = free

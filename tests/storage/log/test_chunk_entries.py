@@ -85,8 +85,8 @@ def test_a_header_across_the_border_of_two_reads_is_found(
 
 
 def test_blocks_that_are_cut_off_are_removed_from_the_index(harness: StorageHarness) -> None:
-    """Otherwise the index of a sealed chunk would point into newer blocks, and would be rebuilt
-    each time it is used.
+    """If they stayed, the index of a sealed chunk would point into newer blocks, and would be
+    rebuilt each time it is used.
     """
     harness.abandon_cleanly()
     harness.options = replace(harness.options, index_every_bytes=1)
@@ -111,7 +111,7 @@ def test_blocks_that_are_cut_off_are_removed_from_the_index(harness: StorageHarn
 
 
 def test_a_chunk_of_another_topic_is_refused_by_its_uuid_alone(harness: StorageHarness) -> None:
-    """The name, the first offset and the checksums of the chunk are as they should be."""
+    """The name, the first offset and the checksums of the chunk are correct."""
     harness.publish()
     harness.sync()
     harness.abandon_cleanly()
@@ -126,8 +126,8 @@ def test_a_chunk_of_another_topic_is_refused_by_its_uuid_alone(harness: StorageH
 def test_sizes_of_complete_chunks_are_known_without_opening_them(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The console needs the sizes for every channel of every topic. A chunk without a footer must
-    be opened.
+    """The console needs the sizes for every channel of every topic. Only a chunk without a footer
+    must be opened.
     """
     while len(harness.log.chunks) < 3:
         harness.publish()

@@ -21,7 +21,9 @@ SECOND = 1_000_000_000
 
 @pytest.fixture
 def logged(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
-    """Make a log with chunks of two blocks, and a ring that keeps one or two."""
+    """Make a log with chunks of two blocks, and a ring (the newest blocks in memory) that keeps one
+    or two blocks.
+    """
     folder = tmp_path / "logged"
     folder.mkdir()
     made = type(harness)(

@@ -120,7 +120,7 @@ def test_new_messages_come_behind_a_lost_tail(two_chunks: StorageHarness) -> Non
 
 
 def test_damage_in_the_middle_keeps_what_is_behind(harness: StorageHarness) -> None:
-    """There is no checkpoint. The later block attests the earlier one, which was synced when the
+    """There is no checkpoint. But the later block proves that the earlier one was synced before the
     later one was written.
     """
     for _ in range(3):
@@ -137,8 +137,8 @@ def test_damage_in_the_middle_keeps_what_is_behind(harness: StorageHarness) -> N
 
 
 def test_a_torn_block_and_the_block_after_it_are_cut_and_set_aside(harness: StorageHarness) -> None:
-    """Nothing attests that the first block was ever synced. Its producer will send both again, and
-    then both are stored.
+    """Nothing proves that the first block was ever synced. Its producer will send both blocks
+    again, and then both are stored.
     """
     harness.publish()
     harness.sync()
@@ -184,8 +184,8 @@ def test_a_tail_that_is_cut_off_is_kept(harness: StorageHarness) -> None:
 def test_a_page_of_the_last_chunk_that_cannot_be_read_stops_no_start(
     tmp_path: Path, harness: StorageHarness
 ) -> None:
-    """If it is known that the page was synced, its blocks are a hole. If it is not known, they are
-    neither cut off nor returned, and the start is refused.
+    """If it is known that the page was synced, its blocks become a hole. If it is not known, the
+    blocks are neither cut off nor returned, and the start is refused.
     """
     (tmp_path / "pages").mkdir()
     pages = type(harness)(tmp_path / "pages", replace(TINY, chunk_bytes=1 << 16))
@@ -274,7 +274,9 @@ def test_bytes_in_a_body_never_pass_for_a_block(harness: StorageHarness) -> None
 def test_a_body_full_of_headers_beginnings_costs_few_decodings(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch, unit: bytes
 ) -> None:
-    """After a damaged header, the next one is searched for in bytes that a publisher has chosen."""
+    """After a damaged header, the log searches for the next header in bytes that a publisher has
+    chosen.
+    """
     big = StoreOptions(chunk_bytes=1 << 22, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
     harness.abandon_cleanly()
     harness.options = big
@@ -370,8 +372,8 @@ def test_chunks_of_another_topic_are_refused(
 def test_only_the_block_that_the_disk_cannot_read_is_lost(
     two_chunks: StorageHarness, base: int
 ) -> None:
-    """Reads fail permanently in one place (the block after the chunk's first one). The error names
-    the lost offsets, and reading continues after them.
+    """Reads of one block (the second one of the chunk) fail permanently. The error names the lost
+    offsets, and reading continues after them.
     """
     position = two_chunks.chunk_path(base).read_bytes().index(b"ZSQD", CHUNK_HEADER_BYTES + 8)
     two_chunks.open()
@@ -388,8 +390,8 @@ def test_only_the_block_that_the_disk_cannot_read_is_lost(
 def test_a_chunk_that_cannot_be_opened_now_is_not_damaged(
     two_chunks: StorageHarness, code: int
 ) -> None:
-    """A single failure is not even reported. A longer one is an error that leaves everything as it
-    was.
+    """A single failure is not even reported. If opening fails again and again, that is an error,
+    and nothing changes on disk.
     """
     two_chunks.open()
     two_chunks.restart()  # the first opening read the old chunk for its producers

@@ -1,4 +1,6 @@
-"""Tests of the record of damage: how much is remembered, for how long, and when a hole ends."""
+"""Tests of the record of damage: how much damage is remembered, for how long, and when a hole is
+forgotten.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,7 @@ def test_a_chunk_that_comes_back_without_its_first_message_is_still_a_hole(
     job()
     topic.abandon_cleanly()
     away.rename(path)
-    topic.flip(path, (CHUNK_HEADER_BYTES + 20) * 8)  # the header of the first block
+    topic.flip(path, (CHUNK_HEADER_BYTES + 20) * 8)  # a bit in the header of the first block
     topic.files.reset()
     report = topic.open().report
     assert report.holes == ((3, 3),), "the first of its messages is not there"

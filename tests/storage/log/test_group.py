@@ -1,5 +1,6 @@
 """Tests of groups without failures: offsets, times, how readers see marks and adopted chunks,
-sizes, and recovery.
+sizes, and recovery. A group is all blocks of one transaction. A mark is the record in the log that
+ends a group.
 """
 
 from __future__ import annotations
@@ -207,10 +208,10 @@ def test_a_group_committed_inside_an_outstanding_sync_completes_it(
         ticket.run()
         assert group_case.log.finish_sync(ticket) == group_case.log.end
         assert group_case.log.unsynced_bytes == 0
-    ticket = group_case.log.begin_sync()  # for the adopted chunk
+    ticket = group_case.log.begin_sync()  # a sync of the adopted chunk
     group_case.publish()
     assert ticket.done, "the roll ran it: the file may be closed from here on"
-    for _ in range(12):  # so many new chunks that its file is closed
+    for _ in range(12):  # enough new chunks that the file of the adopted one is closed
         group_case.publish(count=15)
     ticket.run()
     group_case.log.finish_sync(ticket)
@@ -269,8 +270,8 @@ def test_replay_knows_the_later_version_and_forgets_older_stages(
 
 
 def test_a_mark_at_the_checkpoint_is_seen(group_case: StorageHarness) -> None:
-    """A checkpoint reached the group's end without the transaction of the group, because the writer
-    of the checkpoint did not know their order.
+    """A checkpoint includes the group's end but not its transaction, because its writer did not
+    know which of the two came first.
     """
     for version, blocks in ((1, 1), (2, 4)):
         key = group_case.stage(f"s{version}", version, blocks=blocks)
@@ -284,8 +285,8 @@ def test_a_mark_at_the_checkpoint_is_seen(group_case: StorageHarness) -> None:
 
 
 def test_a_part_that_is_not_what_was_sealed_is_refused(group_case: StorageHarness) -> None:
-    """A part is missing, short, or has a wrong byte. The commit changes nothing, and the other
-    parts can be committed without it.
+    """A part is missing, too short, or has a wrong byte. The commit changes nothing, and the other
+    parts can be committed without this one.
     """
     good = [group_case.stage("a", 1), group_case.stage("b", 1, blocks=4)]
     bad = [group_case.stage("c", 1), group_case.stage("d", 1, blocks=4)]
@@ -381,8 +382,8 @@ def test_a_failed_mark_leaves_nothing_behind_the_footer(group_case: StorageHarne
 
 
 def test_recovery_finishes_a_commit_and_says_so(group_case: StorageHarness) -> None:
-    """All files are in their places, with durable names, and the chunk before them has its
-    footer.
+    """After the recovery, all files are in their places, with durable names, and the chunk before
+    them has its footer.
     """
     keys = [group_case.stage(name, 1, blocks=5) for name in "abc"]
     group_case.seal(*keys)

@@ -1,5 +1,5 @@
 """Tests of power cuts before every change of the disk while blocks are staged, sealed, committed
-and purged, and of failing calls at every n.
+and purged, and of calls that fail: for every n, the n-th call fails.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def small(harness: StorageHarness) -> None:
 
 
 def mixed(harness: StorageHarness) -> None:
-    """Commit a part of several files, a small one, and a large one of one file. The last chunk has
-    blocks that are not synced.
+    """Commit three parts: one of several files, a small one, and a large one of one file. The last
+    chunk has blocks that are not synced.
     """
     harness.publish()
     a, b, c = (
@@ -163,7 +163,7 @@ def test_promises_hold_after_a_power_cut_before_any_change(
     for other in cut_at_each(group_case, tmp_path, WORKS[work]):
         other.crash(LOSSES[loss]())
         other.check()
-        # recovery synced everything that it uses, so a second crash changes nothing
+        # Recovery synced everything that it uses, so a second crash changes nothing.
         other.crash(keep_none)
         other.check()
         other.go_on()
@@ -212,8 +212,8 @@ def test_every_byte_of_a_groups_write(tmp_path: Path, group_case: StorageHarness
 
 
 def test_a_group_torn_in_the_middle_is_cut_whole(group_case: StorageHarness) -> None:
-    """The mark is complete, but a block before it is not. Nothing attests that any part of the
-    group was acknowledged.
+    """The mark is complete, but a block before it is not. Nothing proves that any part of the group
+    was acknowledged.
     """
     size = before_the_sync(group_case)
     group_case.abandon()

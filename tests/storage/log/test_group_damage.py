@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def grouped(group_case: StorageHarness) -> StorageHarness:
     """Make a closed topic: blocks, an appended group, blocks, a group that is partly appended and
-    partly adopted, blocks. The state knows all of it.
+    partly adopted, blocks. The state includes all of them.
     """
     group_case.publish(count=3, size=1)
     a = group_case.stage("a", 1, blocks=1, size=1)
@@ -89,8 +89,8 @@ def test_a_flipped_bit_in_any_byte_costs_at_most_one_block(
 
 @pytest.mark.parametrize("base", [0, 15])
 def test_a_damaged_mark_that_the_state_does_not_know(group_case: StorageHarness, base: int) -> None:
-    """A message that was acknowledged after the mark attests the group, so its messages stay. Its
-    transaction is lost, and an alarm says so.
+    """A message that was acknowledged after the mark proves that the group was stored, so the
+    group's messages stay. Its transaction is lost, and an alarm says so.
     """
     a = group_case.stage("a", 1, blocks=1 if base == 0 else 4)
     group_case.publish()
@@ -118,7 +118,7 @@ def test_a_damaged_mark_that_the_state_does_not_know(group_case: StorageHarness,
 def test_a_damaged_mark_at_the_end_that_the_state_knows(
     group_case: StorageHarness, tmp_path: Path
 ) -> None:
-    """Nothing after the mark attests it, but the state does."""
+    """Nothing after the mark proves that it was stored, but the state does."""
     for number in range(200):
         (tmp_path / f"run{number}").mkdir()
         harness = type(group_case)(tmp_path / f"run{number}", group_case.options)
@@ -188,7 +188,7 @@ def test_a_sealed_file_that_was_exchanged_is_refused(
 
 
 def test_the_file_of_an_unfinished_commit_is_gone(group_case: StorageHarness) -> None:
-    """The loss is reported and skipped, and the remaining messages can be read."""
+    """The loss is reported. Reads skip the lost messages, and return the remaining ones."""
     c, d = group_case.stage("c", 1, blocks=4), group_case.stage("d", 1, blocks=4)
     group_case.publish()
     group_case.seal(c, d)
@@ -209,7 +209,7 @@ def test_the_file_of_an_unfinished_commit_is_gone(group_case: StorageHarness) ->
 def test_nothing_is_appended_to_an_adopted_chunk_without_a_footer(
     group_case: StorageHarness, tmp_path: Path, lag: bool
 ) -> None:
-    """Otherwise recovery would not see the producers of the blocks after the mark."""
+    """If blocks were appended after the mark, recovery would not see their producers."""
     harness = type(group_case)(
         tmp_path, dataclasses.replace(group_case.options, chunk_bytes=1 << 20)
     )

@@ -115,11 +115,9 @@ def test_each_failing_call_of_a_commit(
         assert refused + failed > 0
     if call == "writev" and code == errno.ENOSPC:
         assert refused >= 2
-    if (
-        call in {"sync", "sync_folder"}
-        # It is not known what a failed sync has lost. The only exception is the header of a chunk
-        # that is removed again.
-    ):
+    # A failed sync is never just refused, because it is not known what it has lost. The only
+    # exception is the sync of a chunk's header: that chunk is removed again.
+    if call in {"sync", "sync_folder"}:
         assert refused <= (2 if call == "sync" and code == errno.ENOSPC else 0)
 
 
@@ -223,8 +221,8 @@ def test_a_footer_whose_sync_failed_is_written_again(
 def test_the_longer_end_of_a_commit_that_was_refused_is_cut_off(
     group_case: StorageHarness, loss: Choose
 ) -> None:
-    """The next commit may have fewer stages and a shorter mark. Nothing may follow the footer after
-    it.
+    """The next commit may have fewer stages and a shorter mark. Then bytes of the refused commit
+    must not follow its footer.
     """
     keys = prepared(group_case, adopt=True)
     group_case.files.fail["rename"] = {group_case.files._calls.get("rename", 0) + 1: errno.ENOSPC}

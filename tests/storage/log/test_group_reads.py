@@ -1,4 +1,4 @@
-"""Tests of reading where there are groups: by offset, by time, by bytes. Readers do not notice
+"""Tests of reading where there are groups: by offset, by time, and by bytes. Readers do not notice
 marks and adopted chunks.
 """
 
@@ -126,7 +126,7 @@ def test_a_read_begins_with_the_block_of_its_offset(
 def grouped_harness(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> StorageHarness:
-    """Make a topic with a few publishes and groups of any size. It may be opened again."""
+    """Make a topic with a few publishes and groups of any size. In some cases, restart it."""
     conftest = sys.modules["tests.storage.conftest"]
     harness: StorageHarness = conftest.StorageHarness(
         tmp_path_factory.mktemp("files"), conftest.GROUPS

@@ -1,5 +1,5 @@
-"""Tests of the last chunk at a start: what is written back, what is cut off, what is set aside, and
-reading through a file that ends too soon.
+"""Tests of the last chunk at a start: what is written again, what is cut off, what is kept in a
+`.bad` file, and reading through a file that ends too soon.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def test_a_last_chunk_without_a_header_is_set_aside_for_good(
 
 @pytest.mark.parametrize("left", range(1, 40, 3))
 def test_a_walk_ends_where_the_file_ends_too_soon(harness: StorageHarness, left: int) -> None:
-    """The file was cut while it was open. The search for the next header ends nevertheless."""
+    """The file was cut while it was open. The search for the next header must still end."""
     for _ in range(3):
         harness.publish()
     harness.sync()

@@ -256,7 +256,7 @@ def test_only_a_bounded_number_of_chunks_is_open(harness: StorageHarness) -> Non
 
 
 def test_a_time_gives_the_first_offset_stored_at_or_after_it(harness: StorageHarness) -> None:
-    for _ in range(30):  # at 1010, 1020, ... 1300
+    for _ in range(30):  # publish at 1010, 1020, ... 1300
         harness.publish(count=10)
     harness.sync()
     for _ in range(2):
@@ -297,7 +297,8 @@ def test_work_per_append_does_not_depend_on_messages(
 
         gc.disable()  # the calls of its callbacks would be counted too
         sys.setprofile(profile)
-        big.log.append([block], 10**12 * count)  # so much later that free space is asked for again
+        # Append so much later that the log asks for the free space again.
+        big.log.append([block], 10**12 * count)
         sys.setprofile(None)
         gc.enable()
         calls.append(number)

@@ -30,7 +30,9 @@ PAGES = PAGE_BYTES * 4
 
 
 class Backlog:
-    """A log with limits of a few pages. It records the advice to the system, by chunk."""
+    """A log with limits of a few pages. It records the advice (`posix_fadvise`) that it gives to
+    the system, by chunk.
+    """
 
     def __init__(self, folder: Path, harness: StorageHarness, chunk_bytes: int) -> None:
         folder.mkdir()
@@ -125,7 +127,7 @@ def test_a_reader_near_the_end_gives_nothing_back(tmp_path: Path, harness: Stora
 
 
 def test_a_lone_read_gives_nothing_back(tmp_path: Path, harness: StorageHarness) -> None:
-    """One old message is read, as a person does who looks at it."""
+    """One old message is read, as when a person peeks at it."""
     made = backlog(tmp_path, harness, 1 << 20)
     made.fill(PAGES * 6)
     made.harness.log.read(3, 100, made.harness.log.end)
@@ -192,7 +194,9 @@ def test_a_mark_is_walked_over(group_case: StorageHarness) -> None:
 def test_damage_costs_its_block_and_no_more(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Flip any bit of a chunk: the newest readable messages are found (or a few more)."""
+    """Flip any bit of a chunk. The search finds the position of the newest readable messages, or a
+    position a few messages before it.
+    """
     from tests.storage.conftest import StorageHarness
 
     made = StorageHarness(tmp_path_factory.mktemp("walk"))
@@ -226,8 +230,8 @@ def test_a_small_far_distance_also_bounds_the_pages_kept_for_others() -> None:
 
 
 def test_many_chunks_before_the_end_are_far_whatever_their_sizes(harness: StorageHarness) -> None:
-    """The sizes of these chunks may not be known yet, and a log of a hundred thousand chunks must
-    not be counted at each step.
+    """The sizes of these chunks may not be known yet. In a log of a hundred thousand chunks, they
+    must not be added up at each step.
     """
     harness.publish()
     harness.sync()

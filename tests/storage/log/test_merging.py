@@ -1,5 +1,5 @@
 """Tests of small parts that are merged before their commit: which parts, in which order, and that
-no crash or full disk leaves half of it.
+no crash or full disk leaves half of a merge.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def fresh(harness: StorageHarness, root: Path, number: int) -> StorageHarness:
 def test_a_power_cut_before_any_change_leaves_parts_or_the_group(
     tmp_path: Path, group_case: StorageHarness, loss: str
 ) -> None:
-    """Either the sealed parts are present, or the whole group is. The merge leaves no files, and
-    can be repeated.
+    """Afterwards, either the sealed parts are present, or the whole group is. The merge leaves no
+    files, and can be repeated.
     """
     number, finished = 0, False
     before = _changes_before_the_commit(fresh(group_case, tmp_path, 0))
@@ -251,9 +251,7 @@ def test_each_failing_call_of_a_merge(
 
 @pytest.mark.usefixtures("small_steps")
 def test_a_merged_part_is_on_disk(group_case: StorageHarness) -> None:
-    """The commit syncs each of these files once more, but has only a few bytes of its own to
-    write.
-    """
+    """The commit syncs each of these files once more, but has only a few bytes to write then."""
     harness = group_case
     merge = harness.log.begin_merge([harness.staging.part(key) for key in prepared(harness)])
     assert merge is not None

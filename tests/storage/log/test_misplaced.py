@@ -1,5 +1,5 @@
-"""Tests of a correct block in the wrong place (by a misplaced write, or an old page that came
-back): it is damage, and only the block in that place is lost.
+"""Tests of a correct block in the wrong place, because of a misplaced write or an old page that
+came back. This is damage, and only the block that belongs in that place is lost.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def test_a_block_written_over_another_one_costs_only_that_one(
 def test_a_copy_of_an_old_block_after_the_last_one_is_ignored(
     topic: StorageHarness, source: int
 ) -> None:
-    """A misplaced append leaves such a copy. In an earlier version it moved the end of the log
-    back.
+    """A misplaced append leaves such a copy. In an earlier version, the copy moved the end of the
+    log back.
     """
     place(topic, 5, source, 2)
     report = topic.open().report
@@ -125,7 +125,7 @@ def test_a_chunk_under_a_name_in_the_middle_of_another_one_is_not_used(
 def test_a_stray_chunk_counts_nowhere(topic: StorageHarness) -> None:
     topic.replace(topic.chunk_path(2), topic.chunk_path(5).read_bytes())
     topic.open()
-    topic.log.reader.bases.insert(1, 2)  # as before the survey
+    topic.log.reader.bases.insert(1, 2)  # the state before the survey
     whole = topic.log.measure(0, 7, 1 << 20)
     topic.log.reader.bases.insert(1, 2)
     assert len(list(topic.log.headers(0))) == 7
@@ -147,8 +147,8 @@ def test_old_blocks_without_their_position_are_read(topic: StorageHarness) -> No
 
 
 def test_offsets_in_a_stray_file_are_read_from_the_chunk_before_it(topic: StorageHarness) -> None:
-    """The name of the file is an offset in the middle of another chunk. No offset is looked up in
-    it.
+    """The name of the stray file is an offset in the middle of another chunk. No read uses the
+    stray file.
     """
     topic.open()
     headers = [header.first_offset for header, _ in topic.log.headers(3)]

@@ -1,5 +1,5 @@
-"""Tests of the removal of chunks: all chunks before the committed start are removed, whatever
-happens meanwhile, but never the last one.
+"""Tests of the removal of chunks: all chunks before the committed start are removed, even after a
+crash, but never the last one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def fill(harness: StorageHarness) -> int:
-    """Make some chunks. All of them are synced and counted by the checkpoint, and two have a file
-    that was set aside. Return the first offset of the fourth.
+    """Make some chunks. All of them are synced and counted by the checkpoint, and two have a `.bad`
+    file. Return the first offset of the fourth chunk.
     """
     while len(harness.log.chunks) < 6:
         harness.publish(blocks=2)
@@ -83,7 +83,9 @@ def test_chunks_are_removed_with_all_their_other_files(harness: StorageHarness) 
 def test_the_oldest_chunk_is_removed_first_and_after_its_other_files(
     harness: StorageHarness,
 ) -> None:
-    """So an interruption leaves a log without a gap, and no file without its chunk."""
+    """With this order, an interrupted removal leaves a log without a gap, and no other file without
+    its chunk.
+    """
     start = fill(harness)
     bases = harness.log.chunks[:3]
     gone: list[str] = []
@@ -126,8 +128,8 @@ def test_a_power_cut_during_a_removal_leaves_a_whole_log(
 
 
 def test_removed_chunks_do_not_come_back_after_a_power_cut(harness: StorageHarness) -> None:
-    """Otherwise a power cut would keep the space occupied until the next start, and a backup would
-    have chunks that the state does not know.
+    """If they came back, they would occupy space until the next start, and a backup would have
+    chunks that the state does not know.
     """
     start = fill(harness)
     remove(harness, start)
@@ -164,8 +166,8 @@ def test_no_chunk_is_removed_before_the_commit(harness: StorageHarness) -> None:
 
 
 def test_a_start_beyond_the_log_takes_all_but_the_last_chunk(harness: StorageHarness) -> None:
-    """This cannot happen, because the state is never ahead of the log. If it happened, a log would
-    be left.
+    """This cannot happen, because the state is never ahead of the log. But if it happened, the last
+    chunk would be kept.
     """
     fill(harness)
     last = harness.log.chunks[-1]
@@ -276,7 +278,7 @@ def test_the_time_of_a_chunks_last_message_is_known(harness: StorageHarness) -> 
             b for b in harness.read_all() if b.first_offset == harness.log.chunks[5]
         ).header.time_ns
     )
-    # A chunk whose footer cannot be read: its time is taken from the next chunk. That time is
+    # This chunk's footer cannot be read, so its time is taken from the next chunk. That time is
     # later, so the chunk is kept longer, not shorter.
     path = harness.chunk_path(harness.log.chunks[2])
     path.write_bytes(path.read_bytes()[:-1])

@@ -1,5 +1,5 @@
-"""Tests of the ring against the file: reads return the same blocks without reading the file, and
-its size and the age of its blocks are limited.
+"""Tests of the ring (the newest blocks in memory) against the file: reads return the same blocks
+without reading the file, and its size and the age of its blocks are limited.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def test_bytes_are_bounded_and_freed_at_once() -> None:
 
 
 def test_removed_blocks_leave_no_memory_in_use() -> None:
-    """This also holds if the ring is never empty for months."""
+    """The ring also gives memory back if it is never empty for months."""
     ring = Ring(1000, SECOND)
     for number in range(4 * _COMPACT_AT):
         ring.push(number, number + 1, [block(1)], 0, 100, 0)

@@ -47,8 +47,8 @@ def test_a_staged_file_of_another_topic_or_another_life_is_not_taken(
 
 
 def test_blocks_of_a_staged_file_are_in_their_order(harness: StorageHarness) -> None:
-    """The checksums and positions are correct, but the numbers are not. A commit would give the
-    offsets to the wrong blocks.
+    """The checksums and positions of the blocks are correct, but their sequence numbers are not. A
+    commit would give the offsets to the wrong blocks.
     """
     key, path = staged(harness)
     part = harness.staging.part(key)

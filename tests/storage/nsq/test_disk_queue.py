@@ -40,7 +40,7 @@ from zsq.transport.errors import UsageError
 
 NAME = "clicks:archive"
 BODIES = [b"body %d" % number for number in range(9)]  # 10 bytes each, including the length
-SIX = 60  # bytes: six bodies in each file
+SIX = 60  # maximum bytes in a file: six bodies
 
 
 def data(folder: Path, number: int) -> Path:
@@ -81,7 +81,7 @@ def test_a_file_that_grows_while_it_is_read_is_read_to_its_end(tmp_path: Path) -
     with DiskQueue(tmp_path, NAME, max_bytes_per_file=SIX) as queue:
         queue.put(BODIES[0])
         assert queue.peek() == BODIES[0]
-        queue.put_many(BODIES[1:])  # meanwhile a new file is begun
+        queue.put_many(BODIES[1:])  # this begins a new file
         assert list(queue) == BODIES
 
 
@@ -270,8 +270,7 @@ def test_a_forked_process_cannot_use_the_queue_and_does_not_hold_its_lock(tmp_pa
 @pytest.mark.parametrize(
     ("meta", "contents", "expected", "write_file"),
     [
-        # NSQ would begin anew over it.
-        # NSQ would overwrite it.
+        # There is no metadata. NSQ would overwrite the files.
         (
             None,
             (RECORDS, RECORDS[:20]),
@@ -279,16 +278,15 @@ def test_a_forked_process_cannot_use_the_queue_and_does_not_hold_its_lock(tmp_pa
             2,
         ),
         (Meta(2, 0, 0, 0, 20), (RECORDS,), BODIES[:6], 1),  # the metadata is older than the data
-        # The metadata does not know of the new file.
+        # The metadata does not include the new file.
         (
             Meta(2, 0, 0, 0, 20),
             (RECORDS, RECORDS[:10]),
             [*BODIES[:6], BODIES[0]],
             2,
         ),
-        (Meta(9, 0, 10, 0, 60), (RECORDS[:40],), BODIES[1:4], 1),  # data is lost
-        # A write that never finished.
-        # An unfinished write.
+        (Meta(9, 0, 10, 0, 60), (RECORDS[:40],), BODIES[1:4], 1),  # a part of the data is lost
+        # The last write is unfinished.
         (
             Meta(6, 0, 0, 0, 60),
             (RECORDS + b"\0\0\0\x06bo",),
@@ -296,15 +294,15 @@ def test_a_forked_process_cannot_use_the_queue_and_does_not_hold_its_lock(tmp_pa
             1,
         ),
         (Meta(6, 0, 0, 0, 60), (RECORDS + b"\0\0",), BODIES[:6], 1),
-        # A write of which only the size reached the disk.
-        # A write of which only the size reached the disk.
+        # Of the last write, only the new size of the file reached the disk, so the file ends with
+        # zeros.
         (
             Meta(6, 0, 0, 0, 60),
             (RECORDS + bytes(50),),
             BODIES[:6],
             1,
         ),
-        (Meta(-3, 0, 10, 0, 60), (RECORDS,), BODIES[1:6], 0),  # a wrong count
+        (Meta(-3, 0, 10, 0, 60), (RECORDS,), BODIES[1:6], 0),  # the count is wrong
         # The read position or the depth is wrong: some messages may come twice, none is lost.
         (
             Meta(5, 0, 60, 0, 60),
@@ -312,7 +310,7 @@ def test_a_forked_process_cannot_use_the_queue_and_does_not_hold_its_lock(tmp_pa
             BODIES[:6],
             0,
         ),
-        # the read position is after the write position, and there is no file at all
+        # The read position is after the write position, and there is no file at all.
         (Meta(6, 3, 70, 3, 60), (), [], 3),
     ],
 )
@@ -428,8 +426,8 @@ def test_messages_and_topic_lists_come_back_as_they_were_written() -> None:
 
 @pytest.mark.parametrize("far", [10**9, 10**18])
 def test_a_file_number_that_is_far_off_is_not_counted_up_to(tmp_path: Path, far: int) -> None:
-    """Metadata has no checksum. If the queue went on file by file up to that number, with a change
-    of the metadata for each, it would never end.
+    """Metadata has no checksum. If the queue counted up to that number file by file, and changed
+    the metadata each time, it would never end.
     """
     left(tmp_path, Meta(6, far, 0, far, 0), RECORDS)
     with DiskQueue(tmp_path, NAME) as queue:

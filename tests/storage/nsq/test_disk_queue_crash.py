@@ -36,8 +36,8 @@ def some(seed: int) -> Choose:
 
 
 class Life:
-    """A queue's life, and what was promised meanwhile. Messages are numbered from 0 as they are
-    put.
+    """Uses a queue, and records what must survive a power cut. Messages are numbered from 0 as they
+    are put.
     """
 
     def __init__(self, root: Path, sync_every: int) -> None:
@@ -97,8 +97,8 @@ class Life:
             for message in messages
             if re.fullmatch(rb"message \d+", message)
         ]
-        # There is no checksum. So what was not synced may come back with zeros in it, and then the
-        # records after it cannot be found.
+        # Records have no checksum. So a record that was not synced may contain zeros after a power
+        # cut, and then the records after it cannot be found.
         torn = next(
             (
                 number
@@ -180,8 +180,8 @@ def test_a_queue_that_was_deleted_does_not_come_back(tmp_path: Path) -> None:
 
 
 def test_bytes_that_were_set_aside_are_kept_wherever_power_is_cut(tmp_path: Path) -> None:
-    """If the damaged file kept its old name while the metadata is ahead of it, the next start would
-    take it for a file that was read, and remove it.
+    """The queue renames a damaged file to `.bad`. If the file kept its old name while the metadata
+    is ahead of it, the next start would treat it as a file that was read, and remove it.
     """
     change = 0
     got = None
@@ -240,7 +240,7 @@ def test_a_process_that_dies_loses_nothing_that_was_put(tmp_path: Path) -> None:
     queue = life.open()
     life.step(queue, "many", 9)
     life.step(queue, "get", 2)
-    # the process dies without closing the queue, and the machine continues
+    # The process dies without closing the queue, and the machine continues.
     life.files.power_cut_at = 1
     with pytest.raises(PowerCut):
         queue.close()
@@ -292,8 +292,8 @@ def test_a_failed_sync_ends_the_queue(tmp_path: Path, number: int) -> None:
 @pytest.mark.parametrize("call", ["writev", "open_new", "sync_folder"])
 @pytest.mark.parametrize("number", range(1, 14))
 def test_a_full_disk_refuses_and_stores_nothing(tmp_path: Path, call: str, number: int) -> None:
-    """Whichever call finds no space, the put is either refused or done, and no message is doubled
-    or missing.
+    """Whichever call fails because the disk is full, the put is either refused or done, and no
+    message is doubled or missing.
     """
     files = FaultyFiles(str(tmp_path))
     stored: list[bytes] = []
@@ -322,8 +322,8 @@ def test_a_full_disk_refuses_and_stores_nothing(tmp_path: Path, call: str, numbe
 def test_a_batch_without_space_says_how_many_messages_are_stored(
     tmp_path: Path, call: str, sync_every: int
 ) -> None:
-    """Any call may find no space, permanently. Before and after a crash the queue has exactly as
-    many messages as the error said.
+    """Any call may fail permanently because the disk is full. Before and after a crash, the queue
+    has exactly as many messages as the error said.
     """
     said = set()
     for number in range(1, 40):
@@ -406,8 +406,7 @@ def test_an_unreadable_page_costs_only_later_messages_of_its_file(tmp_path: Path
     files = FaultyFiles(str(tmp_path))
     with DiskQueue(tmp_path, NAME, max_bytes_per_file=40, files=files) as queue:
         queue.put_many([b"message %d" % number for number in range(9)])
-        # In its second record; three lie in a file.
-        # In its second record; each file has three.
+        # The unreadable byte is in the second of the file's three records.
         files.unreadable = (
             f"{NAME}.diskqueue.000001.dat",
             14,

@@ -35,7 +35,9 @@ def bad(folder: Path) -> list[str]:
 def test_a_few_bytes_behind_the_last_record_cost_no_other_file(
     tmp_path: Path, rubbish: int
 ) -> None:
-    """There are fewer bytes than a length has, in a file that is not written any more."""
+    """The rubbish is shorter than the length field of a record, and the file is not written any
+    more.
+    """
     left(tmp_path, Meta(4, 0, 0, 1, 13), RECORDS + b"\xff" * rubbish, encode_record(BODIES[3]))
     with DiskQueue(tmp_path, NAME) as queue:
         assert list(queue) == BODIES[:4]
@@ -43,7 +45,7 @@ def test_a_few_bytes_behind_the_last_record_cost_no_other_file(
 
 
 def test_an_impossible_length_at_the_end_is_no_unfinished_write(tmp_path: Path) -> None:
-    """The bytes are not cut off: the queue did not write them, so it is unknown what they are."""
+    """The bytes are not cut off: the queue did not write them, so nobody knows what they are."""
     rubbish = b"\x7f\xff\xff\xff and more"
     left(tmp_path, Meta(3, 0, 0, 0, len(RECORDS)), RECORDS + rubbish)
     with DiskQueue(tmp_path, NAME) as queue:
@@ -74,11 +76,9 @@ def test_bytes_of_a_refused_put_are_gone_when_a_smaller_one_follows(tmp_path: Pa
         queue.put(BODIES[0])
         files.short = {files._calls["writev"] + 1: 80}
         with pytest.raises(DiskFull):
-            queue.put(
-                b"x" * 80
-                # up to position 93; seven of the others end at 91, and the eighth goes into the
-                # next file
-            )
+            # This record would end at position 93. Seven of the other records end at 91, and the
+            # eighth goes into the next file.
+            queue.put(b"x" * 80)
         for body in BODIES[1:]:
             queue.put(body)
         assert list(queue) == BODIES
@@ -88,7 +88,7 @@ def test_bytes_of_a_refused_put_are_gone_when_a_smaller_one_follows(tmp_path: Pa
 def test_the_name_of_a_file_is_synced_before_metadata_count_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This also holds if the folder's sync found no space the first time."""
+    """This also holds if the folder's first sync failed because the disk was full."""
     files = FaultyFiles(str(tmp_path))
     unnamed: list[str] = []
     real = files.rename
@@ -111,8 +111,8 @@ def test_the_name_of_a_file_is_synced_before_metadata_count_it(
 
 
 def test_more_than_can_be_counted_at_a_start_is_believed(tmp_path: Path) -> None:
-    """Nothing else contradicts the metadata. To read hundreds of gigabytes to check it would take
-    hours.
+    """The metadata is believed if nothing contradicts it. Checking it would mean reading hundreds
+    of gigabytes, which takes hours.
     """
     meta = Meta(2, 0, 0, 0, len(RECORDS))
     left(tmp_path, meta, RECORDS)

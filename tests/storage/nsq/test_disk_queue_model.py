@@ -1,7 +1,7 @@
-"""Model test of the disk queue against go-diskqueue's rules: the same messages and, when both are
-closed, the same files.
+"""Model test of the disk queue against go-diskqueue's rules: both give the same messages and, when
+they are closed, have the same files.
 
-Each also opens the files that the other left.
+Each implementation also opens the files that the other one left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 class Both(RuleBasedStateMachine):
-    """The same calls on both queues, in two folders. `change_hands` exchanges the folders."""
+    """Makes the same calls on a queue of each implementation, in two folders. `change_hands`
+    exchanges the folders.
+    """
 
     @initialize(sync_every=st.sampled_from([1, 3, 1000]))
     def begin(self, sync_every: int) -> None:
@@ -91,7 +93,7 @@ class Both(RuleBasedStateMachine):
 
     @rule()
     def change_hands(self) -> None:
-        """Open here what go-diskqueue left, and the other way round."""
+        """Open with each implementation the files that the other one left."""
         self.shut()
         self.ours_in, self.go_in = self.go_in, self.ours_in
         self.open()

@@ -1,5 +1,5 @@
-"""Tests of staging: order, seals, files, limits, what a restart finds, and random sequences of
-these with commits and crashes.
+"""Tests of staging: order, seals, files, limits, what a restart finds, and random sequences of all
+these actions with commits and crashes.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def test_a_stage_dropped_during_its_seal_leaves_no_files(group_case: StorageHarn
         group_case.staging.finish_seal(ticket)
     assert group_case.files._nodes.keys() == {group_case.log._active.fd}
     assert batch.stage_gones == [key]
-    group_case.stage("a", 1, blocks=3)  # the same name again, before the old files are removed
+    group_case.stage("a", 1, blocks=3)  # uses the name again before the old files are removed
     group_case.staging.purge(StateBatch())
     assert len(list(Path(group_case.directory, STAGING_NAME).iterdir())) == 2, (
         "another batch's files are not touched"
@@ -369,8 +369,9 @@ def test_the_store_closes_staged_files(group_case: StorageHarness) -> None:
 def test_a_block_that_was_cut_off_does_not_count_as_synced(
     group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first file was synced and closed, because the stage needed its next file. There was no
-    space for that. The block that is then written into the first file must be synced again.
+    """The first file was synced and closed, because the stage needed its next file. But the disk
+    was full, so the next file was not made. The block that is then written into the first file must
+    be synced too.
     """
     monkeypatch.setattr(stage, "OPEN_FILES_MAX", 1)
     group_case.staging.open(STAGE, ONE, 0, 1)

@@ -1,5 +1,5 @@
-"""Tests of the examination of an environment: what is too large to try, how much is reported, and
-files that LMDB itself would not open.
+"""Tests of the check of an LMDB environment: which environments are too large to try a commit, how
+much is reported, and files that LMDB itself would not open.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEAD = struct.Struct("=IIQQ IHH5Q IHH5Q QQ")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Make an environment that belongs to no topic: ten rows with their checksums."""
+    """Make an LMDB environment that belongs to no topic: ten rows with their checksums."""
     with (
         lmdb.open(str(tmp_path), lock=False, map_size=1 << 20) as env,
         env.begin(write=True) as txn,
@@ -70,12 +70,12 @@ def test_a_file_that_ends_in_its_heads_is_lmdb_s_to_refuse(folder: Path, size: i
 
 @pytest.mark.parametrize("field", [0, 1])
 def test_heads_of_another_kind_or_version_are_not_walked(folder: Path, field: int) -> None:
-    """The meaning of their other fields is not known here."""
+    """The meaning of the other fields of such a meta page is not known."""
     path = folder / "data.mdb"
     data = bytearray(path.read_bytes())
     for at in (0, PAGE):
         head = list(HEAD.unpack_from(data, at + 16))
-        head[19] = 1  # the root of the rows: a page that is not a leaf
+        head[19] = 1  # the root page of the rows: it is not a leaf
         HEAD.pack_into(data, at + 16, *head)
     path.write_bytes(data)
     assert wrong_pages(Files(), str(path)) != []

@@ -1,5 +1,5 @@
-"""Tests of LMDB on a full disk: if its pages find no space, nothing has happened. If the head of
-its file finds none, the outcome is unknown, and the store has failed.
+"""Tests of LMDB on a full disk. If there is no space for its data pages, the commit has changed
+nothing. If there is none for the meta page, the outcome is unknown, and the store has failed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ CODES = [errno.ENOSPC, errno.EDQUOT]
 
 
 class Disk:
-    """`full`: the kind of calls that fail. "head" means writes of LMDB's head."""
+    """A disk that is full for some calls. `full`: the kind of calls that fail. "head" means writes
+    of LMDB's meta page.
+    """
 
     def __init__(self, code: int) -> None:
         self.code = code

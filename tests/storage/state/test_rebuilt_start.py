@@ -62,9 +62,7 @@ def test_channels_go_on_at_the_logs_start(harness: StorageHarness) -> None:
 
 
 def test_chunks_that_are_gone_otherwise_are_missed(harness: StorageHarness) -> None:
-    """This state was not rebuilt. The chunks were taken away by somebody who may bring them
-    back.
-    """
+    """This state was not rebuilt. Somebody took the chunks away, and may bring them back."""
     fill(harness)
     state_of(harness).commit(StateBatch(channel_puts={"c": ROW}))
     first, second = harness.log.chunks[:2]

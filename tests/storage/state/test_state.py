@@ -367,8 +367,8 @@ def test_many_are_cleared_at_once_and_removed_by_and_by(
 
 
 def test_due_rows_come_from_both_ends_of_the_time(state: StateStore) -> None:
-    """Rows that are due later than possible are returned too: the clock was wrong when they were
-    written.
+    """Rows with a due time that is later than possible are returned too: the clock was wrong when
+    they were written.
     """
     dues = [10, 20, 500, 600, 9_000, 9_001, 9_002]
     rows = [HoleRow(i, 1, 1, due) for i, due in enumerate(dues)]
@@ -385,8 +385,8 @@ def test_due_rows_come_from_both_ends_of_the_time(state: StateStore) -> None:
 
 
 def flip_in_place(folder: Path, key: bytes, bit: int) -> None:
-    """Flip a bit of a key where LMDB keeps it. The row stays in its place, now in the wrong
-    order.
+    """Flip a bit of a key where LMDB keeps it. The row stays in its place, so the keys are now in
+    the wrong order.
     """
     data = bytearray((folder / "data.mdb").read_bytes())
     at = data.find(key)
@@ -441,7 +441,9 @@ def test_a_bit_in_the_lowest_deferred_start_is_noticed(
 
 
 def found_of(state: StateStore, channel: str) -> list[Any]:
-    """Return the result of each way to read the deferred rows, or None if it reports damage."""
+    """Return the result of each way to read the deferred rows, or None for a way that reports
+    damage.
+    """
     reads: list[Callable[[], object]] = [
         lambda: list(state.deferred_rows(channel)),
         lambda: state.first_unfinished(channel),

@@ -1,4 +1,4 @@
-"""Tests of the check of an environment in a separate process: a sound one passes, damage is
+"""Tests of the check of an environment in a separate process: a sound environment passes, damage is
 reported, and nothing is changed.
 """
 
@@ -70,8 +70,8 @@ def test_rows_that_differ_from_what_was_written_are_found(
 
 
 def test_an_environment_of_another_kind_is_checked_too(tmp_path: Path) -> None:
-    """The check works for every environment whose values have our envelope, such as the delayed
-    messages.
+    """The check works for every environment whose values begin with ZSQ's checksum and length, such
+    as the delayed messages.
     """
     tamper(
         tmp_path, lambda txn: [txn.put(b"%d" % i, wrap(b"%d" % i, bytes(i))) for i in range(500)]

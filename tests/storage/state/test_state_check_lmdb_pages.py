@@ -1,5 +1,5 @@
 """Tests of the check of LMDB's pages: a sound environment passes whatever happened to it, and a
-flipped bit in the head of a page is found.
+flipped bit in the header of a page is found.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def first_node(data: bytes, page: int) -> int:
 
 
 def test_flipped_bits_in_the_heads_of_pages_are_found(tmp_path: Path) -> None:
-    """The pages are one of the list of free pages, a branch, a leaf, and an overflow page."""
+    """There is one page of each kind: a page of the list of free pages, a branch, a leaf, and an
+    overflow page.
+    """
     with lmdb.open(str(tmp_path), lock=False, map_size=1 << 24) as env:
         for turn in range(4):
             with env.begin(write=True) as txn:

@@ -1,5 +1,5 @@
-"""Tests of flipped bits in LMDB's file: they are detected or harmless. The processes may crash, and
-are started again.
+"""Tests of flipped bits in LMDB's file: they are detected or harmless. A process that uses the file
+may crash. Then it is started again.
 """
 
 from __future__ import annotations

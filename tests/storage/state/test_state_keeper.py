@@ -42,7 +42,8 @@ def test_later_snapshots_wait_a_minute_or_longer_for_a_large_state(
     state.commit(StateBatch(synced_end=0))
     now[0] += 100
     assert not keeper.is_due()
-    # without a limit it would be written only after hours
+    # With a step of 1 byte, and without the limit SNAPSHOT_LATEST_S, the next snapshot would be due
+    # only after hours.
     monkeypatch.setattr(state_keeper, "SNAPSHOT_STEP_BYTES", 1)
     keeper.write()
     state.commit(StateBatch(synced_end=0))
@@ -59,8 +60,8 @@ def test_later_snapshots_wait_a_minute_or_longer_for_a_large_state(
 def test_many_starts_within_a_minute_make_the_store_suspect_and_not_those_of_a_day(
     tmp_path: Path, every_s: int, suspected: bool
 ) -> None:
-    """Each start came to a commit. With -1 the clock is set back each time, so that earlier starts
-    seem to be in the future.
+    """Each start makes a commit. If `every_s` is -1, the clock is set back each time, so that
+    earlier starts seem to be in the future.
     """
     found = []
     for number in range(3 * state_keeper.STARTS_MAX):

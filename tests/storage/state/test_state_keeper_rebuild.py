@@ -1,5 +1,5 @@
-"""Tests of a damaged state store: it is set aside and rebuilt from its snapshot and the log.
-Messages may be delivered again, but none is lost.
+"""Tests of a damaged state store: it is renamed to `.bad`, and rebuilt from its snapshot and the
+log. Messages may be delivered again, but none is lost.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def table_of(harness: StorageHarness) -> Table:
 
 def work(harness: StorageHarness) -> Table:
     """Make four blocks, and channels, one of which has deferred and other holes. Write a snapshot
-    in between. Then publish what only the log knows.
+    in between. Then publish blocks that are only in the log.
     """
     for _ in range(2):
         harness.publish()
@@ -240,8 +240,8 @@ def test_a_rebuild_on_a_full_disk_keeps_the_damaged_store(harness: StorageHarnes
 
 
 def test_a_store_older_than_its_snapshot_is_made_again(harness: StorageHarness) -> None:
-    """LMDB chooses between two heads by a number. A flipped bit in it brings back the commit
-    before, which is correct in itself.
+    """LMDB chooses between its two meta pages by a number. A flipped bit in this number brings back
+    the previous commit, which is correct in itself.
     """
     work(harness)
     old = harness.path("state/data.mdb").read_bytes()
@@ -273,7 +273,7 @@ def test_damage_met_in_deferred_rows_is_repaired_by_the_next_start(harness: Stor
 def test_after_two_starts_without_a_commit_the_store_is_examined_first(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LMDB crashed each time, and only the note of the starts is left."""
+    """LMDB crashed at each start, and only the note of the starts shows that."""
     work(harness)
     harness.abandon()
     real = StateStore.__init__
@@ -299,7 +299,8 @@ def test_a_sound_store_is_not_set_aside_and_not_examined_for_ever(
     work(harness)
     asked: list[str] = []
     monkeypatch.setattr(state_rebuild, "examine", answer(asked))
-    # killed before its first commit each time; the next start makes a commit itself to find out
+    # The process is killed before its first commit each time. The next start makes a commit itself
+    # to find out whether the store is sound.
     for _ in range(2):
         harness.abandon()
         assert harness.open().report.alarms == []
@@ -316,7 +317,7 @@ def test_a_sound_store_is_not_set_aside_and_not_examined_for_ever(
 def test_after_too_many_starts_in_a_short_time_the_store_is_examined(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process dies of something after its first commit."""
+    """The process dies each time after its first commit, for any reason."""
     asked: list[str] = []
     monkeypatch.setattr(state_rebuild, "examine", answer(asked))
     for _ in range(state_keeper.STARTS_MAX - 1):

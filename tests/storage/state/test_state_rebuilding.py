@@ -38,7 +38,9 @@ def forgetful(root: Path, harness: StorageHarness) -> StorageHarness:
 
 
 def tear(harness: StorageHarness) -> None:
-    """Cut the snapshot. Its head can still be read, and gives more commits than a new store has."""
+    """Cut the snapshot. Its first line can still be read, and names more commits than a new store
+    has.
+    """
     path = harness.path(SNAPSHOT_NAME)
     path.write_bytes(path.read_bytes()[:-1])
     harness.files.reset()
@@ -111,7 +113,7 @@ def test_a_missing_state_is_not_made_twice_because_a_bad_snapshot_came_back(
 
 
 def test_the_name_of_a_rebuilt_store_is_synced(tmp_path: Path, harness: StorageHarness) -> None:
-    """Code that looks at the folder without a start in between finds the store."""
+    """Code that looks at the folder later, without another start, finds the store."""
     other = forgetful(tmp_path / "one", harness)
     rebuild_state(other.files, other.directory, IDENTITY.uuid_bytes, 1 << 20, "it is damaged")
     other.files.crash(keep_none)
@@ -135,8 +137,8 @@ def test_the_name_of_a_store_is_synced_when_its_rebuild_is_finished(
 
 
 def test_a_snapshot_with_another_topics_checkpoint_is_not_used(harness: StorageHarness) -> None:
-    """The head of the snapshot names this topic, but its content does not. A store made from it
-    would be refused by every start.
+    """The first line of the snapshot names this topic, but its content names another one. A store
+    made from it would be refused by every start.
     """
     work(harness)
     harness.abandon()

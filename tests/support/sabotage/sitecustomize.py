@@ -1,5 +1,5 @@
-"""Module on the PYTHONPATH of a broker under test. All syncs fail with EIO while the file that
-ZSQ_SABOTAGE names exists.
+"""Module on the PYTHONPATH of a broker under test. All syncs of chunks fail with EIO while the file
+that ZSQ_SABOTAGE names exists.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Audit of the soak: it reads the logs and the dead letters before retention removes them, and
-reports to the ledger what they contain.
+"""Audit of the soak (see `run.py`): it reads the logs and the dead letters before retention removes
+them, and tells the ledger what they contain.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ READ_S: Final = 120.0
 
 
 class Audit:
-    """One reader for each topic. `dying` has the channels that have dead letters."""
+    """Has one reader for each topic. `dying` has the channels that have dead letters."""
 
     def __init__(
         self, ledger: Ledger, url: str, topics: Sequence[Topic], dying: Sequence[Channel]
@@ -28,7 +28,7 @@ class Audit:
         self._dying = {channel.name: channel for channel in dying}
         self._dead_read_to = dict.fromkeys(self._dying, 0)
         self._url = url
-        self._lock = threading.Lock()  # the operator's thread reads too
+        self._lock = threading.Lock()  # needed because the operator's thread reads too
 
     def head(self, topic: Topic) -> tuple[int, int]:
         """Return the oldest offset that the log still has, and the next offset to be given out."""
@@ -36,7 +36,7 @@ class Audit:
             return reader.head()
 
     def all(self) -> None:
-        """Read everything new, then compare what retention has removed."""
+        """Read everything that is new. Then compare the messages that retention has removed."""
         for topic in self.topics:
             start, _ = self.head(topic)
             self.read(topic)
@@ -46,7 +46,7 @@ class Audit:
             self.ledger.removed(topic, start)
 
     def read(self, topic: Topic) -> None:
-        """Read from where the last call stopped to the present end."""
+        """Read from the position at which the last call stopped to the present end."""
         with (
             self._lock,
             zsq.Reader(topic.name, url=self._url, timeout=READ_S, patient=True) as reader,

@@ -17,19 +17,22 @@ from support.soak.ledger import Channel, Ledger, Topic, body_of
 
 import zsq
 
-PATIENCE_S: Final = 180.0  # time-out of a client: a restart of the broker must not end it
+# Seconds that a client waits for the broker: a restart must not end the client.
+PATIENCE_S: Final = 180.0
 HEARTBEAT_MS: Final = 1_000
 MESSAGE_TIMEOUT_S: Final = 3.0
 READY: Final = 400
 FLUSH_S: Final = 0.3
-WINDOW: Final = 4  # publishes of a producer that are not answered yet, at most
-BLOCK: Final = 60  # messages of one publish, at most
+WINDOW: Final = 4  # the most publishes of a producer without an answer
+BLOCK: Final = 60  # the most messages of one publish
 PACE_S: Final = 0.2  # seconds between two publishes of a producer, on average
 DELAYED_SHARE: Final = 0.15
 LONG_SHARE: Final = 0.02
 REQUEUED_EVERY: Final = 97
-REJECTED_EVERY: Final = 211  # in a channel with dead letters
-POISON_EVERY: Final = 307  # in such a channel these are never finished: they use up their attempts
+# One of this many messages is rejected, in a channel with dead letters.
+REJECTED_EVERY: Final = 211
+# In such a channel, one of this many messages is never finished, and uses up its attempts.
+POISON_EVERY: Final = 307
 
 
 class Worker(threading.Thread):
@@ -56,7 +59,7 @@ class Worker(threading.Thread):
 
 class Publishing(Worker):
     """A producer: it publishes blocks, single messages and delayed messages to the permanent
-    topics, with several unanswered at a time.
+    topics, without waiting for each answer.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class Publishing(Worker):
         self.random = random.Random(seed)
         self.pace_s = pace_s
         self.url = url
-        # Topic, number, key, due time of messages that may be cancelled.
+        # (topic, number, key, due time) of each delayed message that may be cancelled.
         self.keys: deque[tuple[Topic, int, str, int]] = deque(maxlen=4_000)
         self._out: deque[tuple[Topic, range, int, zsq.Receipt]] = deque()
 
@@ -146,7 +149,7 @@ class Consuming(Worker):
         self.dying = dying
         self.url = url
         self.ordered = ordered
-        # set to order a new subscription that keeps nothing of the old one
+        # If set, the consumer subscribes again, and keeps nothing of the old subscription.
         self.renew = threading.Event()
         self.unconfirmed: list[int] = []
         self._flushed_s = time.monotonic()
@@ -184,7 +187,7 @@ class Consuming(Worker):
             else:
                 self._must_be_refused(message)
         if chance < 0.01:
-            return  # no answer: the leases end, and the messages are delivered again
+            return  # no answer: the leases will end, and the messages are delivered again
         if chance < 0.05:
             batch.touch()
         finished = []
@@ -216,8 +219,8 @@ class Consuming(Worker):
             self.ledger.complain(f"{text} was under a lease after another finish was confirmed")
 
     def _settle(self, settle: Callable[[], object]) -> None:
-        """Wait until the finishes are confirmed. If they are in doubt, they stay recorded as sent,
-        and their messages may be delivered again.
+        """Wait until the finishes are confirmed. If it is unknown whether they took effect, they
+        stay recorded as sent, and their messages may be delivered again.
         """
         offsets, self.unconfirmed = self.unconfirmed, []
         try:
@@ -230,7 +233,8 @@ class Consuming(Worker):
 
     def _close(self, consumer: zsq.Consumer) -> None:
         with contextlib.suppress(zsq.LeaseLost, zsq.BrokerUnreachable, zsq.NotFound):
-            # `close` would only log which finishes were lost with an earlier connection.
+            # Do this here, because `close` would only log which finishes were lost with an earlier
+            # connection.
             self._settle(consumer.flush)
         with contextlib.suppress(zsq.LeaseLost, zsq.BrokerUnreachable, zsq.NotFound):
             consumer.close(PATIENCE_S)

@@ -1,5 +1,5 @@
-"""Growth check of the soak: after a warm-up, the broker's processes must not use more and more
-descriptors, threads or memory, and the files on disk must not grow.
+"""Growth check of the soak (see `run.py`): after a warm-up, the broker's processes must not use
+more and more descriptors, threads or memory, and the files on disk must not grow.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from support.memory import private_bytes
 from support.torture.processes import Process
 
 MIB: Final = 1 << 20
-# samples of a process in each third of the run; with fewer, its growth is not judged
+# The fewest samples of a process in each third of the run. With fewer samples, its growth is not
+# judged.
 SAMPLES_MIN: Final = 3
 
 
 class Allowance(NamedTuple):
-    """The last third may exceed the second one by this share and this amount."""
+    """The growth that is allowed: the last third of the run may exceed the second one by this share
+    and this amount.
+    """
 
     share: float
     amount: float
@@ -32,7 +35,7 @@ class Allowance(NamedTuple):
 # A short-lived topic or channel has up to eight descriptors in the supervisor and in the gateway,
 # and about ten files. When a process sends its first large buffer without copying it, pyzmq starts
 # its garbage collector: one thread, and the two threads of a separate context. That may happen at
-# any time, but only once, so these threads do not count.
+# any time, but only once. So these threads do not count as growth.
 COLLECTOR_THREADS: Final = 3
 REAPER: Final = "ZMQbg/Reaper"  # libzmq has one such thread for each context
 OF_A_PROCESS: Final = {
@@ -51,12 +54,14 @@ OF_ALL: Final = {
 
 @dataclass
 class Sample:
-    """One measurement. `processes`: title -> figure -> value. `all`: figure -> value."""
+    """One measurement. `processes`: title of a process -> name of a value -> value. `all`: name of
+    a value -> value for the whole broker.
+    """
 
     at_s: float
     processes: dict[str, dict[str, float]]
     all: dict[str, float]
-    # Title -> the names of its threads, for people who read that the number grew.
+    # Title of a process -> the names of its threads. They are shown if the number of threads grew.
     threads: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -93,8 +98,8 @@ def look(at_s: float, processes: Sequence[Process], folder: Path) -> Sample:
 
 
 def growths(samples: Sequence[Sample], warm_s: float, end_s: float) -> list[str]:
-    """Return what grew: the median of the last third of [`warm_s`, `end_s`] is above that of the
-    second third by more than is allowed.
+    """Return a text for each value that grew: its median in the last third of [`warm_s`, `end_s`]
+    is above that in the second third by more than is allowed.
 
     The first third is left out, because some things grow only at the start: caches, pools, and the
     log until retention removes its oldest chunks.
@@ -117,8 +122,8 @@ def growths(samples: Sequence[Sample], warm_s: float, end_s: float) -> list[str]
 
 
 def _threads(who: str, figure: str, samples: Sequence[Sample]) -> str:
-    """Return the threads of a process in its first and its last sample. For another figure return
-    "".
+    """Return a text with the threads of a process in its first and its last sample. If `figure` is
+    not the number of threads, return "".
     """
     seen = [sample.threads[who] for sample in samples if who in sample.threads]
     return (

@@ -4,15 +4,15 @@ broker, and does no input or output.
 Each message has a number, which its body carries. For each number the ledger knows when the message
 was sent, answered, due and cancelled, and at which offset it is stored. For each channel and each
 offset it knows whether the message was delivered, finished, dead-lettered or passed over. `removed`
-and `unexplained` compare the two. If they find something without an explanation, the broker has
-broken a promise.
+and `unexplained` compare the messages with the offsets. If they find a message without an
+explanation, the broker has broken a promise.
 
-Clients record a request before they send it, and its answer after they receive it. If a kill comes
-between the two, the ledger can claim less, but it never claims anything false.
+Clients record a request before they send it, and its answer after they receive it. If a process is
+killed between these two moments, the ledger knows less, but it never claims anything false.
 
 If an operator moves a channel with `seek` while its consumers continue, a delivery may be from
 before the move or from after it. Such a channel is *turbulent* until all of its consumers have
-subscribed again. Deliveries are not compared in that time.
+subscribed again. Deliveries of a turbulent channel are not compared.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-COMPLAINTS_MAX: Final = (
-    # a limit for a run in which everything fails: the first complaints already show what is wrong
-    200
-)
-SHOWN: Final = 5  # numbers listed in one complaint
+# The most complaints that are kept, for a run in which everything fails. The first ones already
+# show what is wrong.
+COMPLAINTS_MAX: Final = 200
+SHOWN: Final = 5  # the most numbers listed in one complaint
 
 # States of a message in a channel, by its offset. A confirmed finish is FINISHED plus the number of
 # the consumer.
 AWAITED, TOLD, PASSED, EITHER, DEAD, FINISHED = range(6)
-# no run has so many messages, so a larger step in the offsets is an error
+# No run has so many messages, so a larger step in the offsets is an error.
 STEP_MAX: Final = 50_000_000
 # State before a seek -> state of an offset that the seek passes over.
 LEFT_OUT: Final = bytes(
@@ -60,12 +59,12 @@ def number_of(body: bytes) -> int:
 
 @dataclass
 class Topic:
-    """One life of a topic. A topic that is deleted and made again under the same name is another
-    `Topic`.
+    """One life of a topic, from its creation to its deletion. A topic that is made again under the
+    same name is another `Topic`.
     """
 
     name: str
-    first: int = 0  # the offset with which this life begins
+    first: int = 0  # the first offset of this life
     at: dict[int, int] = field(default_factory=dict)  # offset -> number
     start: int = 0  # the oldest offset of the log in the last comparison
     read_to: int = 0  # the offset up to which the log was read
@@ -75,8 +74,8 @@ class Topic:
 
 
 class Table:
-    """One byte for each offset from `first` on. A topic that is made again may begin at an offset
-    of 2^32 or more.
+    """A table with one byte for each offset from `first` on. A topic that is made again may begin
+    at an offset of 2^32 or more.
     """
 
     def __init__(self, first: int) -> None:
@@ -123,13 +122,13 @@ class Table:
 
 @dataclass
 class Channel:
-    """One life of a channel."""
+    """One life of a channel, from its creation to its deletion."""
 
     topic: Topic
     name: str
     consumers: int = 1
     turbulent: bool = False
-    # offsets whose finish was sent since the seek began
+    # Offsets whose finish was sent since the seek began.
     told_since: set[int] = field(default_factory=set)
     sought_ns: int = 0  # when the last seek was answered
     deleted: bool = False
@@ -311,8 +310,8 @@ class Ledger:
             self._seen(topic, offset, body, "the log holds")
 
     def finished(self, channel: Channel) -> int:
-        """Return how many messages of the channel were finished. Messages count too whose
-        confirmation was lost and which were not delivered again.
+        """Return how many messages of the channel were finished. This includes messages whose
+        confirmation was lost, if they were not delivered again.
         """
         with self._lock:
             return sum(state == TOLD or state >= FINISHED for state in channel.state)
@@ -434,7 +433,7 @@ class Ledger:
             channel.state.fill(place, channel.state.end, 0)
             for table in (channel.finished_attempt, *channel.attempts):
                 table.fill(channel.topic.first, table.end, 0)
-            # it is unknown whether they were finished before the seek or after it
+            # It is unknown whether these messages were finished before the seek or after it.
             for offset in channel.told_since:
                 if offset >= place:
                     channel.state[offset] = TOLD
@@ -452,9 +451,9 @@ class Ledger:
     # Comparing
 
     def removed(self, topic: Topic, start: int) -> None:
-        """Compare after the log's start has moved to `start`: every channel must be done with all
-        messages before it. The dead letters must be read between noticing the new start and this
-        call.
+        """Compare after the log's start has moved to `start`: every channel must have finished all
+        messages before it, or not need them. Before this call, and after the new start was noticed,
+        the caller must read the dead letters.
         """
         with self._lock:
             if topic.deleted or any(channel.turbulent for channel in topic.channels):
@@ -511,8 +510,8 @@ class Ledger:
             ]
 
     def in_doubt(self, topic: Topic) -> int:
-        """Return for how many delayed messages it is unknown if they still wait: their publish or
-        their cancellation was not answered.
+        """Return the number of delayed messages that may still wait or not, because their publish
+        or their cancellation was not answered.
         """
         with self._lock:
             now, which = self._now_ns(), self.topics.index(topic)
@@ -524,8 +523,8 @@ class Ledger:
             )
 
     def unexplained(self, due_ns: int | None = None) -> Counter[str]:
-        """Return how many messages ended in which way, in the log and in each channel. Complain
-        about each message without an explanation.
+        """Return the number of messages by what became of them, in the log and in each channel.
+        Complain about each message without an explanation.
 
         Call this only while nothing is published and all channels are empty. `due_ns`: when the log
         was last read to its end (default: now). Messages that became due later may not be in the

@@ -1,5 +1,5 @@
-"""The operator of the soak: one action at a time, it moves channels, makes and deletes topics and
-channels, and cancels delayed messages.
+"""The operator of the soak (see `run.py`). One action at a time, it moves channels, makes and
+deletes topics and channels, and cancels delayed messages.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import zsq
 
 Found = TypeVar("Found")
 
-# a request is repeated for so long, over restarts of the processes that serve it
+# Seconds for which a request is repeated while the processes that serve it restart.
 ASKED_S: Final = 120.0
-VISITS_MAX: Final = 3  # short-lived channels that exist at the same time
+VISITS_MAX: Final = 3  # the most short-lived channels at the same time
 VISIT_S: Final = (3.0, 25.0)
-BRIEF_NAMES: Final = 4  # short-lived topics take these names in turn
+BRIEF_NAMES: Final = 4  # number of names that short-lived topics use in turn
 CANCELS_MAX: Final = 20
 
 
@@ -61,8 +61,8 @@ class Visit:
 
 
 class Operator(Worker):
-    """Carries out its actions by a seeded choice until `ending` is set. While it is paused it does
-    nothing.
+    """Carries out actions until `ending` is set. A seeded random generator chooses them. While the
+    operator is paused, it does nothing.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Operator(Worker):
         now_ns = time.time_ns()
         for _ in range(min(CANCELS_MAX, len(producer.keys))):
             topic, number, key, due_ns = producer.keys.pop()
-            # Some of them are cancelled at or after their due time.
+            # Most messages are cancelled before their due time, and some at or after it.
             if due_ns - now_ns > 500_000_000 or self.random.random() < 0.2:
                 chosen.setdefault(topic.name, []).append((number, key))
         for name, pairs in chosen.items():
@@ -235,11 +235,11 @@ class Operator(Worker):
             try:
                 outcome = admin.delayed_cancel(name, [key for _, key in pairs])
             except (zsq.BrokerUnreachable, zsq.Refused):
-                continue  # it is unknown whether they were cancelled
+                continue  # it is unknown whether the messages were cancelled
             self.ledger.cancelled([number for number, _ in pairs], outcome)
 
     def cancel_all(self, admin: zsq.Admin, topic: Topic) -> None:
-        """Cancel all delayed messages at the end. As many must wait as the ledger says."""
+        """Cancel all delayed messages at the end. Their number must agree with the ledger."""
         waiting = self.ledger.waiting(topic)
         in_doubt = self.ledger.in_doubt(topic)
         asked = self.ledger.counts["cancelled"]

@@ -1,5 +1,6 @@
 """The soak: a real broker under a mixed load for minutes or hours, with kills at intervals. A
-ledger must explain what happened to every message.
+ledger records what happened to every message. A message without an explanation is a violation: the
+broker has broken a promise.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ from support.torture.processes import Process, await_end, holders_of, of_session
 
 import zsq
 
-# After the first third no process of the first one is killed: a leak has time to show there.
+# After the first third of the run, no process of the steady topic is killed, so that a leak has
+# time to show.
 STEADY, ROUGH = (
     "steady",
     "rough",
-    # After the first third of the run no process of the steady topic is killed, so that a leak has
-    # time to show.
 )
 PLAIN: Final = ((STEADY, "keep"), (ROUGH, "plain"))
 ORDERED: Final = (STEADY, "strict")
@@ -47,10 +47,10 @@ SERVE: Final = (
 START_S: Final = 120.0
 DRAIN_S: Final = 240.0
 AUDIT_S: Final = 2.0
-SAMPLES: Final = 240  # samples in the whole run; two samples are at least 2 s apart
+SAMPLES: Final = 240  # samples in the whole run, but at least 2 s apart
 CHECKPOINT_S: Final = 300.0
-KILL_S: Final = 20.0  # seconds between two kills, on average
-OPERATOR_S: Final = 3.0  # seconds between two actions of the operator, on average
+KILL_S: Final = 20.0  # average seconds between two kills
+OPERATOR_S: Final = 3.0  # average seconds between two actions of the operator
 ANY: Final = (
     "topic",
     "channel",
@@ -78,7 +78,7 @@ class Violation(Exception):
 
 
 class SoakKiller(Killer):
-    """A killer that can spare the processes whose growth is measured."""
+    """A killer that can leave out the processes whose growth is measured."""
 
     sparing = False
 
@@ -135,7 +135,7 @@ class Soak:
         self.checkpoints = 0
         self.clean_s = 0.0  # time of the last checkpoint at which every message was explained
         self.began = 0.0
-        self.read_ns = 0  # when the log was last read to its end while all channels were empty
+        self.read_ns = 0  # time when the log was last read to its end while all channels were empty
 
     @property
     def at_s(self) -> float:

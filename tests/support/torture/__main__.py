@@ -1,5 +1,5 @@
-"""`scripts/torture`: kill the processes of a real broker under load, and count what was lost. It
-can also run a soak, see `support/soak/run.py`.
+"""`scripts/torture`: kill the processes of a real broker under load, and count lost messages. With
+--soak, run a mixed load for some time instead (see `support/soak/run.py`).
 """
 
 from __future__ import annotations

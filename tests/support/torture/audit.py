@@ -1,5 +1,5 @@
-"""Audit of the torture: it reads each message of the log once, before retention removes it, and
-compares it with the ledger.
+"""Audit of the torture (see `run.py`): it reads each message of the log once, before retention
+removes it, and compares it with the ledger.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TopicAudit:
     """The position up to which a topic's log was read."""
 
     offset: int = 0
-    # (lane, life) -> the last of its blocks in the log.
+    # (lane, life of its producer) -> the last block of that producer in the log.
     newest: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
@@ -32,7 +32,7 @@ class Audit:
         self.messages = 0
 
     def read(self) -> None:
-        """Read from where the last call stopped to the present end."""
+        """Read from the position at which the last call stopped to the present end."""
         for number, name in enumerate(self.ledger.shape.topics):
             with zsq.Reader(name, url=self.url, timeout=TIMEOUT_S, patient=True) as reader:
                 self._read(number, self.topics[number], reader)
@@ -84,8 +84,8 @@ class Audit:
             topic.newest[producer] = slot
 
     def settled(self) -> dict[str, int]:
-        """Check at a time without traffic: what was acknowledged is stored, and every channel got
-        and finished it. Blocks and transactions are complete.
+        """Check at a time without traffic that every acknowledged message is stored, that every
+        channel got and finished it, and that blocks and transactions are complete.
         """
         ledger, shape = self.ledger, self.ledger.shape
         totals = dict.fromkeys(

@@ -1,5 +1,5 @@
-"""A client process of the torture: `python -m support.torture.client JSON`. It may be killed at any
-moment.
+"""A client process of the torture (see `run.py`): `python -m support.torture.client JSON`. It may
+be killed at any moment.
 """
 
 from __future__ import annotations

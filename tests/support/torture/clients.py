@@ -1,4 +1,4 @@
-"""The client processes of the torture: how they are started, killed and started again."""
+"""The client processes of the torture: they are started, killed, and started again here."""
 
 from __future__ import annotations
 

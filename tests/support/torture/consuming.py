@@ -19,7 +19,7 @@ MESSAGE_TIMEOUT_S = 3.0
 LATE_S = MESSAGE_TIMEOUT_S + 0.7
 FLUSH_BATCHES = 8
 FLUSH_S = 0.15
-REQUEUED_EVERY = 97  # of the messages delivered for the first time
+REQUEUED_EVERY = 97  # one of this many messages is requeued at its first delivery
 
 
 class Consuming:
@@ -39,7 +39,7 @@ class Consuming:
         self.unconfirmed: list[int] = []
         self.batches = 0
         self.epoch = 0  # epoch of the oldest batch that is not confirmed
-        # Batches to be finished after their leases have ended.
+        # Batches that this client will finish after their leases have ended.
         self.late: deque[tuple[float, zsq.Batch, list[int]]] = deque()
         self.flushed_s = time.monotonic()
         ledger.words[self.row + l.SETTLED] = ledger.words[self.row + l.TOLD]
@@ -70,7 +70,7 @@ class Consuming:
             self._must_be_refused(messages[index], left.pop(index))
         chance = self.random.random()
         if chance < 0.004:
-            return  # no answer: the leases end, and the messages are delivered again
+            return  # no answer: the leases will end, and the messages are delivered again
         if chance < 0.01 and not gone:
             self.late.append((time.monotonic() + LATE_S, batch, numbers))
             return
@@ -95,7 +95,7 @@ class Consuming:
 
     def _must_be_refused(self, message: zsq.Message, number: int) -> None:
         """Finish a message that the broker must not accept: another consumer's finish was
-        confirmed, or its predecessor is with another consumer.
+        confirmed, or another consumer holds the message's predecessor.
         """
         self.ledger.words[self.row + l.STALE] += 1
         try:
@@ -109,8 +109,8 @@ class Consuming:
         )
 
     def _finish_late(self, batch: zsq.Batch, numbers: list[int]) -> None:
-        """Finish a batch whose lease has ended. If the broker confirmed it, that would be false.
-        The error would show, because the messages are delivered again.
+        """Finish a batch whose lease has ended. The broker must refuse this finish. If the broker
+        confirms it, the check fails, because the messages are delivered again.
         """
         self.flush()
         self.unconfirmed = numbers

@@ -1,5 +1,5 @@
-"""The ways to kill and stop processes, alone or repeatedly. Each is carried out on the broker and
-returns a text that says what it did.
+"""The kinds of kills of the torture (see `run.py`): they kill or stop one or more processes, once
+or repeatedly. Each returns a text that says what it did.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 ACTORS: Final = ("topic", "channel", "scan_worker", "scan_loop", "gateway", "alarm_teller")
 CLIENTS: Final = ("producer", "consumer")
-# The broker is started anew.
 # After these kills the broker is started again.
 GENERATION: Final = (
     "forkserver",
@@ -32,7 +31,7 @@ GENERATION: Final = (
     "start_storm",
     "terminate",
 )
-# How often each kind occurs among thirty kills
+# The number of kills of each kind among thirty kills.
 SHARES: Final[dict[str, int]] = {
     "topic": 6, "channel": 3, "scan_worker": 1, "scan_loop": 1, "gateway": 2, "alarm_teller": 1, "forkserver": 1,
     "supervisor": 1, "everything": 1, "producer": 2, "consumer": 2, "storm": 2, "start_storm": 1, "stop_short": 3, "stop_long": 2,
@@ -40,10 +39,11 @@ SHARES: Final[dict[str, int]] = {
 }  # fmt: skip
 STOPPABLE: Final = ("supervisor", "forkserver", *ACTORS, *CLIENTS, *CLIENTS)
 SHORT_S: Final = (0.02, 0.4)
-LONG_S: Final = (2.3, 3.5)  # longer than two heartbeats
+LONG_S: Final = (2.3, 3.5)  # seconds, more than two heartbeat intervals
 START_S: Final = 120.0
 STORM_ROUNDS: Final = (2, 4)
-# With more restarts within a minute the broker would end, as documented.
+# A process that fails more than RESTARTS_MAX times within a minute stays stopped, or the broker
+# ends. So a process is killed only if it was killed fewer times than this.
 RESTARTS_ROOM: Final = RESTARTS_MAX - STORM_ROUNDS[1] - 1
 
 
@@ -66,7 +66,7 @@ class Killer:
         self._restarts: dict[str, deque[float]] = {}
 
     def note_generation(self) -> None:
-        """Record that the broker was started."""
+        """Record that the broker was started: this is a new generation of its processes."""
         assert self.broker.process is not None
         self.sessions.add(self.broker.process.pid)
         self._restarts.clear()
@@ -159,7 +159,7 @@ class Killer:
         return None
 
     def _start_storm(self) -> Done:
-        """Kill all processes, and again several times while the broker starts."""
+        """Kill all processes, and kill them again several times while the broker starts."""
         self._everything()
         rounds = self.random.randint(*STORM_ROUNDS)
         for _ in range(rounds):
@@ -171,8 +171,8 @@ class Killer:
         return Done(f"all processes, and {rounds} times while they started", True)
 
     def reap(self) -> None:
-        """Wait for the broker's end, and check that none of its processes lives. A service manager
-        does the same: it ends all processes of a service before it starts the service again.
+        """Wait until the broker has ended, and check that none of its processes lives. A service
+        manager does the same before it starts a service again.
         """
         assert self.broker.process is not None
         self.broker.process.wait(START_S)
@@ -181,7 +181,7 @@ class Killer:
     def _gone(self, session: int) -> None:
         left = await_end(of_sessions({session}), 20)
         assert not left, f"these outlived their broker: {left}"
-        self.sessions.discard(session)  # another session may soon have the same number
+        self.sessions.discard(session)  # a new session may soon have the same number
 
     def start_again(self) -> None:
         """Start the broker again. In half of the cases, start it while processes of the last run
@@ -197,12 +197,16 @@ class Killer:
         self._gone(before.pid)
 
     def end_all(self) -> None:
-        """Kill what is left of any run of the broker, at the end of the torture."""
+        """Kill all processes of all runs of the broker that still live, at the end of the
+        torture.
+        """
         for process in of_sessions(self.sessions):
             send(process, signal.SIGKILL)
 
     def _stop(self, seconds: tuple[float, float]) -> Done | None:
-        """Stop one actor or one client with SIGSTOP, and continue it later with SIGCONT."""
+        """Stop one process of the broker or one client with SIGSTOP, and continue it later with
+        SIGCONT.
+        """
         kind = self.random.choice(
             [kind for kind in STOPPABLE if self.clients is not None or kind not in CLIENTS]
         )

@@ -1,16 +1,18 @@
-"""The ledger of the torture: what was promised and what happened, in a mapped file that survives
-when the clients that write to it are killed.
+"""The ledger of the torture: a record of what was promised and what happened. It is a mapped file,
+so it survives when the clients that write to it are killed.
 
-The ledger is one file in a memory file system, mapped by the run and by every client process.
-Messages are numbers: a block has a *slot*, and its messages are `slot * SLOT + index`. A client
-records that a block is sent before it sends it, and that it is acknowledged after it receives the
-answer. It does the same with finishes. So if a killed client did not record something, the ledger
-can claim less, but nothing that it claims is false.
+The ledger is one file in a memory file system, mapped by the run and by every client process. Each
+message has a number: a block has a *slot* (a number in the ledger), and its messages have the
+numbers `slot * SLOT + index`. A *lane* is a range of slots that one producer uses. Time is counted
+in *epochs*: a new epoch begins after each kill. A client records that a block is sent before it
+sends it, and that it is acknowledged after it receives the answer. It does the same with finishes.
+So if a killed client did not record something, the ledger knows less, but it never claims anything
+false.
 
-The rules are those of `support/history.py`, for many clients at once and ten million messages.
-Several consumers make one thing harder: a stopped client may hold a delivery while another client
-gets and finishes the same messages. That is an error only if the broker *accepts* the late answer.
-So the client finishes such messages synchronously, and the broker must refuse that.
+The rules are those of `support/history.py`, for many clients at once and ten million messages. With
+several consumers, a stopped client may hold a delivery while another client gets and finishes the
+same messages. That is an error only if the broker *accepts* the late answer. So the stopped client
+finishes such messages and waits for the confirmation, and the broker must refuse it.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from typing import Any, Final
 
 from support.history import body_of, number_of
 
-SLOT: Final = 512  # numbers of a block, at most
-# Keys of a lane, which are used in turn. An ordered channel delivers one message of a key at a
+SLOT: Final = 512  # the most messages (numbers) of a block
+# Number of keys that a lane uses in turn. An ordered channel delivers one message of a key at a
 # time, so with few keys it would be slow.
 KEYS: Final = 160
 WORDS: Final = 4096
@@ -38,11 +40,9 @@ ROWS_AT: Final = 64
 UNUSED, SENT, ACKED, FAILED = range(4)
 BLOCK, DELAYED, STAGED = range(3)  # kinds of slots
 
-# Words for all clients
+# Words for all clients. A word is an 8-byte number in the file.
 EPOCH, PRESSURE, PAUSE, STOP = range(4)
-# Words of a client's row
-# Of a producer; EPOCHS: one word a topic.
-# Words of a producer; from EPOCHS on, one word for each topic.
+# Words of a producer's row. From EPOCHS on, there is one word for each topic.
 SENT_BLOCKS, DONE_BLOCKS, ACKED_MESSAGES, IDLE, EPOCHS = (
     0,
     1,
@@ -50,23 +50,21 @@ SENT_BLOCKS, DONE_BLOCKS, ACKED_MESSAGES, IDLE, EPOCHS = (
     3,
     8,
 )
-# Words of a consumer; its epoch is at EPOCHS.
+# Words of a consumer's row. The consumer's epoch is at EPOCHS.
 TOLD, SETTLED, CONFIRMED, DELIVERED, REDELIVERED, STALE, DOUBTED = range(7)
 
-NOT_FINISHED, FINISH_TOLD, FINISH_CONFIRMED = range(
-    3
-    # states of a message in a channel; a confirmed finish is FINISH_CONFIRMED plus the number of
-    # the consumer
-)
+# States of a message in a channel. A confirmed finish is FINISH_CONFIRMED plus the number of the
+# consumer.
+NOT_FINISHED, FINISH_TOLD, FINISH_CONFIRMED = range(3)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Who takes part. `channels` has (index of the topic, name). Each consumer process has one
-    consumer for each channel.
+    """The participants of a run. `channels` has (index of the topic, name). Each consumer process
+    has one consumer for each channel.
     """
 
-    slots: int  # slots of a lane
+    slots: int  # number of slots of a lane
     lanes: int
     topics: tuple[str, ...]
     channels: tuple[tuple[int, str], ...]
@@ -123,7 +121,8 @@ class Ledger:
             ]
         total = sum(array(code).itemsize * count + 8 for _, code, count in sizes)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(descriptor, total)  # sparse: only the part that is used takes memory
+        # The file is sparse: only the part that is used takes memory.
+        os.ftruncate(descriptor, total)
         self._map: Any = memoryview(mmap.mmap(descriptor, total))
         os.close(descriptor)
         self._tables: dict[str, Any] = {}
@@ -167,7 +166,7 @@ class Ledger:
         assert self.state[slot] == UNUSED
         self.kind[slot], self.topic[slot], self.count[slot] = kind, topic, count
         self.due_ns[slot], self.group[slot] = due_ns, group
-        # written last: a process that sees SENT can rely on the other fields
+        # This is written last: a process that sees SENT can rely on the other fields.
         self.state[slot] = SENT
         first = slot * SLOT
         return [body_of(number) for number in range(first, first + count)]
@@ -186,8 +185,8 @@ class Ledger:
         return [f"{slot // shape.slots}-{index % KEYS}" for index in range(self.count[slot])]
 
     def acknowledged(self, slot: int, offset: int) -> None:
-        """Record that the block was acknowledged, and its first offset, or -1 if that is not
-        known.
+        """Record that the block was acknowledged. `offset` is its first offset, or -1 if that is
+        not known.
         """
         if offset >= 0:
             for index in range(self.count[slot]):
@@ -247,7 +246,7 @@ class Ledger:
         bodies: Sequence[bytes],
     ) -> tuple[list[int], list[int]]:
         """Record a delivery before any of it is answered. Return the numbers, and the indexes of
-        those messages of which the broker must refuse a finish.
+        the messages whose finish the broker must refuse.
 
         The broker must refuse in two cases. Another consumer's finish of the message was confirmed.
         Or the channel is ordered, and the predecessor (of the same key and block) is not finished
@@ -286,10 +285,8 @@ class Ledger:
                 ):
                     gone.append(index - 1)
                 elif state == FINISH_TOLD and all(row[number] < attempts for row in others):
-                    finished[number] = (
-                        # the finish did not take effect, because the message is delivered again
-                        NOT_FINISHED
-                    )
+                    # The finish did not take effect, because the message is delivered again.
+                    finished[number] = NOT_FINISHED
         row = self.shape.row_of_consumer(channel, consumer)
         self.words[row + DELIVERED] += index
         self.words[row + REDELIVERED] += redelivered

@@ -1,5 +1,5 @@
-"""The living processes of a broker, found in /proc by their session. So they are found even if the
-broker itself does not answer.
+"""The living processes of a broker, found in /proc by their session. This works even if the broker
+itself does not answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Process:
     pid: int
     session: int
     title: str
-    # in clock ticks since the machine was started; it tells apart two processes with the same pid
+    # Clock ticks from the start of the machine to that of the process. This distinguishes two
+    # processes with the same pid.
     started: int
 
     @property
@@ -42,7 +43,7 @@ class Process:
 
     @property
     def topic(self) -> str:
-        """Return the topic of a topic or channel process, otherwise ""."""
+        """Return the name of the topic for a topic's or channel's process, otherwise ""."""
         return (
             self.title.split(" ")[2].partition("/")[0] if self.kind in ("topic", "channel") else ""
         )
@@ -117,7 +118,9 @@ def send(process: Process, number: int) -> bool:
 
 
 def await_end(processes: Iterable[Process], seconds: float) -> list[Process]:
-    """Wait at most so many seconds, and return the processes that still live."""
+    """Wait for the end of these processes, but at most `seconds`. Return the processes that still
+    live.
+    """
     deadline = time.monotonic() + seconds
     left = [
         process

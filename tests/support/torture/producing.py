@@ -1,5 +1,5 @@
-"""The publishing clients of the torture: blocks, delayed blocks, and Spark's staged writes. Several
-are always sent and not answered yet.
+"""The publishing clients of the torture (see `run.py`): they send blocks, delayed blocks, and
+staged writes as Spark does. They always have several publishes without an answer.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ import zsq
 from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
 
-PACE_S = 0.2  # seconds between two blocks of a producer to one topic, while no kill is near
-WINDOW = 6  # unanswered blocks to each topic just before a kill
-# Blocks to each topic before one kill, at most. That is enough for a kill, and less than the broker
-# could take.
+PACE_S = 0.2  # seconds between two blocks of a producer to one topic, except just before a kill
+WINDOW = 6  # the most unanswered blocks to each topic
+# The most blocks to each topic just before a kill. They are enough to have unanswered ones at the
+# kill, and fewer than the broker could accept.
 BURST = 10
 STAGE_PACE_S = 0.4
 DELAYED_SHARE = 0.06
 SINGLE_SHARE = 0.05
 HEARTBEAT_MS = 1_000
-PATIENCE_S = 180.0  # time-out of a client: several restarts in a row must not end it
+# Seconds that a client waits for the broker: several restarts in a row must not end the client.
+PATIENCE_S = 180.0
 TICK_S = 0.002
-MESSAGES = 384  # messages of a block, at most
+MESSAGES = 384  # the most messages of a block
 assert MESSAGES <= l.SLOT
 
 
 class Lane:
-    """A part of the slots. If its producer is killed, the next producer continues to fill it."""
+    """A range of slots. If its producer is killed, the next producer continues to fill it."""
 
     def __init__(self, ledger: Ledger, lane: int) -> None:
         self.ledger = ledger
@@ -46,7 +47,7 @@ class Lane:
             (ledger.life[self._next - 1] + 1) % 256 if self._next % ledger.shape.slots else 0
         )
         words = ledger.words
-        # Blocks that a killed predecessor had sent without an answer are not waited for.
+        # Do not wait for blocks that a killed predecessor had sent and that were not answered.
         words[self.row + l.DONE_BLOCKS] = words[self.row + l.SENT_BLOCKS]
 
     def take(self) -> int:
@@ -59,7 +60,7 @@ class Lane:
 
 
 class Publishing:
-    """One producer that publishes to all topics until it is told to stop."""
+    """One producer that publishes to all topics until the run ends."""
 
     def __init__(self, ledger: Ledger, lane: int, url: str, seed: int) -> None:
         self.ledger = ledger
@@ -127,7 +128,7 @@ class Publishing:
 
 def stage(ledger: Ledger, number: int, urls: Sequence[str], seed: int) -> None:
     """Commit one transaction after the other, each with one to four blocks in one or two stages.
-    One topic is written by ipc, the other by TCP.
+    The writer uses ipc for one topic, and TCP for the other.
     """
     lane, words, chance = Lane(ledger, number), ledger.words, random.Random(seed)
     shape = ledger.shape

@@ -1,5 +1,6 @@
-"""The run of the torture: a broker and its clients, with one kill for each cycle. After each kill
-all clients must make progress again, and the log is read.
+"""The run of the torture: a broker and its clients under load. In each cycle, one or more processes
+are killed or stopped (a kill). After each kill all clients must make progress again, and the audit
+reads the log.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ import zsq
 
 TOPICS: Final = ("alpha", "beta")
 CHANNELS: Final = ((0, "one"), (0, "two"), (1, "three"), (1, "four"))
-ORDERED: Final = 3  # index of the ordered channel: the last one
+ORDERED: Final = 3  # index of the ordered channel in CHANNELS: the last one
 CHUNK_BYTES: Final = 2 << 20
 KEPT_BYTES: Final = 48 << 20
 SERVE: Final = ("--chunk-bytes", str(CHUNK_BYTES), "--keep-bytes", str(KEPT_BYTES), "--stage-timeout", "60",
                 "--alarm-command", "true", "--alarm-depth", "1000000000")  # fmt: skip
-# a limit for machines that are busy with other work; the time that it took is reported
+# The most seconds of a recovery. The limit is for machines that are busy with other work. The real
+# time is reported.
 RECOVERY_S: Final = 120.0
-# a kill waits at most so long until publishes and finishes are unanswered
+# The most seconds that a kill waits until there are unanswered publishes and finishes.
 OUTSTANDING_S: Final = 0.5
-QUIET_EVERY: Final = 50  # cycles between two checks of everything that was promised
+QUIET_EVERY: Final = 50  # cycles between two checks of all promises
 DRAIN_S: Final = 180.0
-SLOTS_A_CYCLE: Final = (
-    150  # slots of each producer: several times what it needs; unused slots take no memory
-)
+# Slots of each producer: several times the number that it needs. Unused slots take no memory.
+SLOTS_A_CYCLE: Final = 150
 
 
 class Violation(Exception):
@@ -134,7 +135,9 @@ class Torture:
         self._recovered(time.monotonic())
 
     def _plan(self) -> list[str]:
-        """Plan the kills: each kind by its share, so that any thirty kills contain all kinds."""
+        """Plan the kills. Each kind occurs by its share, so that each thirty kills contain all
+        kinds.
+        """
         plan: list[str] = []
         while len(plan) < self.cycles:
             bag = [kind for kind in self.kinds for _ in range(SHARES[kind])]
@@ -152,7 +155,7 @@ class Torture:
         select.select([], [], [], self.random.uniform(0, 0.008))
         at, publishes, finishes = time.monotonic(), self.publishes_out(), self.finishes_out()
         done = self.killer.carry_out(kind)
-        # There is no such process now, or one more kill could make the broker give up.
+        # There is no such process now, or after one more kill the broker might not restart it.
         if done is None:
             kind = "everything"
             done = self.killer.carry_out(kind)
@@ -176,8 +179,9 @@ class Torture:
         )
 
     def _recovered(self, since: float) -> float:
-        """Wait until each producer has an answer to something that it sent after the kill, and each
-        consumer for something that it received after it. Return the seconds since `since`.
+        """Wait until each producer has an answer for a message that it sent after the kill, and
+        each consumer has an answer for a message that it received after the kill. Return the
+        seconds since `since`.
         """
         words = self.ledger.words
         wanted = [row + l.EPOCHS + topic for row in self.lanes for topic in range(len(TOPICS))] + [
@@ -207,7 +211,7 @@ class Torture:
     # Checks without traffic
 
     def _quiet(self) -> None:
-        """Pause publishing. When all channels are empty, everything that was promised must be
+        """Pause the producers. When all channels are empty, every acknowledged message must be
         stored and finished.
         """
         words = self.ledger.words

@@ -86,8 +86,8 @@ def texts(picture: str) -> list[str]:
 
 
 def lines(picture: str, colour: int) -> list[list[tuple[float, float]]]:
-    """Return the points of each line of this colour, in the units of the picture. Marks do not
-    count.
+    """Return the points of each line of this colour, in the units of the picture. The marks on the
+    lines are left out.
     """
     paths = [
         path
