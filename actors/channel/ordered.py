@@ -37,7 +37,7 @@ together. Messages without a key are in no slot. They are kept as runs in `loose
 There are 65,536 slots instead of one per key, so memory is bounded for any number of keys.
 Sometimes two keys share a slot and wait for each other, which breaks no order.
 
-Rows of an earlier process. Their slots are unknown until their blocks are read. The channel sends
+*Rows of an earlier process.* Their slots are unknown until their blocks are read. The channel sends
 nothing until all of them are sorted, because any of them may come first in its slot. Blocks may
 arrive in any order, so the sorted rows wait until the last block has arrived.
 """

@@ -38,8 +38,8 @@ The state store is not asked again before that commit is done, because it would 
 rows. It is also not asked while the channel holds many rows (`DUE_HELD_MAX`). So a channel without
 consumers leaves due rows in the state store.
 
-No delay is longer than one hour. A due time beyond that came from a wrong clock that has been
-corrected since, so the row counts as due. The state store returns such rows with any reply
+No delay is longer than one hour. A due time that is further ahead was written while the clock was
+wrong. Such a row counts as due. The state store returns such rows with any reply
 (`StateStore.due`).
 
 Dying messages. These messages are not delivered any more, and are not stored as dead letters yet. A

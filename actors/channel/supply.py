@@ -90,7 +90,9 @@ Span = tuple[int, int]  # offsets: from, to (exclusive)
 
 
 class Picked(NamedTuple):
-    """The next messages for a consumer: runs in the order of the parts, and the parts of blocks.
+    """The next messages for a consumer.
+
+    `parts` are parts of blocks. `runs` has their offsets, in the same order.
 
     `offered` is how many messages were offered to a consumer that takes a sample. In that case
     there may be no runs.

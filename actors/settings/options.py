@@ -488,8 +488,8 @@ class ServeOptions:
     STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S. `retention` applies to topics without settings, by
     the names of `transport.settings.Retention`. A topic or channel is made only while fewer than
     `processes_max` processes run; 0 takes the limit from the machine's memory. `message_bytes_max`
-    is the size of the largest message that is accepted. The processes of a topic that nobody uses
-    end after `sleep_after_s`; 0 is never.
+    is the size of the largest message that is accepted. If a topic is not used for `sleep_after_s`
+    seconds, its processes end. 0 means that they never end.
     """
 
     data_dir: Path

@@ -21,7 +21,7 @@ class GroupState(Enum):
     NEW = "new"
     STARTING = "starting"
     UP = "up"
-    DOZING = "dozing"  # its processes stop, because nobody uses the topic
+    DOZING = "dozing"  # its processes stop, because the topic is not used
     ASLEEP = "asleep"  # no process runs; the last pulses are kept
     CLEARING = "clearing"
     STOPPING = "stopping"

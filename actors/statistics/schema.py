@@ -6,8 +6,8 @@ counter itself (`COUNTERS`), its default before the first report, and its place 
 of docs/operations.md and docs/http.md. This module imports nothing of the package, so that each
 process may read it. The shapes of whole rows are in `transport/reports.py`.
 
-The rows are in the order of the families in `/metrics`. A statistic that NSQ has too has NSQ's
-name. So the field `nsq` contains only the position of a statistic in nsqd's answer.
+The rows are in the order of the families in `/metrics`. If NSQ has the same statistic, it has NSQ's
+name here. So the field `nsq` contains only the position of a statistic in nsqd's answer.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ _BROKER: Final = (
 _TOPIC: Final = (
     _S("topic", "topic_name", "text", _VIEW, "name of the topic", nsq=1, default=""),
     _S("topic", "uuid", "text", _VIEW, "identity of the topic: another one when it was deleted and created again", default=""),
-    _S("topic", "", "text", _OVERVIEW, "`up`; `asleep` if nobody has used it for a while; or what its processes wait for", view="state"),
+    _S("topic", "", "text", _OVERVIEW, "`up`; `asleep` if it was not used for a while; or what its processes wait for", view="state"),
     _S("topic", "health", "text", _VIEW, "`OK`, or all that is wrong with the topic", view="health", default="OK"),
     _S("topic", "write_trouble", "text", _VIEW, "1: what is published is kept; 0: it failed, or cannot write", metric="zsq_topic_healthy",
        default="", note="why what is published may not be kept now; `\"\"` if it is. `/ping` depends on it. In `/metrics` 1 if it is kept"),
@@ -155,7 +155,7 @@ _TOPIC: Final = (
        view="oldest_ns", note="age of the oldest message that a channel has not finished, or that waits for a first one. The overview has"
        " the time at which it was stored"),
     _S("topic", "paused", "flag", "topic/topic.py", "1: paused", metric="zsq_topic_paused", view="paused", nsq=6, default=False),
-    _S("topic", "asleep", "flag", _VIEW, "1: no process of it runs, because nobody uses it", metric="zsq_topic_asleep", default=False),
+    _S("topic", "asleep", "flag", _VIEW, "1: no process of it runs, because it is not used", metric="zsq_topic_asleep", default=False),
     _S("topic", "closed", "text", _VIEW, "1: closed to publishers", metric="zsq_topic_closed", view="closed", default="",
        note="to whom the topic is closed: `publishers`, or `consumers` and publishers; `\"\"` for nobody. In `/metrics` 1 if it is closed"),
     _S("topic", "start", "offset", "storage/storage_actor.py", "first offset in the log", view="start", title="oldest"),

@@ -94,7 +94,9 @@ class Singles:
         if self._broker.stopping or child.told_to_stop:
             return
         kind, start = child.spec.kind, child.spec.start
-        if child.failure is not None and child.failure.is_out_of_files:  # the cause may pass
+        if (
+            child.failure is not None and child.failure.is_out_of_files
+        ):  # files may become free again
             self._start_later(kind, start, child.spec.title)
             return
         intensity = self._intensity.setdefault(kind, RestartIntensity())

@@ -183,8 +183,8 @@ SECTIONS: Final = {
     "--key-file",
     metavar="FILE",
     help=(
-        "Client keys, made by zsq keys client, for a broker with authentication. Default: "
-        "ZSQ_KEY_FILE."
+        "File with the client's keys, for a broker with authentication. `zsq keys client` makes "
+        "it. Default: ZSQ_KEY_FILE."
     ),
 )
 def app(url: str | None, key_file: str | None) -> None:

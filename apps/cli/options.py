@@ -118,8 +118,8 @@ def _with_broker(command: Command, how_long: str) -> Command:
         expose_value=False,
         metavar="FILE",
         help=(
-            "Client keys, made by zsq keys client, for a broker with authentication. Default: "
-            f"{KEY_FILE}."
+            "File with the client's keys, for a broker with authentication. `zsq keys client` "
+            f"makes it. Default: {KEY_FILE}."
         ),
     )(command)
     return click.option(

@@ -77,7 +77,10 @@ def bar(title: str, total: int | None, *, unit: str = "bytes") -> Iterator[Advan
 
 
 class CountedFiles(Files):
-    """Files that call `read` and `written` with the number of bytes."""
+    """A `Files` that reports progress.
+
+    It calls `read` after each read and `written` after each write, with the number of bytes.
+    """
 
     def __init__(
         self,

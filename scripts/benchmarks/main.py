@@ -274,7 +274,7 @@ def clients(seconds: float, count: int, size: int, rounds: int, **common: Any) -
 def topics(
     count: int, channels: int, seconds: float, size: int, rounds: int, **common: Any
 ) -> None:
-    """Measure many small topics that nobody uses, awake and asleep, and a restart."""
+    """Measure many small unused topics, awake and asleep, and a restart."""
     del size, rounds  # not used: there is only one round, and the size of messages does not matter
     measure = lambda broker, report: measure_topics(broker, report, count, channels, seconds)  # noqa: E731
     _run(

@@ -287,7 +287,7 @@ class Log:
     def begin_merge(self, parts: Sequence[StagedPart]) -> Merge | None:
         """Return the merge that `append_group` needs for these parts, or None.
 
-        It may run in any thread, before that call.
+        This method may run in any thread, before `append_group` is called.
         """
         options = self._options
         chosen = plan_merge(parts, options.adopt_bytes, options.group_append_bytes)

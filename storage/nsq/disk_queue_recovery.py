@@ -213,8 +213,9 @@ def doubt_about(place: QueueFiles, meta: Meta, numbers: list[int], check_bytes_m
     """Return why reading cannot continue at the metadata's position, or an empty text.
 
     A depth below zero is a known error of NSQ, and with incomplete files the depth is different. In
-    these cases the depth shows neither that the read position is wrong nor that it is right. So the
-    position is trusted only if no file before it would be removed as read.
+    these cases the depth shows neither that the read position is wrong nor that it is right. If
+    the position is trusted, all files before it count as read and are removed. So it is trusted
+    only if there are no such files.
     """
     if (meta.read_file, meta.read_position) > (meta.write_file, meta.write_position):
         return "puts the read position after the write position"

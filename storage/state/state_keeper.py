@@ -77,7 +77,7 @@ _NS: Final = 1_000_000_000
 
 
 class Starts:
-    """The file that counts starts. `begin` reads it and adds this start."""
+    """The file with the count of this store's starts. `begin` reads it and adds this start."""
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files

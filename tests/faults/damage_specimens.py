@@ -356,7 +356,7 @@ class Maker:
             delayed.put([(block, due_ns + self.random.randrange(1000))], self.now_ns)
 
     def move(self) -> None:
-        """Move the messages that are due to the log."""
+        """Move due messages into the log."""
         delayed = self.store.make_delayed(self.now_ns)
         rows = delayed.due(self.tick() + 10_000, 1 << 20, 99)
         if rows:

@@ -301,8 +301,8 @@ class Ledger:
         overlaps = (
             before is not None and held.order > before.order and now_ns < before.until_ns - 50 * MS
         )
-        # A fault explains two leases at a time, too. Then the lease does not show that a seek is in
-        # effect.
+        # A fault can also be the reason why two consumers hold a lease. Then the second lease does
+        # not show that a seek is in effect.
         if (
             before is not None
             and overlaps

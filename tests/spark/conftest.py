@@ -87,8 +87,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def topic(broker: Broker, request: pytest.FixtureRequest) -> Topic:
-    """Return a topic that does not exist yet. A sink or `put` makes it. To make it empty, use
-    `create`.
+    """Return a topic that does not exist yet. A sink or `put` makes it. To
+    make it without messages, use `create`.
     """
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
     return Topic(broker, name[:60])

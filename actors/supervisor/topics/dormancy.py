@@ -1,6 +1,6 @@
-"""Dormancy: when the processes of a topic may end because nobody uses it. Pure.
+"""Dormancy: when the processes of a topic may end because it is not used. Pure.
 
-A topic that nobody uses still costs a process for itself and one for each channel. So it is put to
+A topic that is not used still costs a process for itself and one for each channel. So it is put to
 sleep: its processes stop as at the end of the broker, and the next request for it starts them
 again. A stop loses nothing, so this decision may be wrong at any time. It then costs a client one
 new link.

@@ -248,7 +248,7 @@ class TopicGroup:
 
     @property
     def is_dormant(self) -> bool:
-        """True if no process of the topic runs, or if all are stopping, because nobody uses it."""
+        """True if no process of the topic runs, or if all are stopping because it is unused."""
         return self.state in (GroupState.DOZING, GroupState.ASLEEP)
 
     @property
@@ -775,7 +775,7 @@ class TopicGroup:
         self._asleep = count
 
     def _look_for_use(self) -> None:
-        """Put the topic to sleep if nobody uses it, or wake it when its time has come."""
+        """Put the topic to sleep if it is not used, or wake it when its time has come."""
         now = time.monotonic_ns()
         if self.state is GroupState.ASLEEP and (self._waiting or self._is_time(now)):
             log.debug("topic %s wakes", self.name)
@@ -802,12 +802,12 @@ class TopicGroup:
         """Return True if a topic that is asleep must wake without a request.
 
         Its last pulse may have come after it began to stop, with another due time. Due times are
-        times of the wall clock, which somebody may set while the topic sleeps.
+        times of the wall clock, which may be set while the topic sleeps.
         """
         return now >= self._wake_ns or time.time_ns() >= due_ns(storage_pulse(self))
 
     def _is_quiet(self, now: int) -> bool:
-        """Return True if no process starts or has news, and nobody waits for one."""
+        """Return True if no process starts or has news, and no request waits for one."""
         waits = self._waiting or self._settling or self.deleting or self._channels_later
         unproved = self.cause is not None and not storage_pulse(self).get("appends")
         return not (

@@ -132,7 +132,7 @@ class GivenOptions:
         f"Upper limit of processes. Each topic and each channel needs one. Default: {_BY_MEMORY}.", usual=_BY_MEMORY,
     )  # fmt: skip
     sleep_after: float | None = _row(
-        None, _TIME, "End the processes of a topic that nobody has used for this time, until somebody uses it again; none: never.",
+        None, _TIME, "End the processes of a topic that was not used for this time. The next request starts them again. none: never.",
         usual=60.0,
     )  # fmt: skip
     keep_bytes: int | None = _kept("keep_bytes")

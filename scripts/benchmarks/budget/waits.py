@@ -1,4 +1,4 @@
-"""Budgets of times: publish to handler, slower syncs, start of a broker and its command line."""
+"""Time budgets: publish to handler, with slower syncs, and the start of a broker and of `zsq`."""
 
 from __future__ import annotations
 

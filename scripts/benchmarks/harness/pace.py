@@ -45,7 +45,7 @@ class Load:
         return number / self.rate if self.rate else 0.0
 
     def allowed(self, passed_s: float, answered: int) -> int:
-        """Return how many messages may have been sent after `passed_s` seconds."""
+        """Return how many messages the publisher may send in the first `passed_s` seconds."""
         if passed_s < 0:
             return 0
         return min(

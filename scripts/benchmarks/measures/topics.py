@@ -29,7 +29,7 @@ class _Used(NamedTuple):
 
 
 def topics(broker: LocalBroker, report: Report, count: int, channels: int, seconds: float) -> None:
-    """Measure `count` topics with `channels` channels each that nobody uses: awake, then asleep."""
+    """Measure `count` unused topics with `channels` channels each: awake, then asleep."""
     with Admin(broker.url, timeout=120) as admin:
         begin = time.perf_counter()
         for number in range(count):

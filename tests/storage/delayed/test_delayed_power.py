@@ -117,9 +117,7 @@ def test_the_environments_name_is_synced_although_its_mark_failed(harness: Stora
 
 
 def test_the_mark_of_an_environment_is_for_good(harness: StorageHarness) -> None:
-    """If the mark were removed, nobody would notice that the folder is lost before the
-    next start.
-    """
+    """The mark must stay. Without it, the next start would not notice that the folder was lost."""
     make(harness)
     cut_power(harness)
     assert harness.path("delayed.made").exists()

@@ -42,8 +42,8 @@ def test_later_snapshots_wait_a_minute_or_longer_for_a_large_state(
     state.commit(StateBatch(synced_end=0))
     now[0] += 100
     assert not keeper.is_due()
-    # With a step of 1 byte, and without the limit SNAPSHOT_LATEST_S, the next snapshot would be due
-    # only after hours.
+    # The pause grows with the size of the state, by one interval for each step. With a step of
+    # 1 byte it would be hours, so SNAPSHOT_LATEST_S limits it.
     monkeypatch.setattr(state_keeper, "SNAPSHOT_STEP_BYTES", 1)
     keeper.write()
     state.commit(StateBatch(synced_end=0))

@@ -74,8 +74,8 @@ ATTEMPT_NS: Final = 10_000 * MS  # the time for one attempt to find, open and gr
 BACKOFF_MS: Final = 50
 BACKOFF_MS_MAX: Final = 1_000
 LATER_MS: Final = 250  # the pause before a block is sent to a full topic again
-# A broker that requires a key hangs up, and ZeroMQ often reports that before it has read the
-# reason. So the client tries again soon after each of the first hang-ups.
+# A broker that requires a key closes the connection, and ZeroMQ often reports this before it has
+# read the reason. So the client tries again soon after each of the first times.
 HANG_UPS_MAX: Final = 30
 HANG_UP_MS: Final = 10
 BYE_LINGER_MS: Final = 200
@@ -667,7 +667,10 @@ class Link:
             self._want(now_ns)
 
     def give_up(self, error: ZsqError) -> None:
-        """Fail everything that waits, because nothing listens there. The next call starts again."""
+        """Fail everything that waits, because no process listens at the broker's address.
+
+        The next call starts again.
+        """
         self._disconnect()
         self._step(
             _E.REFUSE if self.state in (_S.LOOKING, _S.OPENING, _S.GREETING, _S.UP) else _E.STOP

@@ -137,7 +137,8 @@ class Redrive:
     def unknown(self, letters: Iterable[Letter]) -> list[LetterRoute]:
         """Return the routes that the broker was not asked about yet.
 
-        Ask it and pass the reply to `known`, before `groups`.
+        The caller must ask the broker about them, and pass each reply to `known`, before it calls
+        `groups`.
         """
         routes = dict.fromkeys(self._route(letter) for letter in letters)
         new = [route for route in routes if route is not None and route not in self._known]

@@ -168,7 +168,7 @@ def has_body(request: Request) -> bool:
 
 
 def lines(body: bytes, max_msg_size: int) -> list[bytes]:
-    """Return the messages of /mpub as text: one in each line, without empty lines."""
+    """Parse the body of a /mpub in text form: each line is a message. Empty lines are left out."""
     found = [line for line in body.split(b"\n") if line]
     if found and max(map(len, found)) > max_msg_size:
         raise api_error("MSG_TOO_BIG")
@@ -176,8 +176,7 @@ def lines(body: bytes, max_msg_size: int) -> list[bytes]:
 
 
 def counted(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
-    """Return the messages of /mpub as binary: a count, then each message's size and bytes, as in
-    MPUB.
+    """Parse the body of a binary /mpub: a count, then each message's size and bytes, as in MPUB.
 
     As in nsqd, bytes after the last message are ignored.
     """

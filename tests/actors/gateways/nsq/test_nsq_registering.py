@@ -34,8 +34,9 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Wait until `true` returns True, for changes without an event. A FakeLookupd has its own
-    `until`.
+    """Poll until `true` returns True. Use this for changes that no event announces.
+
+    A FakeLookupd has its own `until`.
     """
     async with asyncio.timeout(10):
         while not true():

@@ -20,9 +20,7 @@ from zsq.transport.wire import protocol as p
 
 @pytest.fixture
 def asked() -> tuple[Any, list[tuple[p.Position | None, ZsqError | None]], p.SetSealed]:
-    """Return the supervisor's orders after storage was asked for the end of its log, the answers so
-    far, and the order.
-    """
+    """Send an order to storage. Return the supervisor's `Orders`, the answers, and the order."""
     broker = Broker()
     sent: list[tuple[Any, Any]] = []
 

@@ -111,8 +111,9 @@ def test_a_backup_takes_all_states_then_all_logs_then_the_copies(
 
 
 def test_a_topic_that_is_made_meanwhile_is_in_it(house: House, tmp_path: Path) -> None:
-    """The backup must include the new topic. Its messages may be dead letters, and then messages of
-    another topic are finished only because of them.
+    """The backup must include the new topic, which may be a dead-letter topic.
+
+    Then messages of another topic were finished only because this topic has copies of them.
     """
     made: list[str] = []
 
