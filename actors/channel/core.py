@@ -310,7 +310,8 @@ class ChannelCore:
         return not self.paused and self._takers > 0
 
     def rest(self) -> None:
-        """Begin a turn: reset the limit of examined messages, and drop blocks that no consumer needs.
+        """Begin a turn: reset the limit of examined messages, and drop blocks that no consumer
+        needs.
 
         When no consumer wants messages, the actor also switches off the feed. While the feed is on,
         the window must not shrink. The next block follows the end of the window, so a shorter

@@ -6,7 +6,8 @@ NSQ client (`COMMANDS`) and HTTP path (`PATHS`). `RULES` has one row for each ac
 in the access file, what it needs from an auth server, and the text of its refusal.
 
 An order without a row needs `admin` of `*`. So a new kind of order is closed to all other users
-until a developer adds its row. The permission to change a topic does not include reading its messages.
+until a developer adds its row. The permission to change a topic does not include reading its
+messages.
 
 A publish creates the topic on first use, and a subscription creates the topic and the channel, as
 far as `create` permits. `dead_letter_topic` and redrive copy bodies from one topic to another, so
