@@ -138,8 +138,12 @@ def _consume(start: Start, path: str, shape: Shape) -> float:
 @contextlib.contextmanager
 def running(server: str, folder: Path) -> Iterator[str]:
     """Run a server on a socket file that syncs every command before its answer."""
-    with tempfile.TemporaryDirectory(prefix="redis-", dir=folder) as place:
-        path = f"{place}/socket"
+    # A socket's path has at most 107 characters, and the folder may have a long one.
+    with (
+        tempfile.TemporaryDirectory(prefix="redis-", dir=folder) as place,
+        tempfile.TemporaryDirectory(prefix="zsq-") as short,
+    ):
+        path = f"{short}/socket"
         options = [
             "--port",
             "0",
