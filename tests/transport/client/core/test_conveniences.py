@@ -197,11 +197,12 @@ def test_a_misspelled_setting_of_a_channel_is_refused_before_a_broker_is_asked(
     name: str, hint: str
 ) -> None:
     wrong: Any = {name: 3}
-    for make in (
-        lambda: zsq.Consumer("t", "c", url="ipc:///nowhere", **wrong),
-        lambda: aio.Consumer("t", "c", url="ipc:///nowhere", **wrong),
-        lambda: zsq.Admin("ipc:///nowhere").create_channel("t", "c", **wrong),
-        lambda: zsq.Admin("ipc:///nowhere").configure_channel("t", "c", **wrong),
-    ):
-        with pytest.raises(UsageError, match=f"'{name}' is not a setting of a channel; {hint}"):
-            make()
+    with zsq.Admin("ipc:///nowhere") as admin:
+        for make in (
+            lambda: zsq.Consumer("t", "c", url="ipc:///nowhere", **wrong),
+            lambda: aio.Consumer("t", "c", url="ipc:///nowhere", **wrong),
+            lambda: admin.create_channel("t", "c", **wrong),
+            lambda: admin.configure_channel("t", "c", **wrong),
+        ):
+            with pytest.raises(UsageError, match=f"'{name}' is not a setting of a channel; {hint}"):
+                make()
