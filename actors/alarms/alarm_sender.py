@@ -145,20 +145,21 @@ class AlarmSender(Actor[AlarmStart]):
             signal.signal(ignored, lambda *_: None)
         self._stop_ns = 0
         self.supervisor.route(p.Alarm, self.send)
-        self._lines: dict[Any, _Destination] = {}
+        self._lines: list[_Destination] = []
         for number, receiver in enumerate(receivers(self.given.alarms)):
             thread = WorkerThread(self.context, f"receiver-{number}")
-            self._lines[thread.socket] = _Destination(receiver, thread)
-            self.listen_raw(thread.socket, partial(self._sent, thread.socket))
+            line = _Destination(receiver, thread)
+            self._lines.append(line)
+            self.listen_raw(thread, partial(self._sent, line))
         return {}
 
     def send(self, port: Port, mail: Mail, message: p.Alarm) -> None:
-        for line in self._lines.values():
+        for line in self._lines:
             line.outbox.add(cast("tuple[AlarmEvent, ...]", message.events))
 
     def on_turn(self) -> None:
         now = time.monotonic_ns()
-        for line in self._lines.values():
+        for line in self._lines:
             batch = line.outbox.begin(now)
             if batch:
                 line.thread.submit(
@@ -171,8 +172,7 @@ class AlarmSender(Actor[AlarmStart]):
             text += f"\n{missed} earlier alarms could not be sent"
         return {"text": text, "events": batch, "missed": missed, "broker": self.given.broker}
 
-    def _sent(self, source: Any) -> None:
-        line = self._lines[source]
+    def _sent(self, line: _Destination) -> None:
         for _, value in line.thread.results():
             if isinstance(value, Exception) and not isinstance(value, NotSent):
                 log.error("unexpected error of %s: %s", line.receiver.name, value, exc_info=value)
@@ -199,21 +199,20 @@ class AlarmSender(Actor[AlarmStart]):
 
     def on_end(self) -> None:
         if self._idle():
-            for line in self._lines.values():
+            for line in self._lines:
                 line.thread.close()
         else:  # a thread still waits for a receiver; the process has nothing else to close
-            for line in self._lines.values():
+            for line in self._lines:
                 line.receiver.end()
             logging.shutdown()
             os._exit(0)
 
     def _idle(self) -> bool:
-        return all(line.outbox.idle() for line in self._lines.values())
+        return all(line.outbox.idle() for line in self._lines)
 
     def statistics(self) -> dict[str, Any]:
         return {
             "receivers": [
-                {"name": line.receiver.name, **line.outbox.statistics()}
-                for line in self._lines.values()
+                {"name": line.receiver.name, **line.outbox.statistics()} for line in self._lines
             ]
         }

@@ -41,9 +41,11 @@ from ...transport.wire.protocol import (
     Scan,
     Stop,
 )
+from ...transport.wire.sockets import make_context
 from ..settings import options
 from ..settings.starts import ActorStart
 from .child import OUT_OF_FILES
+from .polling import Poller, Source
 from .port import Envelope, Mail, Port
 from .process import Trimming, is_out_of_files, private_bytes
 
@@ -88,10 +90,10 @@ class Actor(Generic[StartT]):
         self.supervisor: Port
         self._lifeline = -1
         self._ports: list[Port] = []
-        self._raw: dict[Any, Callable[[], object]] = {}
+        self._raw: dict[Source, Callable[[], object]] = {}
         self._timers: list[list[Any]] = []  # [due_ns, interval_ns, function]
         self._timers_due_ns = 1 << 62  # no timer is due before that
-        self._poller: zmq.Poller
+        self._poller: Poller
 
     # Hooks for subclasses
 
@@ -168,20 +170,20 @@ class Actor(Generic[StartT]):
 
     def _listen(self, port: Port) -> Port:
         self._ports.append(port)
-        self._poller.register(port.socket, zmq.POLLIN)
+        self._poller.register(port)
         return port
 
     def close_port(self, port: Port) -> None:
         self._ports.remove(port)
-        self._poller.unregister(port.socket)
+        self._poller.unregister(port)
         port.close()
 
-    def listen_raw(self, source: Any, handle: Callable[[], object]) -> None:
-        """Call `handle` when `source` (a socket of a thread, a descriptor) is readable."""
+    def listen_raw(self, source: Source, handle: Callable[[], object]) -> None:
+        """Call `handle` when `source` (a worker thread, a descriptor) is readable."""
         self._raw[source] = handle
-        self._poller.register(source, zmq.POLLIN)
+        self._poller.register(source)
 
-    def ignore_raw(self, source: Any) -> None:
+    def ignore_raw(self, source: Source) -> None:
         self._poller.unregister(source)
         del self._raw[source]
 
@@ -225,10 +227,9 @@ class Actor(Generic[StartT]):
 
     def run(self, supervisor_endpoint: str, lifeline: int) -> None:
         self._lifeline = lifeline
-        self.context = zmq.Context()
-        self.context.set(zmq.MAX_SOCKETS, self.sockets_max)
-        self._poller = zmq.Poller()
-        self._poller.register(lifeline, zmq.POLLIN)
+        self.context = make_context(self.sockets_max)
+        self._poller = Poller()
+        self._poller.register(lifeline)
         self.supervisor = self.open_dealer(supervisor_endpoint)
         self.supervisor.route(Stop, self._stop)
         self.supervisor.route(Gone, self._gone)
@@ -288,23 +289,18 @@ class Actor(Generic[StartT]):
             port.close()
         # This closes raw sockets too. Otherwise term() would wait for them for ever.
         self.context.destroy(linger=200)
+        self._poller.close()
 
     def _loop(self) -> None:
-        by_socket: dict[Any, Port] = {}
         while True:
-            events = self._poller.poll(self._wait_ms())
-            for source, _ in events:
-                port = by_socket.get(source)
-                if port is None:
-                    if source == self._lifeline:
-                        # The supervisor is dead: answer nothing any more, and close nothing.
-                        os._exit(0)
-                    by_socket = {port.socket: port for port in self._ports}
-                    port = by_socket.get(source)
-                if port is not None and port.socket.closed:
-                    continue  # it was closed while another source was processed in this round
-                if port is not None:
-                    self._drain(port)
+            for source in self._poller.poll(self._wait_ms()):
+                if isinstance(source, Port):
+                    # It may have been closed while another source was processed in this round.
+                    if not source.closed:
+                        self._drain(source)
+                elif source == self._lifeline:
+                    # The supervisor is dead: answer nothing any more, and close nothing.
+                    os._exit(0)
                 else:
                     self.stir()
                     # There is no handler if `ignore_raw` was called in this same round.

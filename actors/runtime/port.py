@@ -20,6 +20,7 @@ from ...transport.errors import E_TOO_BIG, UsageError
 from ...transport.wire.codec import decode, encode, frames_blocks
 from ...transport.wire.protocol import FRAME_BYTES_MAX, FRAMES_MAX, Done, Failed, Pulse, Wire
 from ...transport.wire.sockets import send_frames
+from .polling import PolledSocket
 
 log = logging.getLogger("zsq")
 
@@ -66,7 +67,7 @@ class Mail(NamedTuple):
         return frames_blocks(self.frames)
 
 
-class Port:
+class Port(PolledSocket):
     """A socket of the kind zmq.ROUTER, DEALER, PULL (only receives) or PUSH (only sends).
 
     Nothing is opened before bind or connect.
@@ -80,7 +81,7 @@ class Port:
         routing_id: bytes = b"",
         mark: int = 20_000,
     ) -> None:
-        self.socket = context.socket(kind)
+        super().__init__(context.socket(kind))
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
         # This number of messages is above every credit. The memory is limited by credits in bytes.
@@ -108,13 +109,17 @@ class Port:
         A frame that is not a protocol message is yielded as (envelope, error).
         """
         socket = self.socket
-        for _ in range(limit):
-            # Do not poll before a receive. For each poll libzmq makes a system call (1.3
-            # microseconds here); a receive reads its thread's commands once for all waiting
-            # messages. The exception at the end costs 2.6 microseconds, once.
+        for number in range(limit):
+            # Most often one message arrived alone. Then a check costs less (2.5 microseconds) than
+            # a receive that finds nothing and raises an exception (8). More messages are received
+            # until there are none, because a check makes two system calls for each.
+            if number == 1 and not self.readable():
+                return
             try:
                 frames = self._receive_frames(socket)
             except zmq.Again:
+                # libzmq has processed the socket's commands before it says so.
+                self.unchecked = False
                 return
             if frames is None:
                 continue  # no envelope: there is no peer to answer
@@ -171,12 +176,17 @@ class Port:
         return self.send_frames(frames)
 
     def send_frames(self, frames: Sequence[Any]) -> bool:
+        self.unchecked = True
         try:
-            return send_frames(self.socket, frames)
+            return send_frames(self._socket, frames)
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
                 return False
             raise
+
+    @property
+    def closed(self) -> bool:
+        return self._socket.closed
 
     def close(self) -> None:
         self.socket.close(linger=200)

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import zmq
 
+from .polling import PolledSocket
+
 
 class Jobs(Protocol):
     """The interface through which the parts of an actor use a worker thread."""
@@ -21,14 +23,14 @@ class Jobs(Protocol):
     def results(self) -> list[tuple[Any, Any]]: ...
 
 
-class WorkerThread:
+class WorkerThread(PolledSocket):
     """Runs one job at a time, in order.
 
     `results` holds (job's tag, value or exception) once `socket` is readable.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name: str) -> None:
-        self.socket = context.socket(zmq.PAIR)
+        super().__init__(context.socket(zmq.PAIR))
         self.socket.bind(f"inproc://{name}")
         self._inner = context.socket(zmq.PAIR)
         self._inner.connect(f"inproc://{name}")
@@ -47,7 +49,7 @@ class WorkerThread:
     def results(self) -> list[tuple[Any, Any]]:
         """Take the finished jobs. Call it when the socket is readable."""
         found = []
-        while self.socket.poll(0):
+        while self.readable():
             self.socket.recv()
             found.append(self._results.popleft())
             self.pending -= 1

@@ -297,7 +297,7 @@ class StorageActor:
         """Start a worker thread; `on_results` is called when a job is done."""
         thread = WorkerThread(self._host.context, name)
         self._threads.append(thread)
-        self._host.listen_raw(thread.socket, on_results)
+        self._host.listen_raw(thread, on_results)
         return thread
 
     def _housekeeping_results(self) -> None:

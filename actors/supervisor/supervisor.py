@@ -21,6 +21,7 @@ import zmq
 
 from ...transport.memory import release_memory
 from ...transport.wire import protocol as p
+from ...transport.wire.sockets import make_context
 from ..runtime import logs
 from ..runtime.child import Failure, Phase
 from ..runtime.port import Mail, Port
@@ -70,8 +71,7 @@ class Supervisor:
         self._memory_ns = 0
         self._generation_over = False
         self._ready = False
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.context.set(zmq.MAX_SOCKETS, options.SOCKETS_MAX)
+        self.context = make_context(options.SOCKETS_MAX)
         self.port = Port(self.context, zmq.ROUTER)
         # An actor that connects again takes over its name from its dead connection.
         self.port.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)

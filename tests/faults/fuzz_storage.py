@@ -21,6 +21,7 @@ from faults.mutation import Mutator
 from support.fake_storage import Listener
 
 from zsq.actors.runtime.actor import Actor
+from zsq.actors.runtime.polling import Poller
 from zsq.actors.settings.starts import ActorStart, StorageStart
 from zsq.actors.storage.storage_actor import StorageActor
 from zsq.transport.block.block import encode_header, pack
@@ -72,12 +73,12 @@ class StorageRig:
         self.host = Host(7, "topic t", ActorStart())
         self.ports = rig(self.host, self.mutator, ("front", "reader", "stage"))
         self.host.context = zmq.Context()
-        self.poller = zmq.Poller()
+        self.poller = Poller()
         self.raw: dict[Any, Callable[[], object]] = {}
 
         def listen(source: Any, handle: Callable[[], object]) -> None:
             self.raw[source] = handle
-            self.poller.register(source, zmq.POLLIN)
+            self.poller.register(source)
 
         def open_pull(endpoint: str, mark: int, take: Callable[[Any], None]) -> Any:
             self.ports[endpoint] = port = FakePort(self.mutator, endpoint)
@@ -228,7 +229,7 @@ class StorageRig:
         return len(port.sent) == answered or not isinstance(port.sent[-1][1], p.Failed)
 
     def _turn(self) -> None:
-        for source, _ in self.poller.poll(0):
+        for source in self.poller.poll(0):
             self.raw[source]()
         self.actor.turn()
 
@@ -240,7 +241,7 @@ class StorageRig:
             or self.actor._stages.thread.pending
             or self.actor._sync_thread.pending
         ):
-            for source, _ in self.poller.poll(100):
+            for source in self.poller.poll(100):
                 self.raw[source]()
             self.actor.turn()
             assert time.monotonic() < end, "a thread does not answer"

@@ -42,6 +42,8 @@ HIGH_WATER_MARK: Final = 2 * READY_MAX + 10_000
 SOCKETS_MAX: Final = 16_384
 PROBE_S: Final = 1.0  # the time to connect, and then the same time for the answer
 PROBE_BYTES_MAX: Final = 4096
+# ZMQ_ZERO_COPY_RECV of libzmq 4.3, for which the binding has no name.
+_ZERO_COPY_RECV: Final = 10
 RECONNECT_MS: Final = 50
 RECONNECT_MS_MAX: Final = 1_000
 assert HIGH_WATER_MARK > WINDOW_BLOCKS_MAX
@@ -67,14 +69,28 @@ Socket = zmq.Socket[bytes]
 _contexts: dict[int, zmq.Context[Socket]] = {}
 
 
+def make_context(sockets_max: int) -> zmq.Context[Socket]:
+    """Return a new context, whose small frames take only the memory that they need.
+
+    By default libzmq reads into a buffer of 8 KiB, and frames up to that size stay in it. So a
+    message that arrives alone and is kept keeps 8 KiB, whatever its size. In a measurement, 10,000
+    messages of 200 bytes took 75 MB of a topic and 92 MB of a channel. With a copy of each small
+    frame they took 17 and 14 MB. Larger frames have memory of their own in both cases.
+    """
+    made: zmq.Context[Socket] = zmq.Context()
+    made.set(zmq.MAX_SOCKETS, sockets_max)
+    with contextlib.suppress(zmq.ZMQError):  # another build of libzmq may not have this option
+        made.set(_ZERO_COPY_RECV, 0)
+    return made
+
+
 def context() -> zmq.Context[Socket]:
     """Return this process's own context."""
     pid = os.getpid()
     found = _contexts.get(pid)
     if found is None or found.closed:
         keep_memory()
-        found = zmq.Context()
-        found.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
+        found = make_context(SOCKETS_MAX)
         _contexts[pid] = found
     return found
 

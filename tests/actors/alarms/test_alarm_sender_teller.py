@@ -25,14 +25,14 @@ def teller_with(*outboxes: Outbox) -> tuple[AlarmSender, list[str]]:
     ended: list[str] = []
     teller = AlarmSender(1, "alarms", cast("Any", None))
     teller._stop_ns = 0
-    lines = {
-        number: SimpleNamespace(
+    lines = [
+        SimpleNamespace(
             outbox=outbox,
             thread=SimpleNamespace(close=lambda number=number: ended.append(f"thread {number}")),
             receiver=SimpleNamespace(end=lambda: None),
         )
         for number, outbox in enumerate(outboxes)
-    }
+    ]
     teller._lines = cast("Any", lines)
     return teller, ended
 

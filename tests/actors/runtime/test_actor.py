@@ -79,9 +79,9 @@ def test_the_result_of_a_thread_is_reported_soon(sample: Sample) -> None:
     sample.every(10_000, sample._pulse_if_stirred)
     sample._poller = cast(
         "Any",
-        SimpleNamespace(poll=lambda wait: [("thread", 1)], register=lambda source, events: None),
+        SimpleNamespace(poll=lambda wait: [5], register=lambda source: None),
     )
-    sample.listen_raw("thread", lambda: setattr(sample, "came", "thread"))
+    sample.listen_raw(5, lambda: setattr(sample, "came", "thread"))
     sample.stopping = True
     sample._loop()
     assert sample.came == "thread"

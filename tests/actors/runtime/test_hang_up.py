@@ -11,6 +11,7 @@ from pathlib import Path
 CHILD = """
 import sys
 import zmq
+from zsq.actors.runtime.polling import Poller
 from zsq.actors.runtime.port import Port
 from zsq.actors.scan.scan_worker import ScanWorker
 from zsq.actors.settings.starts import ActorStart
@@ -19,7 +20,7 @@ from zsq.transport.wire import protocol as p
 folder = sys.argv[1]
 context = zmq.Context()
 worker = ScanWorker(1, "scan worker", ActorStart(front=f"ipc://{folder}/front"))
-worker.context, worker._poller = context, zmq.Poller()
+worker.context, worker._poller = context, Poller()
 worker.on_start()
 peer = Port(context, zmq.ROUTER)
 peer.socket.bind(f"ipc://{folder}/peer")

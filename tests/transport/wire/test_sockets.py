@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from pathlib import Path
 
+import zmq
+
 from zsq.transport.wire import sockets
 from zsq.transport.wire.sockets import COPY_BYTES_MAX
 
@@ -23,3 +25,27 @@ def test_large_frames_in_a_pipe_are_not_in_memory_twice(tmp_path: Path) -> None:
         assert [one() is not None for one in held] == [True, False]
     finally:
         dealer.close(linger=0)
+
+
+def private_kib() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
+
+
+def test_small_frames_that_are_kept_take_little_memory(tmp_path: Path) -> None:
+    """By default libzmq keeps 8 KiB for each message that arrives alone."""
+    endpoint = f"ipc://{tmp_path}/line"
+    context = sockets.make_context(16)
+    try:
+        receiver, sender = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+        receiver.bind(endpoint)
+        sender.connect(endpoint)
+        kept, before = [], private_kib()
+        for _ in range(4_000):
+            sender.send(bytes(200))
+            assert receiver.poll(20_000)
+            kept.append(receiver.recv(copy=False))
+        assert private_kib() - before < 4_000 * 2
+        assert {len(frame) for frame in kept} == {200}
+    finally:
+        context.destroy(linger=0)
