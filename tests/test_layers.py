@@ -54,6 +54,7 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "storage.directory": ("storage", "storage.delayed", "storage.log", "storage.staging", "storage.state"),
     "storage.checks": ("storage", "storage.delayed", "storage.directory", "storage.log", "storage.state"),
     "storage.nsq": ("storage", "storage.log"),
+    "storage.bucket": ("storage",),
     "actors": (),
     "actors.settings": (),
     "actors.primitives": (),

@@ -42,7 +42,7 @@ PAGES: Final = {
             ("scripts/zsqd", "[serve's options]", "--log-level debug"),
             ("scripts/zsqd --data-dir", "guarded", "guarded 2>&1"),
             ("zsq backup", "DATA_DIR", "data"),
-            ("zsq doctor", "[DATA_DIR] [--json]", "data --json || test $? = 1"),
+            ("zsq doctor", "[DATA_DIR] [--bucket URL] [--json]", "data --json || test $? = 1"),
             (
                 "zsq delayed cancel",
                 "188b1f3a0c9d40000000018b3c5f2a10",
@@ -106,6 +106,7 @@ PAGES: Final = {
 }
 WALKED: Final = ("../README.md", "tutorial.md", "spark.md", "nsqd.md", "security.md")
 ELSEWHERE: Final[dict[tuple[str, str], str]] = {
+    ("bucket.md", "zsq doctor --bucket s3://BUCKET/PREFIX"): "tests/apps/cli/run/test_doctor.py",
     (
         "channels.md",
         '{"text": "raised: clicks/archive: depth 120,000 (alarm above 100,000)",',

@@ -30,6 +30,14 @@ TEXT_COLUMNS: Final = 100
     help=f"A place that a broker is to listen at. Repeatable. Else {', '.join(PLACES)}.",
 )
 @click.option(
+    "--bucket",
+    metavar="URL",
+    help=(
+        "An object store to check: s3://, gs://, az:// or file://. Writes about 20 small objects "
+        "and one of 9 MiB below URL/probe, and removes them."
+    ),
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(min=0.05, max=3600),
     default=5.0,
@@ -38,8 +46,14 @@ TEXT_COLUMNS: Final = 100
     help="Seconds to wait for the answer of a running broker.",
 )
 @json_option
-def doctor(data_dir: Path | None, listen: tuple[str, ...], timeout: float, as_json: bool) -> int:
-    """Check this machine, and the broker on DATA_DIR if one runs. Changes nothing.
+def doctor(
+    data_dir: Path | None,
+    listen: tuple[str, ...],
+    bucket: str | None,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Check this machine, and the broker on DATA_DIR if one runs. Changes nothing there.
 
     It checks versions, limits, memory, clock, disk, the time of a sync, and ports. Without DATA_DIR
     it checks the disk of the current directory. Exit codes: 0 no problem (there may be advice), 1 a
@@ -47,11 +61,13 @@ def doctor(data_dir: Path | None, listen: tuple[str, ...], timeout: float, as_js
     """
     from ...doctor import disk as of_disk
     from ...doctor import net as of_net
+    from ...doctor import object_stores
     from ...doctor import system as of_system
     from .broker_options import check_listen
 
     for place in listen:
         check_listen(place, "--listen")
+    url = None if bucket is None else object_stores.checked(bucket)
     folder = data_dir or Path()
     pid = of_disk.holder(data_dir) if data_dir is not None else 0
     checks: dict[str, of_system.Check] = {
@@ -72,6 +88,8 @@ def doctor(data_dir: Path | None, listen: tuple[str, ...], timeout: float, as_js
         checks["broker"] = partial(
             of_net.broker, f"ipc://{data_dir.absolute()}/run", timeout, expected=pid != 0
         )
+    if url is not None:
+        checks["bucket"] = partial(object_stores.bucket, url)
     found = of_system.examined(checks)
     bad = of_system.worst(found) == of_system.PROBLEM
     if as_json:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import s3_server
 
 import zsq
 from zsq.apps.doctor import disk as doctor_disk
 from zsq.apps.doctor import net as doctor_net
+from zsq.apps.doctor import object_stores
 from zsq.apps.doctor import system as doctor
 from zsq.apps.doctor.system import ADVICE, OK, PROBLEM, CheckResult
 from zsq.storage.errors import REFUSED_TEXT
@@ -319,3 +321,60 @@ def test_a_full_disk_is_one_finding() -> None:
     answer = {"version": zsq.__version__, "pid": 1, "topics": [], "alarms": alarms[:1]}
     [_, alarm] = doctor_net.health(answer)
     assert alarm.text == f"alarm: {why}"
+
+
+def bucket_finding(url: str, environment: dict[str, str]) -> tuple[int, CheckResult]:
+    done = subprocess.run(
+        [sys.executable, "-m", "zsq", "doctor", "--json", "--bucket", url],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env=os.environ | environment,
+    )
+    assert done.stdout, done.stderr
+    rows = json.loads(done.stdout)["findings"]
+    (row,) = [row for row in rows if row["what"] == "bucket"]
+    return done.returncode, CheckResult(**row)
+
+
+def test_a_folder_is_checked_as_a_bucket(tmp_path: Path) -> None:
+    _, found = bucket_finding(f"file://{tmp_path}/bucket", {})
+    assert found.level == OK
+    assert f"file://{tmp_path}/bucket is fit: a small object is written in" in found.text
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_bucket_that_does_not_answer_is_a_problem() -> None:
+    environment = {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "top-secret",
+    }
+    code, found = bucket_finding("s3://events/a", environment)
+    assert (code, found.level) == (1, PROBLEM)
+    assert "s3://events/a did not answer" in found.text
+    assert "top-secret" not in found.text
+    assert "endpoint" in found.advice
+
+
+def test_a_bucket_without_obstore_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    (found,) = object_stores.bucket(object_stores.checked("s3://events/a"))
+    assert (found.level, found.advice) == (PROBLEM, "install it: pip install 'zsq[bucket]'")
+
+
+@pytest.mark.slow
+def test_a_real_store_is_fit_and_one_without_conditional_writes_is_not(tmp_path: Path) -> None:
+    with s3_server.seaweedfs(tmp_path / "seaweedfs") as environment:
+        code, found = bucket_finding(f"s3://{s3_server.BUCKET}/a", dict(environment))
+        assert found.level == OK, found
+        assert "SeaweedFS" in found.text
+        wrong = bucket_finding("s3://no-such-bucket/a", dict(environment))
+        assert wrong[1].level == PROBLEM
+        assert "AccessDenied" in wrong[1].text or "NoSuchBucket" in wrong[1].text
+    with s3_server.rclone(tmp_path / "rclone") as environment:
+        code, found = bucket_finding(f"s3://{s3_server.BUCKET}/a", dict(environment))
+        assert (code, found.level) == (1, PROBLEM)
+        assert "is not fit" in found.text
+        assert "newer version" in found.advice

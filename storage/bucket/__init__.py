@@ -1,0 +1,1 @@
+"""The bucket: an object store beyond the disk. Address, objects and a check of a store."""

@@ -1,0 +1,193 @@
+"""Object store: a bucket of a cloud or of a server with S3's interface, through obstore.
+
+obstore is the Python interface of Rust's object_store: one library for all clouds, without other
+dependencies, whose calls release the GIL. Rejected: the clouds' own libraries, because there are
+three of them, and boto3 alone is larger than ZSQ. Only this module imports obstore, and only when a
+bucket is opened.
+
+The settings come from the environment, by the names of each cloud: AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL, AWS_ALLOW_HTTP; GOOGLE_APPLICATION_CREDENTIALS;
+AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY. Without them, the machine's role counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import StorageError
+from ..files import Files
+from .bucket import (
+    Bucket,
+    BucketAway,
+    BucketError,
+    BucketRefuses,
+    Bytes,
+    ObjectExists,
+    ObjectMissing,
+)
+from .bucket_url import BucketUrl
+from .folder_bucket import FolderBucket
+
+CONNECT_S: Final = 5.0
+CALL_S: Final = 30.0
+RETRIES_MAX: Final = 3
+RETRY_S: Final = 10.0
+# S3's smallest part is 5 MiB. Two parts at a time keep the memory of an upload at 16 MiB.
+PART_BYTES: Final = 8 * 1024 * 1024
+PARTS_AT_ONCE: Final = 2
+ERROR_CHARACTERS_MAX: Final = 300
+SERVER_S: Final = 3.0
+# Without credentials in the environment, the library asks the cloud's machine for its role.
+METADATA: Final = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+NO_CREDENTIALS: Final = (
+    "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+    "GOOGLE_APPLICATION_CREDENTIALS, or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, "
+    "or give the machine a role"
+)
+_XML_CODE: Final = re.compile(r"<Code>([^<]{1,80})</Code>")
+
+
+class ObstoreMissing(StorageError):
+    """The extra `zsq[bucket]` is not installed."""
+
+
+class ObjectStore:
+    """A bucket through obstore. `open_bucket` makes it."""
+
+    def __init__(self, url: BucketUrl, library: Any, store: Any) -> None:
+        self.url = url
+        self._library = library
+        self._store = store
+        errors = library.exceptions
+        self._kinds: tuple[tuple[Any, type[BucketError]], ...] = (
+            ((errors.AlreadyExistsError, errors.PreconditionError), ObjectExists),
+            ((errors.NotFoundError, FileNotFoundError), ObjectMissing),
+            (
+                (
+                    errors.PermissionDeniedError,
+                    errors.UnauthenticatedError,
+                    errors.NotSupportedError,
+                    errors.InvalidPathError,
+                ),
+                BucketRefuses,
+            ),
+            (Exception, BucketAway),
+        )
+
+    def create(self, name: str, data: Bytes) -> None:
+        with self._failing(name):
+            self._library.put(self._store, name, data, mode="create", use_multipart=False)
+
+    def upload(self, name: str, path: str) -> None:
+        with self._failing(name):
+            self._library.put(
+                self._store,
+                name,
+                Path(path),
+                chunk_size=PART_BYTES,
+                max_concurrency=PARTS_AT_ONCE,
+            )
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        if length is None and not start:
+            with self._failing(name):
+                return bytes(self._library.get(self._store, name).bytes())
+        # A range that begins at the end or behind it is an error for S3, so the size is asked.
+        end = self.size(name) if length is None else start + length
+        if end <= start:
+            return b""
+        with self._failing(name):
+            return bytes(self._library.get_range(self._store, name, start=start, end=end))
+
+    def size(self, name: str) -> int:
+        with self._failing(name):
+            return int(self._library.head(self._store, name)["size"])
+
+    def names(self, below: str) -> Iterator[str]:
+        assert below.endswith("/")
+        with self._failing(below):
+            for page in self._library.list(self._store, prefix=below):
+                for row in page:
+                    yield str(row["path"])
+
+    def remove(self, names: Sequence[str]) -> None:
+        with self._failing(names[0] if names else ""), contextlib.suppress(ObjectMissing):
+            self._library.delete(self._store, list(names))
+
+    @contextlib.contextmanager
+    def _failing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        # The library raises Python's own classes for some failures.
+        except (self._library.exceptions.BaseError, OSError, ValueError) as error:
+            if any(address in str(error) for address in METADATA):
+                raise BucketRefuses(f"{self.url}: {NO_CREDENTIALS}") from None
+            for classes, kind in self._kinds:
+                if isinstance(error, classes):
+                    raise kind(f"{self.url}/{name}: {_short(str(error))}") from None
+
+
+def _short(text: str) -> str:
+    """Return the first line of the library's text, with the code of the server's answer."""
+    found = _XML_CODE.search(text)
+    first = text.split("\n", 1)[0]
+    first = first.partition(": <?xml")[0]
+    code = f" ({found.group(1)})" if found else ""
+    return first[:ERROR_CHARACTERS_MAX] + code
+
+
+def open_bucket(url: BucketUrl) -> Bucket:
+    """Open a bucket. Nothing is sent.
+
+    Raises `BucketRefuses` if the environment has wrong settings, and `ObstoreMissing`.
+    """
+    if url.scheme == "file":
+        return FolderBucket(Files(), url)
+    try:
+        import obstore
+        from obstore import store as stores
+    except ImportError as error:
+        raise ObstoreMissing(
+            f"{url.scheme}:// needs obstore ({error}): pip install 'zsq[bucket]'"
+        ) from None
+    retry = {
+        "max_retries": RETRIES_MAX,
+        "retry_timeout": timedelta(seconds=RETRY_S),
+    }
+    client: dict[str, Any] = {
+        "timeout": timedelta(seconds=CALL_S),
+        "connect_timeout": timedelta(seconds=CONNECT_S),
+    }
+    if url.scheme == "s3" and os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+        client["allow_http"] = True  # the operator named a server without TLS
+    common = {"prefix": url.prefix or None, "client_options": client, "retry_config": retry}
+    classes = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
+    try:
+        made: Any = classes[url.scheme](url.bucket, **common)
+    except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
+        raise BucketRefuses(f"{url}: {_short(str(error))}") from None
+    return ObjectStore(url, obstore, made)
+
+
+def server_of(url: BucketUrl) -> str:
+    """Return how the server of an S3 endpoint names itself, or ""."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+    if url.scheme != "s3" or not endpoint.startswith(("http://", "https://")):
+        return {"s3": "Amazon S3", "gs": "Google Cloud Storage", "az": "Azure"}.get(url.scheme, "")
+    try:
+        with urllib.request.urlopen(endpoint, timeout=SERVER_S) as reply:
+            return str(reply.headers.get("Server", ""))
+    except (
+        urllib.error.HTTPError
+    ) as error:  # most servers refuse this request, and say who they are
+        return str(error.headers.get("Server", ""))
+    except (OSError, ValueError):
+        return ""

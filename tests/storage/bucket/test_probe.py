@@ -1,0 +1,177 @@
+"""Tests of the probe: each broken promise of a store is found, and the error names it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from support.s3_server import BUCKET, rclone
+
+from zsq.storage.bucket.bucket import Bytes, ObjectExists, ObjectMissing
+from zsq.storage.bucket.bucket_url import parse_bucket_url
+from zsq.storage.bucket.object_store import open_bucket
+from zsq.storage.bucket.probe import WRITERS, BucketUnfit, probe
+from zsq.storage.files import Files
+
+
+class Memory:
+    """A bucket that keeps all promises."""
+
+    url = parse_bucket_url("s3://memory")
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.lock = threading.Lock()
+
+    def create(self, name: str, data: Bytes) -> None:
+        with self.lock:
+            if name in self.objects:
+                raise ObjectExists(name)
+            self.objects[name] = bytes(data)
+
+    def upload(self, name: str, path: str) -> None:
+        self.objects[name] = Path(path).read_bytes()
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        if name not in self.objects:
+            raise ObjectMissing(name)
+        found = self.objects[name]
+        return found[start:] if length is None else found[start : start + length]
+
+    def size(self, name: str) -> int:
+        return len(self.read(name))
+
+    def names(self, below: str) -> Iterator[str]:
+        return iter(sorted(name for name in self.objects if name.startswith(below)))
+
+    def remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.objects.pop(name, None)
+
+
+class Overwrites(Memory):
+    """Ignores the condition of a write."""
+
+    def create(self, name: str, data: Bytes) -> None:
+        self.objects[name] = bytes(data)
+
+
+class Races(Memory):
+    """Checks the condition first and writes later, so several writers win."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.together = threading.Barrier(WRITERS)
+
+    def create(self, name: str, data: Bytes) -> None:
+        if name in self.objects:
+            raise ObjectExists(name)
+        if not name.endswith("one"):
+            self.together.wait(20)
+        self.objects[name] = bytes(data)
+
+
+class Refuses(Memory):
+    """Refuses a write and carries it out all the same."""
+
+    def create(self, name: str, data: Bytes) -> None:
+        before = name in self.objects
+        self.objects[name] = bytes(data)
+        if before:
+            raise ObjectExists(name)
+
+
+class Swaps(Memory):
+    """Keeps the object of a writer that was refused, but only in a race."""
+
+    def create(self, name: str, data: Bytes) -> None:
+        with self.lock:
+            if name in self.objects:
+                if not name.endswith("one"):
+                    self.objects[name] = bytes(data)
+                raise ObjectExists(name)
+            self.objects[name] = bytes(data)
+
+
+class Stale(Memory):
+    """A list does not see what was just written."""
+
+    def names(self, below: str) -> Iterator[str]:
+        return iter(list(super().names(below))[:-1])
+
+
+class Parts(Memory):
+    """Ignores the range of a read."""
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        return super().read(name)
+
+
+class Cuts(Memory):
+    """Loses the end of a large upload."""
+
+    def upload(self, name: str, path: str) -> None:
+        self.objects[name] = Path(path).read_bytes()[:-1]
+
+
+class Keeps(Memory):
+    """Does not remove."""
+
+    def remove(self, names: Sequence[str]) -> None:
+        pass
+
+
+class Forgets(Memory):
+    """Returns old bytes."""
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        super().read(name)
+        return b""
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(range(256)) * 64)
+    return str(path)
+
+
+def test_a_store_that_keeps_its_promises_is_accepted(large: str) -> None:
+    bucket = Memory()
+    report = probe(bucket, Files(), large)
+    assert bucket.objects == {}
+    assert report.requests > 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Overwrites, "created an object that existed already"),
+        (Races, f"{WRITERS} of {WRITERS} writers create the same object"),
+        (Refuses, "refused a write, and changed the object"),
+        (Swaps, "kept the object of a writer that was refused"),
+        (Stale, "listed 3 of 4 objects"),
+        (Parts, "wrong parts"),
+        (Cuts, "uploaded in parts"),
+        (Keeps, "just removed"),
+        (Forgets, "other bytes"),
+    ],
+)
+def test_a_broken_promise_is_found(kind: type[Memory], text: str, large: str) -> None:
+    bucket = kind()
+    with pytest.raises(BucketUnfit, match=text):
+        probe(bucket, Files(), large)
+    assert bucket.objects == {} or kind is Keeps, "it removes what it wrote"
+
+
+@pytest.mark.slow
+def test_a_real_server_without_conditional_writes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rclone(tmp_path / "rclone") as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(BucketUnfit):
+            probe(open_bucket(parse_bucket_url(f"s3://{BUCKET}/a")), Files())
