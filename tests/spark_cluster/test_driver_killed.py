@@ -37,7 +37,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @contextlib.contextmanager
 def driver(folder: Path) -> Iterator[SparkDriver]:
-    one = SparkDriver(folder, "local-cluster[1,2,1024]")
+    one = SparkDriver(folder, "local[2]")
     try:
         yield one.start()
     finally:

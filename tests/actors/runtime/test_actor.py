@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import zmq
 
 from zsq.actors.runtime import actor as actor_module
 from zsq.actors.runtime.actor import Actor
+from zsq.actors.runtime.port import Port
 from zsq.actors.settings.starts import ActorStart
 from zsq.actors.storage.storage_actor import StorageActor
 from zsq.transport.wire import protocol as p
@@ -94,3 +96,17 @@ def test_pushed_blocks_are_reported_soon_and_their_memory_returned_later() -> No
     storage._stages = cast("Any", SimpleNamespace(take_pushes=lambda port: None))
     host._drain(cast("Any", SimpleNamespace(on_readable=storage._take_pushes)))
     assert (host._stirred, host._worked) == (True, True)
+
+
+def test_a_port_that_was_closed_in_the_same_round_is_not_read(sample: Sample) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    first, second = Port(context, zmq.PULL), Port(context, zmq.PULL)
+    try:
+        first.on_readable = lambda port: second.close()
+        sample._poller = cast("Any", SimpleNamespace(poll=lambda wait: [first, second]))
+        sample.every(10_000, sample._pulse_if_stirred)
+        sample.stopping = True
+        sample._loop()
+        assert second.closed
+    finally:
+        context.destroy(linger=0)

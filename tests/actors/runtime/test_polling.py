@@ -5,7 +5,7 @@ only sockets that may have news are checked.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -129,6 +129,63 @@ def test_plain_descriptors_are_polled_too(lines: Lines) -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+class Eager(PolledSocket):
+    """Calls `then` after its first check, as if that happened at this moment."""
+
+    then: Callable[[], object] | None = None
+
+    def readable(self) -> bool:
+        found = super().readable()
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return found
+
+
+@pytest.fixture
+def router() -> Iterator[tuple[Poller, Eager, Callable[[], Socket]]]:
+    """Yield a poller, its ROUTER, and a function that connects another peer."""
+    context: zmq.Context[Socket] = zmq.Context()
+    poller = Poller()
+    source = Eager(context.socket(zmq.ROUTER))
+    source.socket.bind("inproc://router")
+    poller.register(source)
+    peers: list[Socket] = []
+
+    def peer() -> Socket:
+        peers.append(context.socket(zmq.DEALER))
+        peers[-1].connect("inproc://router")
+        return peers[-1]
+
+    yield poller, source, peer
+    context.destroy(linger=0)
+    poller.close()
+
+
+def test_a_source_is_found_once_if_more_arrives_after_its_check(
+    router: tuple[Poller, Eager, Callable[[], Socket]],
+) -> None:
+    poller, source, peer = router
+    first, second = peer(), peer()
+    assert poller.poll(0) == []
+    first.send(b"one")
+    source.unchecked = True
+    source.then = lambda: second.send(b"two")  # makes the descriptor readable again
+    assert poller.poll(WAIT_MS) == [source]
+
+
+def test_an_event_without_a_message_does_not_end_the_wait(
+    router: tuple[Poller, Eager, Callable[[], Socket]],
+) -> None:
+    poller, source, peer = router
+    assert poller.poll(0) == []
+    # libzmq tells the router of the new peer, so its descriptor is readable without a message.
+    dealer = peer()
+    source.then = lambda: dealer.send(b"one")
+    assert poller.poll(WAIT_MS) == [source]
+    assert source.socket.recv_multipart()[1] == b"one"
 
 
 @given(

@@ -100,3 +100,18 @@ def test_an_answer_over_the_limit_for_a_frame_becomes_an_error_and_the_connectio
     assert (first.request, first.code) == (7, "E_TOO_BIG")
     assert second == p.Pulse(3, 8, {}, {})
     assert "Done was not sent: it is 16777" in caplog.text
+
+
+def test_a_port_is_due_for_a_check_after_a_send() -> None:
+    """libzmq may process the port's commands in a send, and its descriptor is silent then."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    port, peer = Port(context, zmq.DEALER), context.socket(zmq.ROUTER)
+    try:
+        peer.bind("inproc://peer")
+        port.socket.connect("inproc://peer")
+        assert not port.readable()
+        assert not port.unchecked
+        assert port.send((), p.Beat())
+        assert port.unchecked
+    finally:
+        context.destroy(linger=0)
