@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import json
 import os
 import select
@@ -10,7 +12,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 
@@ -218,3 +221,59 @@ def test_a_note_names_no_process_that_is_not_of_zsq(daemon: Daemon) -> None:
             assert "has mode 0666: not trusted" in said.stderr
         finally:
             other.kill()
+
+
+class GuardClock:
+    """A guard whose broker ends at once, or after some time, on a simulated clock."""
+
+    def __init__(self, folder: Path, lives_s: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+        loader = importlib.machinery.SourceFileLoader("zsqd", str(ZSQD))
+        spec = importlib.util.spec_from_loader("zsqd", loader)
+        assert spec is not None
+        self.zsqd: Any = importlib.util.module_from_spec(spec)
+        loader.exec_module(self.zsqd)
+        self.now = 0.0
+        self.starts: list[float] = []
+        self.place = self.zsqd.Place(folder)
+        self.place.make()
+        fakes = {
+            "time": SimpleNamespace(monotonic=lambda: self.now),
+            "subprocess": SimpleNamespace(Popen=self._popen),
+            "await_signal": lambda wake, seconds: setattr(self, "now", self.now + seconds),
+            "signal": SimpleNamespace(
+                signal=lambda *_: None, set_wakeup_fd=lambda fd: None, SIGTERM=15, SIGINT=2, SIGHUP=1, SIGCHLD=17,
+            ),
+        }  # fmt: skip
+        for name, fake in fakes.items():
+            monkeypatch.setattr(self.zsqd, name, fake)
+        self._lives_s = lives_s
+
+    def _popen(self, line: list[str], **_: Any) -> Any:
+        begun, life_s = self.now, self._lives_s[len(self.starts) % len(self._lives_s)]
+        self.starts.append(begun)
+        with self.place.log.open("a") as log:
+            log.write("zsq 0 ready: ipc:///run (pid 1)\n")
+        child = SimpleNamespace(pid=os.getpid(), returncode=9)
+        child.poll = lambda: 9 if self.now >= begun + life_s else None
+        return child
+
+    def pauses(self) -> list[float]:
+        """Run the guard until it gives up. Return the seconds between an end and the next start."""
+        self.zsqd.guard(self.place, ["zsq"])
+        return [after - before for before, after in zip(self.starts, self.starts[1:], strict=False)]
+
+
+def test_the_guard_waits_twice_as_long_before_each_restart_and_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guard = GuardClock(tmp_path / "data", [0.0], monkeypatch)
+    assert guard.pauses() == [1, 2, 4, 8, 16, 30, 30, 30, 30, 30]
+    assert "the broker ended 11 times in 600 s and stays stopped" in capsys.readouterr().err
+
+
+def test_the_guard_begins_again_at_a_second_after_a_broker_that_lived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = GuardClock(tmp_path / "data", [0.0, 0.0, 0.0, 65.0], monkeypatch)
+    # The fourth broker lives for 65 s, and so does the eighth. 5 s is the guard's longest sleep.
+    assert guard.pauses() == [1, 2, 4, 66, 2, 4, 8, 66, 2, 4]
