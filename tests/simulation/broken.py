@@ -75,6 +75,9 @@ DEFECTS: Final[dict[str, Defect]] = {
     "a seek leaves the rows of what the channel held": Defect(
         "actors/channel/supply.py", "        return put, tuple(gone)\n", "        return put, ()\n", ("kill_channel",), moving=True
     ),
+    "a socket is not checked after a send": Defect(
+        "actors/runtime/port.py", "        self.unchecked = True\n        try:", "        try:"
+    ),
     "an answer needs no lease": Defect(
         "actors/channel/core.py",
         "        if lease is None or lease.consumer.peer != peer:\n            return [], tuple(ranges) or (UNKNOWN_DELIVERY,)",

@@ -119,6 +119,14 @@ def _sleep(seconds: float) -> None:
     world.pause(int(seconds * S), int(seconds * S) + 50_000)
 
 
+def _polled(real: Callable[[Any, int], Any], poller: Any, timeout_ms: int) -> Any:
+    """Let an actor's poll take a little time, so that other processes can run."""
+    world = world_now()
+    if world is not None:
+        world.pause(3_000, 40_000)
+    return real(poller, timeout_ms)
+
+
 def _exit(real: Callable[[int], None], code: int) -> None:
     world = world_now()
     if world is None or world.current is None:
@@ -153,6 +161,8 @@ def after_import() -> None:
     _patch(audit, "open", lambda real: lambda self: None)
     _patch(audit, "close", lambda real: lambda self: None)
     _patch(audit, "settled", lambda real: lambda self, timeout_s: True)
+    poller = importlib.import_module("zsq.actors.runtime.polling").Poller
+    _patch(poller, "poll", lambda real: lambda self, timeout_ms: _polled(real, self, timeout_ms))
     for name, module in list(sys.modules.items()):
         if not name.startswith("zsq.") or module is None:
             continue

@@ -145,10 +145,11 @@ class SimEpoll(Descriptor):
 
     def register(self, fd: Any, mask: int = _POLLIN) -> None:
         fd = fd if isinstance(fd, int) else fd.fileno()
-        self._watched[fd] = DESCRIPTORS[fd]
+        if fd in DESCRIPTORS:  # a real one never has news: the pipe of a supervisor that lives
+            self._watched[fd] = DESCRIPTORS[fd]
 
     def unregister(self, fd: int) -> None:
-        del self._watched[fd]
+        self._watched.pop(fd, None)
 
     def sources(self) -> list[Descriptor]:
         return list(self._watched.values())
@@ -266,6 +267,8 @@ class SimWorkerThread:
     result arrives at another time.
     """
 
+    unchecked = False
+
     def __init__(self, context: object, name: str) -> None:
         self.socket = _Bell()
         self.pending = 0
@@ -281,6 +284,9 @@ class SimWorkerThread:
         self.pending += 1
         self._jobs.append((tag, job))
         self._work.ring()
+
+    def readable(self) -> bool:
+        return self.socket.readable()
 
     def results(self) -> list[tuple[Any, Any]]:
         found = list(self._done)
@@ -314,15 +320,21 @@ class SimWorkerThread:
         self._thread.join()
 
 
-class _Bell:
+class _Bell(Descriptor):
+    """The socket of a worker thread. It is readable while a result waits."""
+
     closed = False
 
     def __init__(self) -> None:
-        self._process = _process()
+        super().__init__(_process())
         self.rings: Callable[[], bool] = lambda: False
+        self._edge = self  # the methods of `SimSocket` are called with it
 
     def readable(self) -> bool:
         return self.rings()
 
+    def _touch(self, *, looks: bool) -> None:
+        """Do nothing: its descriptor stays readable while a result waits."""
+
     def ring(self) -> None:
-        self._process.wake(self)
+        self.process.wake(self)
