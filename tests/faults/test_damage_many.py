@@ -10,7 +10,7 @@ import pytest
 from faults import damage
 from faults.damage_lives import RICH, TINY, make
 
-FLIPS = 5_000
+FLIPS = 4_000
 LMDB_FLIPS = 500
 OTHERS = 600
 SEED = 1

@@ -17,7 +17,7 @@ from faults.fuzz_targets import TARGETS
 from faults.fuzzing import BATCH, MEMORY_MAX, Target, Trial, plan, run_batch
 from faults.mutation import Mutator
 
-INPUTS = 300_000
+INPUTS = 200_000
 SEED = 6
 
 

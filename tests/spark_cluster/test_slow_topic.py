@@ -16,7 +16,7 @@ from support.spark_topic import Topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-ROWS = 200_000
+ROWS = 140_000
 SIZE = 1_000
 TURN_S = 0.2
 GROWTH_BYTES_MAX = 64 << 20
