@@ -7,42 +7,54 @@ import tempfile
 from collections.abc import Iterator
 from typing import Final
 
-from ...storage.bucket.bucket import BucketAway, BucketRefuses
+from ...storage.bucket.bucket import BucketError, BucketRefuses, BucketUnfit
 from ...storage.bucket.bucket_url import BucketUrl, parse_bucket_url
 from ...storage.bucket.object_store import ObstoreMissing, open_bucket, server_of
-from ...storage.bucket.probe import LARGE_BYTES, BucketUnfit, probe
+from ...storage.bucket.probe import LARGE_BYTES, ProbeReport, probe
 from ...storage.files import Files
 from .system import OK, PROBLEM, CheckResult
 
 WHAT: Final = "bucket"
+CALL_S: Final = 10.0
 
 checked = parse_bucket_url
 
 
 def bucket(url: BucketUrl) -> Iterator[CheckResult]:
-    """Try every promise on objects of the check's own."""
-    server = server_of(url)
-    text = f"{url}{f' ({server})' if server else ''}"
+    """Try every promise that ZSQ needs on objects of the check itself."""
     try:
-        with tempfile.NamedTemporaryFile(prefix="zsq-probe-") as large:
-            large.write(os.urandom(LARGE_BYTES))
-            large.flush()
-            report = probe(open_bucket(url), Files(), large.name)
+        report = _report(url)
     except ObstoreMissing as error:
         yield CheckResult(PROBLEM, WHAT, str(error), "install it: pip install 'zsq[bucket]'")
     except BucketUnfit as error:
-        advice = "use another store, or a newer version of this one"
-        yield CheckResult(PROBLEM, WHAT, f"{text} is not fit: {error}", advice)
-    except BucketRefuses as error:
-        advice = (
-            "check the credentials in the environment, and the permissions to create, read, list "
-            "and remove objects"
-        )
-        yield CheckResult(PROBLEM, WHAT, f"{text} refused: {error}", advice)
-    except BucketAway as error:
-        advice = "check the network, the endpoint and the region in the environment"
-        yield CheckResult(PROBLEM, WHAT, f"{text} did not answer: {error}", advice)
+        server = server_of(url)
+        text = f"not fit{f' ({server})' if server else ''}: {error}"
+        yield CheckResult(PROBLEM, WHAT, text, "use another store, or a newer version of this one")
+    except BucketError as error:
+        yield CheckResult(PROBLEM, WHAT, f"the check failed: {error}", _advice(url, error))
+    except OSError as error:
+        advice = f"the check needs {LARGE_BYTES >> 20} MiB in {tempfile.gettempdir()}"
+        yield CheckResult(PROBLEM, WHAT, f"no temporary file: {error.strerror or error}", advice)
     else:
+        server = server_of(url)
         times = f"written in {report.create_ms:.1f} ms, and read in {report.read_ms:.1f} ms"
-        fit = f"{text} is fit: a small object is {times}; {report.requests} requests"
-        yield CheckResult(OK, WHAT, fit)
+        text = f"{url}{f' ({server})' if server else ''} is fit: a small object is {times}"
+        yield CheckResult(OK, WHAT, text)
+
+
+def _report(url: BucketUrl) -> ProbeReport:
+    with tempfile.NamedTemporaryFile(prefix="zsq-probe-") as large:
+        large.write(os.urandom(LARGE_BYTES))
+        large.flush()
+        return probe(open_bucket(url, call_s=CALL_S), Files(), large.name)
+
+
+def _advice(url: BucketUrl, error: BucketError) -> str:
+    if url.scheme == "file":
+        return "check the folder, its permissions and its file system"
+    if isinstance(error, BucketRefuses):
+        return (
+            "check that the bucket exists, the settings in the environment, and the permissions to "
+            "create, read, list and remove objects"
+        )
+    return "check the network, the endpoint and the region in the environment"

@@ -47,6 +47,10 @@ class BucketAway(BucketError):
     """
 
 
+class BucketUnfit(BucketError):
+    """The store does not keep a promise that ZSQ needs."""
+
+
 class Bucket(Protocol):
     """The objects below the prefix of one URL. Names are relative to that prefix."""
 
@@ -79,4 +83,10 @@ class Bucket(Protocol):
         ...
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove these objects. Names without an object are ignored."""
+        """Remove these objects. Names without an object are ignored.
+
+        If a removal fails, the others are tried all the same, and the first failure is raised.
+        """
+
+    def remove_folder(self, below: str) -> None:
+        """Remove what the store itself keeps for names that begin with `below`, if none is left."""

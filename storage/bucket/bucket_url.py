@@ -22,7 +22,7 @@ from ...transport.errors import E_BAD_ARGUMENT, UsageError
 SCHEMES: Final = ("s3", "gs", "az", "file")
 PREFIX_CHARACTERS_MAX: Final = 500  # S3's limit of a key is 1,024 bytes; ZSQ's own names need 100
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,221}[a-z0-9]")
-_PART: Final = re.compile(r"[A-Za-z0-9_=.,+@-]+")
+_PART: Final = re.compile(r"[A-Za-z0-9_=.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +50,15 @@ class BucketUrl:
 def parse_bucket_url(text: str) -> BucketUrl:
     """Return the parts of the URL. Raises `UsageError` (E_BAD_ARGUMENT)."""
     scheme, mark, rest = text.partition("://")
-    if not mark or scheme not in SCHEMES:
-        raise _wrong(text, "it must begin with s3://, gs://, az:// or file://")
-    if "?" in rest or "#" in rest:
-        raise _wrong(text, "it must have no ? and no #; settings come from the environment")
-    if "@" in rest.partition("/")[0] or ":" in rest.partition("/")[0]:
+    if "@" in text or "?" in text or ":" in rest.partition("/")[0]:
         # The text is not repeated, because it may contain a password.
         raise UsageError(
             E_BAD_ARGUMENT,
-            "a bucket URL must contain no user, no password and no port: give credentials and the "
-            "endpoint in the environment, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL",
+            "a bucket URL must contain no user, no password, no port and no ?: give credentials "
+            "and the endpoint in the environment, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL",
         )
+    if not mark or scheme not in SCHEMES:
+        raise _wrong(text, "it must begin with s3://, gs://, az:// or file://")
     bucket, _, path = rest.partition("/")
     parts = [part for part in path.split("/") if part]
     if scheme == "file":
@@ -68,7 +66,7 @@ def parse_bucket_url(text: str) -> BucketUrl:
             raise _wrong(text, "a file URL must have three slashes: file:///FOLDER")
         if not parts:
             raise _wrong(text, "it must name a folder")
-    elif not _BUCKET.fullmatch(bucket):
+    elif not _BUCKET.fullmatch(bucket) or ".." in bucket:
         raise _wrong(
             text,
             f"{bucket!r} is no name of a bucket: it must have 3 to 223 lower-case letters, digits, "

@@ -14,11 +14,21 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ..files import Files
-from .bucket import BucketAway, BucketRefuses, Bytes, ObjectExists, ObjectMissing
+from .bucket import (
+    BucketAway,
+    BucketError,
+    BucketRefuses,
+    BucketUnfit,
+    Bytes,
+    ObjectExists,
+    ObjectMissing,
+)
 from .bucket_url import BucketUrl
 
 COPY_BYTES: Final = 8 * 1024 * 1024
 _TEMPORARY: Final = ".tmp-"
+# Linux returns EPERM for a link on a file system without links.
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
 _FOR_GOOD: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR})
 
 
@@ -27,45 +37,61 @@ class FolderBucket:
         self.url = url
         self._files = files
         self._folder = url.folder
+        self._made: set[str] = set()
 
     def create(self, name: str, data: Bytes) -> None:
         with self._failing(name):
             temporary = self._temporary(name)
+            fd = self._files.open_new(temporary)
             try:
-                fd = self._files.open_new(temporary)
                 try:
                     self._files.writev(fd, [data], 0)
                     self._files.sync(fd)
                 finally:
                     self._files.close(fd)
-                self._files.link(temporary, self._path(name))
+                self._link(temporary, self._path(name))
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.remove(temporary)
             self._files.sync_folder(os.path.dirname(self._path(name)))
 
+    def _link(self, temporary: str, path: str) -> None:
+        try:
+            self._files.link(temporary, path)
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                raise BucketUnfit(
+                    f"{self.url}: this file system has no hard links ({error.strerror}), by which "
+                    "ZSQ creates an object only once"
+                ) from error
+            raise
+
     def upload(self, name: str, path: str) -> None:
-        with self._failing(name):
-            temporary = self._temporary(name)
-            source = self._files.open_read(path)
+        source = self._files.open_read(path)
+        try:
+            with self._failing(name):
+                self._copy(source, name)
+        finally:
+            self._files.close(source)
+
+    def _copy(self, source: int, name: str) -> None:
+        temporary = self._temporary(name)
+        fd = self._files.open_new(temporary)
+        try:
             try:
-                fd = self._files.open_new(temporary)
-                try:
-                    position = 0
-                    while part := self._files.pread(source, COPY_BYTES, position):
-                        self._files.writev(fd, [part], position)
-                        position += len(part)
-                    self._files.sync(fd)
-                finally:
-                    self._files.close(fd)
-                self._files.rename(temporary, self._path(name))
-            except BaseException:
-                with contextlib.suppress(FileNotFoundError):
-                    self._files.remove(temporary)
-                raise
+                position = 0
+                while part := self._files.pread(source, COPY_BYTES, position):
+                    self._files.writev(fd, [part], position)
+                    position += len(part)
+                self._files.sync(fd)
             finally:
-                self._files.close(source)
-            self._files.sync_folder(os.path.dirname(self._path(name)))
+                self._files.close(fd)
+            self._files.rename(temporary, self._path(name))
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.remove(temporary)
+            raise
+        self._files.sync_folder(os.path.dirname(self._path(name)))
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         with self._failing(name):
@@ -98,9 +124,21 @@ class FolderBucket:
                 yield f"{below}{entry}"
 
     def remove(self, names: Sequence[str]) -> None:
+        failures: list[BucketError] = []
         for name in names:
-            with self._failing(name), contextlib.suppress(FileNotFoundError):
-                self._files.remove(self._path(name))
+            try:
+                with self._failing(name), contextlib.suppress(FileNotFoundError):
+                    self._files.remove(self._path(name))
+            except BucketError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def remove_folder(self, below: str) -> None:
+        assert below.endswith("/")
+        if not list(self.names(below)):
+            with self._failing(below), contextlib.suppress(FileNotFoundError):
+                self._files.remove_tree(self._path(below.rstrip("/")))
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"
@@ -112,13 +150,23 @@ class FolderBucket:
         return f"{folder}/{_TEMPORARY}{self._files.random_seed():08x}-{os.path.basename(name)}"
 
     def _make(self, folder: str) -> None:
-        if self._files.exists(folder):
+        """Make a folder below the bucket's, and sync its name once in this process.
+
+        Another process may have made it and not synced it yet. The bucket's own folder must exist:
+        it may be the place of a file system that is not mounted now.
+        """
+        if folder == self._folder:
+            if not self._files.exists(folder):
+                raise BucketRefuses(f"{self.url}: the folder does not exist; create or mount it")
+            return
+        if folder in self._made:
             return
         parent = os.path.dirname(folder)
         self._make(parent)
         with contextlib.suppress(FileExistsError):
             self._files.make_folder(folder)
-            self._files.sync_folder(parent)
+        self._files.sync_folder(parent)
+        self._made.add(folder)
 
     @contextlib.contextmanager
     def _failing(self, name: str) -> Iterator[None]:

@@ -19,6 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from .bucket import (
     BucketAway,
     BucketError,
     BucketRefuses,
+    BucketUnfit,
     Bytes,
     ObjectExists,
     ObjectMissing,
@@ -52,6 +54,12 @@ NO_CREDENTIALS: Final = (
     "GOOGLE_APPLICATION_CREDENTIALS, or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, "
     "or give the machine a role"
 )
+_NON_PARTIAL: Final = "non-partial response"  # the answer to a range was the whole object
+# Answers that the same request gets again. 408 and 429 are not among them.
+_REFUSED: Final = re.compile(r"non-2xx status code: 4(?!08|29)\d\d")
+_USER: Final = re.compile(r"//[^/@\s]*@")
+_ENDPOINT: Final = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]+(/\S*)?")
+ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
 _XML_CODE: Final = re.compile(r"<Code>([^<]{1,80})</Code>")
 
 
@@ -83,11 +91,13 @@ class ObjectStore:
         )
 
     def create(self, name: str, data: Bytes) -> None:
-        with self._failing(name):
+        with self._failing(name, writes=True):
             self._library.put(self._store, name, data, mode="create", use_multipart=False)
 
     def upload(self, name: str, path: str) -> None:
-        with self._failing(name):
+        files = Files()
+        files.close(files.open_read(path))  # a missing file is not an error of the bucket
+        with self._failing(name, writes=True):
             self._library.put(
                 self._store,
                 name,
@@ -119,24 +129,69 @@ class ObjectStore:
                     yield str(row["path"])
 
     def remove(self, names: Sequence[str]) -> None:
-        with self._failing(names[0] if names else ""), contextlib.suppress(ObjectMissing):
-            self._library.delete(self._store, list(names))
+        if not names:
+            return
+        try:
+            with self._failing(names[0]):
+                self._library.delete(self._store, list(names))
+        except BucketError:
+            self._remove_each(names)
+
+    def _remove_each(self, names: Sequence[str]) -> None:
+        """Remove one by one, because the library stops at the first failure.
+
+        For some stores a name without an object is such a failure.
+        """
+        failures: list[BucketError] = []
+        for name in names:
+            try:
+                with self._failing(name):
+                    self._library.delete(self._store, name)
+            except ObjectMissing:
+                continue
+            except BucketError as error:
+                failures.append(error)
+                if isinstance(error, (BucketAway, BucketRefuses)):
+                    break  # the others would only take as long
+        if failures:
+            raise failures[0]
+
+    def remove_folder(self, below: str) -> None:
+        """Do nothing: an object store has no folders."""
 
     @contextlib.contextmanager
-    def _failing(self, name: str) -> Iterator[None]:
+    def _failing(self, name: str, *, writes: bool = False) -> Iterator[None]:
         try:
             yield
-        # The library raises Python's own classes for some failures.
-        except (self._library.exceptions.BaseError, OSError, ValueError) as error:
-            if any(address in str(error) for address in METADATA):
-                raise BucketRefuses(f"{self.url}: {NO_CREDENTIALS}") from None
-            for classes, kind in self._kinds:
-                if isinstance(error, classes):
-                    raise kind(f"{self.url}/{name}: {_short(str(error))}") from None
+        except BaseException as error:
+            # The library raises Python's own classes for some failures. A failure of its own is a
+            # PanicException, which no `except Exception` catches.
+            panics = type(error).__name__ == "PanicException"
+            if not panics and not isinstance(error, Exception):
+                raise
+            raise self._kind_of(error, writes, panics=panics)(
+                f"{self.url}/{name}: {_short(str(error))}"
+            ) from None
+
+    def _kind_of(self, error: BaseException, writes: bool, *, panics: bool) -> type[BucketError]:
+        text = str(error)
+        if panics or any(address in text for address in METADATA):
+            return BucketRefuses
+        kind = next(kind for classes, kind in self._kinds if isinstance(error, classes))
+        if kind is ObjectMissing and writes:
+            return BucketRefuses  # the bucket itself is missing
+        if kind is BucketAway and _NON_PARTIAL in text:
+            return BucketUnfit
+        if kind is BucketAway and _REFUSED.search(text):
+            return BucketRefuses
+        return kind
 
 
 def _short(text: str) -> str:
     """Return the first line of the library's text, with the code of the server's answer."""
+    if any(address in text for address in METADATA):
+        return NO_CREDENTIALS
+    text = _USER.sub("//", text)
     found = _XML_CODE.search(text)
     first = text.split("\n", 1)[0]
     first = first.partition(": <?xml")[0]
@@ -144,8 +199,25 @@ def _short(text: str) -> str:
     return first[:ERROR_CHARACTERS_MAX] + code
 
 
-def open_bucket(url: BucketUrl) -> Bucket:
-    """Open a bucket. Nothing is sent.
+def endpoint_of(url: BucketUrl) -> str:
+    """Return the endpoint that the environment names for this store, or "".
+
+    Raises `BucketRefuses` if it is not valid. The library would end with a panic.
+    """
+    name = next((name for name in ENDPOINTS if os.environ.get(name)), "")
+    if url.scheme != "s3" or not name:
+        return ""
+    endpoint = os.environ[name]
+    if not _ENDPOINT.fullmatch(endpoint):
+        # The text is not repeated, because it may contain a password.
+        raise BucketRefuses(
+            f"{url}: {name} must be http://HOST:PORT or https://HOST, without user and password"
+        )
+    return endpoint
+
+
+def open_bucket(url: BucketUrl, *, call_s: float = CALL_S) -> Bucket:
+    """Open a bucket. Nothing is sent. A call fails after about `call_s` seconds without an answer.
 
     Raises `BucketRefuses` if the environment has wrong settings, and `ObstoreMissing`.
     """
@@ -160,27 +232,27 @@ def open_bucket(url: BucketUrl) -> Bucket:
         ) from None
     retry = {
         "max_retries": RETRIES_MAX,
-        "retry_timeout": timedelta(seconds=RETRY_S),
+        "retry_timeout": timedelta(seconds=min(RETRY_S, call_s)),
     }
     client: dict[str, Any] = {
-        "timeout": timedelta(seconds=CALL_S),
-        "connect_timeout": timedelta(seconds=CONNECT_S),
+        "timeout": timedelta(seconds=call_s),
+        "connect_timeout": timedelta(seconds=min(CONNECT_S, call_s)),
     }
-    if url.scheme == "s3" and os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+    if endpoint_of(url).startswith("http://"):
         client["allow_http"] = True  # the operator named a server without TLS
     common = {"prefix": url.prefix or None, "client_options": client, "retry_config": retry}
     classes = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
     try:
         made: Any = classes[url.scheme](url.bucket, **common)
-    except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
+    except Exception as error:  # the library raises several classes for wrong settings
         raise BucketRefuses(f"{url}: {_short(str(error))}") from None
     return ObjectStore(url, obstore, made)
 
 
 def server_of(url: BucketUrl) -> str:
     """Return how the server of an S3 endpoint names itself, or ""."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
-    if url.scheme != "s3" or not endpoint.startswith(("http://", "https://")):
+    endpoint = endpoint_of(url)
+    if not endpoint:
         return {"s3": "Amazon S3", "gs": "Google Cloud Storage", "az": "Azure"}.get(url.scheme, "")
     try:
         with urllib.request.urlopen(endpoint, timeout=SERVER_S) as reply:
@@ -189,5 +261,5 @@ def server_of(url: BucketUrl) -> str:
         urllib.error.HTTPError
     ) as error:  # most servers refuse this request, and say who they are
         return str(error.headers.get("Server", ""))
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return ""

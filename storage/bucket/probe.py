@@ -12,32 +12,173 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from ..files import Files
-from .bucket import Bucket, BucketAway, BucketError, ObjectExists, ObjectMissing
+from .bucket import (
+    Bucket,
+    BucketAway,
+    BucketError,
+    BucketRefuses,
+    BucketUnfit,
+    ObjectExists,
+    ObjectMissing,
+)
 
 WRITERS: Final = 8
 RACES: Final = 3
+SAMPLES: Final = 5
 # Two parts of an upload through obstore, so that uploads in parts are tried too.
 LARGE_BYTES: Final = 9 * 1024 * 1024
+PROBE_S: Final = 60.0
 FOLDER: Final = "probe"
-
-
-class BucketUnfit(BucketError):
-    """The store does not keep a promise that ZSQ needs."""
 
 
 @dataclass(slots=True)
 class ProbeReport:
-    """Measurements of a probe. Times are in milliseconds, as the median of its calls."""
+    """Measurements of a probe. Times are in milliseconds, as the median of SAMPLES calls."""
 
     create_ms: float = 0.0
     read_ms: float = 0.0
-    requests: int = 0
-    _creates: list[float] = field(default_factory=list)
-    _reads: list[float] = field(default_factory=list)
+
+
+class _Probe:
+    """One run of the probe. `names` are the objects that it may have written."""
+
+    def __init__(self, bucket: Bucket, files: Files, clock: Callable[[], float]) -> None:
+        self._bucket = bucket
+        self._files = files
+        self._clock = clock
+        self._ends = clock() + PROBE_S
+        self.below = f"{FOLDER}/{uuid.uuid4().hex}/"
+        self.names: list[str] = []
+
+    def _name(self, name: str) -> str:
+        """Note an object before it is written, and check the time."""
+        if self._clock() > self._ends:
+            raise BucketAway(f"{self._bucket.url}: the check took more than {PROBE_S:.0f} s")
+        self.names.append(f"{self.below}{name}")
+        return self.names[-1]
+
+    def run(self, large_path: str) -> ProbeReport:
+        report = self._samples()
+        self._create_again(self.names[0])
+        for number in range(RACES):
+            self._race(self._name(f"race-{number}"))
+        self._parts(self.names[0])
+        self._list(sorted(self.names))
+        if large_path:
+            self._large(self._name("large"), large_path)
+        return report
+
+    def _samples(self) -> ProbeReport:
+        creates, reads = [], []
+        for number in range(SAMPLES):
+            name = self._name(f"sample-{number}")
+            begun = self._clock()
+            self._create(name)
+            creates.append(self._clock() - begun)
+            begun = self._clock()
+            found = self._bucket.read(name)
+            reads.append(self._clock() - begun)
+            if found != name.encode():
+                raise BucketUnfit(
+                    f"{self._bucket.url} returned {len(found)} other bytes than the {len(name)} "
+                    "that were just written; ZSQ needs a store whose reads see every earlier write"
+                )
+        return ProbeReport(sorted(creates)[SAMPLES // 2] * 1e3, sorted(reads)[SAMPLES // 2] * 1e3)
+
+    def _create(self, name: str) -> None:
+        try:
+            self._bucket.create(name, name.encode())
+        except ObjectExists:
+            # After a lost reply, a repeated request finds the probe's own object.
+            if self._bucket.read(name) != name.encode():
+                raise
+
+    def _create_again(self, name: str) -> None:
+        try:
+            self._bucket.create(name, b"again")
+        except ObjectExists:
+            pass
+        else:
+            raise BucketUnfit(
+                f"{self._bucket.url} created an object that existed already: it does not support "
+                "conditional writes (If-None-Match)"
+            )
+        if self._bucket.read(name) != name.encode():
+            raise BucketUnfit(
+                f"{self._bucket.url} refused a write, and changed the object all the same"
+            )
+
+    def _race(self, name: str) -> None:
+        """Let WRITERS writers create one object at once."""
+
+        def attempt(number: int) -> bool:
+            try:
+                self._bucket.create(name, b"%d" % number)
+            except ObjectExists:
+                return False
+            return True
+
+        with ThreadPoolExecutor(WRITERS, "probe") as pool:
+            won = list(pool.map(attempt, range(WRITERS)))
+        winners = [number for number in range(WRITERS) if won[number]]
+        try:
+            found = self._bucket.read(name)
+        except ObjectMissing:
+            raise BucketUnfit(
+                f"{self._bucket.url} let none of {WRITERS} writers create an object whose name was "
+                "free"
+            ) from None
+        if len(winners) > 1:
+            raise BucketUnfit(
+                f"{self._bucket.url} let {len(winners)} of {WRITERS} writers create the same "
+                "object: it claims conditional writes and does not have them"
+            )
+        # No winner is possible: a reply was lost, and the repeated request found the own object.
+        if winners and found != b"%d" % winners[0]:
+            raise BucketUnfit(f"{self._bucket.url} kept the object of a writer that was refused")
+
+    def _parts(self, name: str) -> None:
+        content = name.encode()
+        if (
+            self._bucket.read(name, 2, 5) != content[2:7]
+            or self._bucket.read(name, 3) != content[3:]
+            or self._bucket.size(name) != len(content)
+        ):
+            raise BucketUnfit(f"{self._bucket.url} returns wrong parts of an object")
+
+    def _list(self, wanted: list[str]) -> None:
+        found = sorted(self._bucket.names(self.below))
+        if found != wanted:
+            raise BucketUnfit(
+                f"{self._bucket.url} listed {len(found)} of {len(wanted)} objects that were just "
+                "written; ZSQ needs a store whose lists see every earlier write"
+            )
+
+    def _large(self, name: str, path: str) -> None:
+        content = self._files.read_file(path, LARGE_BYTES)
+        self._bucket.upload(name, path)
+        if self._bucket.size(name) != len(content) or self._bucket.read(name) != content:
+            raise BucketUnfit(f"{self._bucket.url} does not return what was uploaded in parts")
+
+    def clean(self) -> None:
+        self._bucket.remove(self.names)
+        self._bucket.remove_folder(self.below)
+        self._bucket.remove_folder(f"{FOLDER}/")
+
+    def removed(self) -> None:
+        if found := list(self._bucket.names(self.below)):
+            raise BucketUnfit(
+                f"{self._bucket.url} lists {len(found)} objects that were just removed"
+            )
+        try:
+            self._bucket.read(self.names[0])
+        except ObjectMissing:
+            return
+        raise BucketUnfit(f"{self._bucket.url} returned an object that was just removed")
 
 
 def probe(
@@ -46,124 +187,21 @@ def probe(
     large_path: str = "",
     clock: Callable[[], float] = time.monotonic,
 ) -> ProbeReport:
-    """Try each promise with small objects below `probe/`, and remove them.
+    """Try each promise with small objects below `probe/`, and remove them, also after a failure.
 
     `large_path` is a file of at most LARGE_BYTES to upload in parts. Without it, that is not tried.
-    Raises `BucketUnfit` if a promise is broken, or another `BucketError` if a call fails.
+    Raises `BucketUnfit` if a promise is broken, or another `BucketError` if a call fails. A race
+    that nobody won twice is evidence and no proof.
     """
-    report = ProbeReport()
-    token = uuid.uuid4().hex
-    names = [f"{FOLDER}/{token}/{name}" for name in ("one", *map(str, range(RACES)), "large")]
+    run = _Probe(bucket, files, clock)
     try:
-        _create_once(bucket, names[0], report, clock)
-        for name in names[1 : 1 + RACES]:
-            _race(bucket, name)
-            report.requests += WRITERS + 1
-        _parts(bucket, names[0])
-        _list(bucket, f"{FOLDER}/{token}/", sorted(names[: 1 + RACES]))
-        report.requests += 3
-        if large_path:
-            _large(bucket, names[-1], files, large_path)
-            report.requests += 4
-    except BucketError:
-        with contextlib.suppress(BucketError):  # the first failure counts
-            bucket.remove(names)
+        report = run.run(large_path)
+    except BaseException as error:
+        # If the first object could not be written, there is nothing to remove.
+        if len(run.names) > 1 or not isinstance(error, (BucketAway, BucketRefuses)):
+            with contextlib.suppress(BucketError):  # the first failure counts
+                run.clean()
         raise
-    bucket.remove(names)
-    _removed(bucket, names[0])
-    report.requests += 2
-    report.create_ms = _median(report._creates)
-    report.read_ms = _median(report._reads)
+    run.clean()
+    run.removed()
     return report
-
-
-def _median(times: list[float]) -> float:
-    return sorted(times)[len(times) // 2] * 1e3 if times else 0.0
-
-
-def _create_once(
-    bucket: Bucket, name: str, report: ProbeReport, clock: Callable[[], float]
-) -> None:
-    content = name.encode()
-    begun = clock()
-    bucket.create(name, content)
-    report._creates.append(clock() - begun)
-    begun = clock()
-    found = bucket.read(name)
-    report._reads.append(clock() - begun)
-    report.requests += 2
-    if found != content:
-        raise BucketUnfit(
-            f"{bucket.url} returned {len(found)} other bytes than the {len(content)} that were "
-            "just written; ZSQ needs a store whose reads see every earlier write"
-        )
-    try:
-        bucket.create(name, b"again")
-    except ObjectExists:
-        pass
-    else:
-        raise BucketUnfit(
-            f"{bucket.url} created an object that existed already: it does not support "
-            "conditional writes (If-None-Match); use another store or a newer version"
-        )
-    if bucket.read(name) != content:
-        raise BucketUnfit(f"{bucket.url} refused a write, and changed the object all the same")
-    report.requests += 2
-
-
-def _parts(bucket: Bucket, name: str) -> None:
-    content = name.encode()
-    try:
-        right = bucket.read(name, 2, 5) == content[2:7] and bucket.size(name) == len(content)
-    except BucketAway as error:  # the library refuses an answer with other bytes than it asked for
-        raise BucketUnfit(f"{bucket.url} returns wrong parts of an object: {error}") from None
-    if not right:
-        raise BucketUnfit(f"{bucket.url} returns wrong parts of an object")
-
-
-def _race(bucket: Bucket, name: str) -> None:
-    """Let WRITERS writers create one object at once."""
-
-    def attempt(number: int) -> bool:
-        try:
-            bucket.create(name, b"%d" % number)
-        except ObjectExists:
-            return False
-        return True
-
-    with ThreadPoolExecutor(WRITERS, "probe") as pool:
-        winners = [number for number, won in enumerate(pool.map(attempt, range(WRITERS))) if won]
-    found = bucket.read(name)
-    if len(winners) > 1:
-        raise BucketUnfit(
-            f"{bucket.url} let {len(winners)} of {WRITERS} writers create the same object: it "
-            "claims conditional writes and does not have them; use another store or a newer version"
-        )
-    # No winner is possible: a reply was lost, and the repeated request found the own object.
-    if winners and found != b"%d" % winners[0]:
-        raise BucketUnfit(f"{bucket.url} kept the object of a writer that was refused")
-
-
-def _list(bucket: Bucket, below: str, wanted: list[str]) -> None:
-    found = sorted(bucket.names(below))
-    if found != wanted:
-        raise BucketUnfit(
-            f"{bucket.url} listed {len(found)} of {len(wanted)} objects that were just written; "
-            "ZSQ needs a store whose lists see every earlier write"
-        )
-
-
-def _large(bucket: Bucket, name: str, files: Files, path: str) -> None:
-    content = files.read_file(path, LARGE_BYTES)
-    bucket.upload(name, path)
-    end = len(content) - 64
-    if bucket.size(name) != len(content) or bucket.read(name, end, 64) != content[end:]:
-        raise BucketUnfit(f"{bucket.url} does not return what was uploaded in parts")
-
-
-def _removed(bucket: Bucket, name: str) -> None:
-    try:
-        bucket.read(name)
-    except ObjectMissing:
-        return
-    raise BucketUnfit(f"{bucket.url} returned an object that was just removed")

@@ -110,11 +110,16 @@ def seaweedfs(folder: Path) -> Iterator[Mapping[str, str]]:
     ]
     arguments = [
         program("weed"), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
-        "-s3.port.iceberg=0", "-volume.max=50", "-master.volumeSizeLimitMB=64", *options,
+        "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=50", "-master.volumeSizeLimitMB=64", *options,
     ]  # fmt: skip
-    with running(arguments, ports[6], folder) as found:
-        make_bucket(ports[6])
-        yield found
+    try:
+        with running(arguments, ports[6], folder) as found:
+            make_bucket(ports[6])
+            yield found
+    finally:
+        for port in ports:
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink()
 
 
 @contextlib.contextmanager

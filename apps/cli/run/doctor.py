@@ -33,7 +33,7 @@ TEXT_COLUMNS: Final = 100
     "--bucket",
     metavar="URL",
     help=(
-        "An object store to check: s3://, gs://, az:// or file://. Writes about 20 small objects "
+        "An object store to check: s3://, gs://, az:// or file://. Writes nine small objects "
         "and one of 9 MiB below URL/probe, and removes them."
     ),
 )

@@ -18,6 +18,7 @@ from zsq.storage.bucket.bucket import (
     Bucket,
     BucketAway,
     BucketRefuses,
+    BucketUnfit,
     ObjectExists,
     ObjectMissing,
 )
@@ -42,6 +43,7 @@ def bucket(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Bucket:
     if request.param == "folder":
+        (tmp_path / "bucket/prefix").mkdir(parents=True)
         return open_bucket(parse_bucket_url(f"file://{tmp_path}/bucket/prefix"))
     if request.param == "memory":
         url = parse_bucket_url("s3://memory/prefix")
@@ -145,6 +147,100 @@ def test_a_folder_that_fails_says_how_and_keeps_no_half_object(
         broken.create("one", b"content")
     left = [path.name for path in (tmp_path / "b").iterdir()]
     assert left == (["one"] if call == "sync_folder" else [])
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_hard_links_is_not_fit(number: int, tmp_path: Path) -> None:
+    url = parse_bucket_url(f"file://{tmp_path}")
+    broken = FolderBucket(Broken(OSError(number, os.strerror(number)), "link"), url)
+    with pytest.raises(BucketUnfit, match="no hard links"):
+        broken.create("one", b"content")
+
+
+def test_a_folder_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
+    bucket = open_bucket(parse_bucket_url(f"file://{tmp_path}/not-mounted"))
+    with pytest.raises(BucketRefuses, match="create or mount it"):
+        bucket.create("one", b"content")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_removal_goes_on_after_names_without_an_object(bucket: Bucket) -> None:
+    names = [f"log/{number}" for number in range(30)]
+    for name in names:
+        bucket.create(name, b"")
+    bucket.remove(["log/none", *names, "log/none-either"])
+    assert list(bucket.names("log/")) == []
+
+
+def test_a_missing_file_is_no_error_of_the_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        bucket.upload("one", str(tmp_path / "none"))
+    assert list(bucket.names("chunk/")) == []
+
+
+class Failing:
+    """obstore, whose calls raise."""
+
+    exceptions = obstore.exceptions
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def put(self, *_: Any, **__: Any) -> None:
+        raise self.error
+
+    def get(self, *_: Any, **__: Any) -> None:
+        raise self.error
+
+
+class PanicException(BaseException):
+    """Named and derived as the library's."""
+
+
+STATUS = "Generic S3 error: Server returned non-2xx status code: "
+
+
+@pytest.mark.parametrize(
+    ("error", "writing", "reading"),
+    [
+        (obstore.exceptions.AlreadyExistsError("x"), ObjectExists, ObjectExists),
+        (obstore.exceptions.NotFoundError("x"), BucketRefuses, ObjectMissing),
+        (FileNotFoundError("x"), BucketRefuses, ObjectMissing),
+        (obstore.exceptions.PermissionDeniedError("x"), BucketRefuses, BucketRefuses),
+        (obstore.exceptions.GenericError("x"), BucketAway, BucketAway),
+        (obstore.exceptions.JoinError("x"), BucketAway, BucketAway),
+        (obstore.exceptions.GenericError(f"{STATUS}400 Bad"), BucketRefuses, BucketRefuses),
+        (obstore.exceptions.GenericError(f"{STATUS}408 Late"), BucketAway, BucketAway),
+        (obstore.exceptions.GenericError(f"{STATUS}429 Slow"), BucketAway, BucketAway),
+        (obstore.exceptions.GenericError(f"{STATUS}503 Slow"), BucketAway, BucketAway),
+        (obstore.exceptions.GenericError("Received non-partial response"), BucketUnfit, BucketUnfit),
+        (obstore.exceptions.GenericError("GET http://169.254.169.254/x"), BucketRefuses, BucketRefuses),
+        (PanicException("relative URL"), BucketRefuses, BucketRefuses),
+        (KeyboardInterrupt(), KeyboardInterrupt, KeyboardInterrupt),
+    ],
+)  # fmt: skip
+def test_each_failure_of_the_library_has_its_class(
+    error: BaseException, writing: type[BaseException], reading: type[BaseException]
+) -> None:
+    bucket = ObjectStore(parse_bucket_url("s3://events/a"), Failing(error), None)
+    with pytest.raises(BaseException) as caught:
+        bucket.create("x", b"")
+    assert type(caught.value) is writing
+    with pytest.raises(BaseException) as caught:
+        bucket.read("x")
+    assert type(caught.value) is reading
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["localhost:8333", "http://me:hunter2@127.0.0.1:9", "x", "ftp://h"]
+)
+def test_a_wrong_endpoint_is_refused_and_not_repeated(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(BucketRefuses, match="AWS_ENDPOINT_URL must be http://HOST:PORT") as caught:
+        open_bucket(parse_bucket_url("s3://events/a"))
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_server_that_does_not_answer_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

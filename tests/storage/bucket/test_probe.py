@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,10 +10,16 @@ from pathlib import Path
 import pytest
 from support.s3_server import BUCKET, rclone
 
-from zsq.storage.bucket.bucket import Bytes, ObjectExists, ObjectMissing
+from zsq.storage.bucket.bucket import (
+    BucketAway,
+    BucketUnfit,
+    Bytes,
+    ObjectExists,
+    ObjectMissing,
+)
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.object_store import open_bucket
-from zsq.storage.bucket.probe import WRITERS, BucketUnfit, probe
+from zsq.storage.bucket.probe import WRITERS, probe
 from zsq.storage.files import Files
 
 
@@ -50,6 +57,9 @@ class Memory:
         for name in names:
             self.objects.pop(name, None)
 
+    def remove_folder(self, below: str) -> None:
+        pass
+
 
 class Overwrites(Memory):
     """Ignores the condition of a write."""
@@ -68,7 +78,7 @@ class Races(Memory):
     def create(self, name: str, data: Bytes) -> None:
         if name in self.objects:
             raise ObjectExists(name)
-        if not name.endswith("one"):
+        if "sample" not in name:
             self.together.wait(20)
         self.objects[name] = bytes(data)
 
@@ -89,7 +99,7 @@ class Swaps(Memory):
     def create(self, name: str, data: Bytes) -> None:
         with self.lock:
             if name in self.objects:
-                if not name.endswith("one"):
+                if "sample" not in name:
                     self.objects[name] = bytes(data)
                 raise ObjectExists(name)
             self.objects[name] = bytes(data)
@@ -120,7 +130,77 @@ class Keeps(Memory):
     """Does not remove."""
 
     def remove(self, names: Sequence[str]) -> None:
-        pass
+        for name in names[1:]:
+            self.objects.pop(name, None)
+
+
+class Lists(Memory):
+    """Removes an object and lists it all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def create(self, name: str, data: Bytes) -> None:
+        super().create(name, data)
+        self.seen.add(name)
+
+    def names(self, below: str) -> Iterator[str]:
+        return iter(sorted(self.seen))
+
+
+class Nobody(Memory):
+    """Refuses all writers of a race."""
+
+    def create(self, name: str, data: Bytes) -> None:
+        if "race" in name:
+            raise ObjectExists(name)
+        super().create(name, data)
+
+
+class Damages(Memory):
+    """Changes a byte in the middle of a large upload."""
+
+    def upload(self, name: str, path: str) -> None:
+        content = bytearray(Path(path).read_bytes())
+        content[len(content) // 2] ^= 1
+        self.objects[name] = bytes(content)
+
+
+class Repeats(Memory):
+    """Carries out a write, and reports that it existed, as after a lost reply."""
+
+    def create(self, name: str, data: Bytes) -> None:
+        with self.lock:
+            before = name in self.objects
+            self.objects.setdefault(name, bytes(data))
+            if before or "sample-0" in name:
+                raise ObjectExists(name)
+
+
+class Away(Memory):
+    """Does not answer from the call `after` on, except for removals."""
+
+    def __init__(self, after: int, error: BaseException) -> None:
+        super().__init__()
+        self.left = after
+        self.error = error
+        self.removals = 0
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return super().read(name, start, length)
+
+    def create(self, name: str, data: Bytes) -> None:
+        if self.left <= 0:
+            raise self.error
+        super().create(name, data)
+
+    def remove(self, names: Sequence[str]) -> None:
+        self.removals += 1
+        super().remove(names)
 
 
 class Forgets(Memory):
@@ -140,9 +220,43 @@ def large(tmp_path: Path) -> str:
 
 def test_a_store_that_keeps_its_promises_is_accepted(large: str) -> None:
     bucket = Memory()
-    report = probe(bucket, Files(), large)
+    times = itertools.count()
+    report = probe(bucket, Files(), large, lambda: next(times) * 0.001)
     assert bucket.objects == {}
-    assert report.requests > 20
+    assert (round(report.create_ms), round(report.read_ms)) == (1, 1)
+
+
+def test_a_lost_reply_is_no_broken_promise(large: str) -> None:
+    bucket = Repeats()
+    probe(bucket, Files(), large)
+    assert bucket.objects == {}
+
+
+@pytest.mark.parametrize("after", range(1, 14))
+@pytest.mark.parametrize("error", [BucketAway("no answer"), KeyboardInterrupt()])
+def test_a_probe_that_is_cut_off_leaves_nothing(
+    after: int, error: BaseException, large: str
+) -> None:
+    bucket = Away(after, error)
+    with pytest.raises(type(error)):
+        probe(bucket, Files(), large)
+    assert bucket.objects == {}
+
+
+def test_nothing_is_removed_if_nothing_could_be_written(large: str) -> None:
+    """A removal would only wait for another time-out."""
+    bucket = Away(0, BucketAway("no answer"))
+    with pytest.raises(BucketAway):
+        probe(bucket, Files(), large)
+    assert bucket.removals == 0
+
+
+def test_a_probe_of_a_slow_store_ends(large: str) -> None:
+    bucket = Memory()
+    times = itertools.count()
+    with pytest.raises(BucketAway, match="took more than 60 s"):
+        probe(bucket, Files(), large, lambda: next(times) * 9.0)
+    assert bucket.objects == {}
 
 
 @pytest.mark.parametrize(
@@ -152,10 +266,13 @@ def test_a_store_that_keeps_its_promises_is_accepted(large: str) -> None:
         (Races, f"{WRITERS} of {WRITERS} writers create the same object"),
         (Refuses, "refused a write, and changed the object"),
         (Swaps, "kept the object of a writer that was refused"),
-        (Stale, "listed 3 of 4 objects"),
+        (Stale, "listed 7 of 8 objects"),
         (Parts, "wrong parts"),
         (Cuts, "uploaded in parts"),
+        (Damages, "uploaded in parts"),
         (Keeps, "just removed"),
+        (Lists, "lists 8 objects that were just removed"),
+        (Nobody, "let none of 8 writers"),
         (Forgets, "other bytes"),
     ],
 )

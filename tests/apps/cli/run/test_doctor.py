@@ -10,6 +10,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -339,10 +340,14 @@ def bucket_finding(url: str, environment: dict[str, str]) -> tuple[int, CheckRes
 
 
 def test_a_folder_is_checked_as_a_bucket(tmp_path: Path) -> None:
+    code, found = bucket_finding(f"file://{tmp_path}/bucket", {})
+    assert (code, found.level) == (1, PROBLEM)
+    assert "does not exist; create or mount it" in found.text
+    (tmp_path / "bucket").mkdir()
     _, found = bucket_finding(f"file://{tmp_path}/bucket", {})
     assert found.level == OK
     assert f"file://{tmp_path}/bucket is fit: a small object is written in" in found.text
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert list((tmp_path / "bucket").iterdir()) == []
 
 
 def test_a_bucket_that_does_not_answer_is_a_problem() -> None:
@@ -353,9 +358,27 @@ def test_a_bucket_that_does_not_answer_is_a_problem() -> None:
     }
     code, found = bucket_finding("s3://events/a", environment)
     assert (code, found.level) == (1, PROBLEM)
-    assert "s3://events/a did not answer" in found.text
+    assert "the check failed: s3://events/a/probe/" in found.text
     assert "top-secret" not in found.text
     assert "endpoint" in found.advice
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:8333", "http://127.0.0.1:abc"])
+def test_a_wrong_endpoint_is_a_problem(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**s3_server.environment(9), "AWS_ENDPOINT_URL": endpoint}.items():
+        monkeypatch.setenv(name, value)
+    (found,) = object_stores.bucket(object_stores.checked("s3://events/a"))
+    assert found.level == PROBLEM
+
+
+def test_a_full_temporary_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
+    (found,) = object_stores.bucket(object_stores.checked("s3://events/a"))
+    assert (found.level, found.text) == (PROBLEM, "no temporary file: No space left on device")
+    assert "9 MiB" in found.advice
 
 
 def test_a_bucket_without_obstore_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,11 +393,14 @@ def test_a_real_store_is_fit_and_one_without_conditional_writes_is_not(tmp_path:
         code, found = bucket_finding(f"s3://{s3_server.BUCKET}/a", dict(environment))
         assert found.level == OK, found
         assert "SeaweedFS" in found.text
-        wrong = bucket_finding("s3://no-such-bucket/a", dict(environment))
-        assert wrong[1].level == PROBLEM
-        assert "AccessDenied" in wrong[1].text or "NoSuchBucket" in wrong[1].text
+        code, found = bucket_finding("s3://no-such-bucket/a", dict(environment))
+        assert (code, found.level) == (1, PROBLEM)
+        assert "AccessDenied" in found.text
     with s3_server.rclone(tmp_path / "rclone") as environment:
         code, found = bucket_finding(f"s3://{s3_server.BUCKET}/a", dict(environment))
         assert (code, found.level) == (1, PROBLEM)
-        assert "is not fit" in found.text
+        assert found.text.startswith("not fit")
         assert "newer version" in found.advice
+        code, found = bucket_finding("s3://no-such-bucket/a", dict(environment))
+        assert (code, found.level) == (1, PROBLEM)
+        assert "check that the bucket exists" in found.advice
