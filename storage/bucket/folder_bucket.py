@@ -28,7 +28,7 @@ from .bucket_url import BucketUrl
 COPY_BYTES: Final = 8 * 1024 * 1024
 _TEMPORARY: Final = ".tmp-"
 # Linux returns EPERM for a link on a file system without links.
-_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP})
 _FOR_GOOD: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR})
 
 
@@ -135,10 +135,12 @@ class FolderBucket:
             raise failures[0]
 
     def remove_folder(self, below: str) -> None:
-        assert below.endswith("/")
-        if not list(self.names(below)):
-            with self._failing(below), contextlib.suppress(FileNotFoundError):
-                self._files.remove_tree(self._path(below.rstrip("/")))
+        path = self._path(below.rstrip("/"))
+        self._made.discard(path)
+        # Another process may use the folder, or has just made another one in it.
+        with contextlib.suppress(OSError):
+            if not self._files.list(path):
+                self._files.remove_tree(path)
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"

@@ -172,6 +172,18 @@ def test_a_removal_goes_on_after_names_without_an_object(bucket: Bucket) -> None
     assert list(bucket.names("log/")) == []
 
 
+def test_a_folder_in_use_is_not_removed(tmp_path: Path) -> None:
+    bucket = open_bucket(parse_bucket_url(f"file://{tmp_path}"))
+    bucket.create("probe/one/a", b"")
+    (tmp_path / "probe/two").mkdir()  # another process is about to write into it
+    bucket.remove(["probe/one/a"])
+    for below in ("probe/one/", "probe/", "probe/one/"):
+        bucket.remove_folder(below)
+    assert [path.name for path in (tmp_path / "probe").iterdir()] == ["two"]
+    bucket.create("probe/one/a", b"")  # makes the folder again
+    assert list(bucket.names("probe/")) == ["probe/one/a"]
+
+
 def test_a_missing_file_is_no_error_of_the_bucket(bucket: Bucket, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         bucket.upload("one", str(tmp_path / "none"))
