@@ -85,8 +85,9 @@ class Bucket(Protocol):
     def remove(self, names: Sequence[str]) -> None:
         """Remove these objects. Names without an object are ignored.
 
-        If a removal fails, the others are tried all the same, and the first failure is raised.
+        If one cannot be removed, the first failure is raised after the others were tried. If the
+        store refuses or does not answer, the others may be left.
         """
 
     def remove_folder(self, below: str) -> None:
-        """Remove what the store itself keeps for names that begin with `below`, if none is left."""
+        """Remove the folder `below` if it is empty. A store without folders does nothing."""

@@ -110,12 +110,17 @@ class ObjectStore:
         if length is None and not start:
             with self._failing(name):
                 return bytes(self._library.get(self._store, name).bytes())
-        # A range that begins at the end or behind it is an error for S3, so the size is asked.
+        # Stores refuse a range that begins at the end of the object or behind it.
         end = self.size(name) if length is None else start + length
         if end <= start:
             return b""
-        with self._failing(name):
-            return bytes(self._library.get_range(self._store, name, start=start, end=end))
+        try:
+            with self._failing(name):
+                return bytes(self._library.get_range(self._store, name, start=start, end=end))
+        except (BucketAway, BucketRefuses):
+            if start >= self.size(name):
+                return b""
+            raise
 
     def size(self, name: str) -> int:
         with self._failing(name):

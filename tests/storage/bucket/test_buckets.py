@@ -69,6 +69,8 @@ def test_parts_of_an_object_are_read(bucket: Bucket) -> None:
     assert bucket.read("a", 100) == b""
     assert bucket.read("a", 50, 0) == b""
     assert bucket.read("a", 98, 2) == bytes([98, 99])
+    assert bucket.read("a", 98, 20) == bytes([98, 99])
+    assert bucket.read("a", 100, 5) == bucket.read("a", 200, 5) == b""
 
 
 def test_what_does_not_exist_is_missing(bucket: Bucket) -> None:
