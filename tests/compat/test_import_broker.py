@@ -12,19 +12,14 @@ from pathlib import Path
 import pytest
 from support.broker import Broker, wait_for
 from support.nsqd import backlogs, expected, fixture, message, sha, write_nsqd
+from support.zsq_command import run_text
 
 import zsq
 from zsq.storage.nsq.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic
 
 
 def cli(*arguments: str | Path, code: int = 0) -> tuple[str, str]:
-    ended = subprocess.run(
-        [sys.executable, "-m", "zsq", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run_text(*arguments)
     assert ended.returncode == code, ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
     return ended.stdout, ended.stderr

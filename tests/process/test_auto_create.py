@@ -13,6 +13,7 @@ import httpx
 import pytest
 from support.broker import Broker, wait_for
 from support.nsq_socket import NsqSocket as Client
+from support.zsq_command import run_text
 
 import zsq
 
@@ -119,8 +120,7 @@ def test_sub_and_tail_make_no_topic_unless_told(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "data")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "zsq", "--url", broker.ipc, *arguments]
-        return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+        return run_text("--url", broker.ipc, *arguments)
 
     try:
         broker.start()

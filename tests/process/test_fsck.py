@@ -5,14 +5,12 @@ nothing after a stop or a kill, and finds and repairs damage.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.broker import Broker, kill, wait_for
+from support.zsq_command import run
 
 import zsq
 
@@ -20,8 +18,7 @@ COUNT = 30
 
 
 def fsck(*arguments: str | Path, code: int = 0) -> str:
-    line = [sys.executable, "-P", "-m", "zsq", "fsck", *map(str, arguments)]
-    ended = subprocess.run(line, capture_output=True, timeout=120, check=False, env=os.environ)
+    ended = run("fsck", *arguments, timeout_s=120)
     assert ended.returncode == code, (
         ended.returncode,
         ended.stdout.decode(),

@@ -29,7 +29,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         (folder / "zsq.toml").write_text(
             f'log-level = "debug"\n[alarm]\nhold = 0\nwebhook = "{hook.url}"\n'
         )
-        one = Broker(folder / "data", "--config", str(folder / "zsq.toml"), nsq=True, http=True)
+        (folder / "bucket").mkdir()
+        more = ("--config", str(folder / "zsq.toml"), "--bucket", f"file://{folder}/bucket")
+        one = Broker(folder / "data", *more, nsq=True, http=True)
         try:
             one.start()
             with zsq.Admin(one.ipc) as admin:

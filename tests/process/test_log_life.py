@@ -5,15 +5,13 @@ serves, and reading single messages and the newest ones.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.broker import Broker, kill, wait_for
+from support.zsq_command import run
 
 import zsq
 
@@ -40,10 +38,7 @@ def filled(tmp_path: Path) -> Iterator[Broker]:
 
 
 def zsq_cli(broker: Broker, *arguments: str, code: int = 0) -> bytes:
-    line = [sys.executable, "-P", "-m", "zsq", *arguments]
-    ended = subprocess.run(
-        line, env=os.environ | {"ZSQ_URL": broker.ipc}, capture_output=True, timeout=60, check=False
-    )
+    ended = run(*arguments, ZSQ_URL=broker.ipc)
     assert ended.returncode == code, ended.stderr.decode()
     return ended.stdout if code == 0 else ended.stderr
 

@@ -285,6 +285,9 @@ def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> N
         "max_bytes": -1,
         "max_s": -1,
         "when_full": "reject",
+        "archive": "on",
+        "bucket_keep_bytes": -1,
+        "bucket_keep_s": -1,
     }
     assert shown(admin)["retention"] == wanted
     broker.stop()

@@ -82,7 +82,7 @@ def environment(folder: Path, address: str = "127.0.0.1") -> dict[str, str]:
         "SPARK_LOCAL_IP": address,
         "SPARK_LOCAL_HOSTNAME": address,
         # A JVM that is killed leaves its temporary files in this folder.
-        "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}",
+        "JDK_JAVA_OPTIONS": f"{os.environ['JDK_JAVA_OPTIONS']} -Djava.io.tmpdir={folder}",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": str(TESTS),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.zsq_command import run
 
 import zsq
 from local_setup.broker import LocalBroker, temporary_broker
@@ -31,14 +32,7 @@ class Shell:
         self.environment = os.environ | {"ZSQ_URL": broker.url}
 
     def __call__(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> bytes:
-        ended = subprocess.run(
-            self.line(*arguments),
-            input=stdin,
-            env=self.environment,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
+        ended = run(*arguments, stdin=stdin, ZSQ_URL=self.broker.url)
         assert ended.returncode == code, ended.stderr.decode()
         return ended.stdout if code == 0 else ended.stderr
 
@@ -409,9 +403,8 @@ def test_show_and_peek_say_that_the_topic_is_paused(shell: Shell) -> None:
     shell("channel", "create", "slow", "c")
 
     def said(line: str) -> str:
-        ended = subprocess.run(
-            shell.line(*line.split()), env=shell.environment, capture_output=True, check=True
-        )
+        ended = run(*line.split(), ZSQ_URL=shell.broker.url)
+        assert ended.returncode == 0
         return (ended.stdout + ended.stderr).decode()
 
     assert not any("paused" in said(line) for line in lines)

@@ -5,13 +5,11 @@ broker and run `zsq` as a user does.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support import zsq_command
 
 from local_setup.broker import LocalBroker, temporary_broker
 from zsq.apps.cli.app import run
@@ -24,15 +22,7 @@ class Shell:
         self.url = broker.url
 
     def __call__(self, *arguments: str, code: int = 0, stdin: bytes = b"") -> str:
-        line = [sys.executable, "-P", "-m", "zsq", *arguments]
-        ended = subprocess.run(
-            line,
-            env=os.environ | {"ZSQ_URL": self.url},
-            input=stdin,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
+        ended = zsq_command.run(*arguments, stdin=stdin, ZSQ_URL=self.url)
         assert ended.returncode == code, ended.stderr.decode()
         return (ended.stdout + ended.stderr).decode()
 

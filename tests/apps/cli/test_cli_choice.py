@@ -5,13 +5,11 @@ and samples. Wrong options are refused.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support import zsq_command
 
 import zsq
 from local_setup.broker import LocalBroker, temporary_broker
@@ -24,11 +22,7 @@ def broker() -> Iterator[LocalBroker]:
 
 
 def run(broker: LocalBroker, *arguments: str, stdin: bytes = b"", code: int = 0) -> str:
-    line = [sys.executable, "-P", "-m", "zsq", *arguments]
-    environment = os.environ | {"ZSQ_URL": broker.url}
-    ended = subprocess.run(
-        line, input=stdin, env=environment, capture_output=True, timeout=60, check=False
-    )
+    ended = zsq_command.run(*arguments, stdin=stdin, ZSQ_URL=broker.url)
     assert ended.returncode == code, ended.stderr.decode()
     return (ended.stdout if code == 0 else ended.stderr).decode()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.zsq_command import run_text
 
 from local_setup.broker import temporary_broker
 
@@ -21,17 +20,7 @@ def zsq() -> Iterator[Zsq]:
     with temporary_broker("--no-listen", prefix="zsq-test-") as broker:
 
         def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-P", "-m", "zsq", *arguments]
-            environment = os.environ | {"ZSQ_URL": broker.url}
-            return subprocess.run(
-                command,
-                input=stdin,
-                env=environment,
-                capture_output=True,
-                timeout=60,
-                check=False,
-                text=True,
-            )
+            return run_text(*arguments, stdin=stdin, ZSQ_URL=broker.url)
 
         yield run
 

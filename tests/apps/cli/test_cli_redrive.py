@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from support.broker import wait_for
+from support.zsq_command import run_text
 
 import zsq
 from local_setup.broker import LocalBroker, temporary_broker
@@ -36,14 +37,8 @@ def broker() -> Iterator[LocalBroker]:
 
 @pytest.fixture
 def run(broker: LocalBroker) -> Run:
-    def run(
-        *arguments: str, command: tuple[str, ...] = ("-m", "zsq")
-    ) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"ZSQ_URL": broker.url}
-        line = [sys.executable, "-P", *command, *arguments]
-        return subprocess.run(
-            line, env=environment, capture_output=True, timeout=60, check=False, text=True
-        )
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return run_text(*arguments, ZSQ_URL=broker.url)
 
     return run
 
@@ -226,7 +221,11 @@ def test_a_redrive_killed_before_a_finish_sends_twice_and_loses_nothing(
     broker: LocalBroker, run: Run
 ) -> None:
     die(broker, "killed", b"a", b"b")
-    assert run("killed.c.dead", command=("-c", KILLED)).returncode == -signal.SIGKILL
+    line = [sys.executable, "-P", "-c", KILLED, "killed.c.dead"]
+    killed = subprocess.run(
+        line, env=os.environ | {"ZSQ_URL": broker.url}, capture_output=True, timeout=60, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
     done = run("redrive", "killed.c.dead", "--all", "--timeout", "30")
     assert done.stdout == "2 to killed, for channel c\n", done.stderr
     with zsq.Reader("killed", url=broker.url) as reader:

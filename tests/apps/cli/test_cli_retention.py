@@ -7,15 +7,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import zsq_command
 
 from local_setup.broker import LocalBroker, temporary_broker
 from zsq.apps.cli.inspect import stats
@@ -112,19 +110,16 @@ class Shell:
     """A shell that runs `zsq` with a broker's URL."""
 
     def __init__(self, broker: LocalBroker) -> None:
-        self.environment = os.environ | {"ZSQ_URL": broker.url}
+        self.url = broker.url
 
     def __call__(self, *arguments: str, code: int = 0, stdin: bytes = b"") -> str:
-        line = [sys.executable, "-P", "-m", "zsq", *arguments]
-        ended = subprocess.run(
-            line, env=self.environment, input=stdin, capture_output=True, timeout=60, check=False
-        )
+        ended = zsq_command.run(*arguments, stdin=stdin, ZSQ_URL=self.url)
         assert ended.returncode == code, ended.stderr.decode()
         return (ended.stdout + ended.stderr).decode()
 
     def settings(self, topic: str) -> dict[str, Any]:
         found = json.loads(self("stats", topic, "--json"))["topics"][0]["retention"]
-        return {name: value for name, value in found.items() if value != -1}
+        return {name: value for name, value in found.items() if value not in (-1, "on")}
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from crc32c import crc32c
 from support.nsqd import FIXTURES, message, write_nsqd
+from support.zsq_command import run_text
 
 from zsq.apps.cli.files.dump import dump as command
 from zsq.apps.dump.dump import dump, kind_of_path
@@ -358,8 +358,7 @@ def test_the_command_reports_damage_instead_of_crashing(topic: Path, tmp_path: P
     """
 
     def run(path: Path) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "zsq", "dump", "--json", str(path)]
-        return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+        return run_text("dump", "--json", path)
 
     ended = run(topic / "state")
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.broker import Broker
+from support.zsq_command import run_text
 
 import zsq
 from zsq.transport.draining import remaining
@@ -78,9 +79,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         one.close()
 
 
-def cli(broker: Broker, *arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "zsq", "--url", broker.ipc, *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+def cli(broker: Broker, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return run_text("--url", broker.ipc, *arguments, stdin=stdin)
 
 
 def closed(broker: Broker, topic: str) -> str:
@@ -100,10 +100,7 @@ def test_a_topic_is_closed_and_opened_by_command(broker: Broker) -> None:
         assert closed(broker, "a") == state
     found = cli(broker, "pub", "a", "--timeout", "5")
     assert found.returncode == 0, "nothing to publish"
-    line = [sys.executable, "-m", "zsq", "--url", broker.ipc, "pub", "a"]
-    refused = subprocess.run(
-        line, input="x\n", capture_output=True, text=True, timeout=60, check=False
-    )
+    refused = cli(broker, "pub", "a", stdin="x\n")
     assert refused.returncode == 1
     assert "E_CLOSED the topic is closed to publishers" in refused.stderr
     assert "closed     to publishers" in cli(broker, "topic", "show", "a").stdout
