@@ -8,6 +8,10 @@
 * `Damaged`: bytes on disk failed their check and were not used. Continue after them.
 * `Unreadable`: a file cannot be opened or read now (no permission, too many open files, a failing
   disk). Nothing is known to be lost. Other calls are not affected. Try the same call again later.
+* `NotHere`: the bytes are in the bucket and are being fetched. Try the same call again when they
+  have arrived.
+* `OutOfReach`: the bytes are in the bucket, which cannot be used now. Nothing is lost. Try the same
+  call again later.
 * `StoreFailed`: the content of the disk is not known any more. The process that owns the store must
   end, start again, and recover.
 * `ShortWrite`: a write stopped early. `Files` raises it, and `is_full` accepts it.
@@ -72,6 +76,14 @@ class Unreadable(StorageError):
 
     They may be intact. So a caller must try again later, and must not continue after them.
     """
+
+
+class NotHere(Unreadable):
+    """The bytes are only in the bucket. They are being fetched, and a later call finds them."""
+
+
+class OutOfReach(Unreadable):
+    """The bytes are only in the bucket, and the bucket does not return them now."""
 
 
 class StoreFailed(StorageError):

@@ -10,6 +10,10 @@ There are two kinds of limits:
   removed, whatever their age and size. With such a limit, the topic either refuses new messages
   (`reject`, the default) or loses the oldest ones (`drop-oldest`).
 
+In a topic whose chunks are archived in a bucket, `keep_*` limits the files on the disk, finished or
+not, and `bucket_keep_*` limits the finished messages in the bucket. A file leaves the disk only
+when the bucket has it.
+
 Only whole chunks are removed, and the oldest first, so offsets have no gaps. No chunk is removed
 before the committed checkpoint has passed it, because recovery reads the producers' sequences and
 the transactions from the log after the checkpoint. The ongoing chunk is never removed, but sealed
@@ -32,6 +36,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from ..transport.settings import MAX_BYTES_MIN, MIB, NONE, Retention, check
@@ -115,6 +120,50 @@ class RetentionPlan(NamedTuple):
     start: int
     chunks: int
     roll: bool
+
+
+def global_policy(retention: Retention) -> Retention:
+    """Return the policy for the whole history of a topic with a bucket.
+
+    Its `keep_*` limits are those of the bucket. The topic's own ones limit what is on the disk.
+    """
+    return replace(
+        retention,
+        keep_bytes=retention.bucket_keep_bytes,
+        keep_s=retention.bucket_keep_s,
+        keep_chunks=NONE,
+    )
+
+
+def plan_local(
+    retention: Retention, view: LogView, first: int, may: int, last_time_ns: Callable[[int], int]
+) -> int:
+    """Return the number of the first chunk whose file stays on the disk of a topic with a bucket.
+
+    The chunks before number `first` are only in the bucket already. Those before number `may` are
+    in the bucket, so their files may be removed, finished or not: readers get them from there. The
+    ongoing chunk always stays.
+    """
+    left_bytes = sum(view.sizes[first:-1])
+    left_chunks = len(view.bases) - 1 - first
+    ages = _Ages(view, last_time_ns)
+    chunk = first
+    while chunk < min(may, len(view.bases) - 1):
+        too_many = retention.keep_bytes != NONE and left_bytes > retention.keep_bytes
+        too_many = too_many or (
+            retention.keep_chunks != NONE and left_chunks > retention.keep_chunks
+        )
+        if not too_many and (retention.keep_s == NONE or ages.of(chunk) <= retention.keep_s):
+            break
+        left_bytes -= view.sizes[chunk]
+        left_chunks -= 1
+        chunk += 1
+    return chunk
+
+
+def is_ripe(retention: Retention, view: LogView) -> bool:
+    """Return True if the ongoing chunk should be sealed because of its age. See `_ripe`."""
+    return view.end > view.bases[-1] and _ripe(retention, view)
 
 
 def finished_chunks(bases: Sequence[int], floor: int) -> int:

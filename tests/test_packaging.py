@@ -220,7 +220,8 @@ def test_spark_finds_the_wheels_source_by_itself(wheel: Path, tmp_path: Path) ->
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         assert "CI" not in os.environ, "continuous integration must have a Java"
         pytest.skip("there is no Java on this machine")
-    java = {name: os.environ[name] for name in ("JAVA_HOME", "PATH") if name in os.environ}
+    names = ("JAVA_HOME", "JDK_JAVA_OPTIONS", "PATH")
+    java = {name: os.environ[name] for name in names if name in os.environ}
     target = installed(wheel, tmp_path)
     where = {
         "PYTHONPATH": str(target),

@@ -214,6 +214,12 @@ class UpkeepFacts(TypedDict):
     recovery: Recovery
 
 
+class ArchiveFacts(TypedDict):
+    archived_chunks: int
+    archived_bytes: int
+    unarchived_bytes: int
+
+
 class DelayedFacts(TypedDict):
     delayed_count: int
     delayed_bytes: int
@@ -227,7 +233,7 @@ class StageFacts(TypedDict):
     staged_bytes: int
 
 
-class StorageFacts(LogFacts, RetentionFacts, UpkeepFacts, DelayedFacts, StageFacts):
+class StorageFacts(LogFacts, RetentionFacts, UpkeepFacts, ArchiveFacts, DelayedFacts, StageFacts):
     """The fields of `stats` that the topic's storage reports."""
 
     transactions: int

@@ -35,6 +35,10 @@ KEEP_BYTES: Final = 1024 * MIB
 MAX_BYTES_MIN: Final = 8 * MIB  # one block of the largest size always fits into an empty topic
 MAX_S_MIN: Final = 1
 POLICIES: Final = ("reject", "drop-oldest")
+ARCHIVE: Final = {
+    "on": "copy full log files to the bucket",
+    "off": "keep the topic on the disk only",
+}
 # The sync mode is chosen when a topic is created. It decides when a publish is answered.
 SYNC_MODES: Final = {
     "always": "answered when it is on disk: nothing that was answered is lost, whatever happens",
@@ -318,6 +322,28 @@ class Retention:
         label="When that is reached",
     )  # fmt: skip
 
+    archive: str = _row(
+        "on", Kind.CHOICE, "--archive", allowed=" or ".join(ARCHIVE), choices=ARCHIVE,
+        help=(
+            "With zsq serve --bucket: copy full log files to the bucket (on, the default), or keep the topic only on the "
+            "disk (off). Then --keep-* also removes what the bucket has."
+        ), line="archive", shows="{}", label="Archive in the bucket",
+    )  # fmt: skip
+    bucket_keep_bytes: int = _row(
+        NONE, Kind.BYTES, "--bucket-keep-bytes SIZE", shared=True, allowed=_BOUND, no_bound=NONE,
+        help="With a bucket: bytes retained there after all channels have finished them; none: unlimited.",
+        line="archive", shows="kept up to: bytes {}",
+        label="Bucket: bytes kept", none_label="no bound", hint="such as 5TiB; what is above it may go",
+    )  # fmt: skip
+    bucket_keep_s: float = _row(
+        NONE, Kind.SECONDS, "--bucket-keep-time TIME", shared=True, allowed=_TIME, no_bound=NONE,
+        help=(
+            "With a bucket: time that messages are retained there after all channels have finished them, counted from the newest "
+            "message of a log file; none: unlimited."
+        ),
+        line="archive", shows="time {}", label="Bucket: time kept", none_label="no bound", hint="such as 365d",
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         _check_values(TOPIC, self)
         text = "max_s (--max-age) works only with when_full drop-oldest (--when-full drop-oldest)"
@@ -347,6 +373,9 @@ class RetentionSettings(TypedDict, total=False):
     limits unfinished messages. With `when_full` "reject", the default, publishes beyond `max_bytes`
     are refused (E_TOPIC_FULL). With "drop-oldest", the oldest chunks beyond `max_bytes` are
     removed, and also chunks older than `max_s` seconds, even if their messages are unfinished.
+
+    With a bucket and `archive` "on", `keep_*` limits what is on the disk, and `bucket_keep_*`
+    limits the finished messages in the bucket (by default not at all).
     """
 
     keep_bytes: int | None
@@ -355,6 +384,9 @@ class RetentionSettings(TypedDict, total=False):
     max_bytes: int | None
     max_s: float | None
     when_full: Literal["reject", "drop-oldest"] | None
+    archive: Literal["on", "off"] | None
+    bucket_keep_bytes: int | None
+    bucket_keep_s: float | None
 
 
 def split_tags(tags: str) -> tuple[str, ...]:

@@ -21,9 +21,11 @@ KINDS: Final = (
     "nsq_gateway",
     "http_gateway",
     "alarm_teller",
+    "archive",
 )
-# These kinds listen on addresses that other programs may use already.
-OUTSIDE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway"})
+# These kinds need something outside the broker: an address that another program may use already, or
+# the bucket.
+OUTSIDE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway", "archive"})
 
 # The processes that end when a process of this kind fails. A topic's channels end with the topic
 # and start after it, because a channel's leases depend on the rows that the topic's storage
@@ -39,10 +41,13 @@ FATE: Final[dict[str, str]] = {
     "nsq_gateway": "self",
     "http_gateway": "self",
     "alarm_teller": "self",
+    "archive": "self",
 }
 # Kinds that end the broker when they exceed the restart intensity. If a topic or a channel exceeds
 # it, only its topic fails. Without the alarm sender (`alarm_teller`), alarms are still in the log.
-ENDS_TREE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway", "scan_loop", "scan_worker"})
+ENDS_TREE: Final = frozenset(
+    {"gateway", "nsq_gateway", "http_gateway", "scan_loop", "scan_worker", "archive"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,9 @@ class Processes:
         # Each start of a process has a new key, which is part of endpoints and lease tokens. Keys
         # begin at a random number, so that the next broker uses other ones.
         self._key = int.from_bytes(os.urandom(4), "little") & 0x3FFF_FFFF
-        # Each new scan loop uses the same endpoint.
+        # Each new scan loop uses the same endpoint, and so does each new archive actor.
         self.scan_endpoint = self.endpoint(self.new_key())
+        self.archive_endpoint = self.endpoint(self.new_key())
         self.changes = 0
         """How often processes were started, ended, or asked for details. Each time costs memory."""
         self._stop_deadlines: dict[int, int] = {}

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from ...transport.reports import (
+    ArchiveFacts,
     ChannelFacts,
     ConsumerReport,
     DelayedFacts,
@@ -109,7 +110,13 @@ class StagingPulse(StagesPulse):
     rates: Rates
 
 
-class StoragePulse(LogFacts, RetentionPulse, UpkeepPulse, DelayedPulse, StagingPulse):
+class ArchivePulse(ArchiveFacts):
+    """The archive in a pulse. `archiving` is True while something is left to upload or to list."""
+
+    archiving: bool
+
+
+class StoragePulse(LogFacts, RetentionPulse, UpkeepPulse, ArchivePulse, DelayedPulse, StagingPulse):
     """The storage's part of a topic's pulse.
 
     `waiting` is the offset from which messages wait for a first channel. `oldest_ns` maps each

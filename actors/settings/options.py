@@ -324,6 +324,8 @@ READ_BYTES_MAX: Final = 4 * MIB  # the size of one answer to a channel
 READER_BYTES_MAX: Final = 1 * MIB  # the size of one answer to a reader
 # The most unread answers of a reader. Further answers are dropped, and the reader asks again.
 READER_ANSWERS_MAX: Final = 32
+# The default size of a topic's cache of archived chunks: one chunk of the usual size.
+BUCKET_CACHE_BYTES: Final = 256 * MIB
 # The interval at which retention is applied. So space is free again within seconds.
 RETENTION_TICK_MS: Final = 1_000
 RETRY_S_MAX: Final = 60.0  # longest delay between attempts to start a topic that cannot start
@@ -489,7 +491,9 @@ class ServeOptions:
     the names of `transport.settings.Retention`. A topic or channel is made only while fewer than
     `processes_max` processes run; 0 takes the limit from the machine's memory. `message_bytes_max`
     is the size of the largest message that is accepted. If a topic is not used for `sleep_after_s`
-    seconds, its processes end. 0 means that they never end.
+    seconds, its processes end. 0 means that they never end. `bucket` is the URL of the bucket in
+    which full log files are archived, "" for none. `bucket_cache_bytes` is the size of the cache on
+    the disk, for each topic, for what is read from the bucket.
     """
 
     data_dir: Path
@@ -510,6 +514,8 @@ class ServeOptions:
     retention: Mapping[str, object] = field(default_factory=dict)
     alarms: AlarmOptions = field(default_factory=AlarmOptions)
     security: SecurityOptions = field(default_factory=SecurityOptions)
+    bucket: str = ""
+    bucket_cache_bytes: int = BUCKET_CACHE_BYTES
 
 
 def push_listen(serve_options: ServeOptions) -> str:

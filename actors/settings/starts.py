@@ -31,7 +31,9 @@ class StorageStart:
     `front`, `reader`, `stage` and `push` are the endpoints where it listens, and `scan` is the
     endpoint of the scan loop. `create` means that the topic is new and its directory must be
     created. `closed` means closed to publishers. `woken` means that the topic was asleep.
-    `refused_count` and `removed_bytes` are what it counted before.
+    `refused_count` and `removed_bytes` are what it counted before. `archive` is the endpoint of the
+    archive actor, and `cache_bytes` the size of the cache for chunks in the bucket. Without a
+    bucket they are "" and 0.
     """
 
     front: str
@@ -54,6 +56,8 @@ class StorageStart:
     woken: bool = False
     refused_count: int = 0
     removed_bytes: int = 0
+    archive: str = ""
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,24 @@ def scanned_at(start: ActorStart) -> str:
 def channel_of(start: ActorStart) -> str:
     """Return the channel that is started with these values, or "" for another kind of actor."""
     return start.channel if isinstance(start, ChannelStart) else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveStart(ActorStart):
+    """Start values of the archive actor.
+
+    `url` is the bucket's. `broker` is the broker's uuid. `writer` identifies this run of the
+    broker. `known` is the identity of the archive that the broker used last, or "", and `fresh` the
+    identity of a new one. `first` means that the broker starts, so it ends if the bucket cannot be
+    used.
+    """
+
+    url: str
+    broker: str
+    writer: str
+    known: str
+    fresh: str
+    first: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

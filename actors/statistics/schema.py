@@ -82,6 +82,7 @@ _S = Statistic
 _VIEW: Final = "statistics/statistics.py"
 _METRICS: Final = "gateways/http/api/metrics.py"
 _RETENTION: Final = "storage/retention.py"
+_ARCHIVE: Final = "storage/archiving.py"
 _DELAYED: Final = "storage/delayed.py"
 _ROW: Final = "statistics/channel_rows.py"
 _CORE: Final = "channel/core.py"
@@ -172,6 +173,12 @@ _TOPIC: Final = (
     _S("topic", "recovery", "row", _RETENTION, "what the last start found in the log, and how long that took", default={}),
     _S("topic", "removed_bytes", "bytes", _RETENTION, "bytes of the log that retention removed",
        metric="zsq_topic_removed_bytes_total"),
+    _S("topic", "archived_chunks", "files", _ARCHIVE, "files of the log in the bucket", metric="zsq_topic_archived_chunks",
+       view="archived_chunks"),
+    _S("topic", "archived_bytes", "bytes", _ARCHIVE, "their size", metric="zsq_topic_archived_bytes", view="archived_bytes",
+       title="in bucket", rare=6, top="in bucket"),
+    _S("topic", "unarchived_bytes", "bytes", _ARCHIVE, "full files of the log that are not in the bucket yet; 0 without a bucket",
+       metric="zsq_topic_unarchived_bytes", view="unarchived_bytes", title="not yet", rare=6),
     _S("topic", "dropped_count", "messages", _RETENTION, "unfinished messages that retention dropped",
        metric="zsq_topic_dropped_messages_total", view="dropped", title="dropped, up to", rare=1, top="dropped"),
     _S("topic", "refused_count", "publishes", _RETENTION, "publishes refused because the topic was full",

@@ -97,13 +97,15 @@ def _merged(client: ConsumerStats, row: Mapping[str, object] | None) -> Consumer
 FAILED_NAMED: Final = 20
 
 
-def unfinished(group: TopicView, channel: str = "") -> int | None:
+def unfinished(group: TopicView, channel: str = "", end: int = 0) -> int | None:
     """Return the number of unfinished messages of a channel.
 
     Without `channel` it is that of the channel with the most. Without channels it is the number of
     messages that wait for a first channel. The result is None if the number is not known. Messages
     behind a topic's pause count up to the end of the log: they are acknowledged, and no channel has
     finished them. Delayed messages that are not due yet count too, unless one channel is named.
+    `end` is the end of a sealed topic's log. Pulses do not count messages that wait for their sync,
+    but they are below this end, and they count here.
     """
     asked = [child for name, child in group.channels.items() if not channel or name == channel]
     known = [
@@ -115,9 +117,9 @@ def unfinished(group: TopicView, channel: str = "") -> int | None:
         return None
     delayed = 0 if channel else storage_pulse(group).get("delayed_count", 0)
     if known:
-        head = log_head(group)
+        head = max(log_head(group), end)
         return delayed + max(depth(stats, head) + held(stats) for stats in known)
-    return delayed + waiting_count(group)
+    return delayed + waiting_count(group, end)
 
 
 def reach(group: TopicView) -> dict[str, int]:
@@ -125,10 +127,13 @@ def reach(group: TopicView) -> dict[str, int]:
     return {"start": storage_pulse(group).get("start", 0), "head": visible_end(group)}
 
 
-def waiting_count(group: TopicView) -> int:
-    """Return the number of messages that wait for a first channel."""
+def waiting_count(group: TopicView, end: int = 0) -> int:
+    """Return the number of messages that wait for a first channel.
+
+    For `end`, see `unfinished`.
+    """
     stats = storage_pulse(group)
-    return max(0, stats.get("head", 0) - stats.get("waiting", 0))
+    return max(0, max(stats.get("head", 0), end) - stats.get("waiting", 0))
 
 
 def log_head(group: TopicView) -> int:
@@ -256,7 +261,8 @@ def _topic(
 def broker_health(view: BrokerView) -> str:
     """Return what is wrong with the broker as a whole, or "OK".
 
-    Reasons are a full disk, topics that failed, and a gateway with old settings.
+    Reasons are a full disk, topics that failed, a gateway with old settings, and a bucket that
+    cannot be used.
     """
     failed = sorted(
         group.name

@@ -38,7 +38,7 @@ from itertools import chain
 from operator import add
 from typing import Any, Final, NamedTuple
 
-from ...storage.errors import Unreadable
+from ...storage.errors import NotHere, Unreadable
 from ...storage.log.log import Log
 from ...storage.state.channel_row import ChannelRow
 from ...storage.state.state import DeferredTotal, HoleRow, StateStore, Table
@@ -358,6 +358,8 @@ class Channels:
         if isinstance(start, dict):
             try:
                 start = self._log.offset_at(start["time_ns"])
+            except NotHere:
+                raise
             except Unreadable as error:
                 raise refused(error) from None
         return end if start == "latest" else min(max(start, oldest), end)

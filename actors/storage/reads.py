@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple
 
-from ...storage.errors import Damaged, Unreadable
+from ...storage.errors import Damaged, NotHere, OutOfReach, Unreadable
 from ...storage.log.log import Log
 from ...transport.block.block import Block
-from ...transport.errors import E_BAD_ARGUMENT, E_INTERNAL, Refused, UsageError
+from ...transport.errors import E_BAD_ARGUMENT, E_BUCKET, E_INTERNAL, Refused, UsageError, ZsqError
 from ...transport.wire import protocol as p
 from ..runtime.port import Envelope, Mail, Port
 from ..settings import options
@@ -29,6 +30,9 @@ WAITING_MAX: Final = 10_000
 RETRIES_MAX: Final = 64  # waiting reads that one tick tries again
 
 
+Handler = Callable[[Port, Mail, Any], None]
+
+
 class _Waiting(NamedTuple):
     """A channel's read that could not be done."""
 
@@ -38,7 +42,10 @@ class _Waiting(NamedTuple):
 
 
 class Reads:
-    """Serves readers up to the durable end, and channels up to `channels_end`."""
+    """Serves readers up to the durable end, and channels up to `channels_end`.
+
+    A request whose bytes are only in the bucket waits until they are fetched (`arrived`).
+    """
 
     def __init__(
         self, store_log: Log, channels_end: Callable[[], int], alarm: Callable[[str], None]
@@ -47,16 +54,45 @@ class Reads:
         self._channels_end = channels_end
         self._alarm = alarm
         self._waiting: OrderedDict[tuple[Envelope, int], _Waiting] = OrderedDict()
+        self._fetching: OrderedDict[tuple[Envelope, int], Callable[[], object]] = OrderedDict()
         self.unreadable = ""
         """The reason why reads wait, for the health report. It is empty while no read waits."""
 
     def route(self, port: Port) -> None:
         """Serve the readers that connect to this port."""
-        port.route(p.Fetch, self.fetch)
-        port.route(p.OffsetAt, self.find_offset)
-        port.route(p.Measure, self.measure)
+        port.route(p.Fetch, self.patient(self.fetch))
+        port.route(p.OffsetAt, self.patient(self.find_offset))
+        port.route(p.Measure, self.patient(self.measure))
         port.route(p.Beat, self.beat)
         port.route(p.Bye, self.bye)
+
+    def patient(self, handle: Handler) -> Handler:
+        """Return a handler that lets a request wait while its bytes are fetched."""
+
+        def carry_out(port: Port, mail: Mail, message: Any) -> None:
+            try:
+                handle(port, mail, message)
+            except NotHere:
+                self._wait(mail.envelope, message.request, partial(again, port, mail, message))
+
+        def again(port: Port, mail: Mail, message: Any) -> None:
+            try:
+                carry_out(port, mail, message)
+            except ZsqError as error:
+                port.send(mail.envelope, p.Failed(message.request, error.code, error.text))
+
+        return carry_out
+
+    def _wait(self, envelope: Envelope, request: int, again: Callable[[], object]) -> None:
+        self._fetching[(envelope, request)] = again
+        if len(self._fetching) > WAITING_MAX:
+            self._fetching.popitem(last=False)
+
+    def arrived(self) -> None:
+        """Try the requests again that wait for bytes of the bucket."""
+        waiting, self._fetching = self._fetching, OrderedDict()
+        for again in waiting.values():
+            again()
 
     def fetch_for_channel(self, port: Port, mail: Mail, message: p.Fetch) -> None:
         """Answer a channel's read, or keep it until it can be answered.
@@ -65,6 +101,9 @@ class Reads:
         """
         try:
             self._fetch(port, mail, message, self._channels_end(), options.READ_BYTES_MAX)
+        except NotHere:
+            again = partial(self.fetch_for_channel, port, mail, message)
+            self._wait(mail.envelope, message.request, again)
         except Unreadable as error:
             if not self.unreadable:
                 log.error(
@@ -81,7 +120,7 @@ class Reads:
         for _ in range(min(RETRIES_MAX, len(self._waiting))):
             _, waiting = self._waiting.popitem(last=False)
             self.fetch_for_channel(*waiting)
-        if not self._waiting:
+        if not self._waiting and not self._fetching:
             self.unreadable = ""
 
     def _fetch(self, port: Port, mail: Mail, message: p.Fetch, end: int, bytes_max: int) -> None:
@@ -118,6 +157,8 @@ class Reads:
     def fetch(self, port: Port, mail: Mail, message: p.Fetch) -> None:
         try:
             self._fetch(port, mail, message, self._log.synced_end, options.READER_BYTES_MAX)
+        except NotHere:
+            raise
         except Unreadable as error:
             raise refused(error) from None
 
@@ -137,13 +178,42 @@ class Reads:
     def _newest(self, count: int) -> int:
         try:
             return self._within(self._log.reader.newest(count, self._log.synced_end))
+        except NotHere:
+            raise
         except Unreadable as error:
             raise refused(error) from None
 
+    def find_for_order(
+        self, answer: Callable[[p.Position | p.Failed], object], order: p.FindOffset
+    ) -> p.Position | None:
+        """Carry out an order of the supervisor. None: `answer` is called later."""
+        try:
+            return p.Position(order.request, self.offset_at(order.time_ns))
+        except NotHere:
+            again = partial(self._find_again, answer, order)
+            self._wait((b"order",), order.request, again)
+            return None
+
+    def _find_again(
+        self, answer: Callable[[p.Position | p.Failed], object], order: p.FindOffset
+    ) -> None:
+        try:
+            found = self.find_for_order(answer, order)
+        except ZsqError as error:
+            answer(p.Failed(order.request, error.code, error.text))
+            return
+        if found is not None:
+            answer(found)
+
     def offset_at(self, time_ns: int) -> int:
-        """Return the first offset stored at that time or later, among kept and durable messages."""
+        """Return the first offset stored at that time or later, among kept and durable messages.
+
+        Raises `NotHere`.
+        """
         try:
             return self._within(self._log.offset_at(time_ns))
+        except NotHere:
+            raise
         except Unreadable as error:
             raise refused(error) from None
 
@@ -153,7 +223,10 @@ class Reads:
             self._within(message.start),
             head if message.end < 0 else self._within(message.end),
         )
-        size, offset = self._log.measure(start, max(start, end), max(1, message.bytes_max))
+        try:
+            size, offset = self._log.measure(start, max(start, end), max(1, message.bytes_max))
+        except OutOfReach as error:
+            raise refused(error) from None
         port.send(
             mail.envelope,
             p.Done(
@@ -170,6 +243,8 @@ class Reads:
 
 
 def refused(error: Unreadable) -> Refused:
+    if isinstance(error, OutOfReach):
+        return Refused(E_BUCKET, str(error))
     return Refused(
         E_INTERNAL, f"{error}; nothing is known to be lost: make the file readable, then try again"
     )

@@ -12,6 +12,9 @@ bound. Rules that must hold:
   files are removed: no reader sees a chunk that is half removed.
 * Channels get the new start through the port on which they get their blocks, so they get it before
   any block that follows the new start.
+* With a bucket, the file of a chunk is removed before its messages expire if the bucket has it
+  (`archiving.py`). Without one, no chunk that is only in the bucket expires, because a broker may
+  have been started without its bucket by mistake.
 * The housekeeping thread removes files, a round of chunks at a time. The loop never waits for the
   system to free space.
 
@@ -26,20 +29,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, cast
 
 from ...storage.directory.store import Store
 from ...storage.errors import DiskFull
-from ...storage.log.removal import LogKeeper, finished_bytes, remove_below
+from ...storage.log.removal import LogKeeper, finished_bytes, remove_archived, remove_below
 from ...storage.log.survey import Found
-from ...storage.retention import CHUNKS_A_ROUND_MAX, PARTS, LogView, chunk_bytes, plan
+from ...storage.retention import (
+    CHUNKS_A_ROUND_MAX,
+    PARTS,
+    LogView,
+    chunk_bytes,
+    global_policy,
+    is_ripe,
+    plan,
+    plan_local,
+)
 from ...transport.errors import E_TOPIC_FULL, Refused
-from ...transport.settings import Retention, RetentionSettings
+from ...transport.settings import NONE, Retention, RetentionSettings
 from ...transport.wire.protocol import Dropped, Wire
 from ..runtime.port import Envelope
 from ..runtime.pulses import RetentionPulse, UpkeepPulse
 from ..runtime.worker_thread import Jobs
+from .archiving import Archiver
 from .channels import Channels
 from .commits import StateCommits
 
@@ -63,7 +77,7 @@ class RetentionRunner:
     def __init__(
         self, store: Store, uuid: bytes, state: StateCommits, channels: Channels, policy: Retention, title: str,
         housekeeping: Jobs, tell: Callable[[Envelope, Wire], object], delayed_bytes: Callable[[], int],
-        staged_bytes: Callable[[], int], *, dropped_count: int, in_memory: bool,
+        staged_bytes: Callable[[], int], *, dropped_count: int, in_memory: bool, archiver: Archiver | None = None,
     ) -> None:  # fmt: skip
         self._store = store
         self._log = store.log
@@ -71,6 +85,7 @@ class RetentionRunner:
         self._state = state
         self._channels = channels
         self._title = title
+        self._archiver = archiver
         self._housekeeping = housekeeping
         self._tell = tell
         self._usual_chunk_bytes = store.log.chunk_bytes
@@ -104,6 +119,8 @@ class RetentionRunner:
     def configure(self, policy: Retention) -> dict[str, object]:
         """Apply a policy to the next publish and the next tick."""
         self.policy = policy
+        if self._archiver is not None:
+            self._archiver.is_on = policy.archive == "on"
         self._log.chunk_bytes = chunk_bytes(self.policy, self._usual_chunk_bytes)
         self._measure()
         return {**self.policy.as_dict()}
@@ -278,8 +295,9 @@ class RetentionRunner:
         if self._removing or self._held:
             return
         view = self._view()
-        found = plan(self.policy, view, self._keeper.last_time_ns)
-        if found.roll:
+        policy = self._expiry()
+        found = plan(policy, view, self._keeper.last_time_ns)
+        if found.roll or (policy is not self.policy and is_ripe(self.policy, view)):
             try:
                 self._log.roll(view.now_ns)
             # The chunk stays open. Chunks that are sealed can be removed and make room.
@@ -288,9 +306,59 @@ class RetentionRunner:
         covered = self._store.keeper.covered
         if found.chunks and found.start > covered:
             self._ask_for_snapshot()
-            found = plan(self.policy, view._replace(applied=covered), self._keeper.last_time_ns)
+            found = plan(policy, view._replace(applied=covered), self._keeper.last_time_ns)
         if found.chunks:
             self._remove(found.start, found.chunks, view)
+        elif self._archives():
+            self._leave_disk(view)
+
+    def _archives(self) -> bool:
+        return self._archiver is not None and self._archiver.is_on
+
+    def _expiry(self) -> Retention:
+        """Return the policy by which messages expire, on the disk and in the bucket."""
+        if self._archives():
+            return global_policy(self.policy)
+        if self._archiver is None and self._log.reader.remote:
+            return replace(self.policy, keep_bytes=NONE, keep_s=NONE, keep_chunks=NONE)
+        return self.policy
+
+    def _leave_disk(self, view: LogView) -> None:
+        """Remove the files of archived chunks that exceed the policy's limits for the disk."""
+        archiver, covered = self._archiver, self._store.keeper.covered
+        assert archiver is not None
+        remote = self._log.reader.remote
+        first = next(n for n, base in enumerate(view.bases) if base not in remote)
+        last_time_ns = self._keeper.last_time_ns
+        may = archiver.leavable(view.bases[:-1], view.applied)
+        keep = plan_local(self.policy, view, first, may, last_time_ns)
+        if keep > first and view.bases[keep] >= covered:
+            self._ask_for_snapshot()
+            may = archiver.leavable(view.bases[:-1], covered)
+            keep = plan_local(self.policy, view, first, may, last_time_ns)
+        keep = min(keep, first + CHUNKS_A_ROUND_MAX)
+        if keep <= first:
+            return
+        gone = [base for base in view.bases[first:keep] if base not in remote]
+        archiver.leave(gone)
+        size = self._keeper.left(gone)
+        log.debug("%s: %d files of %d bytes leave the disk", self._title, len(gone), size)
+        self._removing = True
+        job = partial(remove_archived, self._store.files, self._store.directory, gone)
+        self._housekeeping.submit(self._left, job)
+
+    def _left(self, value: int | Exception) -> None:
+        """Go on when the thread has removed the files of archived chunks, or failed."""
+        if isinstance(value, OSError):
+            log.error(
+                "%s: files that the bucket has cannot be removed: %s; the next start tries again",
+                self._title,
+                value,
+            )
+            value = 0
+        elif isinstance(value, Exception):
+            raise value
+        self._removed(0, value, value)
 
     def _ask_for_snapshot(self) -> None:
         if not self._snapshot_out and time.monotonic_ns() >= self._snapshot_retry_ns:
@@ -387,7 +455,7 @@ class RetentionRunner:
             self._submit(start, 0)
 
     def statistics(self) -> RetentionPulse:
-        view = self._view()
+        view = self._keeper.on_disk(self._view())
         return {
             "log_bytes": sum(view.sizes),
             "finished_bytes": finished_bytes(view),
@@ -476,8 +544,8 @@ class LogUpkeep:
             self.alarm(alarm)
         self._survey()
 
-    def statistics(self, unreadable: str) -> UpkeepPulse:
-        """Return the statistics. `unreadable` is the reason why reads of channels wait, or ""."""
+    def statistics(self, troubles: Sequence[str]) -> UpkeepPulse:
+        """Return the statistics. `troubles` are alarms that last as long as their causes."""
         damage = self._log.reader.damage
         more = [f"and {self.more_alarms} more, see the log"] if self.more_alarms else []
         return {
@@ -485,6 +553,6 @@ class LogUpkeep:
             "damaged_blocks": damage.blocks,
             "lost_messages": damage.messages,
             "ring_bytes": self._log.reader.ring.bytes,
-            "alarms": [*self.alarms, *more, *([unreadable] if unreadable else [])],
+            "alarms": [*self.alarms, *more, *troubles],
             "recovery": {"text": self._report.sentence(), "duration_ms": self._report.duration_ms},
         }

@@ -45,6 +45,7 @@ from ..runtime.pulses import StoragePulse
 from ..runtime.worker_thread import LazyThread, WorkerThread
 from ..settings import options
 from ..settings.starts import StorageStart
+from .archiving import Archiver, no_archive
 from .backups import Backups, BackupState
 from .channels import Channels, OldestTimes
 from .commits import StateCommits
@@ -212,10 +213,12 @@ class StorageActor:
         self._delayed = DelayedMessages(
             store, title, delayed_thread, self._listener, self._delayed_moved, self._hint, self._host.answer_order, self._shortage
         )  # fmt: skip
+        self._archiver = self._make_archiver()
         stages = Stages()
         self._retention = RetentionRunner(
             store, bytes.fromhex(given.uuid), self._state, self._channels, given.retention, title, self._housekeeping, send,
             self._delayed.held_bytes, lambda: stages.staged_bytes, dropped_count=table.dropped, in_memory=in_memory,
+            archiver=self._archiver,
         )  # fmt: skip
         self._retention.refused_count = given.refused_count
         self._retention.removed_bytes = given.removed_bytes
@@ -237,6 +240,21 @@ class StorageActor:
             self._host.answer_order,
         )
 
+    def _make_archiver(self) -> Archiver | None:
+        given = self.given
+        if not given.archive:
+            return None
+        return Archiver(
+            self.store,
+            given.name,
+            bytes.fromhex(given.uuid).hex(),
+            self.title,
+            self._state,
+            lambda: self._host.open_dealer(given.archive),
+            lambda: self._reads.arrived(),
+            is_on=given.retention.archive == "on",
+        )
+
     def _route(self) -> None:
         """Register the handlers.
 
@@ -246,6 +264,8 @@ class StorageActor:
         self.front.route(p.Fetch, self._reads.fetch_for_channel)
         self.front.route(p.Scan, self._delayed.scan)
         self._channels.route(self.front)
+        # A new channel may begin at a time whose chunk is only in the bucket.
+        self.front.route(p.OpenChannel, self._reads.patient(self._channels.open))
         self._reads.route(self.reader)
         obey(p.SetSealed, self.seal)
         obey(
@@ -255,10 +275,7 @@ class StorageActor:
             ),
         )
         obey(p.ListChunks, lambda order: p.Done(order.request, {**self._log.reader.chunk_rows()}))
-        obey(
-            p.FindOffset,
-            lambda order: p.Position(order.request, self._reads.offset_at(order.time_ns)),
-        )
+        obey(p.FindOffset, partial(self._reads.find_for_order, self._host.answer_order))
         obey(p.CountDelayed, self._delayed.count)
         obey(p.ListDelayed, self._delayed.list_some)
         obey(p.CancelDelayed, self._delayed.cancel)
@@ -285,6 +302,8 @@ class StorageActor:
         )
         every(options.CHECKPOINT_INTERVAL_MS, self._unless_stopping(self._backup.tick))
         every(options.RETENTION_TICK_MS, self._unless_stopping(self._retention.tick))
+        if self._archiver is not None:
+            every(options.RETENTION_TICK_MS, self._unless_stopping(self._archiver.tick))
         every(options.STAGE_TICK_MS, self._stages.tick)
         every(options.STAGE_EXPIRE_MS, self._stages.expire)
         if self.mode == "interval":
@@ -308,7 +327,9 @@ class StorageActor:
     def _open(self) -> Store:
         given = self.given
         identity = TopicIdentity(given.name, given.uuid, given.base_offset)
-        store_options = StoreOptions(chunk_bytes=given.chunk_bytes)
+        store_options = StoreOptions(
+            chunk_bytes=given.chunk_bytes, cache_bytes=given.cache_bytes if given.archive else 0
+        )
         files = Files()
         if given.create and not files.exists(given.directory):
             create_store(files, given.directory, identity)
@@ -491,6 +512,8 @@ class StorageActor:
         self._delayed.turn(self._log.synced_end)
         self._stages.turn()
         self._retention.turn()
+        if self._archiver is not None and not self._host.stopping:
+            self._archiver.fetch()
         self._commit()
 
     # Stages
@@ -510,7 +533,9 @@ class StorageActor:
         self._listener.head_moved(self._log.synced_end)
 
     def gone(self, who: str) -> None:
-        """Forget a dead gateway and all peers behind it."""
+        """Forget a dead gateway and all peers behind it, or the dead archive actor."""
+        if who == "archive" and self._archiver is not None:
+            self._archiver.gone()
         self._stages.core.gone(who.encode())
 
     # State
@@ -588,6 +613,20 @@ class StorageActor:
             thread.close()
         self.store.close()
 
+    def _troubles(self) -> list[str]:
+        """Return the alarms that last as long as their causes."""
+        found = [self._reads.unreadable] if self._reads.unreadable else []
+        if self._archiver is not None:
+            return [*found, *self._archiver.alarms()]
+        remote = self._log.reader.remote
+        if remote:
+            last = max(remote)
+            found.append(
+                f"the messages below offset {remote[last].next_offset} are only in the bucket, and "
+                "this broker runs without one: start it with --bucket"
+            )
+        return found
+
     def statistics(self) -> StoragePulse:
         return {
             "appends": self._appends,
@@ -597,7 +636,8 @@ class StorageActor:
             "waiting": self._channels.waiting,
             "channels": len(self._channels.rows),
             "producers_known": len(self._producers),
-            **self._upkeep.statistics(self._reads.unreadable),
+            **self._upkeep.statistics(self._troubles()),
+            **(no_archive() if self._archiver is None else self._archiver.statistics()),
             "state_alarm": self._state.alarm(),
             "disk_full": self._disk_full(),
             "disk_refused_count": self._shortage.refused_count,

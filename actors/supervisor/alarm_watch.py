@@ -45,6 +45,7 @@ class AlarmWatch:
     """Raises, clears and reports alarms.
 
     `settings_trouble` returns which gateways do not have the new settings, or "" if all have them.
+    `bucket_trouble` returns why the bucket cannot be used, or "".
     """
 
     def __init__(
@@ -53,16 +54,21 @@ class AlarmWatch:
         singles: Singles,
         disk: DiskWatch,
         settings_trouble: Callable[[], str],
+        bucket_trouble: Callable[[], str] = lambda: "",
     ) -> None:
         self._broker = state
         self._singles = singles
         self._disk = disk
-        self._settings_trouble = settings_trouble
+        self._conditions = {
+            "settings": (settings_trouble, "all gateways have the new settings"),
+            "bucket": (bucket_trouble, "the bucket can be used"),
+        }
         self.given = state.options.alarms
         self._alarms = Alarms(self.given.hold_s)
         self._recent: deque[AlarmEvent] = deque(maxlen=RECENT_MAX)
         self._due_ns = 0
-        self._broker_ns = 0  # when the alarm about the broker was raised, 0 if it is not raised
+        # When each alarm about the broker was raised. Alarms that are not raised are missing.
+        self._broker_ns: dict[str, int] = {}
         self._anew = False  # the receivers are new and have not received any alarm yet
 
     def configure(self, given: AlarmOptions) -> None:
@@ -126,23 +132,27 @@ class AlarmWatch:
                     break
 
     def _of_broker(self, wall_ns: int) -> list[AlarmEvent]:
-        """Raise an alarm while a gateway does not have the new settings.
+        """Raise an alarm while a gateway does not have the new settings, or the bucket is away.
 
-        The alarm is about the broker, so its topic and channel are empty.
+        These alarms are about the broker, so their topic and channel are empty.
         """
-        text, before = self._settings_trouble(), self._broker_ns
-        if bool(text) == bool(before):
-            return []
-        self._broker_ns = wall_ns if text else 0
-        event = "raised" if text else "cleared"
-        said = f"{event}: {text or 'all gateways have the new settings'}"
-        log.warning("alarm %s", said)
-        return [
-            {
-                "event": event, "topic": "", "channel": "", "figure": "settings", "value": None, "threshold": 0, "text": said,
+        events: list[AlarmEvent] = []
+        for figure, (trouble, well) in self._conditions.items():
+            text, before = trouble(), self._broker_ns.get(figure, 0)
+            if bool(text) == bool(before):
+                continue
+            event = "raised" if text else "cleared"
+            if text:
+                self._broker_ns[figure] = wall_ns
+            else:
+                del self._broker_ns[figure]
+            said = f"{event}: {text or well}"
+            log.warning("alarm %s", said)
+            events.append({
+                "event": event, "topic": "", "channel": "", "figure": figure, "value": None, "threshold": 0, "text": said,
                 "raised_ns": before or wall_ns, "time_ns": wall_ns,
-            }
-        ]  # fmt: skip
+            })  # fmt: skip
+        return events
 
     def _figures(self, wall_ns: int) -> dict[AlarmSubject, tuple[float | None, float]]:
         found: dict[AlarmSubject, tuple[float | None, float]] = {}

@@ -1,4 +1,4 @@
-"""Single processes: scan loop, scan workers, gateways, and the alarm sender.
+"""Single processes: scan loop, scan workers, gateways, archive actor, and the alarm sender.
 
 They belong to no topic.
 
@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from ...transport.errors import ZsqError
+from ...transport.errors import Refused, ZsqError
 from ...transport.wire import protocol as p
 from ..runtime.child import ENDS_TREE, OUTSIDE, ChildSpec, OutOfFiles, RestartIntensity
 from ..runtime.process_table import Child
 from ..settings import options
-from ..settings.starts import ActorStart, HttpStart, NsqStart, scanned_at
+from ..settings.starts import ActorStart, ArchiveStart, HttpStart, NsqStart, scanned_at
 from .commands.requests import Orders
 from .topics.broker_state import BrokerState
 
@@ -52,9 +52,9 @@ class Singles:
         self._tell_ns = 0  # the scan loop gets no list of its targets before this time
 
     def start(self, kind: str, start: ActorStart, title: str) -> None:
-        """Start a process at a new endpoint. Only the scan loop keeps its endpoint."""
+        """Start a process at a new endpoint. Scan loop and archive actor keep theirs."""
         number = self._processes.new_key()
-        if kind != "scan_loop":
+        if kind not in ("scan_loop", "archive"):
             start = replace(start, front=self._processes.endpoint(number))
         child = self._processes.start(ChildSpec(number, kind, title, start))
         self.children[number] = child
@@ -68,6 +68,11 @@ class Singles:
         Gateways drop their links to it. If it was a gateway, topics and channels drop its clients.
         """
         if self._broker.stopping:
+            return
+        if child.spec.kind == "archive":
+            for topic in list(self._processes.children.values()):
+                if topic.spec.kind == "topic" and topic.state == "up":
+                    self._processes.send(topic, p.Gone("archive"))
             return
         if child.spec.kind == "gateway":
             for other in list(self._processes.children.values()):
@@ -99,6 +104,8 @@ class Singles:
         ):  # files may become free again
             self._start_later(kind, start, child.spec.title)
             return
+        if isinstance(start, ArchiveStart):
+            start = replace(start, first=False, known=self._broker.registry.bucket)
         intensity = self._intensity.setdefault(kind, RestartIntensity())
         # True if the process reported that it cannot use its address. A process that was killed
         # before it was up reported nothing and is started again.
@@ -144,6 +151,27 @@ class Singles:
         self._later = [one for one in self._later if one[0] > now_ns]
         for _, kind, start, title in due if not self._broker.stopping else ():
             self._start_or_later(kind, start, title)
+
+    def note_archive(self, child: Child) -> None:
+        """Note durably which archive the broker uses, so that a start can miss it."""
+        archive = str(child.stats.get("archive", ""))
+        if archive and archive != self._broker.registry.bucket and not self._broker.stopping:
+            try:
+                self._broker.registry.note_bucket(archive)
+            except Refused as error:
+                log.error("the identity of the archive cannot be noted: %s", error)
+
+    def archive_trouble(self) -> str:
+        """Return why the bucket cannot be used, or ""."""
+        for child in self.of_kind("archive"):
+            if trouble := child.stats.get("trouble"):
+                return f"the bucket cannot be used: {trouble}"
+        return ""
+
+    def forget_archive(self, uuid: str) -> None:
+        """Make the archive actor remove the objects of a deleted topic."""
+        for child in self.of_kind("archive"):
+            self._processes.send(child, p.ForgetArchive(uuid))
 
     # Discovery
 

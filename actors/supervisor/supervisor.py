@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ from ..security import audit
 from ..security.audit import AuditLog
 from ..settings import options
 from ..settings.options import ServeOptions
-from ..settings.starts import ActorStart, HttpStart, NsqStart, ZeroMqStart
+from ..settings.starts import ActorStart, ArchiveStart, HttpStart, NsqStart, ZeroMqStart
 from ..statistics.broker_view import BrokerView
 from . import run_directory as rundir
 from .actor_table import ACTORS
@@ -80,13 +81,18 @@ class Supervisor:
         )
         self.processes = Processes(self.table, self.port, run_dir, serve_options.processes_max)
         self.state = BrokerState(
-            serve_options, registry, self.processes, self._channel_died, self._unused
-        )
+            serve_options, registry, self.processes, self._channel_died, self._unused,
+            lambda topic: self.singles.forget_archive(topic),
+        )  # fmt: skip
         self.orders = Orders(self.processes)
         self.singles = Singles(self.state, self.orders, self.stop)
         self.disk = DiskWatch(self.state)
         self.alarms = AlarmWatch(
-            self.state, self.singles, self.disk, lambda: self.reloading.trouble()
+            self.state,
+            self.singles,
+            self.disk,
+            lambda: self.reloading.trouble(),
+            self.singles.archive_trouble,
         )
         self.reloading = Reloading(
             self.state, self.singles, self.orders, self.alarms.configure, read_again
@@ -97,10 +103,15 @@ class Supervisor:
         )
         view = BrokerView(
             registry.node, registry.uuid, self.state.started, self.state.groups, self.processes, self.singles.children,
-            self.disk, self.alarms, self.reloading.trouble,
+            self.disk, self.alarms, self._troubles,
         )  # fmt: skip
         self.commands = Commands(self.requests, view)
         self.service = ServiceManager(os.environ)
+
+    def _troubles(self) -> str:
+        """Return what is wrong with the settings and the bucket, or "", for the health report."""
+        found = (self.reloading.trouble(), self.singles.archive_trouble())
+        return "; ".join(filter(None, found))
 
     def _own_endpoint(self) -> str:
         return f"ipc://{self.run_dir}/supervisor"
@@ -166,6 +177,16 @@ class Supervisor:
                 push=options.push_listen(given),
             )
             self.singles.start("gateway", zeromq, "gateway zeromq")
+        if given.bucket:
+            archive = ArchiveStart(
+                front=self.processes.archive_endpoint,
+                url=given.bucket,
+                broker=self.state.registry.uuid,
+                writer=uuid.uuid4().hex,
+                known=self.state.registry.bucket,
+                fresh=uuid.uuid4().hex,
+            )
+            self.singles.start("archive", archive, "bucket")
         size = given.message_bytes_max
         if given.nsq is not None:
             nsq = NsqStart(
@@ -248,6 +269,8 @@ class Supervisor:
             child = self.processes.children.get(message.key) or self._sleeper(message.key)
             if child is not None and child.envelope == mail.envelope:
                 child.stats, child.pulsed_ns = {**child.stats, **message.stats}, time.monotonic_ns()
+                if child.spec.kind == "archive":
+                    self.singles.note_archive(child)
                 if not message.request:
                     child.news_ns = child.pulsed_ns
                 if message.request:
@@ -385,6 +408,7 @@ class Supervisor:
         self._memory_ns = now
         self._look_for_sockets()
         self.state.registry.settle()
+        self.state.registry.remove_left()
         deletion.open_again(self.requests)
         large = self.processes.changes >= options.LARGE_CHANGE
         if large:

@@ -177,6 +177,10 @@ class FolderBucket:
         except FileExistsError:
             raise ObjectExists(f"{self.url}/{name} exists already") from None
         except FileNotFoundError:
+            if not self._files.exists(self._folder):
+                raise BucketAway(
+                    f"{self.url}: the folder does not exist; create or mount it"
+                ) from None
             raise ObjectMissing(f"{self.url}/{name} does not exist") from None
         except OSError as error:
             kind = BucketRefuses if error.errno in _FOR_GOOD else BucketAway

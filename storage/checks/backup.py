@@ -444,7 +444,8 @@ def sync_log(files: Files, directory: str, log: Log) -> LogTaken:
     Raises `StoreFailed` or `OSError`.
     """
     end = log.sync()
-    bases = tuple(log.chunks)
+    remote = log.reader.remote  # a backup names these, and the bucket has them
+    bases = tuple(base for base in log.chunks if base not in remote)
     return LogTaken(log.start, end, bases, files.size_of(f"{directory}/{chunk_name(bases[-1])}"))
 
 

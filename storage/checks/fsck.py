@@ -41,7 +41,14 @@ from ..directory.store import (
 )
 from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError
 from ..files import Files
-from ..log.chunk import INDEX_BYTES_MAX, Chunk, Stretch, open_chunk, read_footer
+from ..log.chunk import (
+    INDEX_BYTES_MAX,
+    ArchivedChunk,
+    Chunk,
+    Stretch,
+    open_chunk,
+    read_footer,
+)
 from ..log.damage import BAD_HEAD_BYTES, CUT_OFF, DAMAGED, Bad, decode_bad_head, keep_bytes
 from ..log.index import Index
 from ..log.log_format import (
@@ -633,6 +640,7 @@ class _TopicCheck:
         """For each file of a sealed stage: end of its blocks, bytes of its footer, and its seed."""
         self._synced_end = -1
         self._start = identity.base_offset
+        self._archived: dict[int, ArchivedChunk] = {}
 
     def run(self) -> TopicReport:
         self._check_identity()
@@ -727,6 +735,7 @@ class _TopicCheck:
             return
         self._synced_end = table.synced_end
         self._start = max(self._start, table.start)
+        self._archived = table.archived
         for stage, row in table.stages.items():
             for file in row.files:
                 self._staged[part_name(stage, file.number)] = (
@@ -789,19 +798,10 @@ class _TopicCheck:
         if not live:
             self._add(DAMAGE, "", "the log has no chunks; restore them from a backup")
             return
-        if live[0] > self._start:
-            lost = live[0] - self._start
-            self._add(
-                DAMAGE,
-                "",
-                (
-                    f"{lost} messages from offset {self._start} on are missing: their chunks do "
-                    "not "
-                    "exist"
-                ),
-                self._start,
-                lost,
-            )
+        known_end = self._in_bucket(self._start, live[0])
+        if lost := max(live[0] - known_end, 0):
+            text = f"{lost} messages from offset {known_end} on are missing: their chunks do not"
+            self._add(DAMAGE, "", f"{text} exist", known_end, lost)
         before: Checked | None = None
         named: set[int] = set()
         ended: set[int] = set()
@@ -836,7 +836,7 @@ class _TopicCheck:
                     "kept, but its transaction is not known"
                 )
                 self._add(DAMAGE, chunk_name(found.base_offset), text)
-        for base in sorted(named - set(live)):
+        for base in sorted(named - set(live) - self._archived.keys()):
             if base >= live[0]:
                 self._add(
                     DAMAGE, chunk_name(base), "it is missing, but a group in the log refers to it"
@@ -861,10 +861,22 @@ class _TopicCheck:
                     DAMAGE, chunk_name(before.base_offset), text, before.end_offset, lost
                 ).needs_recovery = True
 
+    def _in_bucket(self, offset: int, end: int) -> int:
+        """Return how far archived chunks have the messages from `offset` to `end`, and note it."""
+        begin = offset
+        for base, row in sorted(self._archived.items()):
+            offset = max(offset, min(row.next_offset, end)) if base <= offset else offset
+        if offset > begin:
+            text = f"the messages from offset {begin} to {offset} are only in the bucket"
+            self._add(NOTE, "", f"{text}; they are not checked")
+        return offset
+
     def _check_border(self, before: Checked, base: int) -> None:
         """Check that a chunk begins at the end of the previous one."""
         name = chunk_name(before.base_offset)
         lost = base - before.end_offset
+        if lost > 0 and self._in_bucket(before.end_offset, base) == base:
+            return
         if lost < 0:
             self._add(
                 DAMAGE,

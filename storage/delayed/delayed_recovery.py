@@ -78,7 +78,16 @@ from crc32c import crc32c
 from ...transport.block.block import DELAYED
 from ...transport.wire.codec import unpack_value
 from .. import documents
-from ..errors import Damaged, DiskFull, ForeignDirectory, Locked, StorageError, StoreFailed, is_full
+from ..errors import (
+    Damaged,
+    DiskFull,
+    ForeignDirectory,
+    Locked,
+    NotHere,
+    StorageError,
+    StoreFailed,
+    is_full,
+)
 from ..files import Files
 from ..log.log import Log
 from ..log.log_format import BAD_SUFFIX, DELAYED_NAME, TEMPORARY_SUFFIX
@@ -754,10 +763,15 @@ def drop_moved(store: DelayedStore, log: Log) -> None:
     """Remove the rows of blocks that are in the log, from the first row's due time on.
 
     Rows of an older commit may have been moved long before the checkpoint, but never before they
-    were due.
+    were due. Blocks in chunks that are only in the bucket are not read. So what was moved there may
+    be moved once more.
     """
     if store.summary.next_due_ns:
-        _remove(store, moved_keys(log, log.offset_at(store.summary.next_due_ns)), counts=False)
+        try:
+            begin = log.offset_at(store.summary.next_due_ns)
+        except NotHere:
+            begin = log.start
+        _remove(store, moved_keys(log, begin), counts=False)
 
 
 def _remove(store: DelayedStore, keys: Iterator[DelayedKey], *, counts: bool) -> int:

@@ -9,6 +9,7 @@ Creation is a separate call, so that nothing is created twice.
     DIR/state.snapshot        a copy of the state's small rows, to rebuild a damaged state
     DIR/state.starts          how often the state was opened since its last commit
     DIR/staging/              staged blocks that are not committed yet; made when first needed
+    DIR/archive/              parts of chunks that are only in the bucket, fetched for readers
 
 A missing directory is refused and not created. The reason may be a file system that is not mounted,
 and a new empty topic there would use old offsets a second time. `create_store` makes everything
@@ -26,11 +27,12 @@ from typing import Final
 from crc32c import crc32c
 
 from .. import documents
+from ..archive.chunk_cache import ChunkCache
 from ..delayed.delayed import DelayedStore
 from ..delayed.delayed_recovery import make_delayed, open_delayed
 from ..errors import DiskFull, ForeignDirectory, StorageError, StoreFailed, Unreadable, is_full
 from ..files import Files
-from ..log.chunk import create_chunk
+from ..log.chunk import ArchivedChunk, create_chunk
 from ..log.group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX
 from ..log.log import Log, LogOptions
 from ..log.log_format import (
@@ -69,6 +71,8 @@ class StoreOptions:
     * `reserve_bytes`: with less free space, appends are refused. None means the smaller of 1 GiB
       and 5% of the file system.
     * `adopt_bytes`, `group_append_bytes`, `ring_bytes`: see `LogOptions`.
+    * `cache_bytes`: the size of the cache for chunks in the bucket. 0 means that the broker has no
+      bucket.
     """
 
     chunk_bytes: int = CHUNK_BYTES
@@ -78,6 +82,7 @@ class StoreOptions:
     adopt_bytes: int = ADOPT_BYTES
     group_append_bytes: int = GROUP_APPEND_BYTES_MAX
     ring_bytes: int = RING_BYTES
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,7 @@ class Store:
     def __init__(
         self, files: Files, directory: str, lock: int, log: Log, state: OpenedState, staging: Staging, report: RecoveryReport,
         uuid: bytes = b"", delayed: DelayedStore | None = None, reserve_bytes: int = 0,
+        archived: dict[int, ArchivedChunk] | None = None, cache: ChunkCache | None = None,
     ) -> None:  # fmt: skip
         self.files = files
         self.directory = directory
@@ -124,6 +130,10 @@ class Store:
         None if the topic never had any. They belong to one thread, which may be another.
         """
         self.reserve_bytes = reserve_bytes
+        self.archived = {} if archived is None else archived
+        """The chunks that the bucket has, as committed."""
+        self.cache = cache
+        """Parts of these chunks. None if the broker has no bucket."""
         self._uuid = uuid
         self._lock = lock
 
@@ -140,6 +150,8 @@ class Store:
         """
         try:
             self.staging.close()
+            if self.cache is not None:
+                self.cache.close()
             self.log.close()
             # Without this commit, recovery finds the synced end in the log.
             with contextlib.suppress(DiskFull):
@@ -221,7 +233,7 @@ def open_store(
                 options.group_append_bytes,
                 options.ring_bytes,
             )
-            log, opened, staging, delayed, report = _recover(
+            log, opened, staging, delayed, report, cache = _recover(
                 files, directory, options, log_options, identity
             )
         except BaseException:
@@ -232,8 +244,9 @@ def open_store(
     report.notes[:0] = notes
     report.duration_ms = (time.monotonic_ns() - began_ns) // 1_000_000
     return Store(
-        files, directory, lock, log, opened, staging, report, identity.uuid_bytes, delayed, reserve
-    )
+        files, directory, lock, log, opened, staging, report, identity.uuid_bytes, delayed, reserve,
+        opened.table.archived, cache,
+    )  # fmt: skip
 
 
 def _is_topic(files: Files, directory: str) -> bool:
@@ -254,12 +267,16 @@ def _recover(
     options: StoreOptions,
     log_options: LogOptions,
     identity: TopicIdentity,
-) -> tuple[Log, OpenedState, Staging, DelayedStore | None, RecoveryReport]:
+) -> tuple[Log, OpenedState, Staging, DelayedStore | None, RecoveryReport, ChunkCache | None]:
     opened = open_state(files, directory, identity.uuid_bytes, options.map_bytes, time.time_ns())
     state, table = opened.store, opened.table
     try:
         removed = remove_below(files, directory, table.start)
-        delayed = None
+        delayed = cache = None
+        if options.cache_bytes:
+            cache = ChunkCache(
+                files, directory, identity.uuid_bytes, options.cache_bytes, table.archived
+            )
         log, report = recover_log(
             files,
             directory,
@@ -268,6 +285,8 @@ def _recover(
             log_options,
             table.synced_end,
             table.start,
+            table.archived,
+            cache,
         )
         try:
             expected = max(table.start, identity.base_offset)
@@ -332,7 +351,7 @@ def _recover(
         raise
     report.notes += opened.notes
     report.alarms += opened.alarms
-    return log, opened, staging, delayed, report
+    return log, opened, staging, delayed, report, cache
 
 
 def _close_quietly(log: Log) -> None:

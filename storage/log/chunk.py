@@ -94,6 +94,33 @@ class Facts(NamedTuple):
     next_offset: int
 
 
+class ArchivedChunk(NamedTuple):
+    """A sealed chunk that the bucket has. It contains all that its header and footer say.
+
+    Offsets and times are absolute. `size` is that of the file, with its footer. `crc` is the
+    checksum of the checksums of its segments, and is part of the object's name. `place` identifies
+    the archive, because a broker may be started with another bucket.
+    """
+
+    base_offset: int
+    next_offset: int
+    size: int
+    first_time_ns: int
+    last_time_ns: int
+    base_time_ns: int
+    seed: int
+    flags: int
+    crc: int
+    place: int = 0
+
+    def header(self, uuid: bytes) -> ChunkHeader:
+        return ChunkHeader(self.base_offset, self.base_time_ns, self.seed, uuid, self.flags)
+
+    def facts(self) -> Facts:
+        state = ChunkState.ADOPTED if self.flags & ADOPTED else ChunkState.SEALED
+        return Facts(self.size, state, self.first_time_ns, self.last_time_ns, self.next_offset)
+
+
 class Activity:
     """The counts of one chunk. `rates` are the rates of the last full second."""
 
@@ -749,6 +776,24 @@ class Chunk(ChunkFile):
         """
         found = self.block_before(self.end_position)
         return CHUNK_HEADER_BYTES if found is None else found[0]
+
+
+def archived_of(chunk: Chunk, crc: int, place: int) -> ArchivedChunk:
+    """Return the facts of a sealed chunk that was uploaded."""
+    assert chunk.sealed
+    facts, header = chunk.facts(), chunk.header
+    return ArchivedChunk(
+        chunk.base_offset,
+        chunk.end_offset,
+        chunk.end_position + FOOTER_BYTES,
+        facts.first_time_ns,
+        chunk.last_time_ns,
+        header.base_time_ns,
+        header.seed,
+        header.flags,
+        crc,
+        place,
+    )
 
 
 def create_chunk(

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -40,7 +40,7 @@ from ..errors import DiskFull, StoreFailed, is_full
 from ..files import IOV_MAX, Files
 from ..space import Space
 from .adoption import Adoption
-from .chunk import Chunk, create_chunk
+from .chunk import ArchivedChunk, Chunk, create_chunk
 from .group import (
     ADOPT_BYTES,
     GROUP_APPEND_BYTES_MAX,
@@ -62,7 +62,7 @@ from .log_format import (
     encode_disk_header,
     encode_footer,
 )
-from .log_reader import Hole, LogReader
+from .log_reader import ChunkArchive, Hole, LogReader
 from .merging import Merge
 from .ring import BLOCKS_MAX, RING_BYTES
 from .survey import Survey
@@ -183,6 +183,7 @@ class Log:
     def __init__(
         self, files: Files, folder: str, uuid: bytes, options: LogOptions,
         bases: list[int], active: Chunk, last_time_ns: int, holes: Sequence[Hole] = (),
+        remote: Mapping[int, ArchivedChunk] | None = None, archive: ChunkArchive | None = None,
     ) -> None:  # fmt: skip
         self._files = files
         self._folder = folder
@@ -192,8 +193,9 @@ class Log:
         self.chunk_bytes = options.chunk_bytes
         self._active = active
         self.reader = self._reader = LogReader(
-            files, folder, uuid, options.index_every_bytes, bases, active, holes, options.ring_bytes
-        )
+            files, folder, uuid, options.index_every_bytes, bases, active, holes, options.ring_bytes,
+            remote, archive,
+        )  # fmt: skip
         self.survey = Survey(files, folder, uuid, options.index_every_bytes, self.reader)
         self._last_time_ns = last_time_ns
         self._ticket: SyncTicket | None = None

@@ -16,6 +16,9 @@ before the log's end and more than KEPT_BYTES behind the reader. The pages close
 stay, because other readers may need them: four channels that catch up together read the same
 blocks. Each step gives back several MiB, because each step takes a system call.
 
+Chunks whose files were removed after they were archived are in `remote`. The archive opens them.
+Their bytes may have to be fetched first: reads then raise `NotHere`.
+
 Rejected: advice on the whole chunk when a reader leaves it, because until then 256 MiB stay in the
 cache for each reader. Rejected too: O_DIRECT, because readers would share no pages, and ZSQ would
 need its own cache.
@@ -27,13 +30,14 @@ import contextlib
 import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from ...transport.block.block import Block, Header
-from ..errors import Damaged, ForeignDirectory, Unreadable
+from ..errors import Damaged, ForeignDirectory, NotHere, OutOfReach, Unreadable
 from ..files import Files
 from .chunk import (
+    ArchivedChunk,
     BlockLocation,
     Chunk,
     ChunkBook,
@@ -135,16 +139,25 @@ class _Hint(NamedTuple):
     given_back: int
 
 
+class ChunkArchive(Protocol):
+    """Opens chunks that are only in the bucket."""
+
+    def open(self, row: ArchivedChunk, index_every_bytes: int) -> Chunk:
+        """Return the chunk. Its reads raise `NotHere` for bytes that must be fetched first."""
+        ...
+
+
 class LogReader:
     """A reader of the log.
 
     `bases` are the first offsets of the chunks, ascending. The last one is that of the active
-    chunk, to which the log writes.
+    chunk, to which the log writes. `remote` are those of them that are only in the bucket, and
+    `archive` opens these. It is None if the broker has no bucket.
     """
 
     def __init__(
         self, files: Files, folder: str, uuid: bytes, index_every_bytes: int, bases: list[int], active: Chunk, holes: Sequence[Hole],
-        ring_bytes: int = RING_BYTES,
+        ring_bytes: int = RING_BYTES, remote: Mapping[int, ArchivedChunk] | None = None, archive: ChunkArchive | None = None,
     ) -> None:  # fmt: skip
         assert bases
         assert bases[-1] == active.base_offset
@@ -156,6 +169,9 @@ class LogReader:
         self.damage = DamageBook(files, folder, holes)
         self.ring = Ring(ring_bytes)
         self.book = ChunkBook()
+        self.remote = dict(remote or {})
+        self.book.facts.update((base, row.facts()) for base, row in self.remote.items())
+        self._archive = archive
         self.give_back = GiveBack(bases, self.book.facts)
         self._active = active
         self._sealed: OrderedDict[int, Chunk] = OrderedDict()
@@ -220,10 +236,22 @@ class LogReader:
                 chunk.close()
         del self.bases[:gone]  # changes the list itself, because `give_back` uses the same list
         kept = self.bases[0]
+        for base in [base for base in self.remote if base < kept]:
+            del self.remote[base]
         for offset in [offset for offset, hint in self._hints.items() if hint.base < kept]:
             del self._hints[offset]
         self.damage.forget_below(kept)
         self.book.forget_below(kept)
+
+    def leave(self, rows: Iterable[ArchivedChunk]) -> None:
+        """Read these archived chunks from the bucket from now on. Their files may be removed."""
+        for row in rows:
+            assert row.base_offset != self._active.base_offset
+            chunk = self._sealed.pop(row.base_offset, None)
+            if chunk is not None:
+                chunk.close()
+            self.remote[row.base_offset] = row
+            self.book.facts[row.base_offset] = row.facts()
 
     def close(self) -> None:
         for chunk in (*self._sealed.values(), self._active):
@@ -397,9 +425,15 @@ class LogReader:
         Columns are not checked. The second value is the content of a mark. For a damaged mark it is
         None, but its header also has the count 0. From an adopted chunk, this yields only the mark
         at its end, because its blocks have no producer, and there may be many.
+
+        Chunks that are only in the bucket are left out, because nobody fetches during a recovery.
+        They are below the offset from which recovery replays.
         """
-        offset = max(offset, self.bases[0])
+        local = next(base for base in self.bases if base not in self.remote)
+        offset = max(offset, local)
         for base in self._from(offset):
+            if base in self.remote:
+                continue
             try:
                 chunk = self._readable(base, offset)
             except Damaged:
@@ -436,7 +470,7 @@ class LogReader:
 
         The border is the last one up to which these blocks have at most `bytes_max` bytes. It is at
         most `end`. It is always above `start`, even if the first block is larger than `bytes_max`.
-        Lost blocks count as 0 bytes.
+        Lost blocks count as 0 bytes. Raises `NotHere` and `OutOfReach`.
         """
         start = max(start, self.bases[0])
         if start >= end:
@@ -452,6 +486,8 @@ class LogReader:
                     found = self.open(base).boundary(before + bytes_max - total)[1]
                     if found <= start:
                         found = self.open(base).extent(start)[2]
+            except (NotHere, OutOfReach):
+                raise  # these bytes exist, so they must not count as 0
             except (Damaged, Unreadable):
                 continue
             total += size
@@ -537,6 +573,9 @@ class LogReader:
         if base == self._active.base_offset:
             return self._active
         chunk = self._sealed.get(base)
+        if chunk is None and base in self.remote:
+            chunk = self._open_remote(self.remote[base])
+            self._keep(chunk)
         if chunk is None:
             chunk = open_surely(
                 self._files, self._folder, base, self._uuid, self._index_every_bytes
@@ -550,6 +589,14 @@ class LogReader:
             self._keep(chunk)
         self._sealed.move_to_end(base)
         return chunk
+
+    def _open_remote(self, row: ArchivedChunk) -> Chunk:
+        if self._archive is None:
+            raise OutOfReach(
+                f"the messages from offset {row.base_offset} to {row.next_offset} are only in the "
+                "bucket, and this broker runs without one: start it with --bucket"
+            )
+        return self._archive.open(row, self._index_every_bytes)
 
     def _keep(self, chunk: Chunk) -> None:
         """Add a chunk to the few sealed chunks that stay open."""

@@ -52,7 +52,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -60,11 +60,11 @@ from ...transport.block.block import IN_GROUP
 from ..errors import Damaged, StoreFailed, Unreadable
 from ..files import Files
 from .adoption import finish_after_crash
-from .chunk import PAGE_BYTES, Chunk, open_chunk
+from .chunk import PAGE_BYTES, ArchivedChunk, Chunk, open_chunk
 from .damage import BAD_FILES_MAX, BAD_KEPT_BYTES_MAX, CUT_OFF, DAMAGED, Bad, bad_heads, keep_bytes
 from .log import Log, LogOptions
 from .log_format import BAD_SUFFIX, CHUNK_HEADER_BYTES, chunk_name, parse_chunk_name, unsynced_bytes
-from .log_reader import Hole
+from .log_reader import ChunkArchive, Hole
 from .survey import AT_START_MAX, recall
 
 COPY_BYTES: Final = 4 * 1024 * 1024
@@ -177,11 +177,14 @@ def recover_log(
     options: LogOptions,
     synced_end: int,
     start: int = 0,
+    archived: Mapping[int, ArchivedChunk] | None = None,
+    archive: ChunkArchive | None = None,
 ) -> tuple[Log, RecoveryReport]:
     """Return the recovered log, completely synced.
 
     According to the state store, all messages below `synced_end` are on disk, and all chunks below
-    `start` are removed. Raises `StoreFailed` for I/O errors, `ForeignDirectory` for chunks of
+    `start` are removed. `archived` are the chunks that the bucket has, and `archive` opens those of
+    them whose files are gone. Raises `StoreFailed` for I/O errors, `ForeignDirectory` for chunks of
     another topic.
     """
     report = RecoveryReport(now_ns=time.time_ns())
@@ -208,7 +211,11 @@ def recover_log(
             _write_back(chunk, scan, synced_end, report)
             _note_lost_end(chunk, scan, synced_end, report)
             chunk.last_time_ns = scan.end.time_ns
-            log = Log(files, folder, uuid, options, bases, chunk, scan.end.time_ns, scan.holes)
+            remote = _remote(bases, archived or {}, start)
+            log = Log(
+                files, folder, uuid, options, sorted([*bases, *remote]), chunk, scan.end.time_ns,
+                scan.holes, remote, archive,
+            )  # fmt: skip
             undo.pop_all()
             undo.callback(log.reader.close)
             report.notes += recall(files, folder, log.reader)
@@ -217,7 +224,7 @@ def recover_log(
         except (OSError, Unreadable) as error:
             raise StoreFailed(f"{folder} cannot be recovered: {error}") from error
         undo.pop_all()
-    report.chunks = len(bases)
+    report.chunks = len(log.chunks)
     report.end = log.end
     report.holes = log.holes
     return log, report
@@ -252,6 +259,22 @@ def _note_lost_end(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: Reco
     # chunk.
     chunk.sealed = True
     chunk.end_offset = synced_end
+
+
+def _remote(
+    bases: Sequence[int], archived: Mapping[int, ArchivedChunk], start: int
+) -> dict[int, ArchivedChunk]:
+    """Return the archived chunks that have no file, from `start` on.
+
+    Chunks behind the last file are left out: the end of the log is lost, and its offsets are a
+    hole.
+    """
+    files = set(bases)
+    return {
+        base: row
+        for base, row in archived.items()
+        if base not in files and base < bases[-1] and row.next_offset > start
+    }
 
 
 def _bases(files: Files, folder: str) -> list[int]:

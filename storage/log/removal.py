@@ -12,15 +12,23 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import Final
 
 from ...transport.settings import Retention
-from ..errors import Damaged, ForeignDirectory
+from ..errors import Damaged, ForeignDirectory, NotHere, OutOfReach
 from ..files import Files
 from ..retention import LogView, finished_chunks
 from .chunk import open_chunk, read_footer
 from .log import Log
-from .log_format import BAD_SUFFIX, CHUNK_SUFFIX, INDEX_SUFFIX, chunk_name, parse_chunk_name
+from .log_format import (
+    BAD_SUFFIX,
+    CHUNK_SUFFIX,
+    INDEX_SUFFIX,
+    chunk_name,
+    index_name,
+    parse_chunk_name,
+)
 
 BYTES_ANY: Final = (1 << 63) - 1
 _DIGITS: Final = len(chunk_name(0)) - len(CHUNK_SUFFIX)
@@ -70,6 +78,9 @@ class LogKeeper:
         )
 
     def _size(self, base: int) -> int:
+        row = self._log.reader.remote.get(base)
+        if row is not None:
+            return row.size
         size = self._sizes.get(base)
         if size is None:
             size = 0
@@ -93,7 +104,11 @@ class LogKeeper:
         if sizes is None:
             sizes = [*(self._size(base) for base in bases[:-1]), log.end_position]
         following = bases[at + 1] if at + 1 < len(bases) else log.end
-        return log.measure(floor, following, BYTES_ANY)[0] + sum(sizes[at + 1 :])
+        try:
+            first = log.measure(floor, following, BYTES_ANY)[0]
+        except (NotHere, OutOfReach):
+            first = sizes[at]  # an upper bound, until the chunk's index is fetched
+        return first + sum(sizes[at + 1 :])
 
     def last_time_ns(self, chunk: int) -> int:
         """Return the time of the last message of the n-th chunk.
@@ -104,6 +119,9 @@ class LogKeeper:
         base = bases[chunk]
         if base == bases[-1]:
             return self._log.last_time_ns
+        row = self._log.reader.remote.get(base)
+        if row is not None:
+            return row.last_time_ns
         if base not in self._last_times:
             found = self._read_last_time(base)
             self._last_times[base] = self.last_time_ns(chunk + 1) if found is None else found
@@ -136,11 +154,28 @@ class LogKeeper:
 
     def forget(self, start: int) -> int:
         """Make the log forget the chunks below `start`. Returns their size in bytes."""
+        remote = sum(
+            row.size for row in self._log.reader.remote.values() if row.next_offset <= start
+        )
         self._log.forget(start)
         gone = [base for base in self._sizes if base < self._log.start]
         for base in gone:
             self._last_times.pop(base, None)
-        return sum(self._sizes.pop(base) for base in gone)
+        return remote + sum(self._sizes.pop(base) for base in gone)
+
+    def left(self, bases: Iterable[int]) -> int:
+        """Note that the files of these chunks leave the disk. Returns their size in bytes."""
+        return sum(self._sizes.pop(base, 0) for base in bases)
+
+    def on_disk(self, view: LogView) -> LogView:
+        """Return the view without the chunks that are only in the bucket."""
+        remote = self._log.reader.remote
+        if not remote:
+            return view
+        kept = [n for n, base in enumerate(view.bases) if base not in remote]
+        return view._replace(
+            bases=[view.bases[n] for n in kept], sizes=[view.sizes[n] for n in kept]
+        )
 
 
 def finished_bytes(view: LogView) -> int:
@@ -171,6 +206,23 @@ def remove_below(files: Files, folder: str, start: int) -> int:
     if doomed:
         files.sync_folder(folder)
     return len(doomed)
+
+
+def remove_archived(files: Files, folder: str, bases: Iterable[int]) -> int:
+    """Remove the files of chunks that the bucket has, and return their number.
+
+    Their `.bad` files stay, because they list messages that are lost in the bucket too. After a
+    crash, the files that still exist are used again.
+    """
+    removed = 0
+    for base in bases:
+        for name in (index_name(base), chunk_name(base)):
+            with contextlib.suppress(FileNotFoundError):
+                files.remove(f"{folder}/{name}")
+        removed += 1
+    if removed:
+        files.sync_folder(folder)
+    return removed
 
 
 def _base_of(name: str) -> int | None:

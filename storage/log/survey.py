@@ -150,7 +150,8 @@ class Survey:
         self._uuid = uuid
         self._index_every_bytes = index_every_bytes
         self._reader = reader
-        self._waiting = reader.bases[:-1]  # recovery checked the last one
+        # Recovery checked the last one. The others in the bucket were checked when they were sent.
+        self._waiting = [base for base in reader.bases[:-1] if base not in reader.remote]
 
     def take(self, count: int = STEP_CHUNKS) -> Callable[[], list[Found]] | None:
         """Return a job for any thread, or None if all chunks are known.
@@ -165,13 +166,13 @@ class Survey:
     def learn(self, found: Sequence[Found]) -> list[str]:
         """Take the result of a job and return alarms.
 
-        A chunk that retention has removed since then causes no alarm.
+        A chunk whose file retention has removed since then causes no alarm.
         """
         alarms = []
         reader = self._reader
         for base, facts, why, is_lost in found:
             following = reader.next_base(base)
-            if base not in reader.bases or following is None:
+            if base not in reader.bases or base in reader.remote or following is None:
                 continue
             path = f"{self._folder}/{chunk_name(base)}"
             if facts is None and not is_lost:

@@ -2,13 +2,13 @@
 
 *Snapshot.* Some commits make the old snapshot wrong in a way that redelivery does not repair. For
 such a commit, `StateKeeper` writes a new snapshot at once, before the commit returns. These commits
-change the set of channels, a pause or the start of a first channel, move a cursor back, remove
-chunks, or finally seal stages. All other data (cursors, holes, producers, transactions) is correct
-again after a replay of the log and some redeliveries. So after other commits, the next snapshot
-waits a minute, and a minute more for each MiB of its size. With this wait, snapshots never write
-more than about 17 KB/s. If the disk is too full for a snapshot, the commit still succeeds. But a
-replay needs the chunks after the snapshot's checkpoint. So no chunk is removed before the snapshot
-on disk covers all of it (`covered`).
+change the set of channels, a pause or the start of a first channel, move a cursor back, remove or
+archive chunks, or finally seal stages. All other data (cursors, holes, producers, transactions) is
+correct again after a replay of the log and some redeliveries. So after other commits, the next
+snapshot waits a minute, and a minute more for each MiB of its size. With this wait, snapshots never
+write more than about 17 KB/s. If the disk is too full for a snapshot, the commit still succeeds.
+But a replay needs the chunks after the snapshot's checkpoint. So no chunk is removed before the
+snapshot on disk covers all of it (`covered`).
 
 *Starts.* A flipped bit may make LMDB kill the whole process (SIGBUS). `DIR/state.starts` counts the
 starts since the last successful commit. It also has the times of the last starts that did not end
@@ -176,6 +176,8 @@ class StateKeeper:
         urgent = bool(batch.channel_drops) or {batch.paused_end, batch.waiting, batch.start} != {
             None
         }
+        # The file of an archived chunk may be removed. Only its row then says where it is.
+        urgent = urgent or bool(batch.archived)
         # No client sends a stage again after its final seal. So its row and files must not be lost.
         urgent = urgent or (
             self._size < SNAPSHOT_STEP_BYTES and any(row.final for row in batch.stage_puts.values())

@@ -1,6 +1,7 @@
 """Rows of the state store: keys, values behind a checksum, the table, and the batch of one commit.
 
     key                   value (each begins with a checksum and the key)
+    "a" first offset      a chunk that a bucket has (`ArchivedChunk`)
     "m"                   the checkpoint: applied and synced end, pause, waiting cursor, start,
                           digest of all small rows
     "c" name              a channel's row, as the channel wrote it
@@ -31,6 +32,7 @@ from crc32c import crc32c
 
 from ...transport.wire.codec import pack_value, unpack_value
 from ..errors import Damaged, ForeignDirectory
+from ..log.chunk import ArchivedChunk
 from ..log.transactions import StagedFile, StageRow, TransactionRow
 from .channel_row import ChannelRow
 
@@ -38,6 +40,7 @@ VERSION: Final = 1
 RECENT_MAX: Final = 16  # the most blocks that a producer row lists
 
 META: Final = b"m"
+ARCHIVED: Final = b"a"
 CHANNEL: Final = b"c"
 DEFERRED: Final = b"d"
 TOTAL: Final = b"e"
@@ -135,6 +138,8 @@ class Table:
     producers: dict[int, ProducerRow] = field(default_factory=dict)
     stages: dict[bytes, StageRow] = field(default_factory=dict)
     transactions: dict[str, TransactionRow] = field(default_factory=dict)
+    archived: dict[int, ArchivedChunk] = field(default_factory=dict)
+    """The chunks that the bucket has, by their first offsets, ascending."""
     applied_offset: int = 0
     synced_end: int = 0
     paused_end: int = -1
@@ -180,6 +185,8 @@ class StateBatch:
     stage_gones: list[bytes] = field(default_factory=list)
     transactions: dict[str, TransactionRow] = field(default_factory=dict)
     transactions_gone: list[str] = field(default_factory=list)
+    archived: list[ArchivedChunk] = field(default_factory=list)
+    archived_gone: list[int] = field(default_factory=list)
     applied_offset: int | None = None
     synced_end: int | None = None
     paused_end: int | None = None
@@ -292,6 +299,9 @@ def take_row(table: Table, key: bytes, data: bytes) -> None:
         row = unpack_value(data)
         row["files"] = tuple(StagedFile(*file) for file in row["files"])
         table.stages[rest] = StageRow(**row)
+    elif kind == ARCHIVED:
+        chunk = ArchivedChunk(*unpack_value(data))
+        table.archived[chunk.base_offset] = chunk
     elif kind == TRANSACTION:
         table.transactions[rest.decode()] = TransactionRow(*unpack_value(data))
     else:
@@ -318,6 +328,9 @@ def small_puts(batch: StateBatch) -> dict[bytes, bytes]:
             {name: value for name, value in row._asdict().items() if name != "user" or value}
         )
     rows.update(
+        (ARCHIVED + U64.pack(row.base_offset), pack_value(tuple(row))) for row in batch.archived
+    )
+    rows.update(
         (TRANSACTION + app.encode(), pack_value(tuple(row) if row.user else tuple(row)[:-1]))
         for app, row in batch.transactions.items()
     )
@@ -330,6 +343,7 @@ def small_gones(batch: StateBatch) -> list[bytes]:
         *(CHANNEL + name.encode() for name in batch.channel_drops),
         *(PRODUCER + U64.pack(number) for number in batch.producers_gone),
         *(STAGE + stage for stage in batch.stage_gones),
+        *(ARCHIVED + U64.pack(base) for base in batch.archived_gone),
         *(TRANSACTION + app.encode() for app in batch.transactions_gone),
     ]
 

@@ -108,6 +108,14 @@ WALKED: Final = ("../README.md", "tutorial.md", "spark.md", "nsqd.md", "security
 ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("bucket.md", "zsq doctor --bucket s3://BUCKET/PREFIX"): "tests/apps/cli/run/test_doctor.py",
     (
+        "bucket.md",
+        "zsq fsck s3://BUCKET/PREFIX [TOPIC]",
+    ): "tests/apps/cli/files/test_fsck_bucket.py",
+    (
+        "bucket.md",
+        "zsq serve --data-dir data --bucket s3://BUCKET/PREFIX",
+    ): "tests/process/test_archive.py",
+    (
         "channels.md",
         '{"text": "raised: clicks/archive: depth 120,000 (alarm above 100,000)",',
     ): "test_an_alarm_has_the_form_that_channels_md_shows",

@@ -17,6 +17,7 @@ import zsq
 from zsq.storage.log.log import Log
 from zsq.transport import errors
 
+from .verdict import read
 from .world import MS, S, the_world
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Bounded:
         offset = 0
         with zsq.Reader(TOPIC, url=self.crew.url, timeout=60) as reader:
             while True:
-                page = reader.read(offset, 1 << 20)
+                page = read(reader, offset)
                 for block in page.blocks:
                     if found and block.first_offset != offset:
                         self.crew.ledger.broken(

@@ -24,6 +24,7 @@ class Defect(NamedTuple):
     new: str
     faults: tuple[str, ...] = ()
     moving: bool = False  # all seeds have a client that moves channels
+    archived: bool = False  # all seeds have a bucket
 
 
 DEFECTS: Final[dict[str, Defect]] = {
@@ -163,6 +164,20 @@ DEFECTS: Final[dict[str, Defect]] = {
         "        self.counters[\"dropped_count\"] += self._unread(first, start)\n",
         "",
         ("kill_client",),
+    ),
+    "an archived file leaves the disk before its row is committed": Defect(
+        "actors/storage/archiving.py",
+        "        self._state.then(partial(self._committed, row))\n",
+        "        self._committed(row)\n",
+        faults=("kill_topic", "power_cut"),
+        archived=True,
+    ),
+    "a fetch that died with the archive actor is not repeated": Defect(
+        "actors/storage/archiving.py",
+        "        self._cache.interrupted()\n",
+        "",
+        faults=("kill_archive",),
+        archived=True,
     ),
 }  # fmt: skip
 

@@ -14,20 +14,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
+from zsq.actors.archive import archive_actor
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import Child
 from zsq.actors.runtime.pulses import ChannelPulse, TopicPulse
+from zsq.actors.settings import options
 from zsq.actors.settings.options import ServeOptions
-from zsq.actors.storage import storage_actor
+from zsq.actors.storage import archiving, storage_actor
 from zsq.actors.supervisor import supervisor
 from zsq.actors.supervisor.actor_table import ACTORS
 from zsq.actors.supervisor.topics import topic_group
 from zsq.actors.supervisor.topics.dormancy import is_unused
 from zsq.actors.supervisor.topics.registry import Registry
+from zsq.storage.archive import chunk_cache
 from zsq.storage.errors import Locked, StorageError
 from zsq.storage.files import Files
 
 from .bounded import Bounded, watch_drops
+from .bucket import URL
 from .disk import Disk
 from .losses import Losses, watch_log
 from .sockets import Descriptor
@@ -165,6 +169,7 @@ class Broker:
         tcp: bool,
         losses: Losses,
         sleep_after_s: float,
+        archived: bool = False,
     ) -> None:
         self.world = world
         self.disk = disk
@@ -174,6 +179,9 @@ class Broker:
             gateway=TCP if tcp else "",
             chunk_bytes=chunk_bytes,
             sleep_after_s=sleep_after_s,
+            bucket=URL if archived else "",
+            # Everything that the bucket has leaves the disk.
+            retention={"keep_chunks": 0} if archived else {},
         )
         self.dozes = 0  # number of topics that must still be put to sleep although they are used
         self.losses = losses
@@ -265,6 +273,11 @@ def prepare() -> None:
     """
     module: Any = storage_actor
     module.Files = lambda: the_world().disk.of(the_world().current.process)  # type: ignore[union-attr]
+    module = archive_actor
+    module.Files = lambda: the_world().disk.of(the_world().current.process)  # type: ignore[union-attr]
+    module.open_bucket = lambda url, call_s: the_world().bucket
+    module.probe = lambda bucket, files: None
+    module.CHECK_PAUSE_S = 0.1
     module = supervisor
     module.ProcessTable = SimTable
     watch_log()
@@ -278,6 +291,17 @@ def prepare() -> None:
     logging.getLogger("zsq").handlers = [_Comments()]
     logging.getLogger("zsq").propagate = False
     logging.getLogger("zsq").setLevel("INFO")
+
+
+def hasten_archive() -> None:
+    """Let the archive act within milliseconds, because a run lasts only a few seconds."""
+    module: Any = options
+    module.RETENTION_TICK_MS = 30
+    module = archiving
+    module.PAUSE_S, module.PAUSE_S_MAX, module.MANIFEST_S = 0.05, 0.4, 0.02
+    module = chunk_cache
+    module.RETRY_NS = 20 * MS
+    module.CACHE_BYTES_MIN = 16 * 1024
 
 
 def _is_unused(topic: TopicPulse, channels: list[ChannelPulse], now: int, after: int) -> bool:

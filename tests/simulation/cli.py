@@ -180,6 +180,7 @@ def tell_failure(result: Result) -> None:
         print(f"    {text}")
     only = f" --faults {','.join(scenario.ONLY)}" if scenario.ONLY else ""
     only += " --moving" if scenario.MOVING >= 1 else ""
+    only += " --archived" if scenario.ARCHIVED >= 1 else ""
     print(f"  replay: ./scripts/simulate.py --seed {result.seed}{only} -v", flush=True)
 
 
@@ -214,6 +215,11 @@ def _arguments(arguments: list[str]) -> Any:
         help="in each seed a client moves channels by seek all the time",
     )
     parser.add_argument(
+        "--archived",
+        action="store_true",
+        help="in each seed log files are archived in a bucket, and leave the disk at once",
+    )
+    parser.add_argument(
         "--failures", type=int, default=10, help="stop after so many seeds that failed (default 10)"
     )
     parser.add_argument(
@@ -230,6 +236,8 @@ def main(arguments: list[str]) -> int:
         scenario.ONLY = DEFECTS[given.broken].faults
     if given.moving or (given.broken and DEFECTS[given.broken].moving):
         scenario.MOVING = 1.0
+    if given.archived or (given.broken and DEFECTS[given.broken].archived):
+        scenario.ARCHIVED = 1.0
     patches.after_import()
     broker.prepare()
     disk.watch_lmdb()

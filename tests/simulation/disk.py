@@ -32,6 +32,7 @@ class Disk:
         self.rng = world.dice("disk")
         self.full_until_ns = 0
         self.fail_syncs = 0
+        self.failed_syncs = 0
         self.slow_until_ns = 0
         self._open: dict[str, list[Any]] = {}  # process -> its LMDB environments
 
@@ -140,6 +141,7 @@ class ProcessFiles(Files):
         if disk.fail_syncs:
             disk.fail_syncs -= 1
             self._files.fail["sync"] = {self._files._calls.get("sync", 0) + 1: errno.EIO}
+            disk.failed_syncs += 1
             disk.world.note("a sync fails")
         self._files.sync(fd)
         disk.world.pause(1_000, 100_000)

@@ -126,6 +126,8 @@ class Ledger:
         self.at: dict[tuple[str, int], int] = {}  # (topic, offset) -> number
         # (topic, offset) -> number, for messages whose finish was confirmed before a power cut.
         self.before: dict[tuple[str, int], int] = {}
+        # The offsets of deliveries that were on their way when the power failed, by number.
+        self.old_offsets: dict[int, int] = {}
         self.losses = Losses(self)
         self.channels: dict[str, ChannelLedger] = {}
         self.deliveries = 0
@@ -236,7 +238,10 @@ class Ledger:
         numbers = []
         for body, offset, attempts in zip(batch.bodies, batch.offsets, batch.attempts, strict=True):
             number = self.number(row.topic, bytes(body))
-            self.place(row.topic, offset, number)
+            if self.losses.is_from_before(row.topic, order[0]):
+                self.old_offsets[number] = offset
+            else:
+                self.place(row.topic, offset, number)
             numbers.append(number)
             self.deliveries += 1
             self.redeliveries += number in row.seen
@@ -378,10 +383,10 @@ class Ledger:
         """Return True if a seek explains that the message was leased again as `after`. If only one
         seek does, it is in effect.
         """
+        offset = self.sent[number].offset
+        offset = self.old_offsets.get(number, -1) if offset < 0 else offset
         found = [
-            move
-            for move in row.moves
-            if before <= move.boundary < after and move.place <= self.sent[number].offset
+            move for move in row.moves if before <= move.boundary < after and move.place <= offset
         ]
         if (
             found

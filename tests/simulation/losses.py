@@ -52,13 +52,16 @@ class Write(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A power cut. `last_chunk`: by topic, the first offset of its last chunk. `since_ns`: by
-    topic, the time since which its storage has run without a stop, if it runs.
+    topic, the time since which its storage has run without a stop, if it runs. `failed_syncs`: the
+    number of syncs that had failed before it. `processes`: the number of processes before it.
     """
 
     at_ns: int
     wall_latest_ns: int
     last_chunk: dict[str, int]
     since_ns: dict[str, int]
+    failed_syncs: int = 0
+    processes: int = 0
 
 
 @dataclass
@@ -93,9 +96,24 @@ class Losses:
             for process in broker.of_kind("topic"):
                 if process.name.startswith(f"topic {topic} ["):
                     since_ns[topic] = max(process.began_ns, process.asleep_until_ns)
-        self.cuts.append(Cut(world.now_ns, world.wall_latest_ns, bases, since_ns))
+        self.cuts.append(
+            Cut(
+                world.now_ns,
+                world.wall_latest_ns,
+                bases,
+                since_ns,
+                broker.disk.failed_syncs,
+                len(world.incarnations),
+            )
+        )
         for topic in self.modes:
             self.ledger.forget_ends(topic)
+
+    def is_from_before(self, topic: str, incarnation: int) -> bool:
+        """Return True if a power cut ended the channel's process that made a delivery. It may
+        arrive after the cut, and its offsets may have other messages then.
+        """
+        return topic in self.modes and bool(self.cuts) and incarnation < self.cuts[-1].processes
 
     def is_old(self, topic: str, offset: int, number: int) -> bool:
         """Return True if the answer is for a write before a power cut. Another message may have
@@ -148,6 +166,11 @@ class Losses:
             broken(f"{what}, without a power cut since it lay at {write.offset}")
             return
         cut = self.cuts[write.era]
+        before = self.cuts[write.era - 1].failed_syncs if write.era else 0
+        # The sync that ends a chunk is the only one in this mode. If it fails, the system may
+        # forget pages that no sync had covered.
+        if self.modes[sent.topic] == "never" and cut.failed_syncs > before:
+            return
         if write.offset < cut.last_chunk.get(sent.topic, 0):
             broken(
                 f"{what} from {write.offset}; the last chunk began at {cut.last_chunk[sent.topic]}"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import zsq
 from zsq.transport import errors
 
+from .verdict import read
 from .world import MS, S
 
 if TYPE_CHECKING:
@@ -254,6 +255,7 @@ class Mortal:
         self._check_log()
         assert broker.supervisor is not None
         registry, files = broker.supervisor.state.registry, broker.disk.files
+        registry.remove_left()  # the supervisor tries again only every 5 s
         known = {registry.folder(row).rpartition("/")[2] for row in registry.topics.values()}
         for place, names in (("topics", known), ("trash", set())):
             left = set(files.list(str(broker.data_dir / place))) - names
@@ -266,7 +268,7 @@ class Mortal:
             offset = 0
             while True:
                 try:
-                    page = reader.read(offset, 1 << 20)
+                    page = read(reader, offset)
                 except errors.NotFound:
                     return
                 for block in page.blocks:

@@ -81,6 +81,9 @@ class Nemesis:
         world.disturb("everything is well again")
         world.disk.full_until_ns = world.disk.slow_until_ns = 0
         world.disk.fail_syncs = 0
+        if world.bucket is not None:
+            world.bucket.away_until_ns = 0
+            world.bucket.kind = True
         world.network.unreachable_until.clear()
         for process in world.processes:
             process.asleep_until_ns = 0
@@ -126,6 +129,17 @@ class Nemesis:
 
     def kill_scan(self) -> bool:
         return self._kill(self.rng.choice(("scan_loop", "scan_worker")))
+
+    def kill_archive(self) -> bool:
+        return self._kill("archive")
+
+    def bucket_away(self) -> bool:
+        """Let the object store not answer for a while, and then lose some requests and replies."""
+        duration = self.rng.choice((0, 50, 400, 2_000))
+        self.world.disturb(f"the bucket is away for {duration} ms")
+        self.world.bucket.away_until_ns = self.world.now_ns + duration * MS
+        self.world.bucket.kind = False
+        return True
 
     def kill_gateway(self) -> bool:
         return self._kill("gateway")

@@ -17,7 +17,8 @@ from zsq.transport import errors
 
 from . import bounded
 from . import world as worlds
-from .broker import URL_DIRECT, URL_TCP, Broker
+from .broker import URL_DIRECT, URL_TCP, Broker, hasten_archive
+from .bucket import SimBucket
 from .disk import Disk
 from .ledger import Ledger
 from .nemesis import Nemesis
@@ -65,7 +66,11 @@ class Run:
             tcp=self.scenario.tcp,
             losses=self.ledger.losses,
             sleep_after_s=self.scenario.sleep_after_s,
+            archived=self.scenario.archived,
         )
+        if self.scenario.archived:
+            world.bucket = SimBucket(world)
+            hasten_archive()
         self.url = URL_TCP if self.scenario.tcp else URL_DIRECT
         self.ledger.losses.modes = self.scenario.modes
         self.crew = Crew(world, self.ledger, self.url)
@@ -95,6 +100,9 @@ class Run:
             "faults": world.disturbances,
             "lost by power cuts": self.ledger.losses.lost,
         }
+        if world.bucket is not None:
+            counts["objects"] = len(world.bucket.objects)
+            counts["reads of the bucket"] = world.bucket.reads
         spent = (world.now_ns - worlds.START_NS) / S
         return Result(
             world.seed,

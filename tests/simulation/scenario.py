@@ -38,6 +38,7 @@ class Scenario:
 
     mortal: MortalPlan | None = None
     bounded: BoundedPlan | None = None
+    archived: bool = False  # True if log files are archived in a bucket, and leave the disk at once
 
     @property
     def topics(self) -> list[str]:
@@ -56,6 +57,7 @@ MOVING = 0.1
 SLEEPY: Final = 0.3  # share of seeds in which unused topics sleep soon
 FORCED: Final = 0.5  # share of these seeds in which topics are put to sleep while they are used
 PEACE: Final = 0.1  # share of seeds without faults, for which the strictest rules hold
+ARCHIVED = 0.0  # share of seeds with a bucket
 ONLY: tuple[str, ...] = ()  # the faults to choose from, or empty for all
 
 
@@ -107,6 +109,13 @@ def draw(seed: int) -> Scenario:
             sleep_after_s=dice.choice((0.02, 0.2)),
             faults=(*plain.faults, "doze") if forced else plain.faults,
         )
+    dice = random.Random(f"{seed}/archived")
+    if dice.random() < ARCHIVED:
+        more = ("kill_archive", "bucket_away") if plain.strikes else ()
+        plain = replace(
+            plain, archived=True, chunk_bytes=4096, faults=(*plain.faults, *more),
+            strikes=plain.strikes and plain.strikes + 3,
+        )  # fmt: skip
     dice = random.Random(f"{seed}/bounded")
     if dice.random() >= BOUNDED:
         return plain

@@ -17,6 +17,7 @@ from tests.simulation import broken
 
 TESTS: Final = Path(__file__).parent.parent
 SEEDS: Final = 100
+ARCHIVED_SEEDS: Final = 30
 DEFECT_SEEDS: Final = 200
 # Only some seeds find these defects. The first of them are just behind these.
 FIRST_SEEDS: Final = {
@@ -35,6 +36,7 @@ DEFECTS: Final = (
     "a seek leaves the rows of what the channel held",
     "a requeue's delay is forgotten",
     "recovery takes only what a commit speaks of",
+    "an archived file leaves the disk before its row is committed",
 )
 
 
@@ -60,6 +62,19 @@ def test_every_promise_holds_in_every_seed() -> None:
     assert found is not None
     assert int(found[1].replace(",", "")) == SEEDS
     assert "broken promises: 0 in 0 seeds" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_promise_holds_when_log_files_are_only_in_the_bucket() -> None:
+    done = simulate("--seeds", str(ARCHIVED_SEEDS), "--archived", "--jobs", "2")
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "broken promises: 0 in 0 seeds" in done.stdout
+    for name in ("kill_archive", "bucket_away", "objects", "reads of the bucket"):
+        found = re.search(rf"\b{name} ([\d,]+)", done.stdout)
+        assert found is not None, name
+        assert int(found[1].replace(",", "")) > 20, name
 
 
 @pytest.mark.slow

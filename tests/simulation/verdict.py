@@ -7,8 +7,25 @@ from __future__ import annotations
 from typing import Any
 
 import zsq
+from zsq.transport import errors
 
 from .ledger import Ledger
+from .world import MS, S, the_world
+
+BUCKET_S = 5  # after all faults, the bucket is found again within this time
+
+
+def read(reader: zsq.Reader, offset: int) -> Any:
+    """Read a page. It is refused as long as the broker does not know that the bucket is back."""
+    world = the_world()
+    until_ns = world.now_ns + BUCKET_S * S
+    while True:
+        try:
+            return reader.read(offset, 1 << 20)
+        except errors.Refused as error:
+            if error.code != errors.E_BUCKET or world.now_ns > until_ns:
+                raise
+        world.pause(10 * MS, 50 * MS)
 
 
 def depths(stats: dict[str, Any]) -> dict[str, int]:
@@ -42,7 +59,7 @@ def check_stored(ledger: Ledger, url: str, topic: str) -> None:
     offset = 0
     with zsq.Reader(topic, url=url, timeout=60) as reader:
         while True:
-            found = reader.read(offset, 1 << 20)
+            found = read(reader, offset)
             for block in found.blocks:
                 if block.first_offset != offset and not (
                     ledger.losses.modes.get(topic) == "never" and ledger.losses.cuts
@@ -97,7 +114,7 @@ def _dead_letters(ledger: Ledger, url: str, row: Any) -> set[int]:
     with zsq.Reader(f"{row.topic}.{row.name}.dead", url=url, timeout=60) as reader:
         while True:
             try:
-                page = reader.read(offset, 1 << 20)
+                page = read(reader, offset)
             except zsq.NotFound:
                 return found
             for block in page.blocks:

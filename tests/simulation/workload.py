@@ -278,6 +278,7 @@ class Work:
         # (numbers, token) of messages that were finished without waiting for the confirmation.
         self.told: list[tuple[list[int], int]] = []
         self.mine: set[int] = set()
+        self.until_ns = 0
 
     def run(self, rounds: int) -> None:
         crew, world = self.crew, self.crew.world
@@ -290,6 +291,8 @@ class Work:
             if batch.delivery.expired(world.now_ns):
                 # The batch waited here for too long: another consumer may have its messages now.
                 continue
+            # A touch would change both.
+            self.until_ns = batch.delivery.received_ns + batch.delivery.timeout_ms * MS
             numbers = crew.ledger.leased(self.channel, self.name, batch, world.now_ns)
             self.mine.update(numbers)
             world.pause(20_000, 5 * MS)
@@ -351,10 +354,10 @@ class Work:
         delay = self.dice.choice((0.0, 0.0, 0.1, 0.7))
         world = self.crew.world
         delivery = (part if hasattr(part, "delivery") else part._batch).delivery
-        # True if the lease cannot end before the requeue arrives.
-        counts = (
-            delivery.live and not delivery.expired(world.now_ns + ON_ITS_WAY) and self.crew.steady
-        )
+        # True if the lease cannot end before the requeue arrives. A touch does not count: it may
+        # have come too late, and the consumer learns that only later.
+        lasts = world.now_ns + ON_ITS_WAY < self.until_ns
+        counts = delivery.live and lasts and self.crew.steady
         self.crew.ledger.requeued(
             self.channel, numbers, world.now_ns + int(delay * S) if counts else 0
         )

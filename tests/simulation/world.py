@@ -152,6 +152,7 @@ class World:
         self.violations: list[str] = []
         self.network: Any = None
         self.disk: Any = None
+        self.bucket: Any = None
         self.broker: Any = None
         # Key of a child process -> the number of children that had been started before it.
         self.incarnations: dict[int, int] = {}

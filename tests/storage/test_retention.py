@@ -16,7 +16,10 @@ from zsq.storage.retention import (
     RetentionPlan,
     changed,
     chunk_bytes,
+    global_policy,
+    is_ripe,
     plan,
+    plan_local,
     resolve,
 )
 from zsq.transport.errors import UsageError
@@ -365,3 +368,65 @@ def test_a_topics_own_settings_override_the_defaults() -> None:
 )
 def test_chunks_are_smaller_where_a_bound_is(max_bytes: int, expected: int) -> None:
     assert chunk_bytes(Retention(max_bytes=max_bytes), 256 * MIB) == expected * MIB
+
+
+# Topics with a bucket
+
+
+@pytest.mark.parametrize(
+    ("policy", "first", "may", "kept"),
+    [
+        (FOREVER, 0, 4, 0),
+        ({"keep_bytes": 4 * MIB}, 0, 4, 0),
+        ({"keep_bytes": 4 * MIB - 1}, 0, 4, 1),
+        ({"keep_bytes": 0}, 0, 4, 4),
+        ({"keep_bytes": 0}, 0, 2, 2),
+        ({"keep_bytes": 0}, 0, 9, 4),
+        ({"keep_bytes": 2 * MIB}, 1, 4, 2),
+        ({"keep_bytes": 2 * MIB}, 3, 4, 3),
+        (FOREVER | {"keep_chunks": 3}, 0, 4, 1),
+        (FOREVER | {"keep_s": 120}, 0, 4, 2),
+        ({"keep_bytes": 4 * MIB, "keep_chunks": 1}, 0, 4, 3),
+    ],
+)
+def test_archived_files_leave_the_disk_beyond_the_limits(
+    policy: dict[str, Any], first: int, may: int, kept: int
+) -> None:
+    seen = view(floor=0)  # nothing is finished
+    times = [NOW - (4 - i) * 60 * S for i in range(5)]
+    assert plan_local(Retention(**policy), seen, first, may, times.__getitem__) == kept
+
+
+def test_the_limits_of_the_disk_do_not_remove_messages_of_a_topic_with_a_bucket() -> None:
+    own = Retention(keep_bytes=0, keep_s=1, keep_chunks=0, bucket_keep_bytes=3 * MIB)
+    assert global_policy(own) == Retention(
+        keep_bytes=3 * MIB, keep_s=-1, keep_chunks=-1, bucket_keep_bytes=3 * MIB
+    )
+    found = plan(global_policy(own), view(), lambda chunk: NOW)
+    assert (found.start, found.chunks) == (10, 1)
+    kept = plan(global_policy(Retention(keep_bytes=0)), view(), lambda chunk: NOW)
+    assert kept.chunks == 0
+
+
+def test_an_old_ongoing_chunk_is_sealed_for_the_bucket_too() -> None:
+    policy = Retention(keep_s=800)
+    assert not is_ripe(policy, view())
+    old = view()._replace(first_time_ns=NOW - 101 * S)
+    assert is_ripe(policy, old)
+    assert not is_ripe(policy, old._replace(end=old.bases[-1]))
+
+
+@given(
+    st.integers(0, 6), st.integers(0, 6), st.integers(-1, 8 * MIB), st.integers(-1, 6)
+)  # fmt: skip
+def test_only_archived_files_leave_and_never_the_ongoing_one(
+    first: int, may: int, keep_bytes: int, keep_chunks: int
+) -> None:
+    seen = view(chunks=6)
+    first = min(first, 5)
+    policy = Retention(keep_bytes=keep_bytes, keep_chunks=keep_chunks)
+    kept = plan_local(policy, seen, first, may, lambda chunk: NOW)
+    assert first <= kept <= max(first, min(may, 5))
+    if kept < min(may, 5):  # what stays is within the limits
+        assert keep_bytes < 0 or sum(seen.sizes[kept:-1]) <= keep_bytes
+        assert keep_chunks < 0 or 5 - kept <= keep_chunks

@@ -65,6 +65,8 @@ class Broker:
             chunk_bytes=1 << 20,
             message_bytes_max=1 << 20,
             stage_timeout_s=0,
+            bucket="",
+            bucket_cache_bytes=0,
             log_level="info",
             sleep_after_s=0.0,
         )

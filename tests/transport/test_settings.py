@@ -29,7 +29,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 TABLE: Final = "transport/settings.py"
 NAMED_MAX: Final = 3  # settings of one table that a file may name because its code obeys them
 # These words also name the tags of a message, and ordinary lists.
-WORDS: Final = frozenset({"tags", "ordered"})
+WORDS: Final = frozenset({"tags", "ordered", "archive"})
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ WORDS: Final = frozenset({"tags", "ordered"})
 def test_callers_are_told_the_same_types(of: type, options: type) -> None:
     told, held = get_type_hints(options), get_type_hints(of)
     assert [*told] == [*held]
-    for name in {*held} - {"when_full"}:  # the type for callers names the values of this one
+    for name in {*held} - {"when_full", "archive"}:  # the type for callers names their values
         assert told[name] == held[name] | None, name
 
 

@@ -10,9 +10,36 @@ from .protocol_client import Wire
 
 # fmt: off
 __all__ = [
-    "Alarm", "Ask", "Attach", "Behind", "Born", "Credit", "Dropped", "Due", "Gone", "HangUp", "Head",
-    "Hint", "Hung", "Offer", "OpenChannel", "Over", "PoolSize", "Pulse", "Save", "Scan", "ScanOrder",
-    "ScanReport", "Scanned", "Stop", "Targets",
+    "Alarm",
+    "Ask",
+    "Attach",
+    "Behind",
+    "Born",
+    "Credit",
+    "Dropped",
+    "Due",
+    "FetchSegment",
+    "ForgetArchive",
+    "Gone",
+    "HangUp",
+    "Head",
+    "Hint",
+    "Hung",
+    "Offer",
+    "OpenArchive",
+    "OpenChannel",
+    "Over",
+    "PoolSize",
+    "Pulse",
+    "Save",
+    "Scan",
+    "ScanOrder",
+    "ScanReport",
+    "Scanned",
+    "Stop",
+    "Targets",
+    "UploadChunk",
+    "WriteManifest",
 ]
 # fmt: on
 
@@ -201,6 +228,83 @@ class HangUp(Wire):
     endpoints: tuple[str, ...]
 
 
+# Storage and the archive actor
+
+
+@dataclass(frozen=True, slots=True)
+class OpenArchive(Wire):
+    """Storage to the archive actor: asks which archive it uses.
+
+    Done.data: {"place": the `place` of chunks in this archive, "writes": False if this broker may
+    only read it, because its data is a copy of another broker's}. Failed: E_BUCKET.
+    """
+
+    op: ClassVar[int] = 126
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadChunk(Wire):
+    """Storage to the archive actor: upload the sealed chunk that begins at this offset, from this
+    folder.
+
+    Done.data: {"chunk": the fields of `ArchivedChunk`} when it is verified. Failed: E_BUCKET.
+    `uuid` is the topic's, with 32 hex digits.
+    """
+
+    op: ClassVar[int] = 122
+    request: int
+    uuid: str
+    folder: str
+    base_offset: int
+    index_every_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSegment(Wire):
+    """Storage to the archive actor: fetch a segment of a chunk, or its index for the number -1, to
+    the file `path`.
+
+    `chunk`: the fields of `ArchivedChunk`. Done.data: {"bytes": the size of the file}. Failed:
+    E_BUCKET.
+    """
+
+    op: ClassVar[int] = 123
+    request: int
+    uuid: str
+    chunk: tuple[int, ...]
+    number: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteManifest(Wire):
+    """Storage to the archive actor: write the list of the topic's chunks in the bucket, then remove
+    the objects of chunks below `start` that earlier lists name.
+
+    `chunks`: the fields of each `ArchivedChunk`. `gone`: chunks that expired before a list named
+    them. Done.data: {"number": the manifest's}. Failed: E_BUCKET, or E_FENCED if the bucket has the
+    archive of another copy of this topic.
+    """
+
+    op: ClassVar[int] = 124
+    request: int
+    topic: str
+    uuid: str
+    start: int
+    end: int
+    chunks: tuple[tuple[int, ...], ...]
+    gone: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetArchive(Wire):
+    """Supervisor to the archive actor: a topic was deleted, so remove all its objects."""
+
+    op: ClassVar[int] = 125
+    uuid: str
+
+
 # Supervisor and child processes
 
 
@@ -296,7 +400,8 @@ class Alarm(Wire):
 @dataclass(frozen=True, slots=True)
 class Gone(Wire):
     """Supervisor to gateways: the owner of an endpoint died. Supervisor to topics and channels: a
-    gateway died, so all peers behind its routing id are gone.
+    gateway died, so all peers behind its routing id are gone. Supervisor to topics, with the name
+    "archive": the archive actor died, so what it has not answered must be asked again.
     """
 
     op: ClassVar[int] = 88

@@ -8,8 +8,10 @@ process died. An `#ephemeral` topic is deleted with its last channel. A client t
 channel or topic during its deletion gets a new one.
 
 The deletion of a topic seals it first. A sealed topic takes no messages, so the end that its actors
-report is final, and no message that was acknowledged after the check of the backlog is lost. The
-process of a channel ends before its rows are deleted.
+report is final, and no message that was acknowledged after the check of the backlog is lost.
+Messages that were written before the seal may still wait for their sync, and are acknowledged after
+it. So the check counts all messages up to the reported end. The process of a channel ends before
+its rows are deleted.
 
 The commands `close` and `open` are first written to the registry durably, and then sent to the
 topic's processes. The client gets its answer when all processes that are up have taken the change.
@@ -53,7 +55,8 @@ UNKNOWN_END_MARGIN: Final = 1 << 32
 
 def delete(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
     """Carry out Manage delete, and answer when the deletion is complete or refused."""
-    if group.state in (GroupState.STOPPING, GroupState.ENDED):
+    gone = group.state in (GroupState.STOPPING, GroupState.ENDED)
+    if gone or (group.is_sealing and not message.channel):
         requests.fail(
             message.request, Refused(E_CLOSING, f"topic {group.name!r} is being deleted already")
         )
@@ -71,12 +74,16 @@ class _Deletion:
         self.message = message
         self.group = group
         self.forced = bool(message.options.get("force"))
+        self._topic: Child
 
     def _fail(self, error: ZsqError) -> None:
         self.requests.fail(self.message.request, error)
 
-    def _refusal(self, complete: bool) -> ZsqError | None:
-        """Return why the deletion is refused, or None."""
+    def _refusal(self, complete: bool, end: int = 0) -> ZsqError | None:
+        """Return why the deletion is refused, or None.
+
+        `end` is the end of a sealed topic.
+        """
         what = named(self.message)
         if not complete:  # E_CLOSING and not E_TIMEOUT: the broker answers, and nothing was done
             text = (
@@ -84,7 +91,7 @@ class _Deletion:
                 "again, or delete with force"
             )
             return Refused(E_CLOSING, text)
-        left = unfinished(self.group, self.message.channel)
+        left = unfinished(self.group, self.message.channel, end)
         if left is None:
             text = (
                 f"a process of {what} is not running, so its unfinished messages are not known; "
@@ -110,6 +117,9 @@ class _Deletion:
     def delete_topic(self) -> None:
         topic = self.group.topic
         if self.group.state is GroupState.UP and topic is not None:
+            # A second deletion must not unseal the topic while this one decides.
+            self.group.is_sealing = True
+            self._topic = topic
             self.requests.orders.send(topic, partial(p.SetSealed, is_sealed=True), self._sealed)
         elif self.forced:
             stats = topic.stats if topic is not None else {}
@@ -125,6 +135,8 @@ class _Deletion:
 
     def _sealed(self, position: p.Position | None, error: ZsqError | None) -> None:
         if position is None:
+            # The order may still take effect, although its answer did not come in time.
+            self._unseal()
             self._fail(
                 error
                 or Refused(
@@ -142,20 +154,28 @@ class _Deletion:
             return
 
         def decide(complete: bool, details: Details) -> None:
-            refusal = self._refusal(complete)
+            refusal = self._refusal(complete and self.group.topic is self._topic, end)
             if refusal is None:
                 self._remove_topic(end)
                 return
-            _unseal(self.requests, self.group)
+            self._unseal()
             self._fail(refusal)
 
         try:
             self.requests.gatherings.gather(self.requests.scope(self.group), decide)
         except Refused as refused:
-            _unseal(self.requests, self.group)
+            self._unseal()
             self._fail(refused)
 
+    def _unseal(self) -> None:
+        self.group.is_sealing = False
+        if self.group.topic is self._topic:
+            self.requests.orders.send(
+                self._topic, partial(p.SetSealed, is_sealed=False), lambda position, error: None
+            )
+
     def _remove_topic(self, end: int) -> None:
+        self.group.is_sealing = False
         remove_topic(
             self.requests, self.group, end, partial(self.requests.settle, self.message.request)
         )
@@ -307,6 +327,7 @@ def remove_topic(requests: Requests, group: TopicGroup, end: int, answer: Then) 
 
     def stopped() -> None:
         registry.remove(group.name)
+        requests.broker.forget_archive(group.row.uuid)
         requests.broker.remove_group(group.name)
         answer(None)
 

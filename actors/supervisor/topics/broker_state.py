@@ -18,16 +18,19 @@ class BrokerState:
     """The state of one run of the broker on one data directory.
 
     `channel_died` is called when the process of an ephemeral channel has ended. `unused` is called
-    when an ephemeral topic has had no channel for a while.
+    when an ephemeral topic has had no channel for a while. `forget_archive` is called with the uuid
+    of a topic that was deleted.
     """
 
     def __init__(
         self, serve_options: ServeOptions, registry: Registry, processes: Processes,
         channel_died: Callable[[TopicGroup, str], None], unused: Callable[[TopicGroup], None],
+        forget_archive: Callable[[str], None] = lambda uuid: None,
     ) -> None:  # fmt: skip
         self.options = serve_options
         self.registry = registry
         self.processes = processes
+        self.forget_archive = forget_archive
         self.started = time.time()
         self.stopping = False
         self.groups: dict[str, TopicGroup] = {}

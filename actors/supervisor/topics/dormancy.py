@@ -7,6 +7,7 @@ new link.
 
 A topic may sleep when for a while
 * no client asked the supervisor for it, and its processes got no message,
+* nothing is left to copy to the bucket,
 * it has no producer, consumer, reader or stage, and no message that is being delivered,
 * nothing is wrong with it, because a start would hide that.
 
@@ -43,7 +44,9 @@ def is_unused(
         return False
     if topic["producers"] or topic["pending_appends"] or topic["queued_blocks"]:
         return False
-    if storage["stage_links"] or storage["stages"] or storage["backup"] or _troubled(storage):
+    if storage["archiving"] or _troubled(storage):
+        return False
+    if storage["stage_links"] or storage["stages"] or storage["backup"]:
         return False
     return all(
         "next_offset" in channel
@@ -80,6 +83,7 @@ def sleep_ns(storage: StoragePulse, retention: Retention, share: float) -> int:
 
     `share` is a random number from 0 to 1. It spreads the starts of many topics over an hour.
     """
-    by_time = retention.keep_s != NONE or retention.max_s != NONE
+    limits = (retention.keep_s, retention.max_s, retention.bucket_keep_s)
+    by_time = any(limit != NONE for limit in limits)
     kept = storage["start"] < storage["head"]
     return int(RETENTION_NS * (1.0 - share / 2)) if by_time and kept else NEVER

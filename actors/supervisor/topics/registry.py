@@ -228,6 +228,8 @@ class Registry:
 
         They stay in the file, so that the next start removes them.
         """
+        self._left = False
+        """True if files of deleted topics are left."""
         self.memory = MemoryRoot(files, data_dir)
         self.take(Content(uuid.uuid4().hex, node_id))
 
@@ -238,6 +240,7 @@ class Registry:
         self.topics = content.topics
         self.ended = content.ended
         self.imports = content.imports
+        self.bucket = content.bucket
 
     def open(self) -> None:
         """Read the registry, or create one in an empty directory.
@@ -377,7 +380,15 @@ class Registry:
         """
         topics = self._going | {name: row for name, row in self.topics.items() if not row.in_memory}
         data = encode(
-            Content(self.uuid, self.node, self.next_number, topics, self.ended, self.imports)
+            Content(
+                self.uuid,
+                self.node,
+                self.next_number,
+                topics,
+                self.ended,
+                self.imports,
+                bucket=self.bucket,
+            )
         )
         if data == self._written and not self._doubtful:
             return  # only `#ephemeral` topics changed
@@ -394,6 +405,15 @@ class Registry:
         self._files.write_file(temporary, data)
         self._doubtful = self._doubtful or path == self._path
         self._files.rename(temporary, path)
+
+    def note_bucket(self, archive: str) -> None:
+        """Note the identity of the archive that the broker uses. Raises `Refused`."""
+        before, self.bucket = self.bucket, archive
+        try:
+            self.save()
+        except Refused:
+            self.bucket = before
+            raise
 
     def add(self, name: str, sync: str, retention: Mapping[str, object] | None = None) -> TopicRow:
         if is_ephemeral(name):
@@ -459,7 +479,7 @@ class Registry:
     def remove(self, name: str) -> None:
         """Move the topic's files to the trash with one rename, then remove its row.
 
-        If the disk refuses a step, the next start finishes the removal.
+        If the disk refuses a step, `remove_left` or the next start finishes the removal.
         """
         row = self.topics.pop(name)
         try:
@@ -471,14 +491,26 @@ class Registry:
             self._finish(name)
             self.empty_trash()
         except (OSError, Refused) as error:
+            self._left = True
             log.error(
-                (
-                    "topic %s is deleted, but its files cannot be removed: %s; the next start "
-                    "tries again"
-                ),
+                "topic %s is deleted, but its files cannot be removed: %s; the broker tries again "
+                "every 5 s",
                 name,
                 error,
             )
+
+    def remove_left(self) -> None:
+        """Try again to remove the files of deleted topics. This is called every few seconds."""
+        if not self._left:
+            return
+        try:
+            for gone in list(self._going):
+                self._finish(gone)
+            self.empty_trash()
+        except (OSError, Refused):
+            return
+        self._left = False
+        log.warning("the files of deleted topics are removed now")
 
     def _finish(self, name: str) -> None:
         """Move the files of a deleted topic of that name to the trash.
@@ -526,8 +558,10 @@ class Registry:
         try:
             self.empty_trash()
         except OSError as error:
+            self._left = True
             log.error(
-                "cannot remove the files of deleted topics in %s: %s; the next start tries again",
+                "cannot remove the files of deleted topics in %s: %s; the broker tries again every "
+                "5 s",
                 self._data_dir / "trash",
                 error,
             )

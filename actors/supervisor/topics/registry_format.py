@@ -5,10 +5,12 @@
                            "state": "live", "retention": {}, "closed": "",
                            "dead_letters_of": {"uuid": "...", "channel": "..."}}},
      "ended": {"old": 1234},
-     "imports": {"DIGEST": {"state": "done", ...}}}
+     "imports": {"DIGEST": {"state": "done", ...}},
+     "bucket": "..."}
 
-The first `uuid` is that of the data directory. Only dead-letter topics have `dead_letters_of`. The
-key of an import is the digest of what was taken over. Its `state` is `begun` or `done`.
+`bucket` is the identity of the archive that the broker used last, if there is one. The first `uuid`
+is that of the data directory. Only dead-letter topics have `dead_letters_of`. The key of an import
+is the digest of what was taken over. Its `state` is `begun` or `done`.
 
 The checksum is CRC-32C, in 8 hex digits, of all other keys as JSON with sorted keys and without
 spaces (ASCII). It covers the content of the file and not its layout. It is computed in the same way
@@ -45,7 +47,7 @@ OFFSET_MAX: Final = 2**54 - 1
 NUMBER_MAX: Final = 2**53  # every JSON tool reads integers up to this exactly
 _UUID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _KEYS: Final = frozenset({"version", "uuid", "node", "next_number", "topics", "ended"})
-_OPTIONAL: Final = frozenset({"imports", CHECKSUM})
+_OPTIONAL: Final = frozenset({"imports", "bucket", CHECKSUM})
 _ROW_KEYS: Final = frozenset({"number", "uuid", "sync", "base_offset", "state"})
 
 
@@ -112,10 +114,11 @@ class Content:
     ended: dict[str, int] = field(default_factory=dict)
     imports: dict[str, ImportRecord] = field(default_factory=dict)
     checked: bool = True
+    bucket: str = ""
 
 
 def encode(content: Content) -> bytes:
-    data = {
+    data: dict[str, object] = {
         "version": VERSION,
         "uuid": content.uuid,
         "node": content.node,
@@ -124,6 +127,8 @@ def encode(content: Content) -> bytes:
         "ended": content.ended,
         "imports": content.imports,
     }
+    if content.bucket:  # earlier versions can read a registry without it
+        data["bucket"] = content.bucket
     # The checksum is not the last key, because a person may remove its line. If it were the last
     # key, the line before it would then end with a comma, which is invalid JSON.
     head = {"version": VERSION, CHECKSUM: checksum(data)}
@@ -239,6 +244,7 @@ def _content(data: dict[str, object]) -> Content:
         _uuid(data["uuid"], "uuid"),
         _whole(data["node"], "node", 0, NODE_MAX),
         checked=CHECKSUM in data,
+        bucket=_uuid(data["bucket"], "bucket") if "bucket" in data else "",
     )
     content.next_number = _whole(data["next_number"], "next_number", 1, NUMBER_MAX)
     numbers: dict[int, str] = {}

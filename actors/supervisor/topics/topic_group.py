@@ -230,6 +230,7 @@ class TopicGroup:
         self._failed_channels: set[str] = set()
         self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic) and callback
         self.deleting: set[str] = set()  # channels whose rows are being deleted
+        self.is_sealing = False  # a deletion has sealed the topic, and is not decided yet
         # Requests for an ephemeral channel that is being deleted. They get a new one afterwards.
         self._returning: list[tuple[str, Then, Mapping[str, Any]]] = []
         self._retry_ns = 0  # in CLEARING: the earliest time of the next start
@@ -318,6 +319,7 @@ class TopicGroup:
         self._forget_ephemeral()
         numbers = [self._processes.new_key() for _ in range(5)]
         given = self._options()
+        archived = bool(given.bucket) and not self.row.in_memory
         storage = StorageStart(
             name=self.name,
             uuid=self.row.uuid,
@@ -336,6 +338,8 @@ class TopicGroup:
             stage_timeout_s=given.stage_timeout_s,
             closed=to_publishers(self.row.closed),
             scan=self._processes.scan_endpoint,
+            archive=self._processes.archive_endpoint if archived else "",
+            cache_bytes=given.bucket_cache_bytes if archived else 0,
             woken=woken,
             refused_count=stored.get("refused_count", 0) if woken else 0,
             removed_bytes=stored.get("removed_bytes", 0) if woken else 0,

@@ -1,4 +1,4 @@
-"""zsq fsck: check a data directory while its broker is stopped, and repair what can be repaired."""
+"""zsq fsck: check a data directory or a bucket, and repair what can be repaired."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PASSES: Final = 2
 
 
 @click.command()
-@click.argument("data_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("place", metavar="DATA_DIR|URL")
 @click.argument("topic", required=False)
 @click.option(
     "--repair",
@@ -28,13 +28,68 @@ PASSES: Final = 2
     help="Repair what can be repaired. Nothing is removed unless a copy of it exists.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as one JSON object.")
-def fsck(data_dir: Path, topic: str | None, repair: bool, as_json: bool) -> int:
+def fsck(place: str, topic: str | None, repair: bool, as_json: bool) -> int:
     """Check every file in DATA_DIR of a stopped broker, or of one TOPIC in it.
+
+    With the URL of a bucket, check all objects that its broker has archived there.
+    The broker may run meanwhile. Every object is read, and nothing is changed.
 
     Exit codes: 0 nothing is damaged (with --repair: any more), 1 something is, or it could not be
     checked. Notes are harmless: they name what is known and kept, or what the next start does
     anyway.
     """
+    if "://" in place:
+        if repair:
+            raise click.UsageError("--repair works only with a data directory")
+        return _check_bucket(place, topic or "", as_json)
+    folder = click.Path(exists=True, file_okay=False, path_type=Path)
+    data_dir: Path = folder.convert(place, None, None)
+    return _check_data_dir(data_dir, topic, repair, as_json)
+
+
+def _check_bucket(text: str, topic: str, as_json: bool) -> int:
+    from ....storage.archive.bucket_check import DAMAGE, check_bucket
+    from ....storage.bucket.bucket_url import parse_bucket_url
+    from ....storage.bucket.object_store import open_bucket
+    from ....storage.errors import StorageError
+
+    url = parse_bucket_url(text)
+    try:
+        findings, reports = check_bucket(open_bucket(url), topic)
+    except StorageError as error:
+        say(f"{url}: it cannot be checked: {error}")
+        return 1
+    damaged = sum(one.level == DAMAGE for one in findings) + sum(one.damaged for one in reports)
+    if as_json:
+        tell(
+            {
+                "bucket": str(url),
+                "clean": not damaged,
+                "findings": [one._asdict() for one in findings],
+                "topics": [
+                    {
+                        "name": one.name, "uuid": one.uuid, "clean": not one.damaged, "chunks": one.chunks, "bytes": one.bytes,
+                        "start": one.start, "end": one.end, "findings": [each._asdict() for each in one.findings],
+                    }
+                    for one in reports
+                ],
+            }
+        )  # fmt: skip
+        return 1 if damaged else 0
+    for finding in findings:
+        say(f"{finding.level}: {finding.name}: {finding.text}")
+    for report in reports:
+        state = f"{report.damaged} DAMAGED" if report.damaged else "clean"
+        what = f"{report.chunks} chunks, offsets {report.start} to {report.end}"
+        say(f"{report.name}: {state} ({what}, {report.bytes:,} bytes)")
+        for finding in report.findings:
+            say(f"  {finding.level}: {finding.name}: {finding.text}")
+    if not reports:
+        say("no topics")
+    return 1 if damaged else 0
+
+
+def _check_data_dir(data_dir: Path, topic: str | None, repair: bool, as_json: bool) -> int:
     from ....actors.supervisor.data_dir import check_data_dir, locked_data_dir
     from ..progress import CountedFiles, bytes_below
 

@@ -116,12 +116,22 @@ def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
         f"on disk    {found['log_bytes']:,} bytes, {found['finished_bytes']:,} of them finished "
         "by all channels"
     )
+    if found["archived_chunks"] or found["unarchived_bytes"]:
+        say(
+            f"bucket     {found['archived_bytes']:,} bytes in {found['archived_chunks']:,} files; "
+            f"{found['unarchived_bytes']:,} bytes are not copied yet"
+        )
     dropped = (
         f"up to {found['dropped_count']:,} messages dropped unfinished (each channel counts its "
         "own)"
     )
     say(f"removed    {found['removed_bytes']:,} bytes since its process started; {dropped}")
-    say(describe(TOPIC, found["retention"]))
+    own = found["retention"]
+    with_archive = found["archived_chunks"] or any(
+        own.get(row.name, row.default) != row.default for row in TOPIC if row.line == "archive"
+    )
+    rows = [row for row in TOPIC if with_archive or row.line != "archive"]
+    say(describe(rows, own))
 
 
 @topic.command("list")

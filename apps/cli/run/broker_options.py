@@ -66,8 +66,26 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
     )
     if given.chunk_bytes is not None:
         found = replace(found, chunk_bytes=given.chunk_bytes)
+    if given.bucket:
+        found = replace(found, bucket=_checked_bucket(given.bucket))
+    if given.bucket_cache_bytes is not None:
+        found = replace(found, bucket_cache_bytes=given.bucket_cache_bytes)
     check_exposure(found)
     return found
+
+
+def _checked_bucket(text: str) -> str:
+    """Return the URL. Raises `UsageError`, also if the library that it needs is not installed."""
+    from importlib.util import find_spec
+
+    from ....storage.bucket.bucket_url import parse_bucket_url
+
+    url = parse_bucket_url(text)
+    if url.scheme != "file" and find_spec("obstore") is None:
+        raise click.UsageError(
+            f"--bucket {url} needs the library of object stores: pip install 'zsq[bucket]'"
+        )
+    return str(url)
 
 
 def _sleep_after(seconds: float | None) -> float:

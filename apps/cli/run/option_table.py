@@ -138,6 +138,18 @@ class GivenOptions:
     keep_bytes: int | None = _kept("keep_bytes")
     keep_time: float | None = _kept("keep_time")
     keep_chunks: int | None = _kept("keep_chunks")
+    bucket: str = _row(
+        "", Value("URL"), (
+            "Archive full log files in this bucket (docs/bucket.md): s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER. "
+            "Needs zsq[bucket], except for a folder."
+        )
+    )  # fmt: skip
+    bucket_cache_bytes: int | None = _row(
+        None, Value("BYTES", click.IntRange(64 * 1024 * 1024)),
+        "Size of each topic's cache on the disk for what is read from the bucket (256 MiB).",
+    )  # fmt: skip
+    bucket_keep_bytes: int | None = _kept("bucket_keep_bytes")
+    bucket_keep_time: float | None = _kept("bucket_keep_time")
 
     alarm_depth: int | None = _row(
         None,

@@ -60,7 +60,7 @@ def test_a_channels_failed_read_is_tried_again_and_loses_nothing(tmp_path: Path,
     bench.fetch(3)
     bench.fetch(9, 2)
     assert [message.request for message, _ in bench.wire.sent] == [2], "others are served"
-    assert "cannot be opened" in bench.upkeep.statistics(bench.harness.unreadable)["alarms"][-1]
+    assert "cannot be opened" in bench.upkeep.statistics([bench.harness.unreadable])["alarms"][-1]
     for _ in range(3):
         bench.harness.tick()
     assert len(bench.wire.sent) == 1
@@ -72,7 +72,7 @@ def test_a_channels_failed_read_is_tried_again_and_loses_nothing(tmp_path: Path,
     assert not bench.store.log.holes
     assert not any(
         "reads of channels wait" in alarm
-        for alarm in bench.upkeep.statistics(bench.harness.unreadable)["alarms"]
+        for alarm in bench.upkeep.statistics([bench.harness.unreadable])["alarms"]
     )
     bench.store.close()
 

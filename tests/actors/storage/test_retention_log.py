@@ -58,7 +58,7 @@ def test_an_idle_topic_gives_its_thread_no_work(tmp_path: Path) -> None:
     for second in range(20):
         harness.tick(1_000, time.monotonic_ns() + second * 1_000_000_000)
     assert not housekeeping.jobs
-    assert harness.statistics("")["ring_bytes"] == 0, "what is old is not kept in memory"
+    assert harness.statistics([])["ring_bytes"] == 0, "what is old is not kept in memory"
     store.close()
 
 
@@ -72,7 +72,7 @@ def test_damage_is_counted_at_once_and_set_aside_by_the_thread(tmp_path: Path) -
         store.log.read(0, 1, 8)
     harness.alarm(str(raised.value))
     harness.tick(5_000)
-    assert harness.statistics("")["lost_messages"] == harness.statistics("")["damaged_blocks"] == 1
+    assert harness.statistics([])["lost_messages"] == harness.statistics([])["damaged_blocks"] == 1
     assert store.log.reader.chunk_rows()["chunks"][0]["bad"] == 1
     assert not list(Path(store.directory).glob("*.bad")), "not in the loop"
     assert housekeeping.work() == 1
@@ -100,7 +100,7 @@ def test_the_number_and_length_of_alarms_are_bounded(tmp_path: Path) -> None:
     harness = LogUpkeep(store, "topic clicks", House())
     for number in range(ALARMS_MAX + 5):
         harness.alarm(f"{number} " + "x" * 1_000)
-    alarms = harness.statistics("")["alarms"]
+    alarms = harness.statistics([])["alarms"]
     assert len(alarms) == ALARMS_MAX + 1
     assert max(map(len, alarms)) == ALARM_CHARACTERS_MAX
     assert "5 more" in alarms[-1]
@@ -140,7 +140,7 @@ def test_the_survey_checks_all_chunks_without_further_calls(
     harness.tick(0)
     assert len(housekeeping.jobs) == 1, "one at a time"
     assert housekeeping.work() == (len(store.log.chunks) - 2 + 1) // 2, "each begins the next"
-    assert harness.statistics("")["lost_messages"] == (0 if code else 3)
+    assert harness.statistics([])["lost_messages"] == (0 if code else 3)
     assert len(harness.alarms) == 1
     assert ("are not lost" in harness.alarms[0]) == bool(code)
     files.code = 0

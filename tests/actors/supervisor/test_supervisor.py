@@ -215,7 +215,10 @@ def test_memory_is_returned_to_the_system_after_large_changes(
     vars(place.supervisor)["_memory"] = SimpleNamespace(due=due)
     settled: list[None] = []
     place.supervisor.state.registry = cast(
-        "Any", SimpleNamespace(settle=lambda: settled.append(None), in_doubt=False)
+        "Any",
+        SimpleNamespace(
+            settle=lambda: settled.append(None), remove_left=lambda: None, in_doubt=False
+        ),
     )
     vars(place.supervisor)["requests"] = SimpleNamespace(sealed=[], broker=place.supervisor.state)
     monkeypatch.setattr(supervisor, "release_memory", lambda: freed.append(None))

@@ -4,6 +4,7 @@ and refuses if they do not answer in time. With force, it asks no process.
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from support.group import Broker
 from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.supervisor.commands import deletion
 from zsq.actors.supervisor.commands.management import Commands
-from zsq.transport.errors import E_NOT_FOUND, Refused, ZsqError, from_wire
+from zsq.transport.errors import E_CLOSING, E_NOT_EMPTY, E_NOT_FOUND, Refused, ZsqError, from_wire
 from zsq.transport.wire import protocol as p
 
 
@@ -37,13 +38,13 @@ class DeletionHarness(Broker):
             child.spec = cast("Any", SimpleNamespace(**{**vars(child.spec), "title": name}))
             child.stats = {"next_offset": 0}
 
-    def delete(self, channel: str = "", *, force: bool = False) -> None:
+    def delete(self, channel: str = "", *, force: bool = False, end: int = 0) -> None:
         deletion.delete(
             self.requests, p.Manage(1, "delete", "t", channel, {"force": force}), self.group
         )
         if not channel:
             _, answer = self.orders.pop()
-            answer(p.Position(1, 0), None)
+            answer(p.Position(1, end), None)
 
 
 def test_deleting_a_channel_asks_only_the_channel_and_its_topic() -> None:
@@ -74,6 +75,80 @@ def test_deleting_a_topic_asks_the_topic_and_all_its_channels() -> None:
     harness.delete()
     ((titles, _, detailed),) = harness.asked
     assert (titles, detailed) == (["topic", "a", "b", "c"], False)
+
+
+@pytest.mark.parametrize("has_channels", [True, False])
+def test_a_topic_is_not_deleted_while_a_publish_waits_for_its_sync(has_channels: bool) -> None:
+    """The storage wrote the messages 17 to 22 before it was sealed, and acknowledges them when the
+    sync ends. Until then, no pulse counts them.
+    """
+    harness = DeletionHarness()
+    assert harness.group.topic is not None
+    harness.group.topic.stats = {"head": 17, "storage": {"head": 17, "waiting": 17}}
+    if not has_channels:
+        harness.group.channels.clear()
+    for child in harness.group.channels.values():
+        assert child is not None
+        child.stats = {"next_offset": 17}
+    harness.delete(end=23)
+    harness.asked[0][1](True, {})
+    (error,) = harness.refused
+    assert error.code == E_NOT_EMPTY
+    assert "6 messages" in error.text
+    assert harness.group.state is GroupState.UP
+    assert [order for order, _ in harness.orders] == [p.SetSealed(1, is_sealed=False)]
+
+
+def test_a_topic_whose_messages_are_all_finished_is_deleted() -> None:
+    harness = DeletionHarness()
+    assert harness.group.topic is not None
+    harness.group.topic.stats = {"head": 23, "storage": {"head": 23, "waiting": 23}}
+    for child in harness.group.channels.values():
+        assert child is not None
+        child.stats = {"next_offset": 23}
+    harness.delete(end=23)
+    harness.asked[0][1](True, {})
+    assert harness.refused == []
+    assert harness.group.state is GroupState.STOPPING
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_a_second_deletion_is_refused_until_the_first_is_decided(force: bool) -> None:
+    """If it unsealed the topic meanwhile, messages that are acknowledged then would be deleted."""
+    harness = DeletionHarness()
+    harness.delete()
+    order = p.Manage(2, "delete", "t", "", {"force": force})
+    deletion.delete(harness.requests, order, harness.group)
+    assert [error.code for error in harness.refused] == [E_CLOSING]
+    assert harness.orders == []
+    harness.asked[0][1](False, {})
+    harness.delete()
+    harness.asked[1][1](True, {})
+    assert harness.group.state is GroupState.STOPPING
+
+
+def test_a_topic_that_was_started_again_during_the_decision_is_not_deleted() -> None:
+    """Its new process is not sealed."""
+    harness = DeletionHarness()
+    harness.delete()
+    before = harness.group.topic
+    assert before is not None
+    harness.group.topic = copy.copy(before)
+    harness.asked[0][1](True, {})
+    assert [error.code for error in harness.refused] == [E_CLOSING]
+    assert harness.group.state is GroupState.UP
+    assert harness.orders == []
+    assert not harness.group.is_sealing
+
+
+def test_a_seal_that_is_not_answered_in_time_is_taken_back() -> None:
+    harness = DeletionHarness()
+    deletion.delete(harness.requests, p.Manage(1, "delete", "t", "", {}), harness.group)
+    _, answer = harness.orders.pop()
+    answer(None, Refused("E_TIMEOUT", "no answer"))
+    assert [error.code for error in harness.refused] == ["E_TIMEOUT"]
+    assert [order for order, _ in harness.orders] == [p.SetSealed(1, is_sealed=False)]
+    assert not harness.group.is_sealing
 
 
 def test_a_forced_deletion_asks_no_process() -> None:

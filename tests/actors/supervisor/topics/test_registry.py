@@ -356,6 +356,35 @@ def test_a_trash_that_cannot_be_emptied_does_not_prevent_a_start(
     registry.finish_removals()
     assert f"cannot remove the files of deleted topics in {tmp_path / 'trash'}" in caplog.text
     assert not registry.topics
+    registry.remove_left()
+    assert (tmp_path / "trash" / "somebody's file").exists()
+    (tmp_path / "trash" / "somebody's file").unlink()
+    (tmp_path / "trash" / "000001-left").mkdir()
+    registry.remove_left()
+    assert not list((tmp_path / "trash").iterdir())
+    assert "the files of deleted topics are removed now" in caplog.text
+
+
+def test_a_removal_that_the_disk_refused_is_tried_again_without_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = opened(tmp_path)
+    folder = Path(registry.folder(registry.add("clicks", "always")))
+    folder.mkdir()
+    registry.set_state("clicks", "deleting", 9)
+
+    def refuse(path: str, data: bytes) -> None:
+        raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry._files, "write_file", refuse)
+        registry.remove("clicks")
+    trash = tmp_path / "trash"
+    assert not folder.exists()
+    assert list(trash.iterdir()), "the row could not be removed, so the files stay"
+    registry.remove_left()
+    assert not list(trash.iterdir())
+    assert not opened(tmp_path).topics
 
 
 # Topics in memory

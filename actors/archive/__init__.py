@@ -1,0 +1,1 @@
+"""The archive actor: the only process that talks to the bucket."""

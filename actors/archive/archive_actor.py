@@ -1,0 +1,271 @@
+"""Archive actor: uploads sealed chunks, fetches segments, and writes manifests.
+
+There is one for the broker. Only this process imports the library of the object store. It owns no
+files: storage actors name the sealed chunk to upload, and the path to which a segment is fetched.
+Every request may be repeated, because its outcome is the same. So nothing is lost when this process
+is killed: storage sends again what was not answered.
+
+Calls to a bucket block, so threads make them: uploads, fetches, and one thread for everything else.
+
+| state | event | next | action |
+|---|---|---|---|
+| CHECKING | the store is fit, and the prefix is this broker's | READY | serve |
+| CHECKING, first start | the store is not fit, refuses, or belongs to another broker | | the broker ends |
+| CHECKING | the same, later; or no answer | CHECKING | refuse requests, check again after a pause |
+| READY | a call fails | READY | answer with the reason; storage tries again |
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from ...storage.archive.archive_format import Manifest
+from ...storage.archive.chunk_objects import ChunkObjects
+from ...storage.archive.claim import Claimed, claim
+from ...storage.archive.manifests import Manifests, Superseded
+from ...storage.bucket.bucket import Bucket, BucketAway, BucketRefuses, BucketUnfit
+from ...storage.bucket.bucket_url import parse_bucket_url
+from ...storage.bucket.object_store import CALL_S, open_bucket
+from ...storage.bucket.probe import probe
+from ...storage.errors import Damaged, StorageError
+from ...storage.files import Files
+from ...storage.log.chunk import ArchivedChunk
+from ...transport.errors import E_BUCKET, E_CHECKSUM, E_FENCED, Refused
+from ...transport.wire import protocol as p
+from ..runtime.actor import Actor, StartFailed
+from ..runtime.port import Envelope, Mail, Port
+from ..runtime.worker_thread import WorkerThread
+from ..settings.starts import ArchiveStart
+
+log = logging.getLogger("zsq")
+
+UPLOAD_THREADS: Final = 2
+FETCH_THREADS: Final = 4
+# At the first start, a call may take this long. The broker starts without a bucket that is slower.
+FIRST_CALL_S: Final = 5.0
+CHECK_PAUSE_S: Final = 10.0
+_S: Final = 1_000_000_000
+_Shape = Callable[[Any], dict[str, Any]]
+
+
+class ArchiveActor(Actor[ArchiveStart]):
+    """The process that talks to the bucket of this broker."""
+
+    def on_start(self) -> dict[str, Any]:
+        given = self.given
+        self._files = Files()
+        self._trouble = ""
+        self._failing = ""  # the last failure of a call, "" after one that succeeded
+        self._check_ns = 0
+        self._checking = False
+        self._claimed: Claimed | None = None
+        self._forgotten: set[str] = set()
+        self._forget_ns = 0
+        self._bucket = self._open(FIRST_CALL_S if given.first else CALL_S)
+        if given.first:
+            self._check_first()
+        self._bucket = self._open(CALL_S)
+        place = self._claimed.claim.place if self._claimed is not None else 0
+        self._objects = ChunkObjects(self._files, self._bucket, place)
+        self._manifests = Manifests(self._bucket)
+        self._uploads = self._threads("upload", UPLOAD_THREADS)
+        self._fetches = self._threads("fetch", FETCH_THREADS)
+        (self._control,) = self._threads("control", 1)
+        self.front = self.open_router(given.front)
+        self.front.route(p.OpenArchive, self.tell_archive)
+        self.front.route(p.UploadChunk, self.upload)
+        self.front.route(p.FetchSegment, self.fetch)
+        self.front.route(p.WriteManifest, self.write_manifest)
+        self.supervisor.route(p.ForgetArchive, self.forget)
+        self.every(1_000, self._tick)
+        self._tick()
+        return {"bucket": given.url}
+
+    def _open(self, call_s: float) -> Bucket:
+        try:
+            return open_bucket(parse_bucket_url(self.given.url), call_s=call_s)
+        except StorageError as error:
+            raise StartFailed(str(error)) from error
+
+    def _check_first(self) -> None:
+        """Check the store. Raises `StartFailed` if it is not fit, so that the broker ends."""
+        try:
+            self._claimed = self._check()
+        except BucketAway as error:
+            self._in_trouble(error)
+        except StorageError as error:
+            raise StartFailed(str(error)) from error
+
+    def _check(self) -> Claimed:
+        """Raise a `BucketError` if the store is not fit, or the prefix is another broker's."""
+        given = self.given
+        probe(self._bucket, self._files)
+        return claim(self._bucket, given.broker, given.known, given.fresh)
+
+    def _threads(self, name: str, count: int) -> list[WorkerThread]:
+        threads = [WorkerThread(self.context, f"{name}-{number}") for number in range(count)]
+        for thread in threads:
+            self.listen_raw(thread, partial(self._results, thread))
+        return threads
+
+    # Requests
+
+    def tell_archive(self, port: Port, mail: Mail, message: p.OpenArchive) -> None:
+        if self._claimed is None:
+            raise Refused(E_BUCKET, self._trouble or "the bucket is being checked")
+        data = {"place": self._claimed.claim.place, "writes": self._claimed.writes}
+        port.send(mail.envelope, p.Done(message.request, data))
+
+    def upload(self, port: Port, mail: Mail, message: p.UploadChunk) -> None:
+        job = partial(
+            self._objects.upload,
+            message.folder,
+            bytes.fromhex(message.uuid),
+            message.base_offset,
+            message.index_every_bytes,
+        )
+        self._submit(self._uploads, mail.envelope, message.request, job, _as_chunk)
+
+    def fetch(self, port: Port, mail: Mail, message: p.FetchSegment) -> None:
+        row = ArchivedChunk(*message.chunk)
+        job = partial(self._objects.fetch, message.uuid, row, message.number, message.path)
+        self._submit(self._fetches, mail.envelope, message.request, job, _as_bytes)
+
+    def write_manifest(self, port: Port, mail: Mail, message: p.WriteManifest) -> None:
+        made = Manifest(
+            topic=message.topic,
+            uuid=message.uuid,
+            broker=self.given.broker,
+            writer=self.given.writer,
+            time_ns=time.time_ns(),
+            start=message.start,
+            end=message.end,
+            chunks=tuple(ArchivedChunk(*row) for row in message.chunks),
+        )
+        gone = [ArchivedChunk(*row) for row in message.gone]
+        job = partial(self._manifests.write, made, gone)
+        self._submit([self._control], mail.envelope, message.request, job, _as_number)
+
+    def _submit(
+        self,
+        threads: Sequence[WorkerThread],
+        envelope: Envelope,
+        request: int,
+        job: Callable[[], Any],
+        shape: _Shape,
+    ) -> None:
+        if self._claimed is None:
+            raise Refused(E_BUCKET, self._trouble or "the bucket is being checked")
+        thread = min(threads, key=lambda one: one.pending)
+        thread.submit(partial(self._answer, envelope, request, shape), job)
+
+    def _results(self, thread: WorkerThread) -> None:
+        for then, value in thread.results():
+            then(value)
+
+    def _answer(self, envelope: Envelope, request: int, shape: _Shape, value: Any) -> None:
+        away = isinstance(value, (BucketAway, BucketRefuses, BucketUnfit))
+        if away or not isinstance(value, Exception):
+            self._failing = str(value) if away else ""
+        if not isinstance(value, Exception):
+            self.front.send(envelope, p.Done(request, shape(value)))
+        elif isinstance(value, Damaged):
+            self.front.send(envelope, p.Failed(request, E_CHECKSUM, str(value)))
+        elif isinstance(value, Superseded):
+            self.front.send(envelope, p.Failed(request, E_FENCED, str(value)))
+        elif isinstance(value, (StorageError, OSError)):
+            self.front.send(envelope, p.Failed(request, E_BUCKET, str(value)))
+        else:
+            raise value
+
+    # Topics that were deleted
+
+    def forget(self, port: Port, mail: Mail, message: p.ForgetArchive) -> None:
+        """Remove all objects of a deleted topic. A failure is repeated until this process ends."""
+        self._forgotten.add(message.uuid)
+        self._forget_next()
+
+    def _forget_next(self) -> None:
+        writes = self._claimed is not None and self._claimed.writes
+        due = time.monotonic_ns() >= self._forget_ns
+        if writes and due and self._forgotten and not self._control.pending:
+            uuid = min(self._forgotten)
+            self._control.submit(partial(self._forgot, uuid), partial(self._manifests.forget, uuid))
+
+    def _forgot(self, uuid: str, value: object) -> None:
+        if not isinstance(value, Exception):
+            self._forgotten.discard(uuid)
+            self._forget_next()
+        elif isinstance(value, StorageError):
+            self._forget_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * _S)
+            log.warning("the objects of a deleted topic cannot be removed: %s", value)
+        else:
+            raise value
+
+    # The check
+
+    def _tick(self) -> None:
+        self._forget_next()
+        away = self._claimed is None and not self._checking
+        if away and time.monotonic_ns() >= self._check_ns:
+            self._checking = True
+            self._control.submit(self._checked, self._check)
+
+    def _checked(self, value: object) -> None:
+        self._checking = False
+        if isinstance(value, Claimed):
+            self._claimed = value
+            self._objects.place = value.claim.place
+            if self._trouble:
+                log.warning("the bucket %s can be used", self.given.url)
+            self._trouble = ""
+        elif isinstance(value, StorageError):
+            self._in_trouble(value)
+        else:
+            assert isinstance(value, Exception)
+            raise value
+
+    def _in_trouble(self, error: StorageError) -> None:
+        if not self._trouble:
+            log.error("the bucket cannot be used, and is tried again every 10 s: %s", error)
+        self._trouble = str(error)
+        self._check_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * _S)
+
+    # The end
+
+    def _idle(self) -> bool:
+        return not any(one.pending for one in (*self._uploads, *self._fetches, self._control))
+
+    def on_end(self) -> None:
+        if not self._idle():
+            # A thread waits for the store. Its request may be repeated, so the process ends now.
+            logging.shutdown()
+            os._exit(0)
+        for thread in (*self._uploads, *self._fetches, self._control):
+            thread.close()
+
+    def statistics(self) -> dict[str, object]:
+        return {
+            "bucket": self.given.url,
+            "archive": self._claimed.claim.archive if self._claimed is not None else "",
+            "trouble": self._trouble or self._failing,
+            "sent_bytes": self._objects.sent_bytes,
+            "received_bytes": self._objects.received_bytes,
+        }
+
+
+def _as_chunk(row: ArchivedChunk) -> dict[str, Any]:
+    return {"chunk": tuple(row)}
+
+
+def _as_bytes(size: int) -> dict[str, Any]:
+    return {"bytes": size}
+
+
+def _as_number(number: int) -> dict[str, Any]:
+    return {"number": number}

@@ -1,0 +1,1 @@
+"""The archive: sealed chunks in the bucket, and the cache of what is read from them."""

@@ -1,0 +1,65 @@
+"""Tests of `zsq fsck URL`: its report, its exit code, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import zsq_command
+from support.archive_harness import ArchiveHarness, fill
+
+from zsq.storage.archive.archive_format import Manifest, chunk_object
+from zsq.storage.archive.claim import claim
+from zsq.storage.archive.manifests import Manifests
+
+BROKER = "b" * 32
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Iterator[ArchiveHarness]:
+    made = ArchiveHarness(tmp_path)
+    made.open()
+    fill(made)
+    claim(made.bucket, BROKER, "", "c" * 32)
+    rows = made.archive()
+    end = made.log.synced_end
+    Manifests(made.bucket).write(
+        Manifest("clicks", made.uuid, BROKER, "run", 1, 0, end, tuple(rows))
+    )
+    yield made
+    made.abandon()
+
+
+def test_a_whole_archive_is_clean_and_a_damaged_one_is_not(archive: ArchiveHarness) -> None:
+    url = str(archive.bucket.url)
+    done = zsq_command.run_text("fsck", url)
+    assert done.returncode == 0, done.stderr
+    assert f"belongs to the broker with uuid {BROKER}" in done.stdout
+    assert "clicks: clean (5 chunks, offsets 0 to " in done.stdout
+    row = archive.opened.archived[0]
+    name = chunk_object(archive.uuid, 0, row.crc)
+    path = Path(f"{archive.bucket.url.folder}/{name}")
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    done = zsq_command.run_text("fsck", url, "clicks")
+    assert done.returncode == 1
+    assert "clicks: 1 DAMAGED" in done.stdout
+    assert f"damage: {name}: the checksum of segments [0] is wrong" in done.stdout
+    found = json.loads(zsq_command.run_text("fsck", url, "--json").stdout)
+    assert (found["clean"], found["topics"][0]["clean"]) == (False, False)
+    assert found["topics"][0]["findings"][0]["name"] == name
+
+
+def test_what_cannot_be_checked_is_refused(tmp_path: Path) -> None:
+    done = zsq_command.run_text("fsck", f"file://{tmp_path}", "--repair")
+    assert done.returncode == 2
+    assert "--repair works only with a data directory" in done.stderr
+    done = zsq_command.run_text("fsck", f"file://{tmp_path}")
+    assert (done.returncode, "no topics" in done.stdout) == (0, True)
+    done = zsq_command.run_text("fsck", "ftp://x")
+    assert done.returncode == 2
+    assert "s3://" in done.stderr
+    done = zsq_command.run_text("fsck", f"{tmp_path}/missing")
+    assert done.returncode == 2
+    assert "does not exist" in done.stderr
