@@ -82,6 +82,19 @@ def test_events_that_may_happen_have_an_explanation(book: Book) -> None:
     }  # fmt: skip
 
 
+def test_a_message_that_is_due_may_wait_for_its_move(book: Book) -> None:
+    soon = book.publish(1, due_s=1)
+    late = book.publish(1, due_s=9)
+    book.publish()
+    assert (book.ledger.waiting(book.topic), book.ledger.overdue(book.topic)) == (
+        [*soon, *late],
+        [],
+    )
+    book.now_ns += 2_000_000_000
+    assert (book.ledger.waiting(book.topic), book.ledger.overdue(book.topic)) == (late, soon)
+    assert book.ledger.not_due([*soon, *late]) == late
+
+
 def test_a_lost_message_is_found(book: Book) -> None:
     numbers = list(book.ledger.sent(book.topic, 2))
     book.ledger.acknowledged(numbers)

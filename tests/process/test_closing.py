@@ -82,6 +82,7 @@ def test_a_lingering_producer_hears_of_all_that_waited_and_nothing_is_half_store
         assert begun.wait(20)
         admin.close_topic("t")
         head = admin.stats("t")["topics"][0]["head"]
+        wait_for(lambda: any(one.error is not None for one in receipts[::-1]), 20, "a refusal")
         closed.set()
         thread.join()
         with pytest.raises(Refused, match="E_CLOSED"):

@@ -75,6 +75,7 @@ class Broker:
         self.requests: Any = SimpleNamespace(
             broker=self,
             sealed=[],
+            later=[],
             orders=SimpleNamespace(
                 send=lambda child, make, answer: self.orders.append((make(1), answer))
             ),

@@ -233,10 +233,14 @@ def remove_channel(
 ) -> None:
     """End the process of a channel, then delete its rows. The topic must be up.
 
+    If a step takes too long, `answer` gets the error, and the deletion goes on. It is given up only
+    if the topic's process ends. The topic's next process then has the channel again, or not.
+
     `lost` means that the process died. Its consumers may come back.
     """
     topic, child = group.topic, group.channels[name]
     assert topic is not None
+    answers = [answer]
     # From now on requests for the channel wait or fail: a second process must not use the old row.
     group.deleting.add(name)
     group.drop_channel(name, lost=lost)
@@ -247,24 +251,30 @@ def remove_channel(
     if child is not None:
         requests.broker.processes.stop_child(child)
 
+    def tell(error: ZsqError | None) -> None:
+        if answers:
+            answers.pop()(error)
+
     def drop(ended: bool) -> None:
         if not ended:
-            gone(
-                None,
-                ZsqError(
-                    E_TIMEOUT,
-                    (
-                        f"the process of channel {name!r} of topic {group.name!r} did not end in "
-                        "time; its stored state was kept"
-                    ),
-                ),
+            text = (
+                f"the process of channel {name!r} of topic {group.name!r} has not ended yet; the "
+                "channel is deleted when it has"
             )
+            tell(ZsqError(E_TIMEOUT, text))
+            requests.later.append(partial(requests.after_end, child, drop))
             return
         requests.orders.send(topic, partial(p.DropChannel, channel=name), gone)
 
     def gone(done: p.Done | None, error: ZsqError | None) -> None:
+        # A channel that is forgotten here, although its rows exist, would come back with the
+        # topic's next process, with all messages since then as its backlog.
+        if done is None and group.topic is topic and group.state is GroupState.UP:
+            tell(error)
+            requests.later.append(partial(drop, True))
+            return
         group.deleted(name)
-        answer(error)
+        tell(error)
         if not lost:
             end_if_over(requests, group)
 

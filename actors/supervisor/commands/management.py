@@ -298,6 +298,11 @@ class Commands:
             if group.state is not GroupState.UP:
                 group.want("", lambda error: self._again(self._manage, message, error))
                 return
+            if message.channel in group.deleting:
+                raise Refused(
+                    E_CLOSING,
+                    f"channel {message.channel!r} is being deleted; try again in a moment",
+                )
             raise NotFound(
                 E_NOT_FOUND,
                 f"channel {message.channel!r} of topic {message.topic!r} does not exist",

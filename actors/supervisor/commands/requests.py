@@ -156,6 +156,7 @@ class Requests:
         self.audits = AuditRecorder(audit_log)
         self.count_refused = count_refused
         self.sealed: list[TopicGroup] = []  # topics whose deletion was refused, to be unsealed
+        self.later: list[Callable[[], None]] = []  # what to try again on the next tick
         self.send = send
         self._number = 0
         # The broker's number of a request -> its client, and the client's number.
@@ -212,6 +213,9 @@ class Requests:
         return [child for one in groups for child in one.children() if child.state == "up"]
 
     def tick(self, now_ns: int) -> None:
+        later, self.later = self.later, []
+        for again in later:
+            again()
         self.gatherings.tick(now_ns)
         self.audits.tick(now_ns / _NS_PER_S)
         self.orders.tick(now_ns)

@@ -509,6 +509,22 @@ class Ledger:
                 and self._topic[number] == which
             ]
 
+    def overdue(self, topic: Topic) -> list[int]:
+        """Return the delayed messages that are acknowledged and due, and not seen in the log."""
+        with self._lock:
+            which = self.topics.index(topic)
+            return [
+                number
+                for number in self.missing()
+                if self._due_ns[number] and self._topic[number] == which
+            ]
+
+    def not_due(self, numbers: Sequence[int]) -> list[int]:
+        """Return those of the messages that are not due yet."""
+        with self._lock:
+            now = self._now_ns()
+            return [number for number in numbers if self._due_ns[number] > now]
+
     def in_doubt(self, topic: Topic) -> int:
         """Return the number of delayed messages that may still wait or not, because their publish
         or their cancellation was not answered.

@@ -631,10 +631,16 @@ class Link:
     # Ending
 
     def stop(self, linger_ms: int = 0) -> None:
-        """End permanently. With a linger, send Bye first."""
+        """End permanently. With a linger, send Bye first if the link is up.
+
+        A link that is not up sends nothing more. Its request to open a channel could otherwise
+        arrive after the channel was deleted, and make it again.
+        """
         if self.state is _S.UP and linger_ms:
             self.send(_BYE, self.sent_ns)
-        self._disconnect(linger_ms)
+            self._disconnect(linger_ms)
+        else:
+            self._disconnect()
         self._step(_E.STOP)
 
     def restart(self, now_ns: int, why: str, *, at_once: bool = False) -> None:

@@ -14,7 +14,16 @@ from support.group import Broker
 from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.supervisor.commands import deletion
 from zsq.actors.supervisor.commands.management import Commands
-from zsq.transport.errors import E_CLOSING, E_NOT_EMPTY, E_NOT_FOUND, Refused, ZsqError, from_wire
+from zsq.transport.errors import (
+    E_CLOSING,
+    E_NOT_EMPTY,
+    E_NOT_FOUND,
+    E_TIMEOUT,
+    NotFound,
+    Refused,
+    ZsqError,
+    from_wire,
+)
 from zsq.transport.wire import protocol as p
 
 
@@ -178,6 +187,58 @@ def test_deleting_a_channel_waits_until_its_topic_is_up() -> None:
     harness.group.born(harness.group.topic)
     assert [child.spec.title for child in harness.stopped] == ["b"]
     assert [error.code for error in harness.refused] == [E_NOT_FOUND]
+
+
+def test_a_channel_that_is_being_deleted_is_not_reported_as_missing() -> None:
+    """Its deletion may still fail. A client that repeats its request would take "does not exist"
+    for success.
+    """
+    harness = DeletionHarness()
+    commands = Commands(harness.requests, harness.view())
+    harness.delete("b", force=True)
+    with pytest.raises(Refused, match="E_CLOSING channel 'b' is being deleted"):
+        commands._manage(p.Manage(2, "delete", "t", "b", {"force": True}))
+    harness.ends.pop()(True)
+    order, answer = harness.orders.pop()
+    assert order == p.DropChannel(1, "b")
+    answer(p.Done(1, {}), None)
+    with pytest.raises(NotFound):
+        commands._manage(p.Manage(3, "delete", "t", "b", {"force": True}))
+
+
+def test_a_slow_deletion_of_a_channel_is_answered_in_time_and_goes_on() -> None:
+    harness = DeletionHarness()
+    answers: list[ZsqError | None] = []
+    deletion.remove_channel(harness.requests, harness.group, "b", answers.append)
+    harness.ends.pop()(False)  # its process has not ended yet
+    (late,) = answers
+    assert late is not None
+    assert (late.code, "is deleted when it has" in late.text) == (E_TIMEOUT, True)
+    assert harness.orders == []
+    harness.requests.later.pop()()
+    harness.ends.pop()(True)
+    _, answer = harness.orders.pop()
+    answer(None, ZsqError(E_TIMEOUT, "no answer"))
+    assert harness.group.deleting == {"b"}
+    harness.requests.later.pop()()
+    order, answer = harness.orders.pop()
+    assert order == p.DropChannel(1, "b")
+    answer(p.Done(1, {}), None)
+    assert (harness.group.deleting, answers, harness.requests.later) == (set(), [late], [])
+
+
+def test_a_deletion_of_a_channel_ends_with_the_process_of_its_topic() -> None:
+    """The topic's next process knows whether it still has the channel."""
+    harness = DeletionHarness()
+    answers: list[ZsqError | None] = []
+    deletion.remove_channel(harness.requests, harness.group, "b", answers.append)
+    harness.ends.pop()(True)
+    _, answer = harness.orders.pop()
+    assert harness.group.topic is not None
+    harness.group.topic = copy.copy(harness.group.topic)
+    refused = Refused(E_CLOSING, "the process ended before it answered")
+    answer(None, refused)
+    assert (harness.group.deleting, answers, harness.requests.later) == (set(), [refused], [])
 
 
 def test_a_topic_whose_deletion_was_refused_is_opened_again() -> None:

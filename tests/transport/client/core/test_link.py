@@ -147,6 +147,20 @@ def test_an_answer_to_another_request_does_not_open_the_link(
     assert (link.up, link.opened["uuid"]) == (True, "new")
 
 
+def test_a_link_that_ends_before_it_is_up_sends_nothing_more(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """A request to make a channel would otherwise arrive after its client was closed."""
+    link = begun(engine, parse(f"ipc://{tmp_path}"), Target("channel", "t", "c"))
+    assert link.state is LinkState.LOOKING
+    link.stop(link_module.BYE_LINGER_MS)
+    late = sockets.make_router(f"ipc://{tmp_path}/supervisor")
+    try:
+        assert not late.poll(2 * link_module.BYE_LINGER_MS)
+    finally:
+        late.close(linger=0)
+
+
 def told_of(run_dir: str) -> dict[str, str]:
     return {"uuid": "u", "run": run_dir, "run_id": read_run_id(run_dir)}
 
