@@ -2,6 +2,7 @@
 
 from ..transport.client.asyncio.aio import (
     Admin,
+    Archive,
     Batch,
     Consumer,
     Fetched,
@@ -15,6 +16,7 @@ from ..transport.client.asyncio.aio import (
 
 __all__ = [
     "Admin",
+    "Archive",
     "Batch",
     "Consumer",
     "Fetched",

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-# About 1,500 of the 8,000 tests start real processes, on two cores that are always busy.
+# About 500 tests (those of tests/process) start real processes, on two cores that are always busy.
 UNSTABLE_MAX: Final = 4
 
 

@@ -32,8 +32,8 @@ class StorageStart:
     endpoint of the scan loop. `create` means that the topic is new and its directory must be
     created. `closed` means closed to publishers. `woken` means that the topic was asleep.
     `refused_count` and `removed_bytes` are what it counted before. `archive` is the endpoint of the
-    archive actor, and `cache_bytes` the size of the cache for chunks in the bucket. Without a
-    bucket they are "" and 0.
+    archive actor, `bucket` the URL of the bucket, and `cache_bytes` the size of the cache for
+    chunks in the bucket. Without a bucket they are "", "" and 0.
     """
 
     front: str
@@ -57,6 +57,7 @@ class StorageStart:
     refused_count: int = 0
     removed_bytes: int = 0
     archive: str = ""
+    bucket: str = ""
     cache_bytes: int = 0
 
 

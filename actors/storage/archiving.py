@@ -32,8 +32,9 @@ from functools import cached_property, partial
 from typing import Final
 
 from ...storage.archive.chunk_cache import Segment
-from ...storage.directory.store import INDEX_EVERY_BYTES, Store
+from ...storage.directory.store import Store
 from ...storage.log.chunk import ArchivedChunk
+from ...storage.log.index import INDEX_EVERY_BYTES
 from ...storage.log.log_format import chunk_name
 from ...transport.errors import E_CHECKSUM, E_FENCED
 from ...transport.wire import protocol as p
@@ -413,6 +414,16 @@ class Archiver:
                 "before: start it with that one to read them"
             )
         return found
+
+    def listed_end(self) -> int:
+        """Return the offset up to which the manifest in the bucket lists all kept messages."""
+        end = self._log.start
+        for base in self._log.chunks[:-1]:
+            row = self._store.archived.get(base)
+            if row is None or base not in self._listed:
+                break
+            end = row.next_offset
+        return end
 
     def statistics(self) -> ArchivePulse:
         archived = self._store.archived

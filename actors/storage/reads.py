@@ -33,6 +33,13 @@ RETRIES_MAX: Final = 64  # waiting reads that one tick tries again
 Handler = Callable[[Port, Mail, Any], None]
 
 
+class Archived(NamedTuple):
+    """The URL of the bucket, and the offset up to which it has all messages of the topic."""
+
+    url: str
+    end: int
+
+
 class _Waiting(NamedTuple):
     """A channel's read that could not be done."""
 
@@ -48,11 +55,16 @@ class Reads:
     """
 
     def __init__(
-        self, store_log: Log, channels_end: Callable[[], int], alarm: Callable[[str], None]
+        self,
+        store_log: Log,
+        channels_end: Callable[[], int],
+        alarm: Callable[[str], None],
+        archive: Callable[[], Archived | None] = lambda: None,
     ) -> None:
         self._log = store_log
         self._channels_end = channels_end
         self._alarm = alarm
+        self._archive = archive
         self._waiting: OrderedDict[tuple[Envelope, int], _Waiting] = OrderedDict()
         self._fetching: OrderedDict[tuple[Envelope, int], Callable[[], object]] = OrderedDict()
         self.unreadable = ""
@@ -172,7 +184,14 @@ class Reads:
                 f"the number of newest messages must be 1 to {NEWEST_MAX}, not {message.newest}",
             )
         offset = self._newest(message.newest) if message.newest else self.offset_at(message.time_ns)
-        data = {"offset": offset, "start": self._log.start, "head": self._log.synced_end}
+        data: dict[str, Any] = {
+            "offset": offset,
+            "start": self._log.start,
+            "head": self._log.synced_end,
+        }
+        archived = self._archive()
+        if archived is not None:
+            data["archive"] = archived._asdict()
         port.send(mail.envelope, p.Done(message.request, data))
 
     def _newest(self, count: int) -> int:

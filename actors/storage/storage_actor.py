@@ -50,7 +50,7 @@ from .backups import Backups, BackupState
 from .channels import Channels, OldestTimes
 from .commits import StateCommits
 from .delayed import DelayedListener, DelayedMessages, sequences
-from .reads import Reads
+from .reads import Archived, Reads
 from .retention import LogUpkeep, RetentionRunner
 from .stages import Stages
 from .staging import StageCommits
@@ -229,7 +229,7 @@ class StorageActor:
             message_bytes_max=given.message_bytes_max, in_memory=in_memory, closed=given.closed,
         )  # fmt: skip
         self._upkeep = LogUpkeep(store, title, self._housekeeping, is_woken=given.woken)
-        self._reads = Reads(self._log, self._channels.end, self._upkeep.alarm)
+        self._reads = Reads(self._log, self._channels.end, self._upkeep.alarm, self._archived)
         self._backup = Backups(
             store,
             self._state,
@@ -239,6 +239,10 @@ class StorageActor:
             self._housekeeping,
             self._host.answer_order,
         )
+
+    def _archived(self) -> Archived | None:
+        archiver = self._archiver
+        return None if archiver is None else Archived(self.given.bucket, archiver.listed_end())
 
     def _make_archiver(self) -> Archiver | None:
         given = self.given

@@ -52,6 +52,8 @@ class ZsqDataSource(DataSource):
         options = source_options(
             self.options, os.environ.get("ZSQ_URL") or DEFAULT_URL, streaming=streaming
         )
+        if options.from_bucket:
+            return options
         return replace(
             options, credentials=parse(options.url, options.key_file or None).credentials
         )

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ...storage.bucket.bucket_url import SCHEMES, parse_bucket_url
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.names import check_name
 from ...transport.wire.protocol_client import TRANSACTION_APP_BYTES_MAX, check_stage_topic
@@ -35,12 +36,14 @@ __all__ = [
 ]
 
 TIMEOUT_S: Final = 120.0
+# Where archived messages are read: in the bucket if possible, only there, or through the broker.
+AUTO, ALWAYS, NEVER = "auto", "always", "never"
 INT64_MAX: Final = (1 << 63) - 1
 
 SOURCE_NAMES: Final = (
     "url", "topic", "subscribe", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
     "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions",
-    "failOnDataLoss", "channel", "includeHeaders", "columns", "timeout", "keyFile",
+    "failOnDataLoss", "channel", "includeHeaders", "columns", "timeout", "keyFile", "bucket",
 )  # fmt: skip
 SINK_NAMES: Final = ("url", "topic", "txnAppId", "txnVersion", "timeout", "keyFile")
 _NAMES: Final = {name.lower(): name for name in (*SOURCE_NAMES, *SINK_NAMES)}
@@ -101,7 +104,8 @@ class _BrokerOptions:
 class SourceOptions(_BrokerOptions):
     """Options of the source.
 
-    `starting` and `ending` have a point for each topic. For the numbers, 0 means not set.
+    `starting` and `ending` have a point for each topic. For the numbers, 0 means not set. `bucket`
+    says whether archived messages are read from the bucket itself.
     """
 
     topics: tuple[str, ...]
@@ -113,6 +117,12 @@ class SourceOptions(_BrokerOptions):
     partitions_min: int
     fail_on_data_loss: bool
     channel: str
+    bucket: str = AUTO
+
+    @property
+    def from_bucket(self) -> bool:
+        """True if `url` is the URL of a bucket, so that no broker is used."""
+        return _is_bucket(self.url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +176,10 @@ def source_options(
                 "endingOffsets 'earliest' leaves nothing to read: use 'latest', an offset, or "
                 "endingTimestamp"
             )
+    place = given.get("url") or url
     return SourceOptions(
-        url=given.get("url") or url,
+        url=place,
+        bucket=_bucket(given, place, streaming=streaming),
         topics=topics,
         columns=_columns(given),
         starting=starting or dict.fromkeys(topics, LATEST if streaming else EARLIEST),
@@ -211,6 +223,11 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
             "'topic' or in a column 'topic'"
         )
     place = given.get("url") or url
+    if _is_bucket(place):
+        raise wrong(
+            f"{place} is a bucket, and messages are written through a broker: name the "
+            "broker with option 'url'"
+        )
     return SinkOptions(
         url=place,
         topic=topic,
@@ -219,6 +236,31 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
         timeout_s=_timeout(given),
         key_file=given.get("keyFile", ""),
     )
+
+
+def _is_bucket(url: str) -> bool:
+    return url.partition("://")[0] in SCHEMES
+
+
+def _bucket(given: Mapping[str, str], url: str, *, streaming: bool | None) -> str:
+    """Return whether archived messages are read from the bucket: auto, always, or never."""
+    mode = given.get("bucket", "").lower()
+    if mode not in {"", AUTO, ALWAYS, NEVER}:
+        raise wrong(f"option 'bucket' is {given['bucket']!r}; it takes 'auto', 'always' or 'never'")
+    if _is_bucket(url):
+        parse_bucket_url(url)
+        if mode in {AUTO, NEVER}:
+            raise wrong(
+                f"option 'bucket' is {mode!r}, and option 'url' names a bucket, so that there is "
+                "no broker to read through: leave out option 'bucket'"
+            )
+        mode = ALWAYS
+    if streaming and mode == ALWAYS:
+        raise wrong(
+            "a streaming query needs a broker, because the bucket has only full log files: name "
+            "the broker with option 'url' and leave out option 'bucket', or use spark.read"
+        )
+    return mode or AUTO
 
 
 def _given(options: Mapping[str, str]) -> dict[str, str]:

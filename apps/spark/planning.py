@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 
-from ...transport.client.blocking.client import Admin, Measured, Reader
+from ...storage.log.chunk import ArchivedChunk
+from ...transport.client.blocking.client import Admin, Archive, Measured, Reader
 from ...transport.errors import (
     E_BAD_ARGUMENT,
     E_DATA_LOSS,
@@ -117,7 +118,8 @@ class StreamPosition:
 class OffsetRange(NamedTuple):
     """Offsets `start` to `stop` (exclusive) of a topic, with about `size_bytes` of messages.
 
-    `uuid` is the topic's uuid at the time of planning.
+    `uuid` is the topic's uuid at the time of planning. If `chunks` of the bucket with the URL
+    `bucket` contain all messages, a task can read them there.
     """
 
     topic: str
@@ -125,6 +127,8 @@ class OffsetRange(NamedTuple):
     stop: int
     size_bytes: int = 0
     uuid: str = ""
+    bucket: str = ""
+    chunks: tuple[ArchivedChunk, ...] = ()
 
 
 def admit(waiting: Mapping[str, int], most: int) -> dict[str, int]:
@@ -240,6 +244,9 @@ class TopicLogs:
         self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1
     ) -> Measured:
         return self._reader(topic).measure(start, stop, bytes_max)
+
+    def archive(self, topic: str) -> Archive | None:
+        return self._reader(topic).archive()
 
     def close(self) -> None:
         readers, self._readers = self._readers, {}

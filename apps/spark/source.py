@@ -7,55 +7,52 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from ...transport.client.blocking.range_reader import RangeReader
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from .archived import ArchiveLogs, Archives, TaskBlocks
 from .columns import BatchMaker
-from .options import SourceOptions
+from .options import ALWAYS, SourceOptions
 from .planning import LOGGER, BatchPlan, OffsetRange, TopicLogs
 
 __all__ = ["BatchReader", "RangePartition", "partitions_of", "read_range"]
 
 
 class RangePartition(InputPartition):
-    """One task: offsets `start` to `stop` (exclusive) of a topic.
+    """One task: the offsets of `span`.
 
-    `uuid` guards against a topic that was recreated under the same name after the planning.
+    The span's uuid guards against a topic that was recreated under the same name after the
+    planning.
     """
 
-    def __init__(self, topic: str, start: int, stop: int, uuid: str) -> None:
-        super().__init__((topic, start, stop, uuid))
-        self.topic = topic
-        self.start = start
-        self.stop = stop
-        self.uuid = uuid
+    def __init__(self, span: OffsetRange) -> None:
+        super().__init__((span.topic, span.start, span.stop, span.uuid))
+        self.span = span
 
 
 def partitions_of(spans: Sequence[OffsetRange]) -> list[RangePartition]:
-    return [RangePartition(span.topic, span.start, span.stop, span.uuid) for span in spans]
+    return [RangePartition(span) for span in spans]
 
 
 def read_range(options: SourceOptions, part: InputPartition) -> Iterator[pa.RecordBatch]:
     """Yield the partition's messages in order, on an executor.
 
-    Storage reads ahead while Spark processes a batch.
+    Storage, or the bucket's threads, read ahead while Spark processes a batch.
     """
     # Spark passes a placeholder if no partition was planned.
     if not isinstance(part, RangePartition):
         return
-    with RangeReader(
-        options.url, part.topic, part.start, part.stop,
-        timeout=options.timeout_s, fail_on_data_loss=options.fail_on_data_loss, uuid=part.uuid, key_file=options.keys,
-    ) as blocks:  # fmt: skip
-        yield from BatchMaker(part.topic, options.columns).batches(blocks, part.start, part.stop)
-        if blocks.lost:
-            LOGGER.warning(
-                (
-                    "%d messages of topic %s are lost and were skipped; first offset and count of "
-                    "each gap: %s"
-                ),
-                blocks.lost,
-                part.topic,
-                blocks.gaps[:20],
-            )
+    span = part.span
+    blocks = TaskBlocks(options, span)
+    yield from BatchMaker(span.topic, options.columns).batches(blocks, span.start, span.stop)
+    if blocks.lost:
+        LOGGER.warning(
+            (
+                "%d messages of topic %s are lost and were skipped; first offset and count of "
+                "each gap: %s"
+            ),
+            blocks.lost,
+            span.topic,
+            blocks.gaps[:20],
+        )
 
 
 class BatchReader(DataSourceReader):
@@ -65,11 +62,28 @@ class BatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        logs = TopicLogs(self._options.url, self._options.timeout_s, self._options.keys)
+        options = self._options
+        if options.from_bucket:
+            return self._of_archive(options.url)
+        logs = TopicLogs(options.url, options.timeout_s, options.keys)
         try:
-            return partitions_of(BatchPlan(self._options, logs).partitions())
+            if options.bucket == ALWAYS:
+                archive = logs.archive(options.topics[0])
+                if archive is None:
+                    raise UsageError(
+                        E_BAD_ARGUMENT,
+                        f"option 'bucket' is 'always', and the broker at {options.url} has no "
+                        "bucket: leave it out, or start the broker with --bucket",
+                    )
+                return self._of_archive(archive.url)
+            spans = BatchPlan(options, logs).partitions()
+            return partitions_of(Archives(options.bucket, logs.archive).cut(spans))
         finally:
             logs.close()
+
+    def _of_archive(self, url: str) -> Sequence[InputPartition]:
+        logs = ArchiveLogs(url)
+        return partitions_of(logs.cut(BatchPlan(self._options, logs).partitions()))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, partition)

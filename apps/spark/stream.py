@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from .archived import Archives
 from .options import SourceOptions
 from .planning import LOGGER, FollowingChannel, StreamPlan, StreamPosition, TopicLogs
 from .source import partitions_of, read_range
@@ -25,6 +26,7 @@ class FollowingReader(DataSourceStreamReader):
         self._options = options
         self._logs: TopicLogs | None = None
         self._made: StreamPlan | None = None
+        self._archives: Archives | None = None
         self._channel: FollowingChannel | None = None
 
     @property
@@ -63,6 +65,10 @@ class FollowingReader(DataSourceStreamReader):
     ) -> Sequence[InputPartition]:
         begun = StreamPosition.from_json(start)
         planned = self._plan.partitions(begun, StreamPosition.from_json(end))
+        if self._archives is None:
+            assert self._logs is not None
+            self._archives = Archives(self._options.bucket, self._logs.archive)
+        planned = self._archives.cut(planned)
         self._follow(begun)
         return partitions_of(planned)
 
@@ -80,7 +86,7 @@ class FollowingReader(DataSourceStreamReader):
             self._logs.close()
         if self._channel is not None:
             self._channel.close()
-        self._logs = self._made = self._channel = None
+        self._logs = self._made = self._channel = self._archives = None
 
 
 class PlainStreamReader(FollowingReader):

@@ -45,6 +45,17 @@ class Segment(NamedTuple):
     number: int
 
 
+def open_archived(files: Files, uuid: bytes, row: ArchivedChunk, index_every_bytes: int) -> Chunk:
+    """Return an archived chunk whose bytes come from `files`. Nothing is read."""
+    header = row.header(uuid)
+    chunk = Chunk(files, f"{CHUNKS}/{uuid.hex()}", row.base_offset, header, index_every_bytes)
+    chunk.sealed = True
+    chunk.end_position = row.size - FOOTER_BYTES
+    chunk.end_offset = row.next_offset
+    chunk.last_time_ns = row.last_time_ns
+    return chunk
+
+
 class ChunkCache:
     """The cache of one topic, and its `ChunkArchive`.
 
@@ -78,14 +89,7 @@ class ChunkCache:
     # The archive of a log
 
     def open(self, row: ArchivedChunk, index_every_bytes: int) -> Chunk:
-        folder = f"{CHUNKS}/{self._uuid.hex()}"
-        files = _CachedFiles(self, row)
-        chunk = Chunk(files, folder, row.base_offset, row.header(self._uuid), index_every_bytes)
-        chunk.sealed = True
-        chunk.end_position = row.size - FOOTER_BYTES
-        chunk.end_offset = row.next_offset
-        chunk.last_time_ns = row.last_time_ns
-        return chunk
+        return open_archived(_CachedFiles(self, row), self._uuid, row, index_every_bytes)
 
     # Reads
 

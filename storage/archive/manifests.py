@@ -24,6 +24,7 @@ A process that lost writes no more and removes nothing.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -45,6 +46,42 @@ from .archive_format import (
 )
 
 ATTEMPTS_MAX: Final = 5
+
+
+def newest_manifest(bucket: Bucket, uuid: str) -> Manifest | None:
+    """Return the newest manifest of a topic, or None if there is none.
+
+    Raises `BucketRefuses` if it is damaged, or `BucketError`.
+    """
+    for _ in range(ATTEMPTS_MAX):
+        numbers = _numbers(bucket, uuid)
+        if not numbers:
+            return None
+        with contextlib.suppress(ObjectMissing):  # a newer one has replaced it meanwhile
+            return _read(bucket, uuid, numbers[-1])
+    raise BucketError(
+        f"{bucket.url}: the newest manifest of {uuid} was replaced {ATTEMPTS_MAX} times"
+    )
+
+
+def _numbers(bucket: Bucket, uuid: str) -> list[int]:
+    return sorted(
+        number
+        for name in bucket.names(manifest_folder(uuid))
+        if (number := manifest_number(name)) >= 0
+    )
+
+
+def _read(bucket: Bucket, uuid: str, number: int) -> Manifest:
+    """Return a manifest. Raises `BucketRefuses` if it is damaged."""
+    name = manifest_object(uuid, number)
+    try:
+        return decode_manifest(bucket.read(name))
+    except (Damaged, ForeignDirectory) as error:
+        raise BucketRefuses(
+            f"{bucket.url}/{name}: {error}; check the bucket with zsq fsck, and remove "
+            "this object to continue without it"
+        ) from error
 
 
 class Superseded(BucketError):
@@ -73,28 +110,13 @@ class Manifests:
 
     def newest(self, uuid: str) -> Manifest | None:
         """Return the newest manifest of a topic, or None if there is none."""
-        known = self._look(uuid)
-        if not known.number:
-            return None
-        return self._read(uuid, known.number)
+        return newest_manifest(self._bucket, uuid)
 
     def _read(self, uuid: str, number: int) -> Manifest:
-        """Return a manifest. Raises `BucketRefuses` if it is damaged."""
-        name = manifest_object(uuid, number)
-        try:
-            return decode_manifest(self._bucket.read(name))
-        except (Damaged, ForeignDirectory) as error:
-            raise BucketRefuses(
-                f"{self._bucket.url}/{name}: {error}; check the bucket with zsq fsck, and remove "
-                "this object to continue without it"
-            ) from error
+        return _read(self._bucket, uuid, number)
 
     def _look(self, uuid: str) -> _Known:
-        numbers = sorted(
-            number
-            for name in self._bucket.names(manifest_folder(uuid))
-            if (number := manifest_number(name)) >= 0
-        )
+        numbers = _numbers(self._bucket, uuid)
         return _Known(numbers[-1] if numbers else 0, numbers)
 
     def write(self, found: Manifest, gone: Sequence[ArchivedChunk] = ()) -> int:

@@ -32,13 +32,7 @@ from crc32c import crc32c
 
 from ...transport.block.block import IN_GROUP, Header
 from ..delayed.delayed_recovery import MADE_SUFFIX, READY_SUFFIX, check_delayed, uuid_of
-from ..directory.store import (
-    INDEX_EVERY_BYTES,
-    StoreOptions,
-    TopicIdentity,
-    check_identity,
-    open_store,
-)
+from ..directory.store import StoreOptions, TopicIdentity, check_identity, open_store
 from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError
 from ..files import Files
 from ..log.chunk import (
@@ -50,7 +44,7 @@ from ..log.chunk import (
     read_footer,
 )
 from ..log.damage import BAD_HEAD_BYTES, CUT_OFF, DAMAGED, Bad, decode_bad_head, keep_bytes
-from ..log.index import Index
+from ..log.index import INDEX_EVERY_BYTES, Index
 from ..log.log_format import (
     ALIGNMENT,
     BACKUP_NAME,

@@ -34,6 +34,7 @@ from ..errors import DiskFull, ForeignDirectory, StorageError, StoreFailed, Unre
 from ..files import Files
 from ..log.chunk import ArchivedChunk, create_chunk
 from ..log.group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX
+from ..log.index import INDEX_EVERY_BYTES
 from ..log.log import Log, LogOptions
 from ..log.log_format import (
     IDENTITY_NAME,
@@ -57,7 +58,6 @@ from ..state.state_keeper import OpenedState, open_state
 from .replay import replay
 
 CHUNK_BYTES: Final = 256 * 1024 * 1024
-INDEX_EVERY_BYTES: Final = 4096
 _IDENTITY_BYTES_MAX: Final = 4096
 
 

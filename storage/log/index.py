@@ -22,7 +22,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .log_format import (
     CHUNK_HEADER_BYTES,
@@ -31,6 +31,8 @@ from .log_format import (
     decode_index,
     encode_index,
 )
+
+INDEX_EVERY_BYTES: Final = 4096  # the density of the indexes of a broker
 
 
 class IndexEntry(NamedTuple):

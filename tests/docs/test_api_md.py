@@ -18,7 +18,7 @@ import pytest
 import zsq
 from zsq.transport.client.core.message import Fetched, StoredMessage
 from zsq.transport.client.core.peeking import Peek, Peeked
-from zsq.transport.client.core.reading import Measured
+from zsq.transport.client.core.reading import Archive, Measured
 from zsq.transport.settings import NewChannelOptions, RetentionSettings
 from zsq.transport.wire import answers
 
@@ -39,6 +39,7 @@ RECORDS: Final = (
     NewChannelOptions,
     RetentionSettings,
     Fetched,
+    Archive,
     Measured,
     Peek,
     Peeked,

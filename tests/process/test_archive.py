@@ -337,6 +337,48 @@ def test_a_real_object_server_keeps_the_archive_and_may_restart(
 
 
 @pytest.mark.slow
+def test_spark_s_reader_gets_the_same_rows_from_a_real_object_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of 10 MiB have three segments. The last read uses no broker."""
+    pytest.importorskip("pyspark")
+    from zsq.apps.spark.data_source import ZsqDataSource
+    from zsq.apps.spark.source import BatchReader
+
+    def read(url: str, **options: str) -> list[int]:
+        reader = BatchReader(ZsqDataSource({"url": url, "topic": TOPIC, **options})._source(False))
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        return [
+            int(bytes(value).split()[0])
+            for batch in batches
+            for value in batch.column("value").to_pylist()
+        ]
+
+    with seaweedfs(tmp_path / "server") as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        url = f"s3://{BUCKET}/archive"
+        one = Broker(
+            tmp_path / "data", "--chunk-bytes", str(10 * MIB), "--keep-bytes", "12MiB",
+            "--bucket", url,
+        )  # fmt: skip
+        try:
+            one.start()
+            count = publish(one, 50)
+            wait_archived(one, 25 * MIB)
+            wanted = list(range(count))
+            assert read(one.ipc) == read(one.ipc, bucket="never") == wanted
+            with zsq.Reader(TOPIC, url=one.ipc) as reader:
+                archive = reader.archive()
+        finally:
+            one.close()
+        assert archive is not None
+        assert archive.url == url
+        assert archive.end > count // 2
+        assert read(url, minPartitions="9") == wanted[: archive.end]
+
+
+@pytest.mark.slow
 def test_a_server_that_lies_about_conditional_writes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

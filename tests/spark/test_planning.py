@@ -43,6 +43,9 @@ class MadeUp:
             raise NotFound(E_NOT_FOUND, f"topic {topic} does not exist")
         return self.extents[topic]
 
+    def archive(self, topic: str) -> None:
+        """Return None: there is no bucket."""
+
     def offset_at(self, topic: str, time_ms: int) -> int:
         extent = self.extent(topic)
         return min(max(time_ms, extent.start), extent.head)
@@ -139,9 +142,9 @@ def test_each_batch_reads_the_range_that_its_options_name(
 
 def test_tasks_have_the_uuid_of_the_planned_topic() -> None:
     spans = BatchPlan(options(False, minPartitions="2"), MadeUp(a=(0, 10, "u-7"))).partitions()
-    assert [part.uuid for part in partitions_of(spans)] == ["u-7", "u-7"]
+    assert [part.span.uuid for part in partitions_of(spans)] == ["u-7", "u-7"]
     spans = stream(MadeUp(a=(0, 10, "u-7"))).partitions(at("u-7", a=0), at("u-7", a=10))
-    assert [part.uuid for part in partitions_of(spans)] == ["u-7"]
+    assert [part.span.uuid for part in partitions_of(spans)] == ["u-7"]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +350,7 @@ def test_limits_hold_although_spark_does_not_pass_the_position(
         100,
     ]
     parts = reader.partitions(at(a=0).as_json(), at(a=40).as_json())
-    assert [(part.start, part.stop) for part in parts] == [(0, 40)]  # type: ignore[attr-defined]
+    assert [(part.span.start, part.span.stop) for part in parts] == [(0, 40)]  # type: ignore[attr-defined]
 
 
 def test_limits_hold_from_the_second_batch_after_a_restart(

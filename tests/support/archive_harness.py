@@ -12,10 +12,11 @@ from support.storage_harness import IDENTITY, SMALL, StorageHarness
 from zsq.storage.archive.chunk_objects import ChunkObjects
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.folder_bucket import FolderBucket
-from zsq.storage.directory.store import INDEX_EVERY_BYTES, Store
+from zsq.storage.directory.store import Store
 from zsq.storage.errors import NotHere
 from zsq.storage.files import Files
 from zsq.storage.log.chunk import ArchivedChunk
+from zsq.storage.log.index import INDEX_EVERY_BYTES
 from zsq.storage.log.removal import remove_below
 from zsq.storage.state.state import StateBatch
 from zsq.transport.block.block import Block

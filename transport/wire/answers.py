@@ -54,6 +54,19 @@ class Ends(TypedDict):
     head: int
 
 
+class ArchivedEnd(TypedDict):
+    """`url`: the bucket. `end`: the offset up to which it has all kept messages of the topic."""
+
+    url: str
+    end: int
+
+
+class Place(Ends):
+    """`archive` is missing if the broker has no bucket."""
+
+    archive: NotRequired[ArchivedEnd]
+
+
 class Size(Ends):
     """`bytes`: the approximate number of bytes between two offsets.
 

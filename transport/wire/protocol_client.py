@@ -484,7 +484,8 @@ class OffsetAt(Wire):
     """Ask storage for an offset by time. Done.data {"offset": the first one stored at `time_ns`
     (since 1970) or later, or the durable end if there is none; "start", "head": as in Blocks}. With
     `newest` (1 to 10,000) instead of a time, "offset" is the offset at which that number of newest
-    messages begins.
+    messages begins. If the broker has a bucket, "archive" is {"url": of the bucket; "end": the
+    offset up to which the bucket has all kept messages}.
     """
 
     op: ClassVar[int] = 42

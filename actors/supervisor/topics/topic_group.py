@@ -339,6 +339,7 @@ class TopicGroup:
             closed=to_publishers(self.row.closed),
             scan=self._processes.scan_endpoint,
             archive=self._processes.archive_endpoint if archived else "",
+            bucket=given.bucket if archived else "",
             cache_bytes=given.bucket_cache_bytes if archived else 0,
             woken=woken,
             refused_count=stored.get("refused_count", 0) if woken else 0,

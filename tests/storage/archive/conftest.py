@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from support.archive_harness import SEGMENT_BYTES, ArchiveHarness
 
-from zsq.storage.archive import archive_format, chunk_cache, chunk_objects
+from zsq.storage.archive import archive_format, archive_reader, chunk_cache, chunk_objects
 
 
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveHarness]:
-    for module in (archive_format, chunk_cache, chunk_objects):
+    for module in (archive_format, archive_reader, chunk_cache, chunk_objects):
         monkeypatch.setattr(module, "SEGMENT_BYTES", SEGMENT_BYTES)
     monkeypatch.setattr(chunk_cache, "CACHE_BYTES_MIN", 8 * SEGMENT_BYTES)
     monkeypatch.setattr(chunk_cache, "SEQUENTIAL_BYTES", 256)

@@ -34,12 +34,13 @@ from ..core.lane import (
 )
 from ..core.message import Delay, Fetched
 from ..core.producer_session import PendingBlock
-from ..core.reading import Measured
+from ..core.reading import Archive, Measured
 from .aio_asker import Admin, Reader, Turner
 from .aio_consumer import Batch, Consumer, Message
 
 __all__ = [
     "Admin",
+    "Archive",
     "Batch",
     "Consumer",
     "Fetched",

@@ -39,7 +39,7 @@ from ..core.asking import Asking, Place, Question, Reply
 from ..core.link import FAR_NS, Engine, Steps, Waiter
 from ..core.message import Fetched, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek
-from ..core.reading import BYTES_ANY, Measured
+from ..core.reading import BYTES_ANY, Archive, Measured
 from ..core.requester import RequestEngine
 
 _EngineT = TypeVar("_EngineT", bound=Engine)
@@ -319,6 +319,9 @@ class Reader(ReaderBase, Asker):
 
     async def offset_at(self, time_ns: int) -> int:
         return await self._carry_out(reading.offset_at(time_ns))
+
+    async def archive(self) -> Archive | None:
+        return await self._carry_out(reading.archive())
 
     async def newest(self, count: int) -> int:
         return await self._carry_out(reading.newest(count))

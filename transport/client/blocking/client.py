@@ -33,7 +33,7 @@ from ..core.administration import Side
 from ..core.asking import Asking, Place, Question, Reply
 from ..core.message import Batch, Fetched, Message, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek, Peeked
-from ..core.reading import BYTES_ANY, Measured
+from ..core.reading import BYTES_ANY, Archive, Measured
 from ..core.requester import Request, RequestEngine
 from .consumer import Consumer
 from .drive import Drive, inherit, ours, remember
@@ -41,6 +41,7 @@ from .producer import TIMEOUT_S, Producer, Receipt, check_times
 
 __all__ = [
     "Admin",
+    "Archive",
     "Batch",
     "Consumer",
     "Fetched",
@@ -474,6 +475,13 @@ class Reader(ReaderBase, Asker):
         If no such message exists, return the end of the topic.
         """
         return self._carry_out(reading.offset_at(time_ns))
+
+    def archive(self) -> Archive | None:
+        """Return where the broker has archived full log files of the topic (see `Archive`).
+
+        Returns None if the broker has no bucket.
+        """
+        return self._carry_out(reading.archive())
 
     def newest(self, count: int) -> int:
         """Return the offset at which the newest `count` messages begin (at most 10,000; fewer if

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from ...errors import E_BAD_ARGUMENT, CorruptBlock, UsageError
-from ...wire.answers import Ends, Size
+from ...wire.answers import Ends, Place, Size
 from ...wire.protocol import Blocks, Fetch, Measure, OffsetAt
 from .asking import END, Asking, Question, Reply, ask
 from .message import Fetched, StoredMessage, stored
@@ -30,6 +30,17 @@ class Measured(NamedTuple):
     offset: int
     start: int
     head: int
+
+
+class Archive(NamedTuple):
+    """The archive of a topic: the URL of its bucket, and the offset up to which it is complete.
+
+    The messages from the topic's oldest offset to `end` can be read from the bucket. Some of them
+    may be on the broker's disk too.
+    """
+
+    url: str
+    end: int
 
 
 def fetch(offset: int, bytes_max: int) -> Question:
@@ -73,6 +84,13 @@ def offset_at(time_ns: int) -> Asking[int]:
         Question(lambda number: OffsetAt(number, min(max(time_ns, -END), END)))
     )
     return found["offset"]
+
+
+def archive() -> Asking[Archive | None]:
+    # The offset is not used. This question is the one that is answered without a search.
+    found: Place = yield from ask(Question(lambda number: OffsetAt(number, 0, 1)))
+    told = found.get("archive")
+    return None if told is None else Archive(told["url"], told["end"])
 
 
 def newest(count: int) -> Asking[int]:
