@@ -251,6 +251,7 @@ class TaskBlocks:
         with RangeReader(
             options.url, span.topic, self._at, span.stop,
             timeout=options.timeout_s, fail_on_data_loss=options.fail_on_data_loss, uuid=span.uuid, key_file=options.keys,
+            transport=options.transport,
         ) as blocks:  # fmt: skip
             yield from blocks
             self.lost += blocks.lost

@@ -43,9 +43,9 @@ INT64_MAX: Final = (1 << 63) - 1
 SOURCE_NAMES: Final = (
     "url", "topic", "subscribe", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
     "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions",
-    "failOnDataLoss", "channel", "includeHeaders", "columns", "timeout", "keyFile", "bucket",
+    "failOnDataLoss", "channel", "includeHeaders", "columns", "timeout", "keyFile", "transport", "bucket",
 )  # fmt: skip
-SINK_NAMES: Final = ("url", "topic", "txnAppId", "txnVersion", "timeout", "keyFile")
+SINK_NAMES: Final = ("url", "topic", "txnAppId", "txnVersion", "timeout", "keyFile", "transport")
 _NAMES: Final = {name.lower(): name for name in (*SOURCE_NAMES, *SINK_NAMES)}
 # Options that Spark itself, or a user who follows its guides, adds to any format.
 _FOREIGN: Final = frozenset(
@@ -86,12 +86,13 @@ class _BrokerOptions:
 
     `key_file` is the option's value. `credentials` is the content of the file. The driver reads it
     and pickles it for the executors, which do not have the file. No error text shows the
-    credentials.
+    credentials. `transport` is None if the environment of each process decides.
     """
 
     url: str
     timeout_s: float
     key_file: str = ""
+    transport: str | None = None
     credentials: Credentials | None = field(default=None, repr=False)
 
     @property
@@ -191,6 +192,7 @@ def source_options(
         channel=check_name(given["channel"], "channel") if "channel" in given else "",
         timeout_s=_timeout(given),
         key_file=given.get("keyFile", ""),
+        transport=_transport(given),
     )
 
 
@@ -235,7 +237,15 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
         version=version,
         timeout_s=_timeout(given),
         key_file=given.get("keyFile", ""),
+        transport=_transport(given),
     )
+
+
+def _transport(given: Mapping[str, str]) -> str | None:
+    found = given.get("transport", "").lower()
+    if found not in {"", "auto", "tcp"}:
+        raise wrong(f"option 'transport' is {given['transport']!r}; it takes 'auto' or 'tcp'")
+    return found or None
 
 
 def _is_bucket(url: str) -> bool:

@@ -199,8 +199,15 @@ class TopicLogs:
     It never creates a topic. Otherwise a query with a misspelt name would read an empty stream.
     """
 
-    def __init__(self, url: str, timeout_s: float, key_file: KeyFile = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        key_file: KeyFile = None,
+        transport: str | None = None,
+    ) -> None:
         self._url = url
+        self._transport = transport
         self._key_file = key_file
         self._timeout_s = timeout_s
         self._readers: dict[str, Reader] = {}
@@ -208,7 +215,12 @@ class TopicLogs:
     def _reader(self, topic: str) -> Reader:
         if topic not in self._readers:
             self._readers[topic] = Reader(
-                topic, url=self._url, timeout=self._timeout_s, patient=True, key_file=self._key_file
+                topic,
+                url=self._url,
+                timeout=self._timeout_s,
+                patient=True,
+                key_file=self._key_file,
+                transport=self._transport,
             )
         return self._readers[topic]
 
@@ -262,9 +274,11 @@ class FollowingChannel:
     the channel clears its messages. The channel must therefore belong to this query only.
     """
 
-    def __init__(self, url: str, name: str, key_file: KeyFile = None) -> None:
+    def __init__(
+        self, url: str, name: str, key_file: KeyFile = None, transport: str | None = None
+    ) -> None:
         self._name = name
-        self._admin = Admin(url, timeout=CHANNEL_TIMEOUT_S, key_file=key_file)
+        self._admin = Admin(url, timeout=CHANNEL_TIMEOUT_S, key_file=key_file, transport=transport)
         self._ready: set[str] = set()
         self._told: dict[str, int] = {}
 

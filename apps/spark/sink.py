@@ -129,6 +129,7 @@ def stage_rows(
                 writer = StageWriter(
                     options.url, topic, transaction.app, transaction.version,
                     kind=transaction.kind, partition=partition, timeout=options.timeout_s, key_file=options.keys,
+                    transport=options.transport,
                 )  # fmt: skip
             for block in packer.blocks(batch):
                 writer.push(block)
@@ -204,6 +205,7 @@ def _commit(
                 timeout=min(left, ATTEMPT_S),
                 create=False,
                 key_file=options.keys,
+                transport=options.transport,
             ) as committer:
                 return committer.commit(
                     transaction.app, transaction.version, parts, transaction.kind
@@ -245,7 +247,12 @@ def abort_parts(
         for topic, stages in named.items():
             patience = min(ABORT_TIMEOUT_S, options.timeout_s)
             with StageCommitter(
-                options.url, topic, timeout=patience, create=False, key_file=options.keys
+                options.url,
+                topic,
+                timeout=patience,
+                create=False,
+                key_file=options.keys,
+                transport=options.transport,
             ) as committer:
                 committer.abort(app, version, stages)
     except Exception as error:

@@ -65,7 +65,7 @@ class BatchReader(DataSourceReader):
         options = self._options
         if options.from_bucket:
             return self._of_archive(options.url)
-        logs = TopicLogs(options.url, options.timeout_s, options.keys)
+        logs = TopicLogs(options.url, options.timeout_s, options.keys, options.transport)
         try:
             if options.bucket == ALWAYS:
                 archive = logs.archive(options.topics[0])

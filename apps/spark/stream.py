@@ -32,7 +32,8 @@ class FollowingReader(DataSourceStreamReader):
     @property
     def _plan(self) -> StreamPlan:
         if self._made is None:
-            self._logs = TopicLogs(self._options.url, self._options.timeout_s, self._options.keys)
+            given = self._options
+            self._logs = TopicLogs(given.url, given.timeout_s, given.keys, given.transport)
             self._made = StreamPlan(self._options, self._logs)
         return self._made
 
@@ -45,7 +46,10 @@ class FollowingReader(DataSourceStreamReader):
             return None
         if self._channel is None:
             self._channel = FollowingChannel(
-                self._options.url, self._options.channel, self._options.keys
+                self._options.url,
+                self._options.channel,
+                self._options.keys,
+                self._options.transport,
             )
         known = {
             topic: offset

@@ -107,6 +107,7 @@ PAGES: Final = {
 WALKED: Final = ("../README.md", "tutorial.md", "spark.md", "nsqd.md", "security.md")
 ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("bucket.md", "zsq doctor --bucket s3://BUCKET/PREFIX"): "tests/apps/cli/run/test_doctor.py",
+    ("spark.md", "history = ("): "tests/spark/test_archived.py",
     (
         "bucket.md",
         "zsq fsck s3://BUCKET/PREFIX [TOPIC]",

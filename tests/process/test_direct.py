@@ -18,6 +18,9 @@ from support.keys import Keyring
 import zsq
 import zsq.aio
 from zsq.actors.supervisor import run_directory as rundir
+from zsq.transport.block.block import pack
+from zsq.transport.client.blocking.range_reader import RangeReader
+from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
 from zsq.transport.client.core import link
 from zsq.transport.wire.address import RUN_ID_FILE, Address, direct_address, parse, read_run_id
 
@@ -70,6 +73,21 @@ def test_a_client_of_the_same_user_goes_direct(shared: Broker, kind: str) -> Non
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_transport_tcp_stays_at_the_gateway(shared: Broker, kind: str) -> None:
     assert used(kind, shared.tcp, transport="tcp") == {shared.tcp}
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_clients_of_spark_take_the_same_argument(shared: Broker, transport: str) -> None:
+    wanted = {shared.tcp if transport == "tcp" else shared.ipc}
+    with StageWriter(shared.tcp, "staged", "app", 1, timeout=20, transport=transport) as writer:
+        writer.push(pack([b"one"]))
+        part = writer.seal()
+        assert ways(writer) == wanted
+    with StageCommitter(shared.tcp, "staged", timeout=20, transport=transport) as committer:
+        assert committer.commit("app", 1, [part])["messages"] == 1
+        assert ways(committer) == wanted
+    with RangeReader(shared.tcp, "staged", 0, 1, timeout=20, transport=transport) as blocks:
+        assert sum(block.count for block in blocks) == 1
+        assert ways(blocks) == wanted
 
 
 def test_the_environment_forces_the_gateway_too(

@@ -28,7 +28,7 @@ from zsq.apps.spark.source import BatchReader, RangePartition
 from zsq.storage.archive.archive_reader import ArchiveReader
 from zsq.storage.bucket.bucket import BucketAway
 from zsq.storage.log.chunk import ArchivedChunk
-from zsq.transport.client.blocking.client import Archive
+from zsq.transport.client.blocking.client import Archive, AskerBase
 from zsq.transport.errors import E_BUCKET, DataLoss, NotFound, Refused, UsageError
 
 if TYPE_CHECKING:
@@ -267,6 +267,26 @@ def test_missing_objects_are_data_loss_only_without_a_broker(
         rows(url)
     found = [row["offset"] for row in rows(url, failOnDataLoss="false")]
     assert found == [*range(base), *range(end, end_of(broker))]
+
+
+def test_the_transport_reaches_every_client_of_a_query(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ZSQ_TRANSPORT", raising=False)
+    made: list[object] = []
+    before = AskerBase.__init__
+
+    def noted(self: Any, *arguments: Any, **options: Any) -> None:
+        before(self, *arguments, **options)
+        made.append(self._address.auto)
+
+    monkeypatch.setattr(AskerBase, "__init__", noted)
+    assert len(rows(broker.tcp, columns="offset", transport="tcp", bucket="never")) == COUNT
+    assert len(made) > 1
+    assert not any(made)
+    made.clear()
+    rows(broker.tcp, columns="offset")
+    assert all(made)
 
 
 def test_what_the_options_say_about_the_bucket(broker: Broker) -> None:

@@ -108,6 +108,11 @@ def test_each_way_to_name_an_ending_point_is_understood() -> None:
     assert source(endingTimestamp="3").ending == {"t": Point("time", 3)}
 
 
+def test_the_transport_is_the_user_s_choice_or_that_of_the_environment() -> None:
+    assert (source().transport, sink().transport) == (None, None)
+    assert (source(transport="TCP").transport, sink(transport="auto").transport) == ("tcp", "auto")
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -119,6 +124,7 @@ def test_each_way_to_name_an_ending_point_is_understood() -> None:
             "belongs to the Kafka connector.*'subscribe' with the topics",
         ),
         ({"assign": "{}"}, "a topic has one partition"),
+        ({"transport": "ipc"}, "takes 'auto' or 'tcp'"),
         ({"kafka.bootstrap.servers": "h"}, "option 'url'"),
         ({"kafka.client.id": "h"}, "name the broker with option 'url'"),
         ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),

@@ -50,6 +50,7 @@ class RangeReader(Asker):
         fail_on_data_loss: bool = True,
         uuid: str = "",
         key_file: KeyFile = None,
+        transport: str | None = None,
     ) -> None:
         super().__init__(
             url,
@@ -57,6 +58,7 @@ class RangeReader(Asker):
             timeout,
             patient=True,
             key_file=key_file,
+            transport=transport,
         )
         if not 0 <= start <= end or bytes_max < 1:
             text = "a range must have 0 <= start <= end and bytes_max of at least 1"

@@ -77,12 +77,13 @@ class StageWriter:
         create: bool = True,
         heartbeat_ms: int | None = None,
         key_file: KeyFile = None,
+        transport: str | None = None,
     ) -> None:
         check_times(timeout, heartbeat_ms)
         check_transaction(app, version, kind)
         if window_bytes < 1:
             raise UsageError(E_BAD_ARGUMENT, f"window_bytes must be at least 1, not {window_bytes}")
-        self._address = parse(url, key_file)
+        self._address = parse(url, key_file, transport)
         self._target = Target("stage", check_stage_topic(topic), create=create)
         self._transaction = (app, version, kind, partition, window_bytes)
         self._timeout = timeout
@@ -242,12 +243,14 @@ class StageCommitter(Asker):
         timeout: float | None = STAGE_TIMEOUT_S,
         create: bool = True,
         key_file: KeyFile = None,
+        transport: str | None = None,
     ) -> None:
         super().__init__(
             url,
             Target("stage", check_stage_topic(topic), create=create),
             timeout,
             key_file=key_file,
+            transport=transport,
         )
 
     def commit(
