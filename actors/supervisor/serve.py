@@ -21,6 +21,7 @@ from . import run_directory as rundir
 from .data_dir import clear_imports_at_start
 from .reloading import Fresh
 from .supervisor import Supervisor
+from .topics import sleepers
 from .topics.registry import Registry
 
 
@@ -68,7 +69,12 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
         logging.getLogger("zsq").warning("others on the network can read traffic: %s", text)
     set_title(f"supervisor {data_dir}")
     try:
-        return Supervisor(serve_options, registry, run_dir, read_again).run()
+        asleep = sleepers.take(files, data_dir, serve_options)
+        supervisor = Supervisor(serve_options, registry, run_dir, read_again, asleep)
+        code = supervisor.run()
+        if code == 0:
+            sleepers.save(files, data_dir, supervisor.state.options, supervisor.slept)
+        return code
     finally:
         registry.memory.close()
         rundir.clear(data_dir, run_dir)

@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import zmq
@@ -46,7 +46,9 @@ from .reloading import Fresh, Reloading
 from .service_manager import ServiceManager
 from .singles import Singles
 from .topics.broker_state import BrokerState
+from .topics.dormancy import at_rest
 from .topics.registry import Registry
+from .topics.sleepers import Sleeper, sleepers_of
 from .topics.topic_group import TopicGroup
 
 log = logging.getLogger("zsq")
@@ -61,8 +63,12 @@ class Supervisor:
         registry: Registry,
         run_dir: str,
         read_again: Callable[[], Fresh] | None = None,
+        sleepers: Mapping[str, Sleeper] | None = None,
     ) -> None:
         self.run_dir = run_dir
+        self._sleepers = sleepers or {}
+        self.slept: dict[str, Sleeper] = {}
+        """The topics that were asleep when this broker was told to stop."""
         self.exit_code = 0
         self._signals = 0
         self._hung_up = False
@@ -201,7 +207,7 @@ class Supervisor:
         self.alarms.start()
         self.state.registry.finish_removals()
         for name, row in list(self.state.registry.topics.items()):
-            self.state.add_group(name, row)
+            self.state.add_group(name, row, self._sleepers.get(name))
 
     def _turn(self, poller: zmq.Poller, wake: socket.socket) -> None:
         if self._signals and not self.state.stopping:
@@ -268,7 +274,8 @@ class Supervisor:
         elif isinstance(message, p.Pulse):
             child = self.processes.children.get(message.key) or self._sleeper(message.key)
             if child is not None and child.envelope == mail.envelope:
-                child.stats, child.pulsed_ns = {**child.stats, **message.stats}, time.monotonic_ns()
+                stats = message.stats if child.state != "ended" else at_rest(message.stats)
+                child.stats, child.pulsed_ns = {**child.stats, **stats}, time.monotonic_ns()
                 if child.spec.kind == "archive":
                     self.singles.note_archive(child)
                 if not message.request:
@@ -395,6 +402,7 @@ class Supervisor:
         log.info("stopping")
         self.service.stopping()
         self.state.stopping = True
+        self.slept = sleepers_of(self.state.groups.values(), self.state.registry.folder)
         self.exit_code = exit_code
         self.requests.stop()
         for child in list(self.singles.children.values()):

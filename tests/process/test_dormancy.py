@@ -68,6 +68,7 @@ def test_a_topic_that_sleeps_keeps_its_messages_and_its_statistics(sleepy: Broke
     row = topic_row(sleepy, "kept")
     assert (row["asleep"], row["health"], row["message_count"], row["head"]) == (True, "OK", 3, 3)
     assert (row["channels"][0]["depth"], row["channels"][0]["health"]) == (3, "OK")
+    assert {*row["rates"].values(), *row["channels"][0]["rates"].values()} == {0.0}
     with zsq.Producer(sleepy.tcp) as producer:
         assert producer.publish("kept", b"3").offset == 3
     assert bodies(sleepy, "kept", 4) == [b"0", b"1", b"2", b"3"]
@@ -199,3 +200,104 @@ def test_the_option_none_keeps_topics_awake(tmp_path: Path) -> None:
         assert processes(broker, "t") == ["topic t", "channel t/c"]
     finally:
         broker.close()
+
+
+# Restarts
+
+
+def _without_times(row: Any) -> Any:
+    """Return a topic's row without what depends on the time of the look."""
+    left_out = {"channels", "oldest_message_age_s", "recovery", "private_bytes"}
+    found = {name: value for name, value in row.items() if name not in left_out}
+    return found, [
+        {name: value for name, value in channel.items() if name not in left_out}
+        for channel in row.get("channels", ())
+    ]
+
+
+def test_topics_that_sleep_stay_asleep_in_a_restart(tmp_path: Path) -> None:
+    one = Broker(tmp_path / "data", "--sleep-after", "1s")
+    try:
+        one.start()
+        with zsq.Admin(one.ipc) as admin, zsq.Producer(one.ipc) as producer:
+            admin.create_channel("used", "c")
+            admin.create_channel("used", "d")
+            producer.publish_many("used", [b"%d" % number for number in range(5)])
+            assert bodies(one, "used", 2) == [b"0", b"1"]
+            admin.create_channel("later", "c")
+        asleep(one, "used")
+        asleep(one, "later")
+        assert one.stop() == 0
+        assert (tmp_path / "data" / "asleep").exists()
+
+        one.start()
+        assert not (tmp_path / "data" / "asleep").exists()
+        assert processes(one, "used") == processes(one, "later") == []
+        quick = topic_row(one, "used")
+        assert (quick["asleep"], quick["head"], quick["health"]) == (True, 5, "OK")
+        assert one.stop() == 0
+
+        (tmp_path / "data" / "asleep").unlink()
+        one.start()
+        assert processes(one, "used"), "without the file it starts"
+        asleep(one, "used")
+        wait_for(lambda: topic_row(one, "used")["asleep"], 20, "the sleep")
+        assert _without_times(topic_row(one, "used")) == _without_times(quick)
+        assert one.stop() == 0
+
+        one.start()
+        with zsq.Producer(one.ipc) as producer:
+            assert producer.publish("used", b"5").offset == 5
+        # What the first consumer gave back may come later.
+        assert sorted(bodies(one, "used", 4)) == [b"2", b"3", b"4", b"5"]
+        assert bodies(one, "used", 6, "d") == [b"%d" % number for number in range(6)]
+        with zsq.Admin(one.ipc) as admin:
+            rows = admin.stats("later")["topics"][0]["channels"]
+            assert [row["channel_name"] for row in rows] == ["c"]
+            admin.delete_channel("later", "c", force=True)
+        asleep(one, "later")
+        assert one.stop() == 0
+
+        one.start()
+        with zsq.Admin(one.ipc) as admin:
+            assert not admin.stats("later")["topics"][0]["channels"]
+    finally:
+        one.close()
+
+
+def test_a_delayed_message_comes_in_time_although_the_broker_began_with_its_topic_asleep(
+    tmp_path: Path,
+) -> None:
+    one = Broker(tmp_path / "data", "--sleep-after", "1s")
+    try:
+        one.start()
+        with zsq.Admin(one.ipc) as admin, zsq.Producer(one.ipc) as producer:
+            admin.create_channel("later", "c")
+            begun = time.monotonic()
+            producer.publish("later", b"due", delay=12.0)
+        asleep(one, "later")
+        assert one.stop() == 0
+        one.start()
+        assert processes(one, "later") == []
+        assert time.monotonic() - begun < 11.0, "the machine is too slow for this test"
+        assert bodies(one, "later", 1) == [b"due"]
+        assert time.monotonic() - begun >= 12.0
+    finally:
+        one.close()
+
+
+def test_after_a_kill_all_topics_start(tmp_path: Path) -> None:
+    one = Broker(tmp_path / "data", "--sleep-after", "1s")
+    try:
+        one.start()
+        filled(one, "kept")
+        assert one.process is not None
+        pids = [actor["pid"] for actor in one.actors()]
+        one.process.kill()
+        one.process.wait(20)
+        one.wait_gone(pids)
+        one.start()
+        assert processes(one, "kept") == ["topic kept", "channel kept/c"]
+        assert bodies(one, "kept", 3) == [b"0", b"1", b"2"]
+    finally:
+        one.close()

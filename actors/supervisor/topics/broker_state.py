@@ -11,6 +11,7 @@ from ...runtime.processes import Processes
 from ...settings.options import ServeOptions
 from .registry import Registry
 from .registry_format import TopicRow
+from .sleepers import Sleeper, is_unchanged
 from .topic_group import GroupEvents, TopicGroup
 
 
@@ -44,12 +45,16 @@ class BrokerState:
     def _on_names(self) -> None:
         self.names_changed = True
 
-    def add_group(self, name: str, row: TopicRow) -> TopicGroup:
+    def add_group(self, name: str, row: TopicRow, sleeper: Sleeper | None = None) -> TopicGroup:
+        """Add a topic and start it, unless it was asleep when the last broker ended."""
         group = self.groups[name] = TopicGroup(
             name, row, self.registry, self.processes, lambda: self.options, self._events
         )
         self.names_changed = True
-        self.guarded(group, group.start)
+        if sleeper is not None and is_unchanged(sleeper, row, self.registry.folder(row)):
+            group.begin_asleep(sleeper.topic, sleeper.channels)
+        else:
+            self.guarded(group, group.start)
         return group
 
     def remove_group(self, name: str) -> None:

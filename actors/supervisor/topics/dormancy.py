@@ -17,8 +17,8 @@ depends on time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from ....transport.settings import NONE, Retention
 from ...runtime.pulses import ChannelPulse, StoragePulse, TopicPulse
@@ -29,6 +29,7 @@ _NS: Final = 1_000_000_000
 EARLY_NS: Final = 2 * _NS
 RETENTION_NS: Final = 3_600 * _NS
 NEVER: Final = 1 << 62
+_RATES: Final = frozenset({"rates", "rates_recent"})
 
 
 def is_unused(
@@ -76,6 +77,14 @@ def due_ns(storage: StoragePulse) -> int:
     It is `NEVER` if there are none.
     """
     return storage["delayed_next_due_ns"] - EARLY_NS if storage["delayed_count"] else NEVER
+
+
+def at_rest(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the last pulse of a process that sleeps: without rates, because nothing happens."""
+    found = {name: value for name, value in stats.items() if name not in _RATES}
+    if "storage" in found:
+        found["storage"] = at_rest(found["storage"])
+    return found
 
 
 def sleep_ns(storage: StoragePulse, retention: Retention, share: float) -> int:

@@ -64,7 +64,7 @@ from ...settings.closing import to_consumers, to_publishers
 from ...settings.options import ServeOptions
 from ...settings.starts import ChannelStart, StorageStart, TopicStart, channel_of
 from ...statistics.broker_view import GroupState, channel_pulse, storage_pulse, topic_pulse
-from .dormancy import due_ns, is_unused, sleep_ns
+from .dormancy import at_rest, due_ns, is_unused, sleep_ns
 from .registry import Registry
 from .registry_format import TopicRow
 
@@ -101,7 +101,11 @@ def retention_in_memory(own: Mapping[str, Any], bytes_max: int) -> Retention:
 
 
 TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
-    GroupState.NEW: {"start": GroupState.STARTING, "stop": GroupState.STOPPING},
+    GroupState.NEW: {
+        "start": GroupState.STARTING,
+        "slept": GroupState.ASLEEP,
+        "stop": GroupState.STOPPING,
+    },
     GroupState.STARTING: {
         "topic_up": GroupState.UP,
         "died": GroupState.CLEARING,
@@ -836,7 +840,31 @@ class TopicGroup:
             self._processes.stop_child(child)
         if not living:
             self._go("slept")
+            for ended in (self.topic, *self.channels.values()):
+                if ended is not None:
+                    ended.stats = at_rest(ended.stats)
             self._count_asleep(1 + len(self.channels))
+
+    def begin_asleep(
+        self, topic: Mapping[str, Any], channels: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Begin as a topic that sleeps. These are the last pulses of its processes, which ended
+        with the last broker.
+        """
+        self._go("slept")
+        self.topic = self._ended("topic", f"topic {self.name}", topic)
+        for name, stats in channels.items():
+            self.channels[name] = self._ended("channel", f"channel {self.name}/{name}", stats)
+        storage = storage_pulse(self)
+        asleep_ns = sleep_ns(storage, self.retention(), random.random())
+        self._wake_ns = time.monotonic_ns() + asleep_ns
+        self._count_asleep(1 + len(self.channels))
+        self._events.names_changed()
+
+    def _ended(self, kind: str, title: str, stats: Mapping[str, Any]) -> Child:
+        spec = ChildSpec(self._processes.new_key(), kind, title)
+        nothing = cast("Any", None)  # only its last pulse is used
+        return Child(spec, 0, nothing, nothing, "ended", stats=at_rest(stats), owner=self)
 
     def differs(self, channel: str, asked: Mapping[str, Any]) -> ZsqError | None:
         """Return an error if the settings of the channel differ from those that a request expects.

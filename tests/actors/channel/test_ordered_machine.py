@@ -123,7 +123,8 @@ class TroubledMachine(OrderedMachine):
     def start(self) -> None:
         super().start()
         self.channel.supply.drop_below(self.low)
-        self.give_up({WAITS})
+        # No dead letter is on its way after a start, so those below the start are dropped as well.
+        self.give_up({WAITS, DYING})
 
     def give_up(self, given_up: set[str]) -> None:
         for offset in range(min(self.low, self.head)):
@@ -183,6 +184,7 @@ class TroubledMachine(OrderedMachine):
         self.channel.supply.dead()
 
     def end(self) -> None:
+        self.pause(0)
         for _ in range(20):
             self.fetch(9)
             if self.channel.supply.dying.out:

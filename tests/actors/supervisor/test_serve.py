@@ -5,7 +5,9 @@ broker runs.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,9 @@ def test_a_data_directory_is_served_by_one_broker_at_a_time(
     ran: list[str] = []
 
     class Supervisor:
+        state = SimpleNamespace(options=ServeOptions(tmp_path))
+        slept: Mapping[str, Any] = MappingProxyType({})
+
         def __init__(self, *_: Any) -> None: ...
 
         def run(self) -> int:
