@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from local_setup.broker import STOP_WAIT_S, LocalBroker, serve_again
+from local_setup.broker import STOP_WAIT_S, LocalBroker, serve_again, temporary_broker
 from zsq.transport.client.blocking.client import Admin
 from zsq.transport.client.blocking.producer import Producer
 
@@ -18,6 +18,8 @@ from ..harness.report import Report
 
 SETTLE_S: Final = 15.0  # after this time, the first pulses and checkpoints are over
 SLEEP_WAIT_S: Final = 180.0
+SLEEPY: Final = ("--no-listen", "--sleep-after", "5s")
+STARTS: Final = 5
 PROBES: Final = 10  # topics to which a message is published, asleep and awake
 KINDS: Final = ("topic", "channel", "scan_loop", "scan_worker", "supervisor")
 _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
@@ -43,13 +45,31 @@ def topics(broker: LocalBroker, report: Report, count: int, channels: int, secon
     for state in ("asleep", "awake"):
         for number in range(min(count, PROBES)):
             report.add(f"publish to a topic: {state}", "ms", _publish_ms(broker.url, number))
+    report.add("stop", "s", _stop(broker))
+    # Without this file, all topics start.
+    (broker.folder / "data" / "asleep").unlink(missing_ok=True)
+    begin = time.perf_counter()
+    with serve_again(broker, *SLEEPY) as again:
+        report.add("start until ready, all topics awake", "s", time.perf_counter() - begin)
+        with Admin(again.url, timeout=120) as admin:
+            _wait_asleep(admin)
+        _stop(again)
+    for _ in range(STARTS):
+        begin = time.perf_counter()
+        with serve_again(broker, *SLEEPY) as again:
+            report.add("start until ready, all topics asleep", "s", time.perf_counter() - begin)
+            _stop(again)
+        begin = time.perf_counter()
+        with temporary_broker(*SLEEPY):
+            report.add("start until ready, no topics", "s", time.perf_counter() - begin)
+
+
+def _stop(broker: LocalBroker) -> float:
+    """Return the seconds that an orderly end took."""
     broker.process.send_signal(signal.SIGTERM)
     begin = time.perf_counter()
     broker.process.wait(STOP_WAIT_S * 4)
-    report.add("stop", "s", time.perf_counter() - begin)
-    begin = time.perf_counter()
-    with serve_again(broker):
-        report.add("start until ready", "s", time.perf_counter() - begin)
+    return time.perf_counter() - begin
 
 
 def _state(report: Report, admin: Admin, seconds: float, state: str) -> None:
