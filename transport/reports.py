@@ -274,6 +274,18 @@ class DiskStats(TypedDict):
     full: str
 
 
+class BucketStats(TypedDict):
+    """The bucket. Requests and bytes count since the archive actor began."""
+
+    url: str
+    trouble: str
+    write_requests: int
+    read_requests: int
+    remove_requests: int
+    sent_bytes: int
+    received_bytes: int
+
+
 class GatewayStats(TypedDict):
     """An NSQ gateway that is running."""
 
@@ -343,10 +355,12 @@ class AlarmReceiver(TypedDict):
 class BrokerLists(TypedDict, total=False):
     """Fields of `stats` that are only present for the whole broker.
 
-    `gateways` is present only for clients that may see all topics.
+    `gateways` and `bucket` are present only for clients that may see all topics, and `bucket` only
+    if the broker has one.
     """
 
     gateways: Sequence[GatewayStats]
+    bucket: BucketStats
     recent_alarms: Sequence[AlarmEvent]
     alarm_receivers: Sequence[AlarmReceiver]
 

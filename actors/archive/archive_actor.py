@@ -28,8 +28,9 @@ from ...storage.archive.archive_format import Manifest
 from ...storage.archive.chunk_objects import ChunkObjects
 from ...storage.archive.claim import Claimed, claim
 from ...storage.archive.manifests import Manifests, Superseded
-from ...storage.bucket.bucket import Bucket, BucketAway, BucketRefuses, BucketUnfit
+from ...storage.bucket.bucket import BucketAway, BucketRefuses, BucketUnfit
 from ...storage.bucket.bucket_url import parse_bucket_url
+from ...storage.bucket.counted_bucket import CountedBucket
 from ...storage.bucket.object_store import CALL_S, open_bucket
 from ...storage.bucket.probe import probe
 from ...storage.errors import Damaged, StorageError
@@ -86,11 +87,12 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._tick()
         return {"bucket": given.url}
 
-    def _open(self, call_s: float) -> Bucket:
+    def _open(self, call_s: float) -> CountedBucket:
         try:
-            return open_bucket(parse_bucket_url(self.given.url), call_s=call_s)
+            bucket = open_bucket(parse_bucket_url(self.given.url), call_s=call_s)
         except StorageError as error:
             raise StartFailed(str(error)) from error
+        return CountedBucket(self._files, bucket)
 
     def _check_first(self) -> None:
         """Check the store. Raises `StartFailed` if it is not fit, so that the broker ends."""
@@ -250,12 +252,16 @@ class ArchiveActor(Actor[ArchiveStart]):
             thread.close()
 
     def statistics(self) -> dict[str, object]:
+        counts = self._bucket.counts
         return {
-            "bucket": self.given.url,
+            "url": self.given.url,
             "archive": self._claimed.claim.archive if self._claimed is not None else "",
             "trouble": self._trouble or self._failing,
-            "sent_bytes": self._objects.sent_bytes,
-            "received_bytes": self._objects.received_bytes,
+            "write_requests": counts.write_requests,
+            "read_requests": counts.read_requests,
+            "remove_requests": counts.remove_requests,
+            "sent_bytes": counts.sent_bytes,
+            "received_bytes": counts.received_bytes,
         }
 
 

@@ -474,6 +474,7 @@ def visible(data: _Answer, principal: Principal) -> _Answer:
         return cast("_Answer", found)
     found.pop("disk", None)
     found.pop("gateways", None)
+    found.pop("bucket", None)
     topics = found["topics"]
     if isinstance(topics, Mapping):
         found["topics"] = {

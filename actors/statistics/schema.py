@@ -15,7 +15,16 @@ from __future__ import annotations
 from typing import Any, Final, Literal, NamedTuple
 
 Level = Literal[
-    "broker", "disk", "gateway", "process", "topic", "publisher", "channel", "consumer", "request"
+    "broker",
+    "disk",
+    "bucket",
+    "gateway",
+    "process",
+    "topic",
+    "publisher",
+    "channel",
+    "consumer",
+    "request",
 ]
 
 
@@ -83,6 +92,7 @@ _VIEW: Final = "statistics/statistics.py"
 _METRICS: Final = "gateways/http/api/metrics.py"
 _RETENTION: Final = "storage/retention.py"
 _ARCHIVE: Final = "storage/archiving.py"
+_ARCHIVE_ACTOR: Final = "archive/archive_actor.py"
 _DELAYED: Final = "storage/delayed.py"
 _ROW: Final = "statistics/channel_rows.py"
 _CORE: Final = "channel/core.py"
@@ -118,6 +128,16 @@ _BROKER: Final = (
     _S("broker", "gateways", "rows", _VIEW, "NSQ gateways that are up", default=[]),
     _S("broker", "disk", "row", _VIEW, "the file system of the data directory", default={}),
     _S("broker", "clients_left_out", "rows", _VIEW, "rows of clients that the answer had no room for; left out where it is 0"),
+    _S("broker", "bucket", "row", _VIEW, "the bucket; left out without one", default={}),
+    _S("bucket", "url", "text", _ARCHIVE_ACTOR, "URL of the bucket", default=""),
+    _S("bucket", "trouble", "text", _ARCHIVE_ACTOR, "1: the bucket can be used; 0: it cannot", metric="zsq_bucket_healthy", default="",
+       note="why the bucket cannot be used; `\"\"` while it can. In `/metrics` 1 while it can"),
+    _S("bucket", "write_requests", "requests", _ARCHIVE_ACTOR,
+       "requests that stored or listed objects, since the archive's process began", metric="zsq_bucket_write_requests_total"),
+    _S("bucket", "read_requests", "requests", _ARCHIVE_ACTOR, "requests that read objects", metric="zsq_bucket_read_requests_total"),
+    _S("bucket", "remove_requests", "requests", _ARCHIVE_ACTOR, "requests that removed objects", metric="zsq_bucket_remove_requests_total"),
+    _S("bucket", "sent_bytes", "bytes", _ARCHIVE_ACTOR, "bytes of stored objects", metric="zsq_bucket_sent_bytes_total"),
+    _S("bucket", "received_bytes", "bytes", _ARCHIVE_ACTOR, "bytes that were read", metric="zsq_bucket_received_bytes_total"),
     _S("gateway", "name", "text", _VIEW, "name of the gateway's process", default=""),
     _S("gateway", "kind", "text", _VIEW, "`nsq_gateway`", default=""),
     _S("gateway", "connections", "connections", "gateways/nsq/gateway.py", "open connections of NSQ clients", metric="zsq_nsq_connections"),

@@ -15,6 +15,7 @@ from ...storage.errors import REFUSED_TEXT
 from ...transport.reports import (
     BrokerLists,
     BrokerStats,
+    BucketStats,
     ConsumerStats,
     GatewayStats,
     LeftOut,
@@ -301,6 +302,9 @@ def broker_statistics(view: BrokerView, topic: str, channel: str, details: Detai
     lists: BrokerLists = {}
     if not topic:
         lists["gateways"] = [_gateway(child) for child in gateways if child.state == "up"]
+        archives = [child for child in view.singles.values() if child.spec.kind == "archive"]
+        if archives:
+            lists["bucket"] = _bucket(archives[0])
         lists["recent_alarms"], lists["alarm_receivers"] = (
             view.alarms.recent(),
             view.alarms.receivers(),
@@ -355,6 +359,12 @@ def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
             row["private_bytes"] = child.stats.get("private_bytes", 0)
         rows.append(row)
     return rows
+
+
+def _bucket(child: Child) -> BucketStats:
+    """Return the row of the bucket; counts are 0 before the first report."""
+    missing = defaults("bucket")
+    return cast("BucketStats", {name: child.stats.get(name, missing[name]) for name in missing})
 
 
 def _gateway(child: Child) -> GatewayStats:

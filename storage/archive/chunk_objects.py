@@ -38,7 +38,7 @@ class SegmentDamaged(StorageError):
 
 
 class ChunkObjects:
-    """The chunk objects of one bucket. `sent_bytes` and `received_bytes` count their contents.
+    """The chunk objects of one bucket.
 
     `place` identifies the archive in the rows of uploaded chunks.
     """
@@ -49,8 +49,6 @@ class ChunkObjects:
         self._bucket = bucket
         self._lock = threading.Lock()
         self._sums: OrderedDict[str, tuple[int, ...]] = OrderedDict()
-        self.sent_bytes = 0
-        self.received_bytes = 0
 
     # Upload
 
@@ -89,8 +87,6 @@ class ChunkObjects:
         # Its index may have other entries, which are as good.
         with contextlib.suppress(ObjectExists):
             self._bucket.create(index_object(uuid, row.base_offset, row.crc), encoded)
-        with self._lock:
-            self.sent_bytes += row.size + len(encoded)
 
     def _verify(self, chunk: Chunk, row: ArchivedChunk, uuid: str, sums: tuple[int, ...]) -> None:
         """Read back the size, the header, the footer, one segment, and the index object.
@@ -156,8 +152,6 @@ class ChunkObjects:
                 raise SegmentDamaged(
                     f"{self._bucket.url}/{name}: the checksum of segment {number} is wrong"
                 )
-        with self._lock:
-            self.received_bytes += len(found)
         return found
 
     def _segment(self, name: str, number: int) -> bytes:

@@ -115,6 +115,15 @@ def test_archived_messages_are_read_consumed_and_found_as_before(
             assert message is not None
             assert int(message.body.split()[0]) == 5
         admin.create_channel(TOPIC, "since", start=float(1_000_000_000))
+        bucket = admin.stats()["bucket"]
+    chunks = row["archived_chunks"]
+    assert bucket["url"] == f"file://{tmp_path}/bucket"
+    assert not bucket["trouble"]
+    assert bucket["sent_bytes"] > row["archived_bytes"]
+    assert bucket["write_requests"] >= 2 * chunks
+    assert bucket["read_requests"] >= 5 * chunks, "each chunk is verified"
+    shown = zsq_command.run_text("--url", broker.ipc, "stats").stdout
+    assert f"bucket file://{tmp_path}/bucket: " in shown
 
 
 def test_a_restart_continues_and_a_start_without_the_bucket_says_so(

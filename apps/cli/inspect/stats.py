@@ -10,7 +10,14 @@ import click
 
 from ....actors.statistics.schema import Level, rows_of
 from ....storage.errors import REFUSED_TEXT
-from ....transport.reports import BrokerStats, ChannelStats, ConsumerStats, ProcessStats, TopicStats
+from ....transport.reports import (
+    BrokerStats,
+    BucketStats,
+    ChannelStats,
+    ConsumerStats,
+    ProcessStats,
+    TopicStats,
+)
 from ....transport.wire.answers import Chunks
 from ..options import with_broker
 from ..output import FILE_COLUMNS, TEXT_MAX, Grid, Heading, json_option, say, tell, wide_console
@@ -65,7 +72,17 @@ def head(found: BrokerStats) -> str:
     """Return the lines above the tables: version, pid, uptime and health of the broker."""
     up = max(0, int(time.time() - float(found.get("start_time", time.time()))))
     about = f"zsq {found.get('version', '?')}, pid {found.get('pid', '?')}, up {_duration(up)}"
-    return f"{about}\nhealth: {found.get('health', '?')}\n"
+    return f"{about}\nhealth: {found.get('health', '?')}\n{_of_bucket(found.get('bucket'))}"
+
+
+def _of_bucket(found: BucketStats | None) -> str:
+    if not found:
+        return ""
+    sent, received = (found[name] // _MIB for name in ("sent_bytes", "received_bytes"))
+    return (
+        f"bucket {found['url']}: {found['write_requests']:,} write requests ({sent:,} MiB), "
+        f"{found['read_requests']:,} read requests ({received:,} MiB)\n"
+    )
 
 
 def nothing(found: BrokerStats, topic: str | None) -> str:
@@ -172,6 +189,7 @@ def _time(time_ns: object) -> str:
     )
 
 
+_MIB: Final = 1024 * 1024
 _STATE: Final = Heading("state", is_text=True)
 
 

@@ -34,7 +34,8 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 HEADINGS: Final[dict[Level, str]] = {
     "topic": "A topic", "channel": "A channel", "consumer": "A consumer (`clients`, `producers`)",
     "publisher": "A ZSQ client that publishes (`publishers`)",
-    "process": "A process", "broker": "The broker", "disk": "The disk (`disk`)", "gateway": "An NSQ gateway (`gateways`)",
+    "process": "A process", "broker": "The broker", "disk": "The disk (`disk`)", "bucket": "The bucket (`bucket`)",
+    "gateway": "An NSQ gateway (`gateways`)",
 }  # fmt: skip
 
 
@@ -122,7 +123,8 @@ def test_a_statistic_has_one_row() -> None:
 
 
 SHAPES: Final[dict[Level, tuple[Any, ...]]] = {
-    "broker": (reports.BrokerStats,), "disk": (reports.DiskStats,), "gateway": (reports.GatewayStats,), "process": (reports.ProcessStats,),
+    "broker": (reports.BrokerStats,),
+    "disk": (reports.DiskStats,), "bucket": (reports.BucketStats,), "gateway": (reports.GatewayStats,), "process": (reports.ProcessStats,),
     "topic": (reports.TopicStats,), "publisher": (reports.PublisherStats,), "channel": (reports.ChannelStats,),
     "consumer": (reports.ConsumerStats, reports.ProducerStats),
 }  # fmt: skip
@@ -178,11 +180,14 @@ def broker() -> Any:
     made = cast("Any", Broker())
     made.gateway = made.child("nsq_gateway", ActorStart())
     made.gateway.state = "up"
+    made.bucket = made.child("archive", ActorStart())
     made.group.channels["c"] = made.child("channel", a_channel("c"))
     disk = SimpleNamespace(
         health="", statistics=lambda: defaults("disk"), says_why=lambda topic: False
     )
-    made.seen = made.view(singles={made.gateway.spec.key: made.gateway}, disk=disk)
+    made.seen = made.view(
+        singles={one.spec.key: one for one in (made.gateway, made.bucket)}, disk=disk
+    )
     return made
 
 
@@ -218,7 +223,8 @@ def test_stats_has_every_row_and_no_statistic_without_one() -> None:
     reported = {
         "broker": names([found]), "topic": names([topic]), "channel": names([row]),
         "consumer": names([*row["clients"], *found["producers"]]),
-        "publisher": names(topic["publishers"]), "process": names(found["processes"]), "disk": names([found["disk"]]),
+        "publisher": names(topic["publishers"]), "process": names(found["processes"]),
+        "disk": names([found["disk"]]), "bucket": names([found["bucket"]]),
         "gateway": names(found["gateways"]),
     }  # fmt: skip
     assert reported == {level: {*defaults(cast("Level", level))} for level in reported}

@@ -102,6 +102,9 @@ class _Broker(Collector):
             "zsq_healthy": [((), float(self._healthy))],
             "zsq_scrape_duration_seconds": [((), self._took_s)],
             "zsq_channel_processing_latency_seconds": _latencies(channels),
+            "zsq_bucket_healthy": [
+                ((), 0.0 if row["trouble"] else 1.0) for row in [stats.get("bucket")] if row
+            ],
             "zsq_topic_healthy": [
                 (labels, 0.0 if row.get("write_trouble") else 1.0) for labels, row in topics
             ],
@@ -144,6 +147,7 @@ def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, o
     return {
         "broker": [((), stats)],
         "disk": [((), stats.get("disk") or {})],
+        "bucket": [((), stats.get("bucket") or {})],
         "gateway": [((), {name: sum(row[name] for row in gateways) for name in counted})],
         "process": [((kind,), own) for kind, own in sorted(kinds.items())],
     }
