@@ -347,7 +347,7 @@ def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) 
 @click.option("--mib", type=click.IntRange(256, 100_000), default=1024, help="MiB to publish.")
 @_common
 def bucket(mib: int, size: int, rounds: int, **common: Any) -> None:
-    """Measure archiving in a bucket, and Spark's reads from it. Runs SeaweedFS (extra test-bucket)."""
+    """Measure archiving in a bucket, and Spark's reads from it. Runs SeaweedFS."""
     from .measures.bucket import bucket as measure  # Spark is an extra
 
     del size

@@ -1,4 +1,4 @@
-"""A real server with S3's interface for tests and benchmarks: SeaweedFS on the loopback interface."""
+"""A real server with S3's interface, for tests and benchmarks: SeaweedFS on loopback."""
 
 from __future__ import annotations
 
