@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import Final, NamedTuple, Self
 
 from ...transport.block.block import Block
@@ -25,13 +26,14 @@ from .chunk_objects import ChunkObjects
 from .manifests import newest_manifest
 
 AHEAD: Final = 4
+KEPT: Final = 3
 READ_BYTES: Final = 1024 * 1024
 BLOCKS_MAX: Final = 1024
 _LOOKERS: Final = 8
 
 
 class _Piece(NamedTuple):
-    """A segment of one of the chunks. `number` is INDEX for the chunk's index."""
+    """A segment of one of the chunks."""
 
     row: ArchivedChunk
     number: int
@@ -42,8 +44,8 @@ class ArchiveReader:
 
     `chunks` are ascending. The first block may begin below `start`, and the last one may end above
     `stop`. Blocks that were damaged before their chunk was archived are left out, so the offsets of
-    the blocks have a gap there. At most AHEAD + 2 segments are in memory, and those of blocks that
-    the caller keeps.
+    the blocks have a gap there. At most AHEAD + KEPT segments are in memory, and those of blocks
+    that the caller keeps.
 
     Raises `BucketError`, or `SegmentDamaged` if the bucket returns wrong bytes.
     """
@@ -58,7 +60,9 @@ class ArchiveReader:
         self._stop = stop
         self._threads = ThreadPoolExecutor(AHEAD, thread_name_prefix="zsq-bucket")
         self._fetching: dict[_Piece, Future[bytes]] = {}
-        self._kept: deque[tuple[_Piece, memoryview]] = deque(maxlen=2)
+        # The last segments, because a search looks at the first and the last one of a range.
+        self._kept: deque[tuple[_Piece, memoryview]] = deque(maxlen=KEPT)
+        self._indexes: dict[ArchivedChunk, bytes] = {}
         self._plan: deque[_Piece] = deque()  # the pieces to fetch next, in order
 
     def __enter__(self) -> Self:
@@ -98,10 +102,8 @@ class ArchiveReader:
             blocks, position = chunk.read(position, size, chunk.end_offset, BLOCKS_MAX)
             for block in blocks:
                 if block.first_offset >= self._stop:
-                    return
+                    return  # the block with the last offset is damaged
                 yield block
-            if blocks and blocks[-1].next_offset >= self._stop:
-                return
             if not blocks and position < end:
                 position = chunk.next_good(position).position
 
@@ -132,23 +134,28 @@ class ArchiveReader:
     # Segments
 
     def piece(self, row: ArchivedChunk, number: int) -> memoryview:
-        """Return the verified bytes of a segment, or of the index. Fetch the next ones ahead."""
+        """Return the verified bytes of a segment. Fetch the next ones ahead."""
         piece = _Piece(row, number)
+        future = self._fetching.pop(piece, None)
+        while self._plan and self._plan[0] <= piece:
+            self._plan.popleft()
         for kept, data in self._kept:
             if kept == piece:
                 return data
-        if number != INDEX:
-            while self._plan and self._plan[0] != piece and piece in self._plan:
-                self._plan.popleft()  # it was read before the plan was made
-        future = self._fetching.pop(piece, None) or self._fetch(piece)
-        if self._plan and self._plan[0] == piece:
-            self._plan.popleft()
-        for following in list(self._plan)[:AHEAD]:
-            if following not in self._fetching:
+        if future is None:
+            future = self._fetch(piece)
+        for following in islice(self._plan, AHEAD):
+            if following not in self._fetching and following not in dict(self._kept):
                 self._fetching[following] = self._fetch(following)
         data = memoryview(future.result())
         self._kept.append((piece, data))
         return data
+
+    def index(self, row: ArchivedChunk) -> bytes:
+        """Return the verified index file of a chunk. It is needed at the ends of a range only."""
+        if row not in self._indexes:
+            self._indexes[row] = self._objects.read_segment(self._uuid, row, INDEX)
+        return self._indexes[row]
 
     def _fetch(self, piece: _Piece) -> Future[bytes]:
         return self._threads.submit(self._objects.read_segment, self._uuid, piece.row, piece.number)
@@ -174,7 +181,7 @@ class _FetchedFiles(Files):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)  # type: ignore[return-value]
 
     def read_file(self, path: str, bytes_max: int) -> bytes:
-        return bytes(self._reader.piece(self._row, INDEX))
+        return self._reader.index(self._row)
 
     def size(self, fd: int) -> int:
         return self._row.size

@@ -104,8 +104,8 @@ def save(files: Files, data_dir: Path, given: ServeOptions, found: Mapping[str, 
         if files.exists(path + ".tmp"):
             files.remove(path + ".tmp")
         files.write_file(path + ".tmp", b"%s\n%08x\n" % (data, crc32c(data)))
+        # If a power cut loses the new name, the topics start as usual.
         files.rename(path + ".tmp", path)
-        files.sync_folder(str(data_dir))
     except (OSError, TypeError, ValueError) as error:
         log.warning("all topics start with the next broker: %s", error)
 
@@ -118,6 +118,8 @@ def take(files: Files, data_dir: Path, given: ServeOptions) -> dict[str, Sleeper
             return {}
         data = Path(path).read_bytes()
         files.remove(path)
+        # After a power cut it must not come back: a topic may have changed, and its files may have
+        # the same sizes and times as before.
         files.sync_folder(str(data_dir))
         line, _, rest = data.partition(b"\n")
         if rest != b"%08x\n" % crc32c(line):

@@ -88,6 +88,14 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         decode_segment_index(later[1])
 
 
+def test_an_object_of_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zsq.storage.archive.archive_format._MAGIC", b"ZSQB")
+    other = encode_segment_index(SegmentIndex((1,), b""))
+    monkeypatch.undo()
+    with pytest.raises(ForeignDirectory):
+        decode_segment_index(other)
+
+
 def test_names_of_manifests_are_numbered() -> None:
     assert manifest_object("ab", 7) == "manifest/ab/00000000000000000007"
     assert manifest_number(manifest_object("ab", 7)) == 7

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from support.archive_harness import SEGMENT_BYTES, ArchiveHarness, fill
 
+from zsq.storage.archive import chunk_cache, chunk_objects
 from zsq.storage.archive.archive_format import Manifest, chunk_object, encode_manifest
 from zsq.storage.archive.archive_format import manifest_object as name_of
-from zsq.storage.archive.archive_reader import AHEAD, ArchiveReader, topics_of
+from zsq.storage.archive.archive_reader import AHEAD, KEPT, ArchiveReader, topics_of
 from zsq.storage.archive.chunk_objects import SegmentDamaged
 from zsq.storage.archive.manifests import newest_manifest
 from zsq.storage.bucket.bucket import BucketRefuses, ObjectMissing
+from zsq.storage.log import chunk as log_chunk
 from zsq.storage.log.chunk import ArchivedChunk
 from zsq.transport.block.block import Block
 
@@ -61,7 +63,11 @@ def test_every_range_gives_the_blocks_of_the_log(archive: ArchiveHarness) -> Non
             assert read(archive, rows, start, stop) == wanted, (start, stop)
 
 
-def test_only_the_segments_of_the_range_are_fetched(archive: ArchiveHarness) -> None:
+def test_only_the_segments_of_the_range_are_fetched(
+    archive: ArchiveHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_chunk, "HEADERS_BYTES", 64)
+    monkeypatch.setattr(log_chunk, "READ_BYTES_MIN", 64)
     fill(archive)
     rows = archive.archive()
     row = max(rows, key=lambda one: one.size)
@@ -71,7 +77,7 @@ def test_only_the_segments_of_the_range_are_fetched(archive: ArchiveHarness) -> 
     with ArchiveReader(bucket, archive.uuid, rows, row.base_offset, row.base_offset + 1) as reader:
         assert len(list(reader)) == 1
     name = chunk_object(archive.uuid, row.base_offset, row.crc)
-    assert set(counting.reads) == {name, f"{name}.index"}
+    assert counting.reads == {name: 1, f"{name}.index": 1}
     counting.reads.clear()
     with ArchiveReader(bucket, archive.uuid, rows, 0, rows[-1].next_offset) as reader:
         blocks = iter(reader)
@@ -81,6 +87,23 @@ def test_only_the_segments_of_the_range_are_fetched(archive: ArchiveHarness) -> 
     for one in rows:
         name = chunk_object(archive.uuid, one.base_offset, one.crc)
         assert counting.reads[name] == -(-one.size // SEGMENT_BYTES), "each segment once"
+
+
+def test_what_is_kept_in_memory_is_bounded(
+    archive: ArchiveHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_objects, "SUMS_KEPT", 2)
+    monkeypatch.setattr(chunk_cache, "OPEN_MAX", 2)
+    fill(archive)
+    rows = archive.archive()
+    cache = archive.opened.cache
+    assert cache is not None
+    archive.read_all()
+    assert 0 < len(cache._open) <= 2
+    with ArchiveReader(archive.bucket, archive.uuid, rows, 0, rows[-1].next_offset) as reader:
+        list(reader)
+        assert len(reader._objects._sums) == 2
+        assert len(reader._kept) <= KEPT
 
 
 def test_times_are_found_as_in_the_log(archive: ArchiveHarness) -> None:
@@ -126,13 +149,17 @@ def test_messages_that_were_damaged_on_the_disk_are_left_out(archive: ArchiveHar
         file.seek(at)
         file.write(bytes([content[at] ^ 1]))
     rows = archive.archive()
-    found = read(archive, rows, 0, rows[-1].next_offset)
-    wanted = [
-        shown(one)
-        for one in blocks
-        if one.next_offset <= rows[-1].next_offset and one.first_offset != bad.first_offset
+    end = rows[-1].next_offset
+    good = [
+        one for one in blocks if one.next_offset <= end and one.first_offset != bad.first_offset
     ]
-    assert found == wanted
+    for start in (0, base, bad.first_offset, bad.next_offset):
+        for stop in (bad.first_offset + 1, bad.next_offset, bad.next_offset + 1, end):
+            wanted = [
+                shown(one) for one in good if one.first_offset < stop and one.next_offset > start
+            ]
+            if stop > start:
+                assert read(archive, rows, start, stop) == wanted, (start, stop)
 
 
 def test_the_topics_of_a_bucket_are_found_by_their_names(archive: ArchiveHarness) -> None:

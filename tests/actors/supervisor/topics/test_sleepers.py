@@ -40,6 +40,25 @@ def test_the_file_is_used_once(tmp_path: Path, given: ServeOptions) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_the_removal_of_the_file_is_durable_before_a_topic_can_change(
+    tmp_path: Path, given: ServeOptions
+) -> None:
+    calls: list[str] = []
+
+    class Recording(Files):
+        def remove(self, path: str) -> None:
+            calls.append("remove")
+            super().remove(path)
+
+        def sync_folder(self, path: str) -> None:
+            calls.append("sync")
+            super().sync_folder(path)
+
+    sleepers.save(Files(), tmp_path, given, {"t": SLEEPER})
+    assert sleepers.take(Recording(), tmp_path, given)
+    assert calls == ["remove", "sync"]
+
+
 @pytest.mark.parametrize("where", [0, 20, -1])
 def test_a_damaged_file_is_not_used(tmp_path: Path, given: ServeOptions, where: int) -> None:
     sleepers.save(Files(), tmp_path, given, {"t": SLEEPER})
