@@ -19,7 +19,7 @@ from zsq.storage.archive.manifests import newest_manifest
 from zsq.storage.bucket.bucket import BucketRefuses, ObjectMissing
 from zsq.storage.log import chunk as log_chunk
 from zsq.storage.log.chunk import ArchivedChunk
-from zsq.transport.block.block import Block
+from zsq.transport.block.block import DISK_MAGIC, Block
 
 
 class CountingBucket:
@@ -137,7 +137,10 @@ def test_wrong_bytes_are_noticed_before_a_block_is_made_of_them(archive: Archive
         read(archive, rows, 0, rows[-1].next_offset)
 
 
-def test_messages_that_were_damaged_on_the_disk_are_left_out(archive: ArchiveHarness) -> None:
+@pytest.mark.parametrize("part", ["header", "body"])
+def test_messages_that_were_damaged_on_the_disk_are_left_out(
+    archive: ArchiveHarness, part: str
+) -> None:
     fill(archive)
     blocks = archive.read_all()
     base = archive.log.chunks[1]
@@ -146,6 +149,8 @@ def test_messages_that_were_damaged_on_the_disk_are_left_out(archive: ArchiveHar
     with open(path, "r+b") as file:
         content = file.read()
         at = content.index(bytes(next(iter(bad.body.values())) or b""))
+        if part == "header":
+            at = content.rindex(DISK_MAGIC, 0, at) + 9
         file.seek(at)
         file.write(bytes([content[at] ^ 1]))
     rows = archive.archive()
