@@ -79,6 +79,8 @@ class ChunkState(StrEnum):
     """A chunk with a footer. It is never written again."""
     ADOPTED = "adopted"
     """A sealed chunk that was written as a staged file before it became a chunk."""
+    ARCHIVED = "archived"
+    """A sealed chunk that is in the bucket, and not on the disk any more."""
 
 
 class Facts(NamedTuple):
@@ -117,7 +119,8 @@ class ArchivedChunk(NamedTuple):
         return ChunkHeader(self.base_offset, self.base_time_ns, self.seed, uuid, self.flags)
 
     def facts(self) -> Facts:
-        state = ChunkState.ADOPTED if self.flags & ADOPTED else ChunkState.SEALED
+        """Return the facts of the chunk after it has left the disk."""
+        state = ChunkState.ARCHIVED
         return Facts(self.size, state, self.first_time_ns, self.last_time_ns, self.next_offset)
 
 

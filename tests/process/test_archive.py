@@ -116,6 +116,9 @@ def test_archived_messages_are_read_consumed_and_found_as_before(
             assert int(message.body.split()[0]) == 5
         admin.create_channel(TOPIC, "since", start=float(1_000_000_000))
         bucket = admin.stats()["bucket"]
+        states = [one["state"] for one in admin.chunks(TOPIC)["chunks"]]
+        assert states == sorted(states, key=["archived", "sealed", "ongoing", "new"].index)
+        assert {"archived", "sealed"} <= set(states)
     chunks = row["archived_chunks"]
     assert bucket["url"] == f"file://{tmp_path}/bucket"
     assert not bucket["trouble"]
