@@ -29,6 +29,7 @@ from ...transport.wire.codec import unpack_value
 from ..nsqd.salvage import LostBytes, read_messages
 from ..nsqd.source import NSQD_BYTES_MAX
 from . import kinds
+from .archive import dump_document, dump_index_object
 from .logs import dump_bad, dump_chunk, dump_index, messages_of
 from .record import (
     Record,
@@ -298,6 +299,8 @@ def dump(path: str, kind: str, *, bodies: bool = False) -> Iterator[Record]:
         kinds.REGISTRY: dump_registry,
         kinds.NSQD_META: dump_meta,
         kinds.NSQD_LIST: dump_list,
+        kinds.INDEX_OBJECT: dump_index_object,
+        kinds.DOCUMENT: dump_document,
         kinds.JSON: dump_json,
     }
     return plain[kind](files, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from ...storage.archive.archive_format import INDEX_OBJECT_MAGIC
 from ...storage.errors import Damaged
 from ...storage.log.log_format import (
     CHUNK_COPY_BYTES,
@@ -37,6 +38,8 @@ ENVIRONMENT: Final = "environment"
 NSQD_DATA: Final = "nsqd data"
 NSQD_META: Final = "nsqd metadata"
 NSQD_LIST: Final = "nsqd list"
+INDEX_OBJECT: Final = "index object"
+DOCUMENT: Final = "document of a bucket"
 JSON: Final = "json"
 # LMDB's magic number, which is in each meta page after the page's head.
 _LMDB_MAGIC: Final = (0xBEEFC0DE).to_bytes(4, "little")
@@ -75,6 +78,8 @@ _BY_CONTENT: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
     (BAD_ROW, lambda head: head.startswith(b'{"zsq": "delayed row"')),
     (SNAPSHOT, lambda head: head.startswith(b'{"zsq": "state snapshot"')),
     (IDENTITY, lambda head: head.startswith(b'{"zsq": "topic"')),
+    (INDEX_OBJECT, lambda head: head[:4] == INDEX_OBJECT_MAGIC),
+    (DOCUMENT, lambda head: head.startswith((b'{"zsq": "manifest"', b'{"zsq": "broker"'))),
     (REGISTRY, lambda head: head[:1] == b"{" and b'"next_number"' in head[:200]),
     (NSQD_LIST, lambda head: head[:1] == b"{" and b'"topics":' in head[:200]),
     (NSQD_META, _is_meta),

@@ -38,7 +38,7 @@ BROKER_NAME: Final = "broker.json"
 CHUNKS: Final = "chunk"
 MANIFESTS: Final = "manifest"
 INDEX_SUFFIX: Final = ".index"
-_MAGIC: Final = b"ZSQA"
+INDEX_OBJECT_MAGIC: Final = b"ZSQA"
 # magic, version, spare, bytes of a segment, number of segments, bytes of the index, crc of all that
 # follows the head, spare
 _HEAD: Final = struct.Struct("<4sHHIIII4s")
@@ -97,7 +97,14 @@ class SegmentIndex(NamedTuple):
 def encode_segment_index(found: SegmentIndex) -> bytes:
     rest = b"".join(_CRC.pack(one) for one in found.sums) + found.entries
     head = _HEAD.pack(
-        _MAGIC, VERSION, 0, SEGMENT_BYTES, len(found.sums), len(found.entries), crc32c(rest), b""
+        INDEX_OBJECT_MAGIC,
+        VERSION,
+        0,
+        SEGMENT_BYTES,
+        len(found.sums),
+        len(found.entries),
+        crc32c(rest),
+        b"",
     )
     return head + _CRC.pack(crc32c(head)) + rest
 
@@ -108,7 +115,7 @@ def decode_segment_index(data: bytes) -> SegmentIndex:
     if len(data) < INDEX_HEAD_BYTES or _CRC.unpack_from(data, _HEAD.size)[0] != crc32c(head):
         raise Damaged("the head of the index object is damaged")
     magic, version, _, segment_bytes, count, index_bytes, crc, _ = _HEAD.unpack(head)
-    if magic != _MAGIC or version != VERSION or segment_bytes != SEGMENT_BYTES:
+    if magic != INDEX_OBJECT_MAGIC or version != VERSION or segment_bytes != SEGMENT_BYTES:
         raise ForeignDirectory(
             f"the index object has format version {version} and segments of {segment_bytes} bytes; "
             f"this zsq reads only version {VERSION} with {SEGMENT_BYTES} bytes; use a newer zsq"

@@ -16,21 +16,35 @@ from ..progress import Advance, bar
 
 
 @click.command("dump")
-@click.argument("file", type=click.Path(exists=True, path_type=Path))
+@click.argument("place", metavar="FILE|URL")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.option(
     "--bodies", is_flag=True, help="Show the messages, too, with key, tag, headers and body."
 )
 @click.option("-n", "lines", type=click.IntRange(min=1), metavar="N", help="Print at most N lines.")
-def dump(file: Path, as_json: bool, bodies: bool, lines: int | None) -> int:
+def dump(place: str, as_json: bool, bodies: bool, lines: int | None) -> int:
     """Print FILE as readable lines: a chunk, a staged part, an index, a .bad file, a topic's
     identity, registry.json, a state or delayed environment (data.mdb or its directory), a
-    state.snapshot; nsqd's .dat, .meta.dat and nsqd.dat.
+    state.snapshot; nsqd's .dat, .meta.dat and nsqd.dat. A URL names an object of a bucket:
+    s3://BUCKET/PREFIX/chunk/UUID/NAME, for example.
 
     Files are recognised by content, not only by name. Damaged parts are shown with their position,
     and the output continues after them; exit code 1 if there were any. Environments are read
     without a lock, so the broker must be stopped.
     """
+    from ....storage.bucket.bucket_url import SCHEMES
+
+    if place.partition("://")[0] in SCHEMES:
+        from ...dump.archive import fetched
+
+        with fetched(place) as path:
+            return _dump(path, as_json, bodies, lines)
+    if not os.path.exists(place):
+        raise click.BadParameter(f"{place} does not exist", param_hint="FILE")
+    return _dump(Path(place), as_json, bodies, lines)
+
+
+def _dump(file: Path, as_json: bool, bodies: bool, lines: int | None) -> int:
     from ...dump.dump import kind_of_path
     from ...dump.kinds import ENVIRONMENT
 

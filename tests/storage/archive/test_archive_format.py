@@ -89,7 +89,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_object_of_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zsq.storage.archive.archive_format._MAGIC", b"ZSQB")
+    monkeypatch.setattr("zsq.storage.archive.archive_format.INDEX_OBJECT_MAGIC", b"ZSQB")
     other = encode_segment_index(SegmentIndex((1,), b""))
     monkeypatch.undo()
     with pytest.raises(ForeignDirectory):

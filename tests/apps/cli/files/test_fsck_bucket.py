@@ -51,6 +51,33 @@ def test_a_whole_archive_is_clean_and_a_damaged_one_is_not(archive: ArchiveHarne
     assert found["topics"][0]["findings"][0]["name"] == name
 
 
+def test_each_object_of_a_bucket_can_be_dumped(archive: ArchiveHarness) -> None:
+    url, row = str(archive.bucket.url), archive.opened.archived[0]
+    name = chunk_object(archive.uuid, 0, row.crc)
+
+    def dumped(name: str, code: int = 0) -> list[dict[str, object]]:
+        done = zsq_command.run_text("dump", f"{url}/{name}", "--json")
+        assert done.returncode == code, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    chunk = dumped(name)
+    assert chunk[0]["kind"] == "chunk"
+    assert chunk[-1]["kind"] == "footer"
+    assert [one["kind"] for one in dumped(f"{name}.index")] == ["index object", "segment"]
+    manifest, *rows = dumped(f"manifest/{archive.uuid}/{1:020d}")
+    assert (manifest["kind"], manifest["topic"], manifest["chunks"]) == ("manifest", "clicks", 5)
+    assert rows[0] == {"kind": "chunk", **row._asdict()}
+    assert dumped("broker.json")[0]["uuid"] == BROKER
+    path = Path(f"{archive.bucket.url.folder}/manifest/{archive.uuid}/{1:020d}")
+    path.write_bytes(path.read_bytes().replace(b"clicks", b"clocks"))
+    assert dumped(f"manifest/{archive.uuid}/{1:020d}", 1)[0]["kind"] == "damaged"
+    done = zsq_command.run_text("dump", f"{url}/chunk")
+    assert (done.returncode, "does not name an object of zsq" in done.stderr) == (2, True)
+    done = zsq_command.run_text("dump", f"{url}/chunk/{archive.uuid}/nothing")
+    assert done.returncode == 1
+    assert "nothing" in done.stderr
+
+
 def test_what_cannot_be_checked_is_refused(tmp_path: Path) -> None:
     done = zsq_command.run_text("fsck", f"file://{tmp_path}", "--repair")
     assert done.returncode == 2

@@ -1,0 +1,84 @@
+"""Dump of the objects of a bucket: index objects, manifests, and the broker's claim.
+
+Chunk objects are the same as chunk files.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from crc32c import crc32c
+
+from ...storage import documents
+from ...storage.archive.archive_format import (
+    BROKER_NAME,
+    CHUNKS,
+    MANIFESTS,
+    SEGMENT_BYTES,
+    decode_segment_index,
+)
+from ...storage.bucket.bucket_url import parse_bucket_url
+from ...storage.bucket.object_store import open_bucket
+from ...storage.errors import Damaged, ForeignDirectory
+from ...storage.files import Files
+from ...storage.log.chunk import ArchivedChunk
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from .record import TEXT_BYTES_MAX, Record, damaged, record
+
+
+@contextmanager
+def fetched(text: str) -> Iterator[Path]:
+    """Yield the path of a temporary copy of the object with this URL.
+
+    Raises `UsageError` if the URL does not name an object of ZSQ, or `BucketError`.
+    """
+    url = parse_bucket_url(text)
+    parts = url.prefix.split("/")
+    if parts[-1] == BROKER_NAME:
+        count = 1
+    elif len(parts) >= 3 and parts[-3] in (CHUNKS, MANIFESTS):
+        count = 3
+    else:
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"{text} does not name an object of zsq: it must end with {BROKER_NAME}, "
+            f"{CHUNKS}/UUID/NAME or {MANIFESTS}/UUID/NAME",
+        )
+    bucket = open_bucket(replace(url, prefix="/".join(parts[:-count])))
+    data = bucket.read("/".join(parts[-count:]))
+    with tempfile.TemporaryDirectory(prefix="zsq-dump-") as folder:
+        path = Path(folder) / parts[-1]
+        path.write_bytes(data)
+        yield path
+
+
+def dump_index_object(files: Files, path: str) -> Iterator[Record]:
+    """Yield the index object of a chunk: its segments with their checksums."""
+    try:
+        found = decode_segment_index(files.read_file(path, TEXT_BYTES_MAX))
+    except (Damaged, ForeignDirectory) as error:
+        yield damaged(error)
+        return
+    count, size = len(found.sums), len(found.entries)
+    yield record("index object", segments=count, segment_bytes=SEGMENT_BYTES, index_bytes=size)
+    for number, crc in enumerate(found.sums):
+        yield record("segment", number=number, crc=f"{crc:08x}")
+
+
+def dump_document(files: Files, path: str) -> Iterator[Record]:
+    """Yield a manifest with a record for each chunk, or the broker's claim."""
+    line, _, rest = files.read_file(path, TEXT_BYTES_MAX).partition(b"\n")
+    if rest != b"%08x\n" % crc32c(line):
+        yield damaged("the checksum of this object does not match")
+    try:
+        found = documents.loads(line)
+        kind, chunks = str(found.pop("zsq")), found.pop("chunks", [])
+        yield record(kind, **found, **({"chunks": len(chunks)} if kind == "manifest" else {}))
+        for chunk in chunks:
+            yield record("chunk", **ArchivedChunk(*chunk)._asdict())
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        yield damaged(f"not in the format of zsq: {error!r}")
