@@ -49,6 +49,7 @@ class ChunkObjects:
         self._bucket = bucket
         self._lock = threading.Lock()
         self._sums: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._asking: dict[str, threading.Lock] = {}
 
     # Upload
 
@@ -120,9 +121,18 @@ class ChunkObjects:
         name = index_object(uuid, row.base_offset, row.crc)
         with self._lock:
             known = self._sums.get(name)
-        if known is not None:
-            return known
-        return self._segment_index(uuid, row).sums
+            if known is not None:
+                return known
+            asking = self._asking.setdefault(name, threading.Lock())
+        # Threads that read segments of one chunk begin together, and one request is enough.
+        with asking:
+            with self._lock:
+                known = self._sums.get(name)
+            try:
+                return self._segment_index(uuid, row).sums if known is None else known
+            finally:
+                with self._lock:
+                    self._asking.pop(name, None)
 
     def _segment_index(self, uuid: str, row: ArchivedChunk) -> SegmentIndex:
         name = index_object(uuid, row.base_offset, row.crc)

@@ -87,6 +87,7 @@ def test_only_the_segments_of_the_range_are_fetched(
     for one in rows:
         name = chunk_object(archive.uuid, one.base_offset, one.crc)
         assert counting.reads[name] == -(-one.size // SEGMENT_BYTES), "each segment once"
+        assert counting.reads[f"{name}.index"] == 1
 
 
 def test_what_is_kept_in_memory_is_bounded(
