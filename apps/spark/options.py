@@ -225,6 +225,8 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
             "'topic' or in a column 'topic'"
         )
     place = given.get("url") or url
+    if "bucket" in given:
+        raise wrong("option 'bucket' is for reading; messages are always written through a broker")
     if _is_bucket(place):
         raise wrong(
             f"{place} is a bucket, and messages are written through a broker: name the "
@@ -259,7 +261,7 @@ def _bucket(given: Mapping[str, str], url: str, *, streaming: bool | None) -> st
         raise wrong(f"option 'bucket' is {given['bucket']!r}; it takes 'auto', 'always' or 'never'")
     if _is_bucket(url):
         parse_bucket_url(url)
-        if mode in {AUTO, NEVER}:
+        if mode == NEVER:
             raise wrong(
                 f"option 'bucket' is {mode!r}, and option 'url' names a bucket, so that there is "
                 "no broker to read through: leave out option 'bucket'"

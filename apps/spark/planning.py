@@ -417,6 +417,11 @@ class BatchPlan(_Plan):
             extent = self.logs.extent(topic)
             start = self._resolve(topic, self._options.starting[topic], extent)
             stop = self._resolve(topic, self._options.ending[topic], extent)
+            if stop < extent.start and start == extent.start:
+                self._lost(
+                    f"offsets before {stop} of topic {topic} do not exist any more: the topic now "
+                    f"begins at {extent.start}"
+                )
             spans.append(
                 self._measured(topic, *self._within(topic, start, stop, extent), extent.uuid)
             )

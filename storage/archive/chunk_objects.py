@@ -13,7 +13,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from ..bucket.bucket import Bucket, BucketUnfit, ObjectExists
+from ..bucket.bucket import Bucket, BucketUnfit, ObjectExists, ObjectMissing
 from ..errors import Damaged, StorageError
 from ..files import Files
 from ..log.chunk import ArchivedChunk, Chunk, archived_of, open_surely
@@ -142,6 +142,12 @@ class ChunkObjects:
                 raise Damaged("its checksums do not match the chunk's")
         except Damaged as error:
             raise SegmentDamaged(f"{self._bucket.url}/{name}: {error}") from error
+        except ObjectMissing as error:
+            # An expired chunk has lost both objects. A chunk that exists still has its messages.
+            self._bucket.size(chunk_object(uuid, row.base_offset, row.crc))
+            raise SegmentDamaged(
+                f"{error}: it has the checksums of the chunk, which cannot be read without them"
+            ) from error
         with self._lock:
             self._sums[name] = found.sums
             while len(self._sums) > SUMS_KEPT:
@@ -158,6 +164,12 @@ class ChunkObjects:
         else:
             name = chunk_object(uuid, row.base_offset, row.crc)
             found = self._segment(name, number)
+            wanted = min(SEGMENT_BYTES, row.size - number * SEGMENT_BYTES)
+            if len(found) != wanted:
+                raise SegmentDamaged(
+                    f"{self._bucket.url}/{name}: segment {number} has {len(found)} bytes, not "
+                    f"{wanted}: the object is not whole"
+                )
             if crc32c(found) != self.sums(uuid, row)[number]:
                 raise SegmentDamaged(
                     f"{self._bucket.url}/{name}: the checksum of segment {number} is wrong"

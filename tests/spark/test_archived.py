@@ -300,6 +300,9 @@ def test_what_the_options_say_about_the_bucket(broker: Broker) -> None:
     assert "needs a broker" in refused(True, url="s3://bucket/prefix")
     assert "leave out option 'bucket'" in refused(url="s3://bucket/prefix", bucket="never")
     assert "must contain no user" in refused(url="s3://me:secret@bucket/prefix")
+    assert source_options({"topic": "t", "bucket": "auto"}, "s3://bucket/p", streaming=False)
+    with pytest.raises(UsageError, match="'bucket' is for reading"):
+        sink_options({"bucket": "always", "topic": "t"}, "", streaming=False)
     with pytest.raises(UsageError, match="written through a broker"):
         sink_options({"url": "s3://bucket/prefix", "topic": "t"}, "", streaming=False)
     with pytest.raises(NotFound, match=r"topic nothing is not in the bucket .* it has clicks"):

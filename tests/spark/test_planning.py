@@ -72,7 +72,7 @@ class Admin:
         self.asked: list[tuple[Any, ...]] = []
         self.existed = self.gone = False
         self.consumers = 0
-        monkeypatch.setattr("zsq.apps.spark.planning.Admin", lambda url, timeout, key_file: self)
+        monkeypatch.setattr("zsq.apps.spark.planning.Admin", lambda url, **_: self)
 
     def create_channel(self, topic: str, channel: str) -> dict[str, Any]:
         self.asked.append(("create", topic, channel))
@@ -138,6 +138,15 @@ def test_each_batch_reads_the_range_that_its_options_name(
     assert (
         ranges(BatchPlan(options(False, **given_options), MadeUp(a=(10, 50))).partitions()) == found
     )
+
+
+def test_an_end_before_the_oldest_message_is_data_loss() -> None:
+    with pytest.raises(DataLoss, match="offsets before 5 of topic a do not exist any more"):
+        BatchPlan(options(False, endingOffsets='{"a": 5}'), MadeUp(a=(10, 50))).partitions()
+    given_options = {"endingOffsets": '{"a": 5}', "failOnDataLoss": "false"}
+    assert ranges(BatchPlan(options(False, **given_options), MadeUp(a=(10, 50))).partitions()) == []
+    given_options = {"endingOffsets": '{"a": 10}'}
+    assert ranges(BatchPlan(options(False, **given_options), MadeUp(a=(10, 50))).partitions()) == []
 
 
 def test_tasks_have_the_uuid_of_the_planned_topic() -> None:
@@ -333,7 +342,7 @@ def test_topics_join_and_leave_a_query(caplog: pytest.LogCaptureFixture) -> None
 
 
 def plain(monkeypatch: pytest.MonkeyPatch, logs: MadeUp, **given: str) -> PlainStreamReader:
-    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout, keys: logs)
+    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda *_: logs)
     return PlainStreamReader(options(**given))
 
 
@@ -386,7 +395,7 @@ def test_following_makes_no_topic(
     from zsq.apps.spark.admission import AdmittingReader
 
     admin = Admin(monkeypatch)
-    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout, keys: MadeUp())
+    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda *_: MadeUp())
     reader = AdmittingReader(options(channel="c"))
     start, end = at(a=0).as_json(), at(a=10).as_json()
     for ask in (
@@ -402,9 +411,7 @@ def test_following_makes_no_topic(
     assert not caplog.text, "it is the query that fails"
     reader.commit(end)
     assert "channel a/c could not be created" in caplog.text
-    monkeypatch.setattr(
-        "zsq.apps.spark.stream.TopicLogs", lambda url, timeout, keys: MadeUp(a=(0, 5, "u-2"))
-    )
+    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda *_: MadeUp(a=(0, 5, "u-2")))
     again = AdmittingReader(options(channel="c"))
     again.commit(end)
     assert not admin.asked, "nor one that was made again, at an offset of its predecessor"
@@ -465,9 +472,7 @@ def test_both_limits_hold_though_spark_knows_one(monkeypatch: pytest.MonkeyPatch
 
     from zsq.apps.spark.admission import AdmittingReader
 
-    monkeypatch.setattr(
-        "zsq.apps.spark.stream.TopicLogs", lambda url, timeout, keys: MadeUp(a=(0, 100))
-    )
+    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda *_: MadeUp(a=(0, 100)))
     reader = AdmittingReader(options(maxOffsetsPerTrigger="40", maxBytesPerTrigger="1k"))
     assert reader.getDefaultReadLimit() == ReadMaxRows(40)
     start = at(a=0).as_json()

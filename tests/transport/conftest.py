@@ -31,8 +31,9 @@ class FakeBroker:
 
     Faults that a test can set: `refuse` (error codes for the next blocks), `lose_answers` (store
     the next blocks without an answer), `silent` (answer nothing), `deaf_to` (kinds of messages that
-    are ignored), `forgotten` (links that are ignored), `lookup_error`. `heard` lists every message
-    that arrived, and `news` is notified when one arrives.
+    are ignored), `forgotten` (links that are ignored), `lookup_error`, `fetch_errors` (errors of
+    the next fetches). `heard` lists every message that arrived, and `news` is notified when one
+    arrives.
     """
 
     def __init__(self, run: Path) -> None:
@@ -50,6 +51,7 @@ class FakeBroker:
         self.known: set[Envelope] = set()  # the links that have sent anything
         self.forgotten: set[Envelope] = set()  # the links that are ignored from now on
         self.lookup_error: tuple[str, str] | None = None
+        self.fetch_errors: deque[tuple[str, str]] = deque()
         self.manage_data: dict[str, Any] = {}
         self.hold_stored = False
         self.heard: list[p.Wire] = []
@@ -204,6 +206,10 @@ class FakeBroker:
         return p.Stored(((sequence, self.places[producer, sequence]),))
 
     def on_fetch(self, envelope: Envelope, message: p.Fetch, _: Any) -> None:
+        if self.fetch_errors:
+            error = p.Failed(message.request, *self.fetch_errors.popleft())
+            self.say(self.ends["2"], envelope, error)
+            return
         blocks = tuple(block for block in self.log if block.next_offset > message.offset)[:10]
         start = self.log[0].first_offset if self.log else self.head
         next_offset = blocks[-1].next_offset if blocks else message.offset

@@ -127,10 +127,18 @@ def take(files: Files, data_dir: Path, given: ServeOptions) -> dict[str, Sleeper
         document = documents.loads(line)
         if document["version"] != __version__ or document["settings"] != _settings(given):
             return {}
-        return {str(name): Sleeper(**one) for name, one in document["topics"].items()}
+        found = {str(name): Sleeper(**one) for name, one in document["topics"].items()}
+        return {name: one for name, one in found.items() if _is_whole(one)}
     except (OSError, ValueError, TypeError, KeyError) as error:
         log.warning("all topics start, because %s cannot be used: %s", path, error)
         return {}
+
+
+def _is_whole(one: Sleeper) -> bool:
+    """Return True if the topic's pulses have what a topic that sleeps needs."""
+    storage = one.topic.get("storage", {})
+    needed = ("start", "head", "delayed_count", "delayed_next_due_ns")
+    return all(type(storage.get(name)) is int for name in needed)
 
 
 def _settings(given: ServeOptions) -> str:

@@ -4,6 +4,7 @@ range needs.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Any
 
@@ -133,6 +134,12 @@ def test_wrong_bytes_are_noticed_before_a_block_is_made_of_them(archive: Archive
     with pytest.raises(SegmentDamaged, match="checksum of segment 1"):
         read(archive, rows, 0, rows[-1].next_offset)
     assert read(archive, rows, 0, rows[0].next_offset)
+    os.truncate(path, SEGMENT_BYTES + 7)
+    with pytest.raises(SegmentDamaged, match="segment 1 has 7 bytes, not"):
+        read(archive, rows, 0, rows[-1].next_offset)
+    archive.bucket.remove([f"{name}.index"])
+    with pytest.raises(SegmentDamaged, match="it has the checksums of the chunk"):
+        read(archive, rows, 0, rows[-1].next_offset)
     archive.bucket.remove([name])
     with pytest.raises(ObjectMissing):
         read(archive, rows, 0, rows[-1].next_offset)

@@ -454,8 +454,8 @@ class Reader(ReaderBase, Asker):
     Raises `NotFound` if the topic does not exist.
 
     - `url`, `key_file`, `transport`: see `Producer`.
-    - `patient`: Also wait, up to `timeout`, for a topic that failed and is being started again.
-      Otherwise this raises `Refused` at once.
+    - `patient`: Also wait, up to `timeout`, for a topic that failed and is being started again, and
+      for a bucket that does not return the messages. Otherwise this raises `Refused` at once.
     """
 
     def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:

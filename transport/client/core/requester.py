@@ -8,6 +8,7 @@ from typing import Any, Final
 from ...block.block import Block, check_columns
 from ...errors import (
     E_BAD_COMMAND,
+    E_BUCKET,
     E_CLOSING,
     E_LIMIT,
     E_TIMEOUT,
@@ -33,6 +34,8 @@ IDLE_NS: Final = 20_000_000_000
 BACKOFFS_MAX: Final = 1_000  # the most topics whose refusals are remembered
 # Refusals of a link after which a patient client tries again.
 PASSING: Final = frozenset({E_LIMIT, E_TOPIC_FAILED})
+# Refusals of a request after which a patient client sends the request again.
+LATER: Final = frozenset({E_BUCKET})
 
 
 def topic_of(message: Wire) -> str:
@@ -75,6 +78,8 @@ class RequestEngine(Engine):
         super().__init__()
         self.address = address
         self.target = target
+        self._later = LATER if patient else frozenset()
+        self._put_off: ZsqError | None = None  # the last refusal after which a request waits
         self.link = Link(self, address, target, self, again=AGAIN | PASSING if patient else AGAIN)
         self.add(self.link)
         self._requests: dict[int, Request] = {}
@@ -157,7 +162,15 @@ class RequestEngine(Engine):
         for block in blocks:
             check_columns(block.header, block.columns)
         request = self._requests.pop(message.request, None)
-        if request is not None:
+        if request is not None and isinstance(message, Failed) and message.code in self._later:
+            request.sent = False
+            self._requests[request.number] = request
+            self._put_off = from_wire(message.code, message.text)
+            backoff = self._backoffs.setdefault(topic_of(request.message), Backoff())
+            backoff.refused(now_ns)
+            self.sooner(backoff.until_ns)
+        elif request is not None:
+            self._put_off = None
             request.blocks = blocks
             request.settle(
                 message,
@@ -194,6 +207,8 @@ class RequestEngine(Engine):
             request.settle(error=error)
 
     def too_late(self, timeout: float | None) -> ZsqError:
+        if self._put_off is not None:
+            return self._put_off
         refusal = self.link.refusal
         if isinstance(refusal, Refused) and refusal.code not in AGAIN:
             text = (

@@ -21,7 +21,8 @@ from zsq.actors.supervisor.topics.sleepers import NAME, Sleeper, is_unchanged
 from zsq.storage.files import Files
 
 ROW = TopicRow(1, "a" * 32, "always", 0, state="live")
-SLEEPER = Sleeper(ROW.uuid, 0, {"head": 3, "storage": {"head": 3}}, {"c": {"next_offset": 2}})
+STORAGE = {"start": 0, "head": 3, "delayed_count": 0, "delayed_next_due_ns": 0}
+SLEEPER = Sleeper(ROW.uuid, 0, {"head": 3, "storage": STORAGE}, {"c": {"next_offset": 2}})
 
 
 @pytest.fixture
@@ -156,3 +157,13 @@ def test_a_topic_that_begins_asleep_wakes_for_a_request() -> None:
     group.tick()
     broker.up("b")
     assert broker.answers == [None]
+
+
+@pytest.mark.parametrize("name", STORAGE)
+def test_a_topic_without_what_its_sleep_needs_starts(
+    tmp_path: Path, given: ServeOptions, name: str
+) -> None:
+    without = {key: value for key, value in STORAGE.items() if key != name}
+    cut = replace(SLEEPER, topic={"head": 3, "storage": without})
+    sleepers.save(Files(), tmp_path, given, {"t": cut, "u": SLEEPER})
+    assert sleepers.take(Files(), tmp_path, given) == {"u": SLEEPER}

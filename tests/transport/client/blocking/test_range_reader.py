@@ -13,7 +13,7 @@ import pytest
 import zsq
 from zsq.transport.client.blocking import range_reader
 from zsq.transport.client.blocking.range_reader import RangeReader
-from zsq.transport.errors import E_DATA_LOSS, E_TOPIC_FAILED, DataLoss
+from zsq.transport.errors import E_BUCKET, E_DATA_LOSS, E_TOPIC_FAILED, DataLoss
 from zsq.transport.wire import protocol as p
 
 Broker = Any
@@ -185,6 +185,28 @@ def test_a_topic_that_is_started_again_is_waited_for(
     with make(broker.url) as reader:
         assert (reader.head()[1] if isinstance(reader, zsq.Reader) else len(offsets(reader))) == 10
     mender.join(5)
+
+
+def test_a_bucket_that_is_away_is_waited_for(broker: Broker) -> None:
+    fill(broker, 3)
+    away = (E_BUCKET, "no answer from the bucket")
+    broker.fetch_errors.extend([away] * 4)
+    with RangeReader(broker.url, "t", 0, 30, timeout=20) as reader:
+        assert offsets(reader) == list(range(30))
+    assert not broker.fetch_errors
+    broker.fetch_errors.extend([away] * 1_000)
+    with (
+        RangeReader(broker.url, "t", 0, 30, timeout=0.5) as reader,
+        pytest.raises(zsq.Refused, match="E_BUCKET no answer from the bucket"),
+    ):
+        offsets(reader)
+    assert 980 < len(broker.fetch_errors) < 1_000, "it tries again a few times, with pauses"
+    with (
+        zsq.Reader("t", url=broker.url) as impatient,
+        pytest.raises(zsq.Refused, match="E_BUCKET"),
+    ):
+        impatient.read(0)
+    broker.fetch_errors.clear()
 
 
 def test_a_patient_reader_gives_up_after_its_timeout(broker: Broker) -> None:
