@@ -132,6 +132,39 @@ class Size(_Quantity):
     parse = staticmethod(parse_bytes)
 
 
+def spelled_bytes(count: int) -> str:
+    """Return a number of bytes with the largest unit that divides it: 65536 as 64 KiB."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count and count % size == 0:
+            return f"{count // size} {unit}"
+    return "1 byte" if count == 1 else f"{count} bytes"
+
+
+class BoundedSize(Size):
+    """A size that has bounds, so `none` is not allowed."""
+
+    def __init__(self, least: int, most: int = BYTES_MAX) -> None:
+        super().__init__(no_bound=())
+        self.least, self.most = least, most
+
+    @property
+    def bounds(self) -> str:
+        least = spelled_bytes(self.least)
+        return (
+            f"{least} to {spelled_bytes(self.most)}"
+            if self.most < BYTES_MAX
+            else f"at least {least}"
+        )
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        found = super().convert(value, param, ctx)
+        if isinstance(found, int) and not self.least <= found <= self.most:
+            self.fail(f"{value} is not allowed: it must be {self.bounds}", param, ctx)
+        return found
+
+
 class Seconds(_Quantity):
     name = "time"
     parse = staticmethod(parse_seconds)

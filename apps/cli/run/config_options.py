@@ -20,7 +20,7 @@ from typing import Any, Final
 import click
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
-from ..quantities import Count, Seconds, Size
+from ..quantities import BoundedSize, Count, Seconds, Size
 from .option_table import PREFIX, SECRETS, key, table_options
 
 CONFIG: Final = "ZSQ_CONFIG"
@@ -273,6 +273,8 @@ def kind(option: click.Option) -> tuple[tuple[type, ...], str]:
             (str, int, float),
             'a time such as "90s", "15m", "1h30m", "7d", or a number of seconds',
         )
+    elif isinstance(of, BoundedSize):
+        types, words = (str, int), f'a size such as "500MB", or a number of bytes ({of.bounds})'
     elif isinstance(of, Size):
         types, words = (str, int), 'a size such as "500MB", "10GiB", or a number of bytes'
     elif isinstance(of, Count):

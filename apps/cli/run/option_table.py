@@ -18,7 +18,7 @@ import click
 from ....transport.settings import SYNC_MODES
 from ..manage.settings import KEEPING, value_of
 from ..options import AUTO_CREATE, MESSAGE_BYTES_LARGEST, MESSAGE_BYTES_MAX, Value
-from ..quantities import Count, Lines, Number, Seconds
+from ..quantities import BoundedSize, Count, Lines, Number, Seconds
 
 PREFIX: Final = "ZSQ_SERVE_"
 TOKEN: Final = "ZSQ_ALARM_WEBHOOK_TOKEN"
@@ -114,12 +114,12 @@ class GivenOptions:
         0, Value(type=click.IntRange(0, 1023)), "Number of this broker, part of each message id."
     )
     max_msg_size: int = _row(
-        MESSAGE_BYTES_MAX, Value("BYTES", click.IntRange(1, MESSAGE_BYTES_LARGEST)),
+        MESSAGE_BYTES_MAX, Value("SIZE", BoundedSize(1, MESSAGE_BYTES_LARGEST)),
         "Largest message that clients may publish over any protocol, in bytes. At most 7 MiB.",
     )  # fmt: skip
     chunk_bytes: int | None = _row(
         None,
-        Value("BYTES", click.IntRange(64 * 1024)),
+        Value("SIZE", BoundedSize(64 * 1024)),
         ("Size at which a topic starts a new log file (256 MiB)."),
     )
     stage_timeout: float | None = _row(
@@ -145,7 +145,7 @@ class GivenOptions:
         )
     )  # fmt: skip
     bucket_cache_bytes: int | None = _row(
-        None, Value("BYTES", click.IntRange(64 * 1024 * 1024)),
+        None, Value("SIZE", BoundedSize(64 * 1024 * 1024)),
         "Size of each topic's cache on the disk for what is read from the bucket (256 MiB).",
     )  # fmt: skip
     bucket_keep_bytes: int | None = _kept("bucket_keep_bytes")

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,14 @@ from support import zsq_command
 from local_setup.broker import LocalBroker, temporary_broker
 from zsq.apps.cli.inspect import stats
 from zsq.apps.cli.manage.settings import describe, given_settings
-from zsq.apps.cli.quantities import SECONDS_MAX, parse_bytes, parse_count, parse_seconds
+from zsq.apps.cli.quantities import (
+    SECONDS_MAX,
+    BoundedSize,
+    parse_bytes,
+    parse_count,
+    parse_seconds,
+    spelled_bytes,
+)
 from zsq.transport.settings import TOPIC, Retention
 
 GIB = 1024**3
@@ -244,3 +252,25 @@ def test_counts_are_parsed_and_wrong_ones_are_refused() -> None:
     for text in ("", "-1", "1.5", "\u0663", "1" + "0" * 18, "9" * 5_000):
         with pytest.raises(ValueError, match=r"is not a whole number|at most 18 digits"):
             parse_count(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("64KiB", 65_536), ("65536", 65_536), ("1GiB", 1 << 30), ("2 mib", 2 << 20)]
+)
+def test_a_size_with_bounds_takes_units(text: str, found: int) -> None:
+    assert BoundedSize(65_536, 1 << 30).convert(text, None, None) == found
+    assert BoundedSize(65_536).convert(found, None, None) == found
+
+
+@pytest.mark.parametrize("text", ["65535", "1025MiB", "none", "default", "x", 65_535])
+def test_a_size_outside_of_its_bounds_is_refused(text: object) -> None:
+    with pytest.raises(click.BadParameter) as error:
+        BoundedSize(65_536, 1 << 30).convert(text, None, None)
+    if text in ("65535", "1025MiB", 65_535):
+        assert f"{text} is not allowed: it must be 64 KiB to 1 GiB" in error.value.message
+
+
+def test_sizes_are_spelled_with_the_largest_unit() -> None:
+    assert [spelled_bytes(count) for count in (0, 1, 7, 1024, 1536, 5 << 20, 3 << 30)] == [
+        "0 bytes", "1 byte", "7 bytes", "1 KiB", "1536 bytes", "5 MiB", "3 GiB",
+    ]  # fmt: skip
