@@ -2,9 +2,9 @@
 state that two brokers can reach with a few messages.
 
 No code ships yet: the model was written before it, so that the code can follow rules that hold. The
-store knows one operation: create an object, if its name is free. A request may take effect long after it was sent, more than once, and
-after its sender has died, and its answer may be lost. Nobody can know that a primary is dead, so a
-standby may take over at any moment.
+store knows one operation: create an object, if its name is free. A request may take effect long
+after it was sent, more than once, and after its sender has died, and its answer may be lost. Nobody
+can know that a primary is dead, so a standby may take over at any moment.
 
     log/NUMBER        a tick: messages with their offsets, and the first offset that is not reserved
     boundary/NUMBER   below this number nothing counts; it contains the state up to there
@@ -17,8 +17,8 @@ standby may take over at any moment.
 * A primary gives out only offsets that are reserved in the store. Its successor begins behind them.
 * Objects are removed only after a boundary above them exists.
 
-With `sync` a message is acknowledged when its object exists, otherwise when it is on the disk, which
-dies with its broker.
+With `sync` a message is acknowledged when its object exists, otherwise when it is on the disk,
+which dies with its broker.
 """
 
 from __future__ import annotations
