@@ -86,9 +86,17 @@ class Committer:
     keys: ClassVar[list[KeyFile]] = []
 
     def __init__(
-        self, url: str, topic: str, *, timeout: float, create: bool, key_file: KeyFile
+        self,
+        url: str,
+        topic: str,
+        *,
+        timeout: float,
+        create: bool,
+        key_file: KeyFile,
+        transport: str | None,
     ) -> None:
         assert timeout > 0
+        assert transport is None
         assert not create, "a commit makes no topic"
         self.topic = topic
         Committer.timeouts.append(timeout)
@@ -138,7 +146,7 @@ def test_a_task_stages_its_rows() -> None:
         "t",
         "app",
         3,
-        {"kind": "app", "partition": 5, "timeout": 5.0, "key_file": ""},
+        {"kind": "app", "partition": 5, "timeout": 5.0, "key_file": "", "transport": None},
     )
     assert writer.rows == [b"a", b"b", b"c"]
     assert writer.closed
