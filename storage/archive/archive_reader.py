@@ -6,7 +6,6 @@ is verified by its checksum before a block of it is used. Blocks are views of th
 
 from __future__ import annotations
 
-import errno
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from ..log.chunk import ArchivedChunk, Chunk
 from ..log.index import INDEX_EVERY_BYTES
 from ..log.log_format import CHUNK_HEADER_BYTES
 from .archive_format import INDEX, MANIFESTS, SEGMENT_BYTES, Manifest, segments_of
-from .chunk_cache import open_archived
+from .chunk_cache import ArchivedFiles, open_archived
 from .chunk_objects import ChunkObjects
 from .manifests import newest_manifest
 
@@ -161,12 +160,12 @@ class ArchiveReader:
         return self._threads.submit(self._objects.read_segment, self._uuid, piece.row, piece.number)
 
 
-class _FetchedFiles(Files):
+class _FetchedFiles(ArchivedFiles):
     """The files of one chunk of an `ArchiveReader`."""
 
     def __init__(self, reader: ArchiveReader, row: ArchivedChunk) -> None:
+        super().__init__(row)
         self._reader = reader
-        self._row = row
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
         end = min(position + size, self._row.size)
@@ -182,18 +181,6 @@ class _FetchedFiles(Files):
 
     def read_file(self, path: str, bytes_max: int) -> bytes:
         return self._reader.index(self._row)
-
-    def size(self, fd: int) -> int:
-        return self._row.size
-
-    def close(self, fd: int) -> None:
-        """Do nothing: there is no descriptor."""
-
-    def exists(self, path: str) -> bool:
-        return False
-
-    def open_new(self, path: str) -> int:
-        raise OSError(errno.EROFS, "an archived chunk is never written", path)
 
 
 def topics_of(bucket: Bucket) -> dict[str, Manifest]:

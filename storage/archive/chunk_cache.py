@@ -45,6 +45,34 @@ class Segment(NamedTuple):
     number: int
 
 
+class ArchivedFiles(Files):
+    """The files of one archived chunk. A chunk uses its first offset as descriptor.
+
+    Subclasses define `pread` for the chunk, and `read_file` for its index.
+    """
+
+    def __init__(self, row: ArchivedChunk) -> None:
+        self._row = row
+
+    def size(self, fd: int) -> int:
+        return self._row.size
+
+    def close(self, fd: int) -> None:
+        """Do nothing: there is no descriptor."""
+
+    def exists(self, path: str) -> bool:
+        return False
+
+    def open_new(self, path: str) -> int:
+        raise OSError(errno.EROFS, "an archived chunk is never written", path)
+
+    def advise_sequential(self, fd: int) -> None:
+        """Do nothing: what reads from the bucket reads ahead itself."""
+
+    def advise_done(self, fd: int, position: int, size: int) -> None:
+        """Do nothing: what is kept is bounded."""
+
+
 def open_archived(files: Files, uuid: bytes, row: ArchivedChunk, index_every_bytes: int) -> Chunk:
     """Return an archived chunk whose bytes come from `files`. Nothing is read."""
     header = row.header(uuid)
@@ -255,33 +283,15 @@ class ChunkCache:
         self._open.clear()
 
 
-class _CachedFiles(Files):
-    """The files of one archived chunk. A chunk uses its first offset as descriptor."""
+class _CachedFiles(ArchivedFiles):
+    """The files of one archived chunk, as far as the cache has them."""
 
     def __init__(self, cache: ChunkCache, row: ArchivedChunk) -> None:
+        super().__init__(row)
         self._cache = cache
-        self._row = row
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
         return self._cache.read(self._row, size, position)
 
     def read_file(self, path: str, bytes_max: int) -> bytes:
         return self._cache.index(self._row, bytes_max)
-
-    def size(self, fd: int) -> int:
-        return self._row.size
-
-    def close(self, fd: int) -> None:
-        """Do nothing: the cache owns the descriptors."""
-
-    def exists(self, path: str) -> bool:
-        return False
-
-    def open_new(self, path: str) -> int:
-        raise OSError(errno.EROFS, "an archived chunk is never written", path)
-
-    def advise_sequential(self, fd: int) -> None:
-        """Do nothing: the cache reads ahead itself."""
-
-    def advise_done(self, fd: int, position: int, size: int) -> None:
-        """Do nothing: the cache is bounded."""
