@@ -5,7 +5,7 @@ and reads the topic's manifest. A range that archived chunks contain becomes a t
 chunks. If the driver or a task cannot use the bucket, the messages come through the broker. With
 `always`, nothing else than the bucket is used: the manifest says which offsets exist.
 
-The rows are the same on both ways, because a chunk in the bucket is the same file as on the disk.
+The rows are the same in both cases, because a chunk in the bucket is the same file as on the disk.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final
 
 from ...storage.archive.archive_format import Manifest
 from ...storage.archive.archive_reader import ArchiveReader, topics_of
+from ...storage.archive.chunk_objects import SegmentDamaged
 from ...storage.archive.manifests import newest_manifest
 from ...storage.bucket.bucket import Bucket, ObjectMissing
 from ...storage.bucket.bucket_url import parse_bucket_url
@@ -235,10 +236,12 @@ class TaskBlocks:
             except StorageError as error:
                 if only:
                     raise refused(error) from error
-                _away_s[span.bucket] = time.monotonic()
+                # A missing or damaged object says nothing about the other ones.
+                if not isinstance(error, (ObjectMissing, SegmentDamaged)):
+                    _away_s[span.bucket] = time.monotonic()
                 LOGGER.warning(
-                    "offsets %d to %d of topic %s are read through the broker, because the bucket "
-                    "cannot be used: %s",
+                    "offsets %d to %d of topic %s are read through the broker, because they cannot "
+                    "be read from the bucket: %s",
                     self._at,
                     span.stop - 1,
                     span.topic,

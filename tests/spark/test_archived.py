@@ -26,7 +26,7 @@ from zsq.apps.spark.planning import OffsetRange
 from zsq.apps.spark.schema import COLUMNS
 from zsq.apps.spark.source import BatchReader, RangePartition
 from zsq.storage.archive.archive_reader import ArchiveReader
-from zsq.storage.bucket.bucket import BucketAway
+from zsq.storage.bucket.bucket import BucketAway, ObjectMissing
 from zsq.storage.log.chunk import ArchivedChunk
 from zsq.transport.client.blocking.client import Archive, AskerBase
 from zsq.transport.errors import E_BUCKET, DataLoss, NotFound, Refused, UsageError
@@ -168,7 +168,7 @@ def test_times_are_found_in_the_bucket_too(broker: Broker) -> None:
     assert rows(url_of(broker), startingTimestamp=later) == []
 
 
-def through_bucket(monkeypatch: pytest.MonkeyPatch) -> list[OffsetRange]:
+def through_broker(monkeypatch: pytest.MonkeyPatch) -> list[OffsetRange]:
     """Return a list that gets each range that a task reads through the broker."""
     found: list[OffsetRange] = []
     before = TaskBlocks._from_broker
@@ -184,7 +184,7 @@ def through_bucket(monkeypatch: pytest.MonkeyPatch) -> list[OffsetRange]:
 def test_tasks_read_archived_ranges_past_the_broker(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = through_bucket(monkeypatch)
+    asked = through_broker(monkeypatch)
     assert len(rows(broker.ipc, columns="offset")) == COUNT
     assert [(span.start, span.stop) for span in asked] == [(end_of(broker), COUNT)]
     asked.clear()
@@ -200,7 +200,7 @@ def test_a_task_that_cannot_use_the_bucket_asks_the_broker(
 ) -> None:
     wanted = rows(broker.ipc, bucket="never")
     parts = reader_of(broker.ipc).partitions()
-    asked = through_bucket(monkeypatch)
+    asked = through_broker(monkeypatch)
     before = ArchiveReader.piece
     left = [3]
 
@@ -221,6 +221,32 @@ def test_a_task_that_cannot_use_the_bucket_asks_the_broker(
     reader = reader_of(broker.ipc, bucket="always")
     with pytest.raises(Refused, match=f"{E_BUCKET} no answer"):
         list(reader.read(reader.partitions()[0]))
+
+
+def test_a_missing_object_does_not_keep_other_tasks_from_the_bucket(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object may have expired since the list was read."""
+    asked = through_broker(monkeypatch)
+    monkeypatch.setattr(archived, "_away_s", {})
+    reader = reader_of(
+        broker.ipc, endingOffsets=f'{{"clicks": {end_of(broker)}}}', minPartitions="5"
+    )
+    before = ArchiveReader.piece
+    left = [1]
+
+    def failing(self: Any, row: Any, number: int) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise ObjectMissing("it has expired")
+        return before(self, row, number)
+
+    monkeypatch.setattr(ArchiveReader, "piece", failing)
+    parts = reader.partitions()
+    assert len(parts) == 5
+    count = sum(batch.num_rows for part in parts for batch in reader.read(part))
+    assert count == end_of(broker)
+    assert len(asked) == 1
 
 
 def test_a_driver_that_cannot_use_the_bucket_plans_for_the_broker(
