@@ -70,7 +70,9 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._bucket = self._open(FIRST_CALL_S if given.first else CALL_S)
         if given.first:
             self._check_first()
+        counts = self._bucket.counts
         self._bucket = self._open(CALL_S)
+        self._bucket.counts = counts  # the check at the start costs requests too
         place = self._claimed.claim.place if self._claimed is not None else 0
         self._objects = ChunkObjects(self._files, self._bucket, place)
         self._manifests = Manifests(self._bucket)

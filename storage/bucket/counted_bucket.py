@@ -67,8 +67,10 @@ class CountedBucket:
 
     def upload(self, name: str, path: str) -> None:
         fd = self._files.open_read(path)
-        size = self._files.size(fd)
-        self._files.close(fd)
+        try:
+            size = self._files.size(fd)
+        finally:
+            self._files.close(fd)
         parts = -(-size // PART_BYTES)
         # An upload in parts also has a request that begins it, and one that completes it.
         self._count(writes=parts + 2 if parts > 1 else 1, sent=size)

@@ -193,6 +193,7 @@ class RequestEngine(Engine):
         """Do nothing: replies settle requests, and nothing more needs to be sent."""
 
     def on_lost(self) -> None:
+        self._put_off = None  # if the time ends now, the lost link is the reason
         for number, request in list(self._requests.items()):
             if request.sent and not request.repeatable:
                 del self._requests[number]

@@ -209,6 +209,19 @@ def test_a_bucket_that_is_away_is_waited_for(broker: Broker) -> None:
     broker.fetch_errors.clear()
 
 
+def test_a_broker_that_ends_after_its_bucket_was_away_is_the_reason(broker: Broker) -> None:
+    fill(broker, 3)
+    broker.fetch_errors.extend([(E_BUCKET, "no answer from the bucket")] * 1_000)
+    with RangeReader(broker.url, "t", 0, 30, timeout=2) as reader:
+        ended = threading.Thread(
+            target=lambda: (broker.wait_for(lambda: broker.count(p.Fetch) >= 2), broker.die())
+        )
+        ended.start()
+        with pytest.raises(zsq.BrokerUnreachable):
+            offsets(reader)
+        ended.join(5)
+
+
 def test_a_patient_reader_gives_up_after_its_timeout(broker: Broker) -> None:
     fill(broker, 1)
     broker.lookup_error = (E_TOPIC_FAILED, "its disk is full")
