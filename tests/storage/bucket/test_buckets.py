@@ -1,5 +1,5 @@
 """Tests of what every kind of bucket promises: a folder, obstore's store in memory, and a real
-SeaweedFS.
+SeaweedFS, also through the fault proxy without faults.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fault_proxy import FaultProxy, Faults
 from support.s3_server import BUCKET, seaweedfs
 
 from zsq.storage.bucket import object_store
@@ -38,7 +39,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         yield dict(environment)
 
 
-@pytest.fixture(params=["folder", "memory", pytest.param("seaweedfs", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module")
+def proxied(server: dict[str, str]) -> Iterator[dict[str, str]]:
+    with FaultProxy(server["AWS_ENDPOINT_URL"], Faults(0)) as proxy:
+        yield proxy.environment(server)
+
+
+@pytest.fixture(
+    params=[
+        "folder",
+        "memory",
+        pytest.param("server", marks=pytest.mark.slow, id="seaweedfs"),
+        pytest.param("proxied", marks=pytest.mark.slow, id="proxied"),
+    ]
+)
 def bucket(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Bucket:
@@ -48,7 +62,7 @@ def bucket(
     if request.param == "memory":
         url = parse_bucket_url("s3://memory/prefix")
         return ObjectStore(url, obstore, obstore.store.MemoryStore())
-    for name, value in request.getfixturevalue("server").items():
+    for name, value in request.getfixturevalue(request.param).items():
         monkeypatch.setenv(name, value)
     prefix = "".join(one for one in request.node.name if one.isalnum())
     return open_bucket(parse_bucket_url(f"s3://{BUCKET}/{prefix}"))
