@@ -1,9 +1,16 @@
-"""Parsing of JSON documents that ZSQ wrote, from files that may be damaged. Pure."""
+"""JSON documents that ZSQ wrote, from files and objects that may be damaged. Pure.
+
+A *line* is a document as one line of JSON, for people and programs, and the checksum of that line.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+from crc32c import crc32c
+
+from .errors import Damaged, ForeignDirectory
 
 
 def loads(data: str | bytes, **options: Any) -> Any:
@@ -15,3 +22,28 @@ def loads(data: str | bytes, **options: Any) -> Any:
         return json.loads(data, **options)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def encode_line(kind: str, version: int, row: dict[str, Any]) -> bytes:
+    """Return a document of this kind as a line."""
+    line = json.dumps({"zsq": kind, "version": version, **row}).encode()
+    return b"%s\n%08x\n" % (line, crc32c(line))
+
+
+def decode_line(data: bytes, kind: str, version: int) -> dict[str, Any]:
+    """Return the document of a line. Raises `Damaged`, or `ForeignDirectory` for another version."""
+    line, _, rest = data.partition(b"\n")
+    if rest != b"%08x\n" % crc32c(line):
+        raise Damaged(f"the {kind} object is damaged")
+    try:
+        found = loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"the {kind} object is damaged: {error}") from error
+    if not isinstance(found, dict) or found.get("zsq") != kind:
+        raise Damaged(f"the object is not of the kind {kind}")
+    if found.get("version") != version:
+        raise ForeignDirectory(
+            f"the {kind} object has format version {found.get('version')}, and this zsq reads only "
+            f"version {version}; use a newer zsq"
+        )
+    return found

@@ -20,10 +20,9 @@ line. All integers of the index object are little-endian.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -145,12 +144,12 @@ class Manifest(NamedTuple):
 
 
 def encode_manifest(found: Manifest) -> bytes:
-    return _line({"zsq": "manifest", "version": VERSION, **found._asdict()})
+    return documents.encode_line("manifest", VERSION, found._asdict())
 
 
 def decode_manifest(data: bytes) -> Manifest:
     """Return the manifest. Raises `Damaged`, or `ForeignDirectory` for an unknown version."""
-    row = _document(data, "manifest")
+    row = documents.decode_line(data, "manifest", VERSION)
     try:
         chunks = tuple(ArchivedChunk(*map(int, one)) for one in row["chunks"])
         return Manifest(
@@ -208,38 +207,15 @@ class Claim(NamedTuple):
 
 
 def encode_claim(found: Claim) -> bytes:
-    return _line(
-        {"zsq": "broker", "version": VERSION, "uuid": found.broker, "archive": found.archive}
+    return documents.encode_line(
+        "broker", VERSION, {"uuid": found.broker, "archive": found.archive}
     )
 
 
 def decode_claim(data: bytes) -> Claim:
     """Return the claim. Raises `Damaged` or `ForeignDirectory`."""
-    row = _document(data, "broker")
+    row = documents.decode_line(data, "broker", VERSION)
     try:
         return Claim(str(row["uuid"]), str(row["archive"]))
     except KeyError as error:
         raise Damaged(f"the broker object has no {error}") from error
-
-
-def _line(document: dict[str, Any]) -> bytes:
-    line = json.dumps(document).encode()
-    return b"%s\n%08x\n" % (line, crc32c(line))
-
-
-def _document(data: bytes, kind: str) -> dict[str, Any]:
-    line, _, rest = data.partition(b"\n")
-    if rest != b"%08x\n" % crc32c(line):
-        raise Damaged(f"the {kind} object is damaged")
-    try:
-        found = documents.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise Damaged(f"the {kind} object is damaged: {error}") from error
-    if not isinstance(found, dict) or found.get("zsq") != kind:
-        raise Damaged(f"the object is not of the kind {kind}")
-    if found.get("version") != VERSION:
-        raise ForeignDirectory(
-            f"the {kind} object has format version {found.get('version')}, and this zsq reads only "
-            f"version {VERSION}; use a newer zsq"
-        )
-    return found

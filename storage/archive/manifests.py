@@ -217,6 +217,7 @@ class Manifests:
     def forget(self, uuid: str) -> None:
         """Remove all objects of a topic that was deleted. It may be repeated."""
         self._topics.pop(uuid, None)
+        # The manifests go last: a later process finds by them what is left.
         for below in (f"{CHUNKS}/{uuid}/", manifest_folder(uuid)):
             self._bucket.remove(sorted(self._bucket.names(below)))
             self._bucket.remove_folder(below)

@@ -36,7 +36,19 @@ class CountedBucket:
         self._files = files
         self._bucket = bucket
         self._lock = threading.Lock()
-        self.counts = BucketCounts()
+        self._counts = [BucketCounts()]
+
+    @property
+    def counts(self) -> BucketCounts:
+        return self._counts[0]
+
+    @counts.setter
+    def counts(self, counts: BucketCounts) -> None:
+        self._counts[0] = counts
+
+    def counts_of(self, other: CountedBucket) -> None:
+        """Count together with another bucket object from now on."""
+        self._lock, self._counts = other._lock, other._counts
 
     def _count(
         self,

@@ -35,15 +35,18 @@ from ..delayed.delayed_recovery import MADE_SUFFIX, READY_SUFFIX, check_delayed,
 from ..directory.store import StoreOptions, TopicIdentity, check_identity, open_store
 from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError
 from ..files import Files
-from ..log.chunk import (
-    INDEX_BYTES_MAX,
-    ArchivedChunk,
-    Chunk,
-    Stretch,
-    open_chunk,
-    read_footer,
+from ..log.chunk import INDEX_BYTES_MAX, ArchivedChunk, Chunk, Stretch, open_chunk, read_footer
+from ..log.damage import (
+    BAD_HEAD_BYTES,
+    CUT_OFF,
+    DAMAGED,
+    GAP,
+    Bad,
+    Hole,
+    decode_bad_head,
+    gap_text,
+    keep_bytes,
 )
-from ..log.damage import BAD_HEAD_BYTES, CUT_OFF, DAMAGED, Bad, decode_bad_head, keep_bytes
 from ..log.index import INDEX_EVERY_BYTES, Index
 from ..log.log_format import (
     ALIGNMENT,
@@ -635,6 +638,7 @@ class _TopicCheck:
         self._synced_end = -1
         self._start = identity.base_offset
         self._archived: dict[int, ArchivedChunk] = {}
+        self._gaps: list[Hole] = []
 
     def run(self) -> TopicReport:
         self._check_identity()
@@ -760,6 +764,9 @@ class _TopicCheck:
                 )
             elif head.bad.kind == DAMAGED:
                 self._known[(head.bad.base_offset, head.bad.position)] = head.bad
+            elif head.bad.kind == GAP:
+                self._gaps.append(head.bad.hole)
+                self._add(NOTE, name, gap_text(head.bad.hole))
 
     def _kept(self, name: str, kept: int, expected: int) -> bool:
         fd = self._files.open_read(f"{self._directory}/{name}")
@@ -802,13 +809,9 @@ class _TopicCheck:
         begun: list[Checked] = []
         for base, following in zip(live, [*live[1:], -1], strict=True):
             around = Around(
-                self._identity.uuid_bytes,
-                following,
-                self._synced_end,
-                self._known,
-                INDEX_EVERY_BYTES,
+                self._identity.uuid_bytes, following, self._synced_end, self._known, INDEX_EVERY_BYTES,
                 self._now_ns,
-            )
+            )  # fmt: skip
             found = ChunkCheck(self._files, self._directory, base, around).run()
             if before is not None and before.end_offset >= 0:
                 self._check_border(before, base)
@@ -856,11 +859,18 @@ class _TopicCheck:
                 ).needs_recovery = True
 
     def _in_bucket(self, offset: int, end: int) -> int:
-        """Return how far archived chunks have the messages from `offset` to `end`, and note it."""
+        """Return how far archived chunks have the messages from `offset` to `end`, and note it.
+
+        Known gaps count as if the bucket had them.
+        """
         begin = offset
-        for base, row in sorted(self._archived.items()):
-            offset = max(offset, min(row.next_offset, end)) if base <= offset else offset
-        if offset > begin:
+        archived = False
+        spans = [(base, row.next_offset) for base, row in self._archived.items()]
+        for base, stop in sorted([*spans, *((gap[0], gap.next_offset) for gap in self._gaps)]):
+            if base <= offset < min(stop, end):
+                archived = archived or base in self._archived
+                offset = min(stop, end)
+        if archived:
             text = f"the messages from offset {begin} to {offset} are only in the bucket"
             self._add(NOTE, "", f"{text}; they are not checked")
         return offset
@@ -883,13 +893,8 @@ class _TopicCheck:
                 f"next chunk begins at {base}"
             )
             bad = Bad(
-                before.base_offset,
-                before.bytes,
-                0,
-                before.end_offset,
-                lost,
-                "the chunk that held them is missing",
-            )
+                before.base_offset, before.bytes, 0, before.end_offset, lost, "the chunk that held them is missing",
+            )  # fmt: skip
             for known in self._known.values():
                 if known.first_offset <= before.end_offset and known.hole.next_offset >= base:
                     self._add(

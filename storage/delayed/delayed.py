@@ -50,6 +50,7 @@ from ...transport.wire.codec import pack_value, unpack_value
 from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError, StoreFailed
 from ..files import Files
 from ..log.log_format import TEMPORARY_SUFFIX
+from ..row_changes import BATCH_BYTES, Change, RecordingTransaction, Row, row_batches
 from ..state.state import after_commit, says_full
 from ..state.state_rows import SUM_MASK, crc_of
 from ..state.state_transaction import rows_of
@@ -369,6 +370,12 @@ class DelayedStore:
         """A function that gets a damaged row's key, value and defect before the row is deleted."""
         self.committed: Callable[[Progress], None] = lambda progress: None
         """A function that is called after each commit."""
+        self.on_changes: Callable[[list[Change]], None] | None = None
+        """A function that gets the rows that each commit changed, after the commit.
+
+        The method that commits raises its errors. The commit has taken effect then, so the store
+        must be closed. `shrink` does not call it, because it changes no row.
+        """
         self._tried: dict[str, int] = {}  # the number of runs of each operation
         self._uuid = uuid
         self._open(map_bytes, create)
@@ -430,6 +437,25 @@ class DelayedStore:
         """Copy all committed rows as an environment into the empty `folder`, without a sync."""
         with translated(self.path):
             self._env.copy(folder)
+
+    def dump(self, after: bytes = b"", bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
+        """Yield keys and values of all rows as stored, in lists of about 1 MiB, without a check.
+
+        Nothing else may use the store before the iterator ends or is closed. To dump a large store
+        between commits, take one list, close the iterator, and continue with another one `after`
+        the last key. The copy is right if it gets the lists and the changes in the order in which
+        they were made.
+        """
+        with translated(self.path):
+            txn = self._env.begin()
+        with txn:
+            batches = row_batches(txn, after, bytes_max)
+            while True:
+                with self._trying("dump"), translated(self.path):
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                yield batch
 
     # Storing messages
 
@@ -687,28 +713,35 @@ class DelayedStore:
 
     def _commit(self, what: str, work: Callable[[Rows], None], *, counts: bool = True) -> None:
         with self._trying(what):
-            while True:
-                try:
-                    with translated(self.path), self._env.begin(write=True) as txn:
-                        rows = Rows(txn, self._sound)
-                        work(rows)
-                        summary = rows.finish(counts=counts)
-                    self.summary, self._sound = summary, rows.sound
-                    self.progress = Progress(
-                        rows.meta["commits"], rows.meta["serial"], rows.meta["messages"]
-                    )
-                    if counts:
-                        self.committed(self.progress)
-                    return
-                except MapFull as error:
-                    if self._map_bytes * 2 > MAP_BYTES_MAX:
-                        raise DiskFull(
-                            f"{self.path} has reached its limit of {MAP_BYTES_MAX} bytes"
-                        ) from error
-                    self._map_bytes *= 2
-                    self._env.set_mapsize(self._map_bytes)
-                except DiskFull as error:
-                    raise after_commit(self._env, error) from error
+            recorder = self._write(work, counts=counts)
+        if recorder is not None and self.on_changes is not None:
+            self.on_changes(recorder.changes())
+
+    def _write(self, work: Callable[[Rows], None], *, counts: bool) -> RecordingTransaction | None:
+        """Commit the work. Return the record of the changed rows, if anybody wants it."""
+        while True:
+            try:
+                with translated(self.path), self._env.begin(write=True) as txn:
+                    recorder = RecordingTransaction(txn) if self.on_changes is not None else None
+                    rows = Rows(recorder or txn, self._sound)
+                    work(rows)
+                    summary = rows.finish(counts=counts)
+                self.summary, self._sound = summary, rows.sound
+                self.progress = Progress(
+                    rows.meta["commits"], rows.meta["serial"], rows.meta["messages"]
+                )
+                if counts:
+                    self.committed(self.progress)
+                return recorder
+            except MapFull as error:
+                if self._map_bytes * 2 > MAP_BYTES_MAX:
+                    raise DiskFull(
+                        f"{self.path} has reached its limit of {MAP_BYTES_MAX} bytes"
+                    ) from error
+                self._map_bytes *= 2
+                self._env.set_mapsize(self._map_bytes)
+            except DiskFull as error:
+                raise after_commit(self._env, error) from error
 
     @contextmanager
     def _trying(self, what: str) -> Iterator[None]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -134,6 +135,8 @@ class Store:
         """The chunks that the bucket has, as committed."""
         self.cache = cache
         """Parts of these chunks. None if the broker has no bucket."""
+        self.on_delayed_made: Callable[[], object] = lambda: None
+        """Called in the thread of the delayed messages when their store was created."""
         self._uuid = uuid
         self._lock = lock
 
@@ -141,6 +144,7 @@ class Store:
         """Return the store of delayed messages. The first call creates it."""
         if self.delayed is None:
             self.delayed = make_delayed(self.files, self.directory, self._uuid, now_ns)
+            self.on_delayed_made()
         return self.delayed
 
     def close(self) -> None:

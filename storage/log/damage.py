@@ -8,6 +8,10 @@ So the next start reads the known holes from the heads of these files. It checks
 more, because a disk or RAM may fail only for a moment. Bytes that recovery cut off
 (they were never acknowledged) are in such files too. They are not holes.
 
+A file of the kind GAP has no bytes. Its offsets were never stored here: a restore from a bucket
+continues behind all offsets that the lost broker may have given out. Such a hole is no damage, and
+does not count as lost messages.
+
 The `.bad` files are not necessary for operation. They are evidence for people, and repeat bytes
 that are still in the chunk. If a file cannot be written (for example, on a full disk), this is only
 noted. BAD_FILES_MAX, BAD_KEPT_BYTES_MAX and BAD_TOTAL_BYTES_MAX limit the files, so that they do
@@ -44,6 +48,9 @@ PIECE_BYTES: Final = 1024 * 1024
 PAGE_BYTES: Final = 4096
 DAMAGED: Final = "damaged"
 CUT_OFF: Final = "cut off"
+GAP: Final = "gap"
+# No block is at this position. So damage of the chunk after the gap has a file with another name.
+GAP_POSITION: Final = 1
 _WHY_CHARACTERS_MAX: Final = 120
 
 
@@ -91,6 +98,24 @@ class BadHead(NamedTuple):
     time_ns: int
     kept: int
     crc: int
+
+
+def gap_before(base_offset: int, first_offset: int) -> Bad:
+    """Return the gap between the chunk that begins at `base_offset` and the end of the one before.
+
+    Its `.bad` file is removed together with the chunk after the gap.
+    """
+    count = base_offset - first_offset
+    why = "these offsets are not in the bucket that the topic was restored from"
+    return Bad(base_offset, GAP_POSITION, 0, first_offset, count, why, GAP, blocks=0)
+
+
+def gap_text(gap: Hole) -> str:
+    """Return a sentence about a gap, for people."""
+    return (
+        f"offsets {gap.first_offset} to {gap.next_offset - 1} were reserved or given out before "
+        "this topic was restored, and the bucket does not have them; readers step over them"
+    )
 
 
 def encode_bad_head(head: BadHead) -> bytes:
@@ -246,6 +271,8 @@ class DamageBook:
         self._files = files
         self._folder = folder
         self._holes: list[Hole] = []
+        self.gaps: list[Hole] = []
+        """The holes that are gaps, ascending."""
         self._noted: dict[tuple[int, int], Bad] = {}
         self._queue: list[Bad] = []
         self._kept_bytes = 0
@@ -261,8 +288,8 @@ class DamageBook:
 
     @property
     def messages(self) -> int:
-        """The number of lost messages."""
-        return sum(hole.count for hole in self._holes)
+        """The number of lost messages, without gaps."""
+        return sum(hole.count for hole in self._holes) - sum(gap.count for gap in self.gaps)
 
     def is_known(self, base_offset: int, position: int) -> bool:
         return (base_offset, position) in self._noted
@@ -290,6 +317,7 @@ class DamageBook:
     def forget_below(self, start: int) -> None:
         """Forget the damage below `start`, which retention has removed."""
         self._holes = [hole for hole in self._holes if hole.next_offset > start]
+        self.gaps = [gap for gap in self.gaps if gap.next_offset > start]
         self._noted = {
             key: bad for key, bad in self._noted.items() if bad.first_offset + bad.count > start
         }
@@ -304,7 +332,11 @@ class DamageBook:
         return offset
 
     def known(self, bad: Bad) -> None:
-        """Add damage that already has a `.bad` file."""
+        """Add damage, or a gap, that already has a `.bad` file."""
+        if bad.kind == GAP:
+            self.gaps.append(bad.hole)
+            self.add(bad.hole)
+            return
         self._noted[(bad.base_offset, bad.position)] = bad
         self.blocks += bad.blocks
         self.add(bad.hole)

@@ -223,6 +223,13 @@ class Log:
         return self._synced_end
 
     @property
+    def synced_place(self) -> tuple[int, int, int]:
+        """The place up to which all bytes are on disk: the first offset of the newest chunk, a
+        position in its file, and the offset there.
+        """
+        return self._active.base_offset, self._synced_position, self._synced_end
+
+    @property
     def unsynced_bytes(self) -> int:
         return self._written - self._synced
 

@@ -61,7 +61,16 @@ from ..errors import Damaged, StoreFailed, Unreadable
 from ..files import Files
 from .adoption import finish_after_crash
 from .chunk import PAGE_BYTES, ArchivedChunk, Chunk, open_chunk
-from .damage import BAD_FILES_MAX, BAD_KEPT_BYTES_MAX, CUT_OFF, DAMAGED, Bad, bad_heads, keep_bytes
+from .damage import (
+    BAD_FILES_MAX,
+    BAD_KEPT_BYTES_MAX,
+    CUT_OFF,
+    DAMAGED,
+    Bad,
+    bad_heads,
+    gap_text,
+    keep_bytes,
+)
 from .log import Log, LogOptions
 from .log_format import BAD_SUFFIX, CHUNK_HEADER_BYTES, chunk_name, parse_chunk_name, unsynced_bytes
 from .log_reader import ChunkArchive, Hole
@@ -84,6 +93,8 @@ class RecoveryReport:
     rewritten_bytes: int = 0
     replayed_blocks: int = 0
     holes: tuple[Hole, ...] = ()
+    gaps: tuple[Hole, ...] = ()
+    """The holes that a restore from a bucket has left. No message there is known to be lost."""
     notes: list[str] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
     now_ns: int = 0
@@ -98,10 +109,10 @@ class RecoveryReport:
             said.append(f"{self.rewritten_bytes} bytes written back")
         if self.replayed_blocks:
             said.append(f"{self.replayed_blocks} blocks replayed")
-        if self.holes:
+        lost = [hole for hole in self.holes if hole not in self.gaps]
+        if lost:
             said.append(
-                f"{sum(hole.count for hole in self.holes)} messages lost in {len(self.holes)} "
-                "stretches"
+                f"{sum(hole.count for hole in lost)} messages lost in {len(lost)} stretches"
             )
         said += [
             f"{len(found)} {name}"
@@ -219,6 +230,7 @@ def recover_log(
             undo.pop_all()
             undo.callback(log.reader.close)
             report.notes += recall(files, folder, log.reader)
+            _tell_gaps(folder, log, report)
             job = log.survey.take(AT_START_MAX)
             report.alarms += log.survey.learn(job()) if job is not None else ()
         except (OSError, Unreadable) as error:
@@ -259,6 +271,14 @@ def _note_lost_end(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: Reco
     # chunk.
     chunk.sealed = True
     chunk.end_offset = synced_end
+
+
+def _tell_gaps(folder: str, log: Log, report: RecoveryReport) -> None:
+    """Note the gaps. One directly before the end is an alarm: nothing was stored after it yet."""
+    report.gaps = tuple(log.reader.damage.gaps)
+    for gap in report.gaps:
+        told = report.alarms if gap.next_offset == log.end else report.notes
+        told.append(f"{folder}: {gap_text(gap)}")
 
 
 def _remote(

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from ..errors import Damaged, ForeignDirectory, StorageError, Unreadable
 from ..files import Files
 from .chunk import ChunkState, Facts, open_surely
-from .damage import DAMAGED, Bad, BadHead, bad_heads
+from .damage import DAMAGED, GAP, Bad, BadHead, bad_heads
 from .log_format import chunk_name
 from .log_reader import LogReader
 
@@ -49,6 +49,8 @@ def recall(files: Files, folder: str, reader: LogReader) -> list[str]:
     bases = set(reader.bases)
     for head in bad_heads(files, folder, notes):
         bad = head.bad
+        if bad.kind == GAP and bad.hole.next_offset >= reader.bases[0]:
+            reader.damage.known(bad)
         if bad.kind != DAMAGED or (
             bad.base_offset not in bases if bad.bytes else bad.hole.next_offset <= reader.bases[0]
         ):

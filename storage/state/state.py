@@ -31,6 +31,7 @@ from typing import Any, Final
 import lmdb
 
 from ..errors import Damaged, DiskFull, ForeignDirectory, StoreFailed
+from ..row_changes import BATCH_BYTES, Change, RecordingTransaction, Row, row_batches
 from .state_rows import (
     CHANNEL,
     DEFERRED,
@@ -146,6 +147,12 @@ class StateStore:
         """
         self.on_committed: Callable[[StateBatch], None] | None = None
         """A function that `commit` calls after each commit. `commit` raises its errors."""
+        self.on_changes: Callable[[list[Change]], None] | None = None
+        """A function that gets the rows that each commit changed, after the commit.
+
+        It is called before `on_committed`. `commit` raises its errors. The commit has taken effect
+        then, so the store must be closed.
+        """
         try:
             self._env = lmdb.open(
                 path,
@@ -235,6 +242,17 @@ class StateStore:
         with self._reading() as txn:
             yield META, bytes(txn.get(META))
             yield from small_rows_of(txn)
+
+    def dump(self, after: bytes = b"", bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
+        """Yield keys and values of all rows as stored, in lists of about 1 MiB, without a check.
+
+        No commit may run before the iterator ends or is closed. To dump a large store between
+        commits, take one list, close the iterator, and continue with another one `after` the last
+        key. The copy is right if it gets the lists and the changes in the order in which they were
+        made.
+        """
+        with self._reading() as txn:
+            yield from row_batches(txn, after, bytes_max)
 
     def holes(self, channel: str) -> list[HoleRow]:
         """Return a channel's holes that are not deferred."""
@@ -362,7 +380,8 @@ class StateStore:
         while True:
             try:
                 with self._env.begin(write=True) as txn:
-                    garbage = apply(txn, batch, garbage=self.garbage)
+                    recorder = RecordingTransaction(txn) if self.on_changes is not None else None
+                    garbage = apply(recorder or txn, batch, garbage=self.garbage)
                 self.garbage = garbage
                 break
             except lmdb.MapFullError as error:
@@ -374,6 +393,8 @@ class StateStore:
                 self._env.set_mapsize(self.map_bytes)
             except lmdb.Error as error:
                 raise after_commit(self._env, translate(error, self._path)) from error
+        if recorder is not None and self.on_changes is not None:
+            self.on_changes(recorder.changes())
         if self.on_committed is not None:
             self.on_committed(batch)
 
@@ -384,12 +405,15 @@ class StateStore:
         """
         try:
             with self._env.begin(write=True) as txn:
-                kept = SmallRows(txn, {**meta, "rows": 0, "sum": 0})
+                recorder = RecordingTransaction(txn) if self.on_changes is not None else None
+                kept = SmallRows(recorder or txn, {**meta, "rows": 0, "sum": 0})
                 for key, data in rows:
                     kept.put(key, data)
                 kept.save()
         except lmdb.Error as error:
             raise after_commit(self._env, translate(error, self._path)) from error
+        if recorder is not None and self.on_changes is not None:
+            self.on_changes(recorder.changes())
 
 
 class _Reading:

@@ -73,9 +73,14 @@ class FakeStorage:
         self.orders: list[tuple[Any, ...]] = []
         self.stops = 0
         self.is_stopped = True
+        self.ships = True
+        self.waits_for_bucket = False
 
     def recovered(self) -> Recovered:
         return self._recovered
+
+    def may_append(self, messages: int = 0) -> bool:
+        return not self.waits_for_bucket
 
     def born(self) -> dict[str, Any]:
         return {"channels": [], "alarms": []}
