@@ -9,6 +9,7 @@ import os
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _libc = ctypes.CDLL(None)
 
 
@@ -27,6 +28,18 @@ def keep_memory() -> None:
     with contextlib.suppress(AttributeError):  # another C library may not have this function
         _libc.mallopt(_M_MMAP_THRESHOLD, 16 * 1024 * 1024)
         _libc.mallopt(_M_TRIM_THRESHOLD, 32 * 1024 * 1024)
+
+
+def return_large_memory() -> None:
+    """Give large blocks back to the system as soon as they are freed.
+
+    The archive actor calls this. Its many threads hold a few blocks of several MiB each. If they
+    were kept, each thread would keep its own.
+    """
+    with contextlib.suppress(AttributeError):
+        _libc.mallopt(_M_ARENA_MAX, 2)
+        _libc.mallopt(_M_MMAP_THRESHOLD, 256 * 1024)
+        _libc.mallopt(_M_TRIM_THRESHOLD, 1024 * 1024)
 
 
 def release_memory() -> None:

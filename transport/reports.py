@@ -220,6 +220,12 @@ class ArchiveFacts(TypedDict):
     unarchived_bytes: int
 
 
+class ShippingFacts(TypedDict):
+    shipping: str
+    shipped_end: int
+    ship_lag_s: float
+
+
 class DelayedFacts(TypedDict):
     delayed_count: int
     delayed_bytes: int
@@ -233,7 +239,9 @@ class StageFacts(TypedDict):
     staged_bytes: int
 
 
-class StorageFacts(LogFacts, RetentionFacts, UpkeepFacts, ArchiveFacts, DelayedFacts, StageFacts):
+class StorageFacts(
+    LogFacts, RetentionFacts, UpkeepFacts, ArchiveFacts, ShippingFacts, DelayedFacts, StageFacts
+):
     """The fields of `stats` that the topic's storage reports."""
 
     transactions: int
@@ -279,11 +287,16 @@ class BucketStats(TypedDict):
 
     url: str
     trouble: str
+    shipping: str
+    lag_s: float
     write_requests: int
     read_requests: int
     remove_requests: int
     sent_bytes: int
     received_bytes: int
+    cost: float
+    shipped_bytes: int
+    shipped_ticks: int
 
 
 class GatewayStats(TypedDict):

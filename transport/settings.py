@@ -39,9 +39,11 @@ ARCHIVE: Final = {
     "on": "copy full log files to the bucket",
     "off": "keep the topic on the disk only",
 }
-# The sync mode is chosen when a topic is created. It decides when a publish is answered.
+# The sync mode decides when a publish is answered. It is chosen when a topic is created. Only
+# `always` and `bucket` may replace each other later.
 SYNC_MODES: Final = {
     "always": "answered when it is on disk: nothing that was answered is lost, whatever happens",
+    "bucket": "answered when it is on disk and in the bucket: it outlives the disk too (--bucket)",
     "interval": "answered when it is written, synced every 100 ms: a power cut may cost that much",
     "never": "the kernel decides when: a power cut may cost more",
 }

@@ -36,12 +36,15 @@ from ...storage.bucket.probe import probe
 from ...storage.errors import Damaged, StorageError
 from ...storage.files import Files
 from ...storage.log.chunk import ArchivedChunk
+from ...storage.shipping.tick_format import state_folder
 from ...transport.errors import E_BUCKET, E_CHECKSUM, E_FENCED, Refused
+from ...transport.memory import return_large_memory
 from ...transport.wire import protocol as p
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Envelope, Mail, Port
 from ..runtime.worker_thread import WorkerThread
 from ..settings.starts import ArchiveStart
+from .shipper import POLL_MS, Shipper
 
 log = logging.getLogger("zsq")
 
@@ -50,6 +53,8 @@ FETCH_THREADS: Final = 4
 # At the first start, a call may take this long. The broker starts without a bucket that is slower.
 FIRST_CALL_S: Final = 5.0
 CHECK_PAUSE_S: Final = 10.0
+# A tick is sent again if the store does not answer for this time.
+SHIP_CALL_S: Final = 15.0
 _S: Final = 1_000_000_000
 _Shape = Callable[[Any], dict[str, Any]]
 
@@ -59,6 +64,7 @@ class ArchiveActor(Actor[ArchiveStart]):
 
     def on_start(self) -> dict[str, Any]:
         given = self.given
+        return_large_memory()
         self._files = Files()
         self._trouble = ""
         self._failing = ""  # the last failure of a call, "" after one that succeeded
@@ -67,6 +73,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._claimed: Claimed | None = None
         self._forgotten: set[str] = set()
         self._forget_ns = 0
+        self._polls = False
         self._bucket = self._open(FIRST_CALL_S if given.first else CALL_S)
         if given.first:
             self._check_first()
@@ -79,15 +86,50 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._uploads = self._threads("upload", UPLOAD_THREADS)
         self._fetches = self._threads("fetch", FETCH_THREADS)
         (self._control,) = self._threads("control", 1)
+        self._shipper = self._make_shipper()
         self.front = self.open_router(given.front)
         self.front.route(p.OpenArchive, self.tell_archive)
         self.front.route(p.UploadChunk, self.upload)
         self.front.route(p.FetchSegment, self.fetch)
         self.front.route(p.WriteManifest, self.write_manifest)
+        self.front.route(p.OpenShipping, self._ships(Shipper.open_topic))
+        self.front.route(p.Ship, self._ships(Shipper.ship))
+        self.front.route(p.ShipBase, self._ships(Shipper.upload_base))
         self.supervisor.route(p.ForgetArchive, self.forget)
+        self.supervisor.route(p.ShipNow, self._ship_now)
+        self.obey_reload(p.ReloadShipping, self._take_bound)
         self.every(1_000, self._tick)
         self._tick()
         return {"bucket": given.url}
+
+    def _make_shipper(self) -> Shipper | None:
+        given = self.given
+        if not given.ship_lag_s:
+            return None
+        bucket = self._open(SHIP_CALL_S)
+        bucket.counts_of(self._bucket)
+        return Shipper(
+            bucket,
+            given.data_dir,
+            int(given.ship_lag_s * _S),
+            self._control,
+            self._uploads,
+            self._threads,
+            self.front_send,
+            lambda uuid: self.supervisor.send((), p.WakeTopic(uuid)),
+            self._forgotten.add,
+        )
+
+    def _take_bound(self, told: p.ReloadShipping) -> None:
+        if self._shipper is not None:
+            self._shipper.set_bound(told.bucket_lag_s)
+
+    def _ship_now(self, port: Port, mail: Mail, message: p.ShipNow) -> None:
+        if self._shipper is not None:
+            self._shipper.ship_now()
+
+    def front_send(self, envelope: Envelope, message: p.Wire) -> bool:
+        return self.front.send(envelope, message)
 
     def _open(self, call_s: float) -> CountedBucket:
         try:
@@ -155,6 +197,37 @@ class ArchiveActor(Actor[ArchiveStart]):
         job = partial(self._manifests.write, made, gone)
         self._submit([self._control], mail.envelope, message.request, job, _as_number)
 
+    def _ships(
+        self, handle: Callable[[Shipper, Envelope, Any], None]
+    ) -> Callable[[Port, Mail, Any], None]:
+        """Return a handler of a request to the shipper."""
+
+        def carry_out(port: Port, mail: Mail, message: Any) -> None:
+            shipper = self._shipper
+            if self._claimed is None:
+                raise Refused(E_BUCKET, self._trouble or "the bucket is being checked")
+            if shipper is None or not self._claimed.writes:
+                port.send(mail.envelope, p.Done(message.request, {"writes": False}))
+                return
+            handle(shipper, mail.envelope, message)
+
+        return carry_out
+
+    def on_turn(self) -> None:
+        shipper = self._shipper
+        if shipper is None:
+            return
+        shipper.poll()
+        if shipper.is_busy != self._polls:
+            self._polls = shipper.is_busy
+            if self._polls:
+                self.every(POLL_MS, self._poll)
+            else:
+                self.cease(self._poll)
+
+    def _poll(self) -> None:
+        """Wake the loop, so that a tick that is due is sent."""
+
     def _submit(
         self,
         threads: Sequence[WorkerThread],
@@ -192,6 +265,8 @@ class ArchiveActor(Actor[ArchiveStart]):
     def forget(self, port: Port, mail: Mail, message: p.ForgetArchive) -> None:
         """Remove all objects of a deleted topic. A failure is repeated until this process ends."""
         self._forgotten.add(message.uuid)
+        if self._shipper is not None:
+            self._shipper.forget(message.uuid)
         self._forget_next()
 
     def _forget_next(self) -> None:
@@ -199,7 +274,13 @@ class ArchiveActor(Actor[ArchiveStart]):
         due = time.monotonic_ns() >= self._forget_ns
         if writes and due and self._forgotten and not self._control.pending:
             uuid = min(self._forgotten)
-            self._control.submit(partial(self._forgot, uuid), partial(self._manifests.forget, uuid))
+            self._control.submit(partial(self._forgot, uuid), partial(self._remove_all, uuid))
+
+    def _remove_all(self, uuid: str) -> None:
+        """Remove all objects of a topic, in a thread. The manifests go last."""
+        self._bucket.remove(sorted(self._bucket.names(state_folder(uuid))))
+        self._bucket.remove_folder(state_folder(uuid))
+        self._manifests.forget(uuid)
 
     def _forgot(self, uuid: str, value: object) -> None:
         if not isinstance(value, Exception):
@@ -215,6 +296,9 @@ class ArchiveActor(Actor[ArchiveStart]):
 
     def _tick(self) -> None:
         self._forget_next()
+        if self._shipper is not None and self._claimed is not None and self._claimed.writes:
+            self._shipper.open(self._claimed.claim.archive)
+            self._shipper.tick()
         away = self._claimed is None and not self._checking
         if away and time.monotonic_ns() >= self._check_ns:
             self._checking = True
@@ -243,22 +327,36 @@ class ArchiveActor(Actor[ArchiveStart]):
     # The end
 
     def _idle(self) -> bool:
-        return not any(one.pending for one in (*self._uploads, *self._fetches, self._control))
+        return not any(one.pending for one in self._all_threads())
+
+    def _all_threads(self) -> list[WorkerThread]:
+        shipping = self._shipper.threads() if self._shipper is not None else ()
+        return [*self._uploads, *self._fetches, self._control, *shipping]
 
     def on_end(self) -> None:
         if not self._idle():
             # A thread waits for the store. Its request may be repeated, so the process ends now.
             logging.shutdown()
             os._exit(0)
-        for thread in (*self._uploads, *self._fetches, self._control):
+        for thread in self._all_threads():
             thread.close()
 
     def statistics(self) -> dict[str, object]:
         counts = self._bucket.counts
+        shipping = {"shipping": "off", "lag_s": 0.0, "shipped_bytes": 0, "shipped_ticks": 0}
+        trouble = self._trouble or self._failing
+        if self._shipper is not None:
+            shipping = self._shipper.statistics()
+            trouble = trouble or self._shipper.trouble
+        requests = counts.write_requests, counts.read_requests
         return {
+            **shipping,
+            "cost": sum(
+                count * cost / 1000 for count, cost in zip(requests, self.given.costs, strict=True)
+            ),
             "url": self.given.url,
             "archive": self._claimed.claim.archive if self._claimed is not None else "",
-            "trouble": self._trouble or self._failing,
+            "trouble": trouble,
             "write_requests": counts.write_requests,
             "read_requests": counts.read_requests,
             "remove_requests": counts.remove_requests,

@@ -26,6 +26,7 @@ from ...transport.reports import (
     PublisherStats,
     Rates,
     RetentionFacts,
+    ShippingFacts,
     StageFacts,
     SupplyFacts,
     UpkeepFacts,
@@ -116,12 +117,21 @@ class ArchivePulse(ArchiveFacts):
     archiving: bool
 
 
-class StoragePulse(LogFacts, RetentionPulse, UpkeepPulse, ArchivePulse, DelayedPulse, StagingPulse):
+class ShippingPulse(ShippingFacts):
+    """The shipping in a pulse. `is_shipping` is True while something is left to ship."""
+
+    is_shipping: bool
+
+
+class StoragePulse(
+    LogFacts, RetentionPulse, UpkeepPulse, ArchivePulse, ShippingPulse, DelayedPulse, StagingPulse
+):
     """The storage's part of a topic's pulse.
 
     `waiting` is the offset from which messages wait for a first channel. `oldest_ns` maps each
     channel to the time when its oldest unfinished message was stored. The key "" stands for the
-    whole topic. `backup` is True while a backup of the topic is being made.
+    whole topic. `backup` is True while a backup of the topic is being made. `ship_refused` is why
+    publishes are refused because of the bucket, or "".
     """
 
     appends: int
@@ -131,6 +141,7 @@ class StoragePulse(LogFacts, RetentionPulse, UpkeepPulse, ArchivePulse, DelayedP
     channels: int
     producers_known: int
     state_alarm: str
+    ship_refused: str
     disk_full: str
     oldest_ns: Mapping[str, int]
 

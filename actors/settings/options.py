@@ -314,6 +314,8 @@ PRODUCER_KEPT_S: Final = 7 * 86_400
 
 # Storage
 CHECKPOINT_INTERVAL_MS: Final = 1_000
+# With a bucket, a topic reserves at least this many offsets ahead in the log of ticks.
+SHIP_RESERVE: Final = 1 << 16
 # A small append is synced in the loop if no other sync is under way. To wake the thread and then
 # the loop would cost more.
 INLINE_SYNC_BYTES_MAX: Final = 64 * KIB
@@ -479,6 +481,9 @@ SOCKETS_MAX: Final = 16_384
 DRAIN_MAX: Final = 256  # messages read from one socket in one turn of the loop
 
 
+BUCKET_LAG_S: Final = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """Options of `zsq serve`.
@@ -493,7 +498,9 @@ class ServeOptions:
     is the size of the largest message that is accepted. If a topic is not used for `sleep_after_s`
     seconds, its processes end. 0 means that they never end. `bucket` is the URL of the bucket in
     which full log files are archived, "" for none. `bucket_cache_bytes` is the size of the cache on
-    the disk, for each topic, for what is read from the bucket.
+    the disk, for each topic, for what is read from the bucket. `bucket_lag_s` is the bound within
+    which everything newer is shipped to the bucket. 0 means that it is not shipped. `bucket_costs`
+    are the costs of 1,000 requests that write, and of 1,000 that read.
     """
 
     data_dir: Path
@@ -516,6 +523,8 @@ class ServeOptions:
     security: SecurityOptions = field(default_factory=SecurityOptions)
     bucket: str = ""
     bucket_cache_bytes: int = BUCKET_CACHE_BYTES
+    bucket_lag_s: float = BUCKET_LAG_S
+    bucket_costs: tuple[float, float] = (0.0, 0.0)
 
 
 def push_listen(serve_options: ServeOptions) -> str:

@@ -33,7 +33,8 @@ class StorageStart:
     created. `closed` means closed to publishers. `woken` means that the topic was asleep.
     `refused_count` and `removed_bytes` are what it counted before. `archive` is the endpoint of the
     archive actor, `bucket` the URL of the bucket, and `cache_bytes` the size of the cache for
-    chunks in the bucket. Without a bucket they are "", "" and 0.
+    chunks in the bucket. Without a bucket they are "", "" and 0. `ship_lag_s` is the bound within
+    which everything else is shipped to the bucket, or 0 if it is not shipped.
     """
 
     front: str
@@ -59,6 +60,7 @@ class StorageStart:
     archive: str = ""
     bucket: str = ""
     cache_bytes: int = 0
+    ship_lag_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,8 @@ class ArchiveStart(ActorStart):
     `url` is the bucket's. `broker` is the broker's uuid. `writer` identifies this run of the
     broker. `known` is the identity of the archive that the broker used last, or "", and `fresh` the
     identity of a new one. `first` means that the broker starts, so it ends if the bucket cannot be
-    used.
+    used. `data_dir` is the data directory, and `ship_lag_s` the bound of shipping, or 0. `costs`
+    are those of 1,000 requests that write, and that read.
     """
 
     url: str
@@ -121,6 +124,9 @@ class ArchiveStart(ActorStart):
     known: str
     fresh: str
     first: bool = True
+    data_dir: str = ""
+    ship_lag_s: float = 0.0
+    costs: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

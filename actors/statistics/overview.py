@@ -34,6 +34,7 @@ from .schema import ENDS, rows_of
 from .statistics import (
     behind_pause,
     broker_health,
+    bucket_row,
     log_head,
     process_rows,
     said_of_topic,
@@ -91,7 +92,8 @@ class Overview:
     def answer(self, asked: Mapping[str, object]) -> answers.OverviewAnswer:
         """Return an overview.
 
-        `since` is the version that the client has. `processes` and `alarms` add these rows.
+        `since` is the version that the client has. `processes` adds the rows of the processes and
+        of the bucket, and `alarms` those of the alarms.
         """
         since = asked.get("since", 0)
         unknown = asked.keys() - {"since", "processes", "alarms"}
@@ -128,6 +130,8 @@ class Overview:
             found["processes"] = [
                 {"state": "up", **row} for row in process_rows(self._view, memory=False)
             ]
+            if (bucket := bucket_row(self._view)) is not None:
+                found["bucket"] = bucket
         if asked.get("alarms"):
             alarms = self._view.alarms
             found["alarms"] = {
@@ -181,6 +185,7 @@ class Overview:
             group.state,
             group.failure,
             group.row.closed,
+            group.row.sync,
             group.restarts.count,
         )
         if (

@@ -92,6 +92,8 @@ _VIEW: Final = "statistics/statistics.py"
 _METRICS: Final = "gateways/http/api/metrics.py"
 _RETENTION: Final = "storage/retention.py"
 _ARCHIVE: Final = "storage/archiving.py"
+_SHIPPING: Final = "storage/shipping.py"
+_SHIPPER: Final = "archive/shipper.py"
 _ARCHIVE_ACTOR: Final = "archive/archive_actor.py"
 _DELAYED: Final = "storage/delayed.py"
 _ROW: Final = "statistics/channel_rows.py"
@@ -132,6 +134,14 @@ _BROKER: Final = (
     _S("bucket", "url", "text", _ARCHIVE_ACTOR, "URL of the bucket", default=""),
     _S("bucket", "trouble", "text", _ARCHIVE_ACTOR, "1: the bucket can be used; 0: it cannot", metric="zsq_bucket_healthy", default="",
        note="why the bucket cannot be used; `\"\"` while it can. In `/metrics` 1 while it can"),
+    _S("bucket", "shipping", "text", _SHIPPER, "`open` while changes are shipped, `closed` or `taking over` before, `lost` after another"
+       " copy of the broker took over, `off` without shipping", default="off"),
+    _S("bucket", "lag_s", "s", _SHIPPER, "age of the oldest change that waits to be shipped", metric="zsq_bucket_lag_seconds",
+       default=0.0),
+    _S("bucket", "cost", "money", _ARCHIVE_ACTOR, "cost of the requests so far, by --bucket-cost; 0 without it",
+       metric="zsq_bucket_cost_total", default=0.0),
+    _S("bucket", "shipped_bytes", "bytes", _SHIPPER, "bytes of ticks that were shipped", metric="zsq_bucket_shipped_bytes_total"),
+    _S("bucket", "shipped_ticks", "ticks", _SHIPPER, "ticks that were shipped", metric="zsq_bucket_shipped_ticks_total"),
     _S("bucket", "write_requests", "requests", _ARCHIVE_ACTOR,
        "requests that stored or listed objects, since the archive's process began", metric="zsq_bucket_write_requests_total"),
     _S("bucket", "read_requests", "requests", _ARCHIVE_ACTOR, "requests that read objects", metric="zsq_bucket_read_requests_total"),
@@ -199,6 +209,12 @@ _TOPIC: Final = (
        title="in bucket", rare=6, top="in bucket"),
     _S("topic", "unarchived_bytes", "bytes", _ARCHIVE, "full files of the log that are not in the bucket yet; 0 without a bucket",
        metric="zsq_topic_unarchived_bytes", view="unarchived_bytes", title="not yet", rare=6),
+    _S("topic", "shipping", "text", _SHIPPING, "`open` while the topic is shipped, `catching up` until the bucket has its history, `closed`"
+       " or `opening` while it cannot, `fenced` after another copy of the broker took over, `off` without shipping", default="off"),
+    _S("topic", "shipped_end", "offset", _SHIPPING, "the bucket has all messages below this offset; 0 without shipping",
+       metric="zsq_topic_shipped_end"),
+    _S("topic", "ship_lag_s", "s", _SHIPPING, "age of the oldest change that the bucket does not have; 0 if it has all",
+       metric="zsq_topic_ship_lag_seconds", default=0.0),
     _S("topic", "dropped_count", "messages", _RETENTION, "unfinished messages that retention dropped",
        metric="zsq_topic_dropped_messages_total", view="dropped", title="dropped, up to", rare=1, top="dropped"),
     _S("topic", "refused_count", "publishes", _RETENTION, "publishes refused because the topic was full",

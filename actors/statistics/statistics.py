@@ -186,7 +186,8 @@ def write_trouble(group: TopicView, disk: DiskView) -> str:
         down = again or group.state in (GroupState.CLEARING, GroupState.FAILED)
         return f"{group.state.value} {group.failure}".strip() if down else ""
     stats = storage_pulse(group)
-    said = [text for text in (stats.get("state_alarm"), stats.get("delayed_full")) if text]
+    causes = (stats.get("state_alarm"), stats.get("delayed_full"), stats.get("ship_refused"))
+    said = [text for text in causes if text]
     if not said and (full := _disk_full(group)):
         said = [_refused_text(group, disk, full)]
     return "; ".join([*said, *_not_written_since(group)])
@@ -302,9 +303,8 @@ def broker_statistics(view: BrokerView, topic: str, channel: str, details: Detai
     lists: BrokerLists = {}
     if not topic:
         lists["gateways"] = [_gateway(child) for child in gateways if child.state == "up"]
-        archives = [child for child in view.singles.values() if child.spec.kind == "archive"]
-        if archives:
-            lists["bucket"] = _bucket(archives[0])
+        if (bucket := bucket_row(view)) is not None:
+            lists["bucket"] = bucket
         lists["recent_alarms"], lists["alarm_receivers"] = (
             view.alarms.recent(),
             view.alarms.receivers(),
@@ -361,10 +361,13 @@ def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
     return rows
 
 
-def _bucket(child: Child) -> BucketStats:
-    """Return the row of the bucket; counts are 0 before the first report."""
-    missing = defaults("bucket")
-    return cast("BucketStats", {name: child.stats.get(name, missing[name]) for name in missing})
+def bucket_row(view: BrokerView) -> BucketStats | None:
+    """Return the row of the bucket, or None without one; counts are 0 before the first report."""
+    archives = [child for child in view.singles.values() if child.spec.kind == "archive"]
+    if not archives:
+        return None
+    stats, missing = archives[0].stats, defaults("bucket")
+    return cast("BucketStats", {name: stats.get(name, missing[name]) for name in missing})
 
 
 def _gateway(child: Child) -> GatewayStats:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Final
 
 from ...storage.archive.chunk_cache import Segment
@@ -38,8 +38,8 @@ from ...storage.log.index import INDEX_EVERY_BYTES
 from ...storage.log.log_format import chunk_name
 from ...transport.errors import E_CHECKSUM, E_FENCED
 from ...transport.wire import protocol as p
-from ..runtime.port import Mail, Port
 from ..runtime.pulses import ArchivePulse
+from .archive_link import ArchiveLink
 from .commits import StateCommits
 
 log = logging.getLogger("zsq")
@@ -50,14 +50,13 @@ PAUSE_S: Final = 2.0
 PAUSE_S_MAX: Final = 60.0
 MANIFEST_S: Final = 5.0  # the shortest time between two manifests
 _S: Final = 1_000_000_000
-_Then = Callable[[p.Done | p.Failed], None]
 
 
 class Archiver:
     """The archive of one topic.
 
-    `link` opens the connection to the archive actor. `arrived` is called when fetched segments have
-    arrived, or could not be fetched.
+    `arrived` is called when fetched segments have arrived, or could not be fetched. `when_shipped`
+    calls its argument when all that is committed now is in the log of ticks.
     """
 
     def __init__(
@@ -67,8 +66,9 @@ class Archiver:
         uuid: str,
         title: str,
         state: StateCommits,
-        link: Callable[[], Port],
+        link: ArchiveLink,
         arrived: Callable[[], object],
+        when_shipped: Callable[[Callable[[], object]], object] = lambda action: action(),
         *,
         is_on: bool,
     ) -> None:
@@ -80,12 +80,11 @@ class Archiver:
         self._uuid = uuid
         self._title = title
         self._state = state
-        self._open_link = link
+        self._link = link
         self._arrived = arrived
+        self._when_shipped = when_shipped
         self.is_on = is_on
         """False if the topic's setting says that new chunks are not archived."""
-        self._requests = 0
-        self._out: dict[int, _Then] = {}
         self._uploading: set[int] = set()
         self._committing: set[int] = set()
         self._unfit: dict[int, str] = {}
@@ -106,26 +105,11 @@ class Archiver:
         self._retry_ns = 0
         self.trouble = ""
 
-    @cached_property
-    def _link(self) -> Port:
-        port = self._open_link()
-        port.route(p.Done, self._answered)
-        port.route(p.Failed, self._answered)
-        return port
-
-    def _ask(self, make: Callable[[int], p.Wire], then: _Then) -> None:
-        self._requests += 1
-        self._out[self._requests] = then
-        self._link.send((), make(self._requests))
-
-    def _answered(self, port: Port, mail: Mail, message: p.Done | p.Failed) -> None:
-        then = self._out.pop(message.request, None)
-        if then is not None:  # None: it was asked again meanwhile
-            then(message)
-
     def gone(self) -> None:
-        """Ask again for what the archive actor has not answered, because it died."""
-        self._out.clear()
+        """Ask again for what the archive actor has not answered, because it died.
+
+        The link has forgotten its requests.
+        """
         self._uploading.clear()
         self._manifest_due, self._manifest_out = True, False
         self._place, self._asking, self._began = 0, False, False
@@ -149,7 +133,7 @@ class Archiver:
         # A topic without sealed chunks needs no bucket yet.
         if not self._asking and (self._store.archived or len(self._log.chunks) > 1):
             self._asking = True
-            self._ask(p.OpenArchive, self._opened)
+            self._link.ask(p.OpenArchive, self._opened)
 
     def _opened(self, answer: p.Done | p.Failed) -> None:
         self._asking = False
@@ -203,7 +187,7 @@ class Archiver:
                 return
             if base not in self._uploading:
                 self._uploading.add(base)
-                self._ask(
+                self._link.ask(
                     partial(
                         p.UploadChunk,
                         uuid=self._uuid,
@@ -233,7 +217,7 @@ class Archiver:
         if row.place != self._place:
             self._place = 0  # the archive actor uses another archive now
             return
-        if row.next_offset != following:
+        if self._log.skip(row.next_offset) < following:
             self._unfit[base] = (
                 f"{self._store.directory}/{chunk_name(base)} is damaged and is not archived: it "
                 f"ends at offset {row.next_offset}, and the next chunk begins at {following}"
@@ -269,12 +253,14 @@ class Archiver:
             self._state.then(partial(self._expired, gone))
 
     def _expired(self, gone: Sequence[int]) -> None:
-        for base in gone:
-            row = self._store.archived.pop(base)
-            if row.place == self._place:
-                self._gone.append(row)
-            self._expiring.discard(base)
+        rows = [self._store.archived.pop(base) for base in gone]
+        self._expiring.difference_update(gone)
         self._cache.forget_below(self._log.start)
+        # A broker that is restored without this commit still has the rows of these chunks.
+        self._when_shipped(partial(self._expiry_shipped, rows))
+
+    def _expiry_shipped(self, rows: Sequence[ArchivedChunk]) -> None:
+        self._gone += [row for row in rows if row.place == self._place]
         self._manifest_due = True
 
     def _write_manifest(self) -> None:
@@ -289,7 +275,7 @@ class Archiver:
             if row.place == self._place
         ]
         gone, self._gone = self._gone, []
-        self._ask(
+        self._link.ask(
             partial(
                 p.WriteManifest,
                 topic=self._name,
@@ -359,7 +345,7 @@ class Archiver:
                 self._cache.failed(segment, why)
                 failed = True
                 continue
-            self._ask(
+            self._link.ask(
                 partial(
                     p.FetchSegment,
                     uuid=self._uuid,

@@ -111,14 +111,16 @@ class DelayedMessages:
     """The delayed messages of one topic.
 
     `listener` is the topic. `moved` is called with the log's end after an append. `hint` is called
-    with the monotonic time at which a scan is needed, and `answer` with the answer to an order.
+    with the monotonic time at which a scan is needed, and `answer` with the answer to an order. No
+    move begins while `may_move` returns False.
     """
 
     def __init__(
         self, store: Store, title: str, thread: Jobs, listener: DelayedListener,
         moved: Callable[[int], None], hint: Callable[[int], None], answer: Callable[[p.Done | p.Failed], None],
-        shortage: Shortage, clock: Clock | None = None,
+        shortage: Shortage, clock: Clock | None = None, may_move: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
+        self._may_move = may_move
         self.state = MoveState.IDLE
         self._open = False  # the topic is open, and messages may go to the log
         self._store = store
@@ -227,6 +229,7 @@ class DelayedMessages:
     def scan(self, port: Port, mail: Mail, message: p.Scan) -> None:
         now = self._clock.wall_ns()
         dirty = self._open and self.state is MoveState.IDLE and 0 < self.summary.next_due_ns <= now
+        dirty = dirty and self._may_move()
         if dirty:
             self._go("due")
             self.submit(
@@ -428,6 +431,13 @@ class DelayedMessages:
     def _use(self) -> DelayedStore:
         """Return the store, and create it if it does not exist. This runs in the thread."""
         return self._store.make_delayed(self._clock.wall_ns())
+
+    def read(self, job: Callable[[Any], Any], then: Callable[[Any], None]) -> None:
+        """Run a job with the store in its thread. The argument is None without a store."""
+        if self._store.delayed is None:
+            then(job(None))
+        else:
+            self.submit(then, lambda: job(self._use()))
 
     def submit(self, then: Callable[[Any], None], job: Callable[[], Any]) -> None:
         self._thread.submit(then, job)

@@ -49,7 +49,8 @@ class _Waiting(NamedTuple):
 
 
 class Reads:
-    """Serves readers up to the durable end, and channels up to `channels_end`.
+    """Serves readers up to `readers_end`, by default the durable end, and channels up to
+    `channels_end`.
 
     A request whose bytes are only in the bucket waits until they are fetched (`arrived`).
     """
@@ -60,7 +61,9 @@ class Reads:
         channels_end: Callable[[], int],
         alarm: Callable[[str], None],
         archive: Callable[[], Archived | None] = lambda: None,
+        readers_end: Callable[[], int] | None = None,
     ) -> None:
+        self._readers_end = readers_end or (lambda: store_log.synced_end)
         self._log = store_log
         self._channels_end = channels_end
         self._alarm = alarm
@@ -168,14 +171,14 @@ class Reads:
 
     def fetch(self, port: Port, mail: Mail, message: p.Fetch) -> None:
         try:
-            self._fetch(port, mail, message, self._log.synced_end, options.READER_BYTES_MAX)
+            self._fetch(port, mail, message, self._readers_end(), options.READER_BYTES_MAX)
         except NotHere:
             raise
         except Unreadable as error:
             raise refused(error) from None
 
     def _within(self, offset: int) -> int:
-        return min(max(offset, self._log.start), self._log.synced_end)
+        return min(max(offset, self._log.start), self._readers_end())
 
     def find_offset(self, port: Port, mail: Mail, message: p.OffsetAt) -> None:
         if not 0 <= message.newest <= NEWEST_MAX:
@@ -187,8 +190,10 @@ class Reads:
         data: dict[str, Any] = {
             "offset": offset,
             "start": self._log.start,
-            "head": self._log.synced_end,
+            "head": self._readers_end(),
         }
+        if gaps := self._log.reader.damage.gaps:
+            data["gaps"] = tuple(tuple(gap) for gap in gaps)
         archived = self._archive()
         if archived is not None:
             data["archive"] = archived._asdict()
@@ -196,7 +201,7 @@ class Reads:
 
     def _newest(self, count: int) -> int:
         try:
-            return self._within(self._log.reader.newest(count, self._log.synced_end))
+            return self._within(self._log.reader.newest(count, self._readers_end()))
         except NotHere:
             raise
         except Unreadable as error:
@@ -237,7 +242,7 @@ class Reads:
             raise refused(error) from None
 
     def measure(self, port: Port, mail: Mail, message: p.Measure) -> None:
-        head = self._log.synced_end
+        head = self._readers_end()
         start, end = (
             self._within(message.start),
             head if message.end < 0 else self._within(message.end),

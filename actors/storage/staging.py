@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ...storage.directory.store import Store
 from ...storage.errors import Damaged, DiskFull, StoreFailed
@@ -200,19 +200,36 @@ _NS_PER_S = 1_000_000_000
 _FORGET_EVERY_NS = 3600 * _NS_PER_S
 
 
+class ShippedCommits(Protocol):
+    """The shipping of a topic, for its commits (`shipping.py`)."""
+
+    def check(self) -> None:
+        """Raise `Refused` if publishes have waited too long for the bucket."""
+
+    def reserve(self, messages: int, then: Callable[[], object]) -> bool:
+        """Return True if so many offsets are reserved. Otherwise `then` is called when they are."""
+        ...
+
+    def then(self, action: Callable[[], object]) -> None:
+        """Call `action` when all that is synced and committed now is in the bucket."""
+
+
 class StageCommits:
     """Stages and transactions of one topic.
 
     Writers' messages arrive at `port`. `admit` raises if that many bytes would exceed the
     topic's bound. `on_committed` is called when a group is in the log. `shortage` is shared with
-    the other parts that write the topic's log. A topic `in_memory` has no stages.
+    the other parts that write the topic's log. A topic `in_memory` has no stages. With `shipping`,
+    a commit is answered when it is in the bucket.
     """
 
     def __init__(
         self, store: Store, state: StateCommits, thread: Jobs, table: Table, core: Stages, port: Port, admit: Callable[[int], None],
         on_committed: Callable[[], None], shortage: Shortage, *, stage_timeout_s: float = 0.0,
         message_bytes_max: int = MESSAGE_BYTES_MAX, in_memory: bool = False, closed: bool = False,
+        shipping: ShippedCommits | None = None,
     ) -> None:  # fmt: skip
+        self._shipping = shipping
         self._limits = Limits(message_bytes_max)
         self.core = core
         self.thread = thread
@@ -461,11 +478,14 @@ class StageCommits:
                 "repeated": True,
             }
             # The row of an empty commit may not be on disk yet.
-            self._state.then(partial(port.send, mail.envelope, p.Done(message.request, answer)))
+            answer_now = partial(port.send, mail.envelope, p.Done(message.request, answer))
+            self._state.then(partial(self._when_shipped, answer_now))
             return
         if self._queue.waits(port, mail, message):
             return
         self._check_open()
+        if not self._is_reserved(port, mail, message):
+            return
         stages = self.core.check_parts(transaction, message.parts)
         self._make_room(message.app)
         merge = self._log.begin_merge([self._staging.part(stage) for stage in stages])
@@ -473,6 +493,26 @@ class StageCommits:
             self._commit(port, mail, message, transaction, stages, None)
             return
         self._queue.add(PendingCommit(port, mail, message, transaction, stages, merge))
+
+    def _is_reserved(self, port: Port, mail: Mail, message: p.Commit) -> bool:
+        """Return False if the commit waits for offsets. It is then tried again."""
+        if self._shipping is None:
+            return True
+        self._shipping.check()
+        messages = sum(part[2] for part in message.parts)
+        return self._shipping.reserve(messages, partial(self._try_again, port, mail, message))
+
+    def _try_again(self, port: Port, mail: Mail, message: p.Commit) -> None:
+        try:
+            self.commit(port, mail, message)
+        except ZsqError as error:
+            _refuse(port, mail, message, error)
+
+    def _when_shipped(self, action: Callable[[], object]) -> None:
+        if self._shipping is None:
+            action()
+        else:
+            self._shipping.then(action)
 
     def _commit_merged(self, pending: PendingCommit) -> None:
         self._make_room(pending.transaction.app)
@@ -529,9 +569,9 @@ class StageCommits:
         if group.messages:
             self.entered(sum(part[3] for part in message.parts))
             self._on_committed()
-            answer_now()
+            self._when_shipped(answer_now)
         else:
-            self._state.then(answer_now)
+            self._state.then(partial(self._when_shipped, answer_now))
 
     def abort(self, port: Port, mail: Mail, message: p.Abort) -> None:
         user = user_of(mail.envelope)

@@ -37,7 +37,7 @@ from ...storage.space import Shortage, Space
 from ...storage.state.state import ProducerRow, Table, producer_after
 from ...transport.block.block import Block
 from ...transport.block.block_format import ADDRESSED
-from ...transport.errors import E_BAD_BLOCK, E_CLOSING, E_DISK_FULL, Refused, UsageError
+from ...transport.errors import E_BAD_BLOCK, E_BUCKET, E_CLOSING, E_DISK_FULL, Refused, UsageError
 from ...transport.wire import protocol as p
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Port
@@ -45,6 +45,7 @@ from ..runtime.pulses import StoragePulse
 from ..runtime.worker_thread import LazyThread, WorkerThread
 from ..settings import options
 from ..settings.starts import StorageStart
+from .archive_link import ArchiveLink
 from .archiving import Archiver, no_archive
 from .backups import Backups, BackupState
 from .channels import Channels, OldestTimes
@@ -52,10 +53,17 @@ from .commits import StateCommits
 from .delayed import DelayedListener, DelayedMessages, sequences
 from .reads import Archived, Reads
 from .retention import LogUpkeep, RetentionRunner
+from .shipping import Shipping, no_shipping
 from .stages import Stages
 from .staging import StageCommits
 
 SEQUENCE_MAX: Final = 1 << 63
+NOT_SHIPPED: Final = (
+    "the topic answers publishes when they are in the bucket (--sync bucket), but this broker does "
+    "not ship it: start it with --bucket and --bucket-lag, or set the topic's sync mode to always"
+)
+# A stop waits this long for the bucket.
+STOP_SHIPPING_S: Final = 3.0
 _GONE_MAX = 1_000  # the most producers that one commit forgets
 
 
@@ -171,15 +179,20 @@ class StorageActor:
         self.given = given
         self._listener = listener
         self.title = f"topic {given.name}"
-        self.mode = given.sync
+        # With "bucket", a publish is synced as with "always", and answered when it is shipped.
+        self._answers_shipped = given.sync == "bucket"
+        self.mode = "always" if self._answers_shipped else given.sync
         self.store = self._open()
         self._log = self.store.log
         self._appends = 0
         self._sealed = False
-        self._said_full = ("", "")
+        self._said_full = ("", "", False)
         self._written: deque[_Pending] = deque()
         self._ticket: SyncTicket | None = None
         self._sync_ns = 0  # the duration of the last sync
+        self._ships = False  # the timer of shipping runs
+        self._unshipped: dict[int, Sequence[tuple[int, int]]] = {}  # delayed messages: not answered
+        self._stop_ns = 0  # since when a stop waits for the bucket
         self._space = Space(self.store.files, self.store.directory, self.store.reserve_bytes)
         self._shortage = Shortage()
         self._oldest = OldestTimes(self._log.reader.header_at)
@@ -211,8 +224,11 @@ class StorageActor:
         self._state = StateCommits(state_thread, store.state, table, title, store.keeper)
         self._channels = Channels(self._log, self._state, table, self.mode, in_memory=in_memory)
         self._delayed = DelayedMessages(
-            store, title, delayed_thread, self._listener, self._delayed_moved, self._hint, self._host.answer_order, self._shortage
+            store, title, delayed_thread, self, self._delayed_moved, self._hint, self._host.answer_order, self._shortage,
+            may_move=lambda: self.may_append(options.DELAYED_MOVE_ROWS),
         )  # fmt: skip
+        self._link = ArchiveLink(lambda: self._host.open_dealer(given.archive))
+        self._shipping = self._make_shipping()
         self._archiver = self._make_archiver()
         stages = Stages()
         self._retention = RetentionRunner(
@@ -226,10 +242,12 @@ class StorageActor:
             store, self._state, stage_thread, table, stages,
             self._host.open_router(given.stage, answers_max=options.STAGE_ANSWERS_MAX),
             self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=given.stage_timeout_s,
-            message_bytes_max=given.message_bytes_max, in_memory=in_memory, closed=given.closed,
+            message_bytes_max=given.message_bytes_max, in_memory=in_memory, closed=given.closed, shipping=self._shipping,
         )  # fmt: skip
         self._upkeep = LogUpkeep(store, title, self._housekeeping, is_woken=given.woken)
-        self._reads = Reads(self._log, self._channels.end, self._upkeep.alarm, self._archived)
+        self._reads = Reads(
+            self._log, self._channels.end, self._upkeep.alarm, self._archived, self._durable_end
+        )
         self._backup = Backups(
             store,
             self._state,
@@ -254,10 +272,23 @@ class StorageActor:
             bytes.fromhex(given.uuid).hex(),
             self.title,
             self._state,
-            lambda: self._host.open_dealer(given.archive),
+            self._link,
             lambda: self._reads.arrived(),
+            self._when_shipped,
             is_on=given.retention.archive == "on",
         )
+
+    def _make_shipping(self) -> Shipping | None:
+        given = self.given
+        ships = given.archive and given.ship_lag_s and given.retention.archive == "on"
+        if not ships or self.mode == "never":
+            return None
+        shipping = Shipping(
+            self.store, bytes.fromhex(given.uuid).hex(), self.title, self._link, self, given.ship_lag_s,
+            self._shipped, self._roll_soon, is_urgent=self._answers_shipped,
+        )  # fmt: skip
+        self.store.on_delayed_made = shipping.delayed_made
+        return shipping
 
     def _route(self) -> None:
         """Register the handlers.
@@ -278,6 +309,8 @@ class StorageActor:
                 order.request, {"retention": self._retention.configure(resolve(order.retention))}
             ),
         )
+        obey(p.SetSync, self._set_sync)
+        self._host.obey_reload(p.ReloadShipping, self._take_bound)
         obey(p.ListChunks, lambda order: p.Done(order.request, {**self._log.reader.chunk_rows()}))
         obey(p.FindOffset, partial(self._reads.find_for_order, self._host.answer_order))
         obey(p.CountDelayed, self._delayed.count)
@@ -348,6 +381,120 @@ class StorageActor:
                     ) from None
                 time.sleep(0.02)
 
+    # Shipping
+
+    def read_state(self, job: Callable[[Any], Any], then: Callable[[Any], None]) -> None:
+        """Run a job with the state store in its thread."""
+        self._state.read(job, then)
+
+    def read_delayed(self, job: Callable[[Any], Any], then: Callable[[Any], None]) -> None:
+        """Run a job with the store of delayed messages in its thread, with None without one."""
+        self._delayed.read(job, then)
+
+    @property
+    def ships(self) -> bool:
+        """True if the topic is shipped to the bucket."""
+        return self._shipping is not None
+
+    def may_append(self, messages: int = 0) -> bool:
+        """Return False while publishes of so many messages must wait, because too much is not in
+        the bucket.
+        """
+        return self._shipping is None or not self._shipping.holds(messages)
+
+    def _check_shipping(self) -> None:
+        """Raise `Refused` if publishes have waited too long for the bucket."""
+        if self._shipping is not None:
+            self._shipping.check()
+        elif self._answers_shipped:
+            raise Refused(E_BUCKET, NOT_SHIPPED)
+
+    def _ship_refused(self) -> str:
+        """Return why publishes are refused because of the bucket, or ""."""
+        if self._shipping is not None:
+            return "; ".join(self._shipping.alarms())
+        return NOT_SHIPPED if self._answers_shipped else ""
+
+    def _set_sync(self, order: p.SetSync) -> p.Done:
+        """Answer publishes when they are synced, or when they are shipped. Both modes sync the log
+        in the same way.
+        """
+        self._answers_shipped = order.sync == "bucket"
+        if self._shipping is not None:
+            self._shipping.is_urgent = self._answers_shipped
+            self._shipping.push()
+        if not self._answers_shipped:
+            unshipped, self._unshipped = self._unshipped, {}
+            for request, keys in unshipped.items():
+                self._listener.delayed_stored(request, keys)
+        self._answer_durable()
+        return p.Done(order.request, {"sync": order.sync})
+
+    def _take_bound(self, told: p.ReloadShipping) -> None:
+        """Apply another bound of shipping."""
+        if self._shipping is not None:
+            self._shipping.set_bound(told.bucket_lag_s)
+            self._tick_shipping()
+
+    def _when_shipped(self, action: Callable[[], object]) -> None:
+        """Call `action` when all that is committed now is in the bucket, at once without one."""
+        if self._shipping is None:
+            action()
+        else:
+            self._shipping.then(action)
+
+    def _durable_end(self) -> int:
+        """Return the end of the messages that are stored as the sync mode promises."""
+        end = self._log.synced_end
+        if self._answers_shipped and self._shipping is not None and not self._shipping.is_off:
+            return max(self._log.start, min(end, self._shipping.shipped_end))
+        return end
+
+    def _shipped(self) -> None:
+        """Answer the appends that waited until they are in the bucket."""
+        if self._answers_shipped:
+            self._answer_durable()
+
+    def _roll_soon(self) -> None:
+        """Seal the newest log file, so that it can be archived."""
+        try:
+            self._log.roll(time.time_ns())
+        except DiskFull:
+            return  # it is asked again
+
+    def _tick_shipping(self) -> None:
+        """Call the timer of shipping, and set it anew while something is not shipped."""
+        shipping = self._shipping
+        assert shipping is not None
+        self._host.cease(self._tick_shipping)
+        shipping.tick()
+        self._ships = shipping.is_active
+        if self._ships:
+            wait_ms = (shipping.next_ns() - time.monotonic_ns()) / 1_000_000
+            self._host.every(max(1.0, wait_ms), self._tick_shipping)
+
+    def _time_shipping(self) -> None:
+        """Start the timer of shipping when something is not shipped."""
+        if self._shipping is not None and not self._ships and self._shipping.is_active:
+            self._tick_shipping()
+
+    # Delayed messages that were stored or not
+
+    def delayed_stored(self, request: int, keys: Sequence[tuple[int, int]]) -> None:
+        if self._answers_shipped:
+            self._unshipped[request] = keys
+            self._when_shipped(partial(self._delayed_shipped, request))
+        else:
+            self._listener.delayed_stored(request, keys)
+
+    def _delayed_shipped(self, request: int) -> None:
+        keys = self._unshipped.pop(request, None)
+        if keys is not None:  # None: the sync mode was changed meanwhile
+            self._listener.delayed_stored(request, keys)
+
+    def delayed_failed(self, request: int, code: str, text: str) -> None:
+        self._listener.delayed_failed(request, code, text)
+
     # Appends
 
     def recovered(self) -> Recovered:
@@ -368,6 +515,7 @@ class StorageActor:
         try:
             if self._sealed:
                 raise Refused(E_CLOSING, "the topic is being deleted")
+            self._check_shipping()
             self._retention.admit()
             first_offset, time_ns = self._log.append(checked(blocks), time.time_ns())
         except DiskFull as error:
@@ -389,6 +537,7 @@ class StorageActor:
         try:
             if self._sealed:
                 raise Refused(E_CLOSING, "the topic is being deleted")
+            self._check_shipping()
             self._retention.admit_delayed()
             self._delayed.append(request, checked(blocks), delays_ms, self._log.end)
         except DiskFull as error:
@@ -421,11 +570,12 @@ class StorageActor:
     def _look_for_space(self) -> None:
         """Send a pulse when the refusal of publishes begins or ends.
 
-        The cause is a full disk or the topic's bound. The supervisor learns of it within a second.
+        The cause is a full disk, the topic's bound, or the bucket. The supervisor learns of it
+        within a second.
         """
         if self._shortage.text:
             self._shortage.look(self._space.room(), time.monotonic_ns())
-        full = (self._disk_full(), self._retention.full)
+        full = (self._disk_full(), self._retention.full, bool(self._ship_refused()))
         if full != self._said_full:
             self._said_full = full
             self._host.hasten_pulse()
@@ -482,7 +632,12 @@ class StorageActor:
         assert self._ticket is not None
         self._log.finish_sync(self._ticket)
         self._ticket = None
+        self._note_synced()
         self._answer_durable()
+
+    def _note_synced(self) -> None:
+        if self._shipping is not None:
+            self._shipping.synced()
 
     def _answer_durable(self) -> None:
         """Answer the appends that are durable.
@@ -490,7 +645,7 @@ class StorageActor:
         When the log begins a new chunk, it syncs too. That sync counts even if the append that
         caused it failed.
         """
-        end = self._log.synced_end
+        end = self._durable_end()
         while self._written and self._written[0].end <= end:
             done = self._written.popleft()
             self._appends += 1
@@ -516,6 +671,7 @@ class StorageActor:
         self._delayed.turn(self._log.synced_end)
         self._stages.turn()
         self._retention.turn()
+        self._time_shipping()
         if self._archiver is not None and not self._host.stopping:
             self._archiver.fetch()
         self._commit()
@@ -532,6 +688,7 @@ class StorageActor:
         The blocks of a commit (a group) are on disk, and so is everything that was written before
         them.
         """
+        self._note_synced()
         self._answer_durable()
         self._appends += 1
         self._listener.head_moved(self._log.synced_end)
@@ -539,7 +696,10 @@ class StorageActor:
     def gone(self, who: str) -> None:
         """Forget a dead gateway and all peers behind it, or the dead archive actor."""
         if who == "archive" and self._archiver is not None:
+            self._link.gone()
             self._archiver.gone()
+            if self._shipping is not None:
+                self._shipping.gone()
         self._stages.core.gone(who.encode())
 
     # State
@@ -609,10 +769,22 @@ class StorageActor:
             and self._stages.is_idle()
             and self._delayed.is_idle()
         )
-        return idle and not self._housekeeping.pending
+        return idle and not self._housekeeping.pending and self._is_shipped()
+
+    def _is_shipped(self) -> bool:
+        """Return True if everything is shipped, or if the bucket did not answer for long."""
+        if self._shipping is None or self._shipping.is_idle():
+            return True
+        now = time.monotonic_ns()
+        self._stop_ns = self._stop_ns or now
+        self._shipping.tick()
+        self._shipping.push()
+        return now - self._stop_ns > STOP_SHIPPING_S * 1_000_000_000
 
     def end(self) -> None:
         """Close the files after a stop."""
+        if self._shipping is not None:
+            self._shipping.end()
         for thread in reversed(self._threads):
             thread.close()
         self.store.close()
@@ -620,6 +792,7 @@ class StorageActor:
     def _troubles(self) -> list[str]:
         """Return the alarms that last as long as their causes."""
         found = [self._reads.unreadable] if self._reads.unreadable else []
+        found += filter(None, [self._ship_refused()])
         if self._archiver is not None:
             return [*found, *self._archiver.alarms()]
         remote = self._log.reader.remote
@@ -642,7 +815,9 @@ class StorageActor:
             "producers_known": len(self._producers),
             **self._upkeep.statistics(self._troubles()),
             **(no_archive() if self._archiver is None else self._archiver.statistics()),
+            **(no_shipping() if self._shipping is None else self._shipping.statistics()),
             "state_alarm": self._state.alarm(),
+            "ship_refused": self._ship_refused(),
             "disk_full": self._disk_full(),
             "disk_refused_count": self._shortage.refused_count,
             **self._retention.statistics(),

@@ -3,8 +3,8 @@
 On SIGHUP the supervisor reads the settings again and sends those that may change to its actors.
 
 These settings may change: the log level of all processes, thresholds and receivers of alarms, the
-retention of topics without settings of their own, the access file, and TLS certificates. All other
-changed options keep their old values, and the log says that they need a restart. If any new setting
+retention of topics without settings of their own, the access file, TLS certificates, and the bound
+of shipping to the bucket. All other changed options keep their old values, and the log says that they need a restart. If any new setting
 is wrong, all settings stay as they were.
 
 An actor gets the Reload message of its kind. An actor that is still starting gets it when it is up,
@@ -35,7 +35,7 @@ from ...transport.wire import protocol as p
 from ..runtime.process_table import Child
 from ..settings import options
 from ..settings.options import AlarmOptions, ServeOptions
-from ..settings.starts import ActorStart, GatewayStart, HttpStart, NsqStart
+from ..settings.starts import ActorStart, ArchiveStart, GatewayStart, HttpStart, NsqStart
 from .commands.requests import Orders
 from .singles import Singles
 from .topics.broker_state import BrokerState
@@ -43,6 +43,7 @@ from .topics.broker_state import BrokerState
 log = logging.getLogger("zsq")
 
 GATEWAYS: Final = ("gateway", "nsq_gateway", "http_gateway")
+SHIPPING: Final = ("topic", "archive")
 # The delay before a reload is sent again to an actor that did not answer.
 _AGAIN_NS: Final = 1_000_000_000
 # Codes that the supervisor itself sets: the order did not arrive, or it was not answered.
@@ -78,6 +79,11 @@ def merged(now: ServeOptions, new: ServeOptions) -> tuple[ServeOptions, tuple[st
             kept.append("--http-tls-cert (to turn TLS on or off)")
         else:
             http = replace(http, tls_cert=new.http.tls_cert, tls_key=new.http.tls_key)
+    lag_s = new.bucket_lag_s
+    if now.bucket and bool(now.bucket_lag_s) != bool(lag_s):
+        kept.append("--bucket-lag (to turn shipping on or off)")
+        lag_s = now.bucket_lag_s
+    now = replace(now, bucket_lag_s=lag_s)
     now = replace(now, log_level=new.log_level, alarms=new.alarms, retention=new.retention)
     return replace(now, security=security, nsq=nsq, http=http), tuple(kept)
 
@@ -89,6 +95,8 @@ def told(request: int, kind: str, now: ServeOptions) -> p.Reload:
         return p.ReloadNsqGateway(*common, *astuple(now.nsq.tls))
     if kind == "http_gateway" and now.http is not None:
         return p.ReloadHttpGateway(*common, now.http.tls_cert, now.http.tls_key)
+    if kind in SHIPPING and now.bucket and now.bucket_lag_s:
+        return p.ReloadShipping(request, now.log_level, now.bucket_lag_s)
     return p.ReloadGateway(*common) if kind == "gateway" else p.Reload(request, now.log_level)
 
 
@@ -98,6 +106,8 @@ def _anew(start: ActorStart, now: ServeOptions) -> ActorStart:
         return replace(start, security=now.security, options=now.nsq or start.options)
     if isinstance(start, HttpStart):
         return replace(start, security=now.security, options=now.http or start.options)
+    if isinstance(start, ArchiveStart):
+        return replace(start, ship_lag_s=now.bucket_lag_s)
     return replace(start, security=now.security) if isinstance(start, GatewayStart) else start
 
 

@@ -164,7 +164,10 @@ class Singles:
     def archive_trouble(self) -> str:
         """Return why the bucket cannot be used, or ""."""
         for child in self.of_kind("archive"):
-            if trouble := child.stats.get("trouble"):
+            trouble = child.stats.get("trouble")
+            if trouble and child.stats.get("shipping") == "lost":
+                return f"nothing is shipped to the bucket any more: {trouble}"
+            if trouble:
                 return f"the bucket cannot be used: {trouble}"
         return ""
 

@@ -191,6 +191,9 @@ class Supervisor:
                 writer=uuid.uuid4().hex,
                 known=self.state.registry.bucket,
                 fresh=uuid.uuid4().hex,
+                data_dir=str(given.data_dir),
+                ship_lag_s=given.bucket_lag_s,
+                costs=given.bucket_costs,
             )
             self.singles.start("archive", archive, "bucket")
         size = given.message_bytes_max
@@ -222,6 +225,8 @@ class Supervisor:
                 with contextlib.suppress(BlockingIOError):
                     wake.recv(4096)
         self._on_processes()
+        if self.state.stopping:
+            self._stop_last()
         self.requests.tick(time.monotonic_ns())
         self.disk.tick(time.monotonic_ns())
         self.alarms.tick(time.monotonic_ns())
@@ -282,6 +287,8 @@ class Supervisor:
                     child.news_ns = child.pulsed_ns
                 if message.request:
                     self.requests.gatherings.reported(message.request, message.key, message.details)
+        elif isinstance(message, p.WakeTopic):
+            self._wake_topic(mail.envelope, message.uuid)
         elif isinstance(message, (p.PoolSize, p.Hung)) and not any(
             c.envelope == mail.envelope for c in self.singles.of_kind("scan_loop")
         ):
@@ -316,6 +323,15 @@ class Supervisor:
             )
         else:
             self.commands.on_mail(mail)
+
+    def _wake_topic(self, envelope: tuple[bytes, ...], uuid: str) -> None:
+        """Wake a topic that the archive actor needs, if it is asleep."""
+        if not any(child.envelope == envelope for child in self.singles.of_kind("archive")):
+            log.warning("message WakeTopic ignored: its sender is not the archive actor")
+            return
+        for group in self.state.groups.values():
+            if group.row.uuid == uuid and group.is_dormant and not self.state.stopping:
+                group.want("", lambda error: None)
 
     def _sleeper(self, key: int) -> Child | None:
         """Return the process with this key if it ended because its topic sleeps.
@@ -393,7 +409,8 @@ class Supervisor:
         """Stop all processes.
 
         Gateways and scan stop at once, and each topic in this order: its channels, then the topic.
-        All waiting requests are answered, and no topic is created from now on.
+        The archive actor stops last (`_stop_last`). All waiting requests are answered, and no topic
+        is created from now on.
         """
         if why:
             self._say(f"zsq: {why}", logging.ERROR)
@@ -406,9 +423,21 @@ class Supervisor:
         self.exit_code = exit_code
         self.requests.stop()
         for child in list(self.singles.children.values()):
-            self.processes.stop_child(child)
+            if child.spec.kind != "archive":
+                self.processes.stop_child(child)
+            elif child.state == "up":
+                self.processes.send(child, p.ShipNow())
         for group in self.state.groups.values():
             group.stop(lambda: None)
+
+    def _stop_last(self) -> None:
+        """Stop the archive actor when nothing else runs: topics ship their last changes while they
+        stop.
+        """
+        archives = self.singles.of_kind("archive")
+        if archives and len(archives) == len(self.processes.children):
+            for child in archives:
+                self.processes.stop_child(child)
 
     def _now_and_then(self, now: int) -> None:
         if now - self._memory_ns < options.MEMORY_LOOK_MS * 1_000_000:

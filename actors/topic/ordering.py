@@ -286,6 +286,10 @@ class Ordering:
 
     # Appends and their answers
 
+    def next_messages(self) -> int:
+        """Return the largest number of messages that the next append may have."""
+        return sum(entry.block.count for entry in self._queue[:BLOCKS_AN_APPEND])
+
     def next_append(self) -> tuple[int, list[Block]] | None:
         """Return (request, blocks) to hand to the storage now, or None.
 

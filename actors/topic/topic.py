@@ -341,19 +341,23 @@ class TopicActor(Actor[TopicStart]):
     def on_turn(self) -> None:
         while self._closings and self.ordering.idle():
             self.answer_order(self._closings.pop())
-        while (append := self.ordering.next_append()) is not None:
+        while self._may_append() and (append := self.ordering.next_append()) is not None:
             request, blocks = append
             try:
                 self.storage.append(request, blocks)
             except ZsqError as error:
                 self._send(self.ordering.failed(request, error.code, error.text))
-        if (delayed := self.ordering.next_delayed()) is not None:
+        if self._may_append() and (delayed := self.ordering.next_delayed()) is not None:
             request, blocks, delays_ms = delayed
             try:
                 self.storage.append_delayed(request, blocks, delays_ms)
             except ZsqError as error:
                 self.delayed_failed(request, error.code, error.text)
         self.storage.turn()
+
+    def _may_append(self) -> bool:
+        """Return False while publishes must wait for the bucket."""
+        return not self.storage.ships or self.storage.may_append(self.ordering.next_messages())
 
     def appended(self, request: int, first_offset: int, time_ns: int) -> None:
         replies, placed = self.ordering.appended(request, first_offset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
-from ..reports import AlarmEvent, AlarmReceiver, ProcessStats, RaisedAlarm
+from ..reports import AlarmEvent, AlarmReceiver, BucketStats, ProcessStats, RaisedAlarm
 from ..settings import ChannelOptions, RetentionSettings
 
 
@@ -23,9 +23,10 @@ class Made(TypedDict):
 
 
 class TopicConfigured(TypedDict):
-    """`retention`: all settings in effect."""
+    """`retention`: all settings in effect. `sync`: the sync mode."""
 
     retention: RetentionSettings
+    sync: str
 
 
 class ChannelConfigured(TypedDict):
@@ -62,9 +63,14 @@ class ArchivedEnd(TypedDict):
 
 
 class Place(Ends):
-    """`archive` is missing if the broker has no bucket."""
+    """`archive` is missing if the broker has no bucket.
+
+    `gaps` are the offsets that the topic skips because it was restored from a bucket, as (first
+    offset, count). It is missing if there are none.
+    """
 
     archive: NotRequired[ArchivedEnd]
+    gaps: NotRequired[Sequence[tuple[int, int]]]
 
 
 class Size(Ends):
@@ -166,7 +172,7 @@ class OverviewAnswer(TypedDict):
     """Topics by name, each with its channels.
 
     `whole`: True if these are all topics, not only the changed ones. The answer then also has
-    `topic_fields` and `channel_fields`.
+    `topic_fields` and `channel_fields`. `bucket`: with `processes`, if the broker has a bucket.
     """
 
     version: int
@@ -176,6 +182,7 @@ class OverviewAnswer(TypedDict):
     topic_fields: NotRequired[Sequence[str]]
     channel_fields: NotRequired[Sequence[str]]
     processes: NotRequired[Sequence[ProcessStats]]
+    bucket: NotRequired[BucketStats]
     alarms: NotRequired[OverviewAlarms]
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "Offer",
     "OpenArchive",
     "OpenChannel",
+    "OpenShipping",
     "Over",
     "PoolSize",
     "Pulse",
@@ -36,9 +37,14 @@ __all__ = [
     "ScanOrder",
     "ScanReport",
     "Scanned",
+    "Ship",
+    "ShipAgain",
+    "ShipBase",
+    "ShipNow",
     "Stop",
     "Targets",
     "UploadChunk",
+    "WakeTopic",
     "WriteManifest",
 ]
 # fmt: on
@@ -302,6 +308,93 @@ class ForgetArchive(Wire):
     """Supervisor to the archive actor: a topic was deleted, so remove all its objects."""
 
     op: ClassVar[int] = 125
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenShipping(Wire):
+    """Storage to the archive actor: asks what the log of ticks has of this topic.
+
+    Done.data: {"period_ns": the time between two ticks}. If it has something, also {"stream",
+    "sequence", "end", "reserved", "chunk", "position"} as in `Tail`
+    (storage/shipping/tick_format.py). {"writes": False} if nothing is shipped, because the broker's
+    data is a copy of another one's. Failed: E_BUCKET, or E_FENCED if another copy of this broker
+    has taken over.
+    """
+
+    op: ClassVar[int] = 76
+    request: int
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ship(Wire):
+    """Storage to the archive actor: put this piece of a topic into the log of ticks.
+
+    The fields are those of `Piece` (storage/shipping/tick_format.py). `folder` has the chunk files
+    whose ranges are meant. `oldest_ns` is the monotonic time since which the oldest part of the
+    piece waits. `is_urgent` means that somebody waits for the answer. `changes` has the frames of
+    changed rows.
+
+    Done.data: {"period_ns"}, when the log has the piece, and all ticks before it. Failed: E_BUCKET
+    or E_FENCED.
+    """
+
+    op: ClassVar[int] = 77
+    request: int
+    uuid: str
+    folder: str
+    stream: int
+    sequence: int
+    begins: bool
+    base: str
+    end: int
+    reserved: int
+    kept_from: int
+    ranges: tuple[tuple[int, int, int], ...]
+    oldest_ns: int
+    is_urgent: bool
+    changes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ShipBase(Wire):
+    """Storage to the archive actor: upload the file with all rows of a topic's stores.
+
+    Done.data: {"base": the name of the object}. Failed: E_BUCKET.
+    """
+
+    op: ClassVar[int] = 78
+    request: int
+    uuid: str
+    stream: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShipAgain(Wire):
+    """Archive actor to storage: old ticks should be removed, and this topic still needs them.
+
+    `begins`: ship all rows again. `roll_below`: end the log file, if it begins below this offset.
+    """
+
+    op: ClassVar[int] = 79
+    begins: bool
+    roll_below: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShipNow(Wire):
+    """Supervisor to archive actor: the broker stops, so put what waits into the bucket at once."""
+
+    op: ClassVar[int] = 66
+
+
+@dataclass(frozen=True, slots=True)
+class WakeTopic(Wire):
+    """Archive actor to supervisor: wake this topic, so that it ships all rows again."""
+
+    op: ClassVar[int] = 84
     uuid: str
 
 

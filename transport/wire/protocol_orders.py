@@ -17,8 +17,8 @@ from .protocol_client import Done, Wire
 __all__ = [
     "BackUpLog", "BackUpState", "BehindPause", "CancelDelayed", "ChannelConfigured", "ConfigureChannel", "CountDelayed", "DeadLettersGo",
     "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel", "ListChunks", "ListDelayed", "LookAtNames",
-    "MovePause", "Order", "OrderAnswer", "Peek", "Position", "Reload", "ReloadGateway", "ReloadHttpGateway", "ReloadNsqGateway", "Seek",
-    "SetClosed", "SetPaused", "SetRetention", "SetSealed", "Skip", "WhereDeadLettersGo",
+    "MovePause", "Order", "OrderAnswer", "Peek", "Position", "Reload", "ReloadGateway", "ReloadHttpGateway", "ReloadNsqGateway",
+    "ReloadShipping", "Seek", "SetClosed", "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip", "WhereDeadLettersGo",
 ]
 # fmt: on
 
@@ -98,6 +98,14 @@ class SetRetention(Order[Done]):
 
     op: ClassVar[int] = 96
     retention: RetentionSettings
+
+
+@dataclass(frozen=True, slots=True)
+class SetSync(Order[Done]):
+    """Answer publishes from now on as this sync mode says: `always` or `bucket`."""
+
+    op: ClassVar[int] = 127
+    sync: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +343,14 @@ class ReloadHttpGateway(ReloadGateway):
     op: ClassVar[int] = 120
     cert: str
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadShipping(Reload):
+    """Reload the settings of a topic or of the archive actor, with the bound of shipping."""
+
+    op: ClassVar[int] = 67
+    bucket_lag_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from ....transport.errors import (
     ZsqError,
 )
 from ....transport.names import check_name, is_ephemeral
-from ....transport.settings import SYNC_MODES, ChannelOptions, RetentionSettings
+from ....transport.settings import ChannelOptions, RetentionSettings
 from ....transport.wire import protocol as p
 from ...runtime.port import Mail
 from ...runtime.process_table import Child
@@ -37,7 +37,7 @@ from ...statistics.gathering import Details
 from ...statistics.overview import Overview
 from ...statistics.statistics import broker_statistics
 from ..topics.topic_group import TopicGroup, retention_in_memory
-from . import dead_letter_topics, deletion, moving, relayed
+from . import dead_letter_topics, deletion, moving, relayed, sync_modes
 from .requests import Requests, starting
 
 # A topic that is named in one of these actions only selects rows of the answer.
@@ -134,16 +134,14 @@ class Commands:
                 ),
             )
         self._broker.processes.check_room(2, f"topic {topic!r} with a channel")
-        sync = sync or self._broker.options.sync
-        if sync not in SYNC_MODES:
-            raise UsageError(
-                E_BAD_ARGUMENT, f"sync must be one of {', '.join(SYNC_MODES)}, not {sync!r}"
-            )
+        given = self._broker.options
         own = changed({}, retention or {})
         if is_ephemeral(topic):
+            sync_modes.check_in_memory(topic, sync or "never")
             retention_in_memory(own, self._broker.registry.memory.bytes_max())
         else:
-            resolve(self._broker.options.retention, own)
+            sync = sync or given.sync
+            sync_modes.check_new(topic, sync, resolve(given.retention, own), given)
         return self._broker.add_group(topic, self._broker.registry.add(topic, sync, own))
 
     def _channel(self, group: TopicGroup, channel: str, create: bool) -> None:
@@ -348,15 +346,38 @@ class Commands:
     def _configure_topic(
         self, message: p.Manage, group: TopicGroup, changes: Mapping[str, Any]
     ) -> None:
-        """Save the settings in the registry, then send the resulting retention to the topic.
+        """Save the settings in the registry, then send them to the topic.
 
         If the topic's process ends before it has them, the topic's next process starts with them.
         """
-        own = changed(group.row.retention, changes)
+        own = changed(
+            group.row.retention, {name: value for name, value in changes.items() if name != "sync"}
+        )
         found = group.resolved(own)
-        self._broker.registry.configure(group.name, own)
-        make = partial(p.SetRetention, retention=cast("RetentionSettings", found.as_dict()))
-        self._pass_on(message, group, make)
+        sync = str(changes.get("sync", group.row.sync))
+        sync_modes.check_change(group.name, group.row.sync, sync, self._broker.options)
+        sync_modes.check_archive(group.name, sync, found)
+        self._broker.registry.configure(group.name, own, sync)
+        request, orders = message.request, self._requests.orders
+        retention = partial(p.SetRetention, retention=cast("RetentionSettings", found.as_dict()))
+
+        def configured(done: p.Done | None, error: ZsqError | None) -> None:
+            data = None if done is None else {**done.data, "sync": sync}
+            self._requests.settle(request, error, data)
+
+        def order(child: Child) -> None:
+            def then(done: p.Done | None, error: ZsqError | None) -> None:
+                if error is not None:
+                    self._requests.settle(request, error, None)
+                else:
+                    orders.send(child, retention, configured)
+
+            if "sync" in changes:
+                orders.send(child, partial(p.SetSync, sync=sync), then)
+            else:
+                orders.send(child, retention, configured)
+
+        self._when_up(message, group, order)
 
     def _configure_channel(
         self, message: p.Manage, group: TopicGroup, changes: Mapping[str, Any]

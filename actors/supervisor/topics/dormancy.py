@@ -45,7 +45,7 @@ def is_unused(
         return False
     if topic["producers"] or topic["pending_appends"] or topic["queued_blocks"]:
         return False
-    if storage["archiving"] or _troubled(storage):
+    if storage["archiving"] or storage["is_shipping"] or _troubled(storage):
         return False
     if storage["stage_links"] or storage["stages"] or storage["backup"]:
         return False

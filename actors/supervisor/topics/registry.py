@@ -438,8 +438,11 @@ class Registry:
             raise
         return row
 
-    def configure(self, name: str, retention: Mapping[str, object]) -> None:
-        self._set(name, retention=dict(retention))
+    def configure(
+        self, name: str, retention: Mapping[str, object], sync: str | None = None
+    ) -> None:
+        sync = self.topics[name].sync if sync is None else sync
+        self._set(name, retention=dict(retention), sync=sync)
 
     def close(self, name: str, closed: str) -> None:
         """Set which clients the topic is closed to (`closing.py`)."""

@@ -143,7 +143,8 @@ def _is_whole(one: Sleeper) -> bool:
 
 def _settings(given: ServeOptions) -> str:
     """Return the settings that may give work to a topic that nobody uses."""
-    return repr((given.sleep_after_s > 0, given.bucket, sorted(given.retention.items())))
+    shipped = given.bucket_lag_s > 0
+    return repr((given.sleep_after_s > 0, given.bucket, shipped, sorted(given.retention.items())))
 
 
 def is_unchanged(sleeper: Sleeper, row: TopicRow, folder: str) -> bool:

@@ -345,6 +345,7 @@ class TopicGroup:
             archive=self._processes.archive_endpoint if archived else "",
             bucket=given.bucket if archived else "",
             cache_bytes=given.bucket_cache_bytes if archived else 0,
+            ship_lag_s=given.bucket_lag_s if archived else 0.0,
             woken=woken,
             refused_count=stored.get("refused_count", 0) if woken else 0,
             removed_bytes=stored.get("removed_bytes", 0) if woken else 0,

@@ -216,9 +216,9 @@ class Admin(AdminBase, Asker):
         return await self._carry_out(administration.create_topic(name, sync, retention))
 
     async def configure_topic(
-        self, name: str, **retention: Unpack[RetentionSettings]
+        self, name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]
     ) -> TopicConfigured:
-        return await self._carry_out(administration.configure_topic(name, retention))
+        return await self._carry_out(administration.configure_topic(name, sync, retention))
 
     async def create_channel(
         self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]

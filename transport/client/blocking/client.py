@@ -244,17 +244,20 @@ class Admin(AdminBase, Asker):
     ) -> Made:
         """Create a topic. Returns {"existed": True} if it existed and so was not changed.
 
-        `sync`: always, interval, or never.
+        `sync`: always, bucket, interval, or never.
         """
         return self._carry_out(administration.create_topic(name, sync, retention))
 
-    def configure_topic(self, name: str, **retention: Unpack[RetentionSettings]) -> TopicConfigured:
-        """Change how long a topic keeps messages, see `RetentionSettings`.
+    def configure_topic(
+        self, name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]
+    ) -> TopicConfigured:
+        """Change how long a topic keeps messages, see `RetentionSettings`, or its sync mode.
 
-        Returns {"retention": all settings in effect}. The change is durable and in effect when this
-        returns.
+        `sync`: always or bucket. The other modes are chosen when a topic is created. Returns
+        {"retention": all settings in effect, "sync": the sync mode}. The change is durable and in
+        effect when this returns.
         """
-        return self._carry_out(administration.configure_topic(name, retention))
+        return self._carry_out(administration.configure_topic(name, sync, retention))
 
     def create_channel(
         self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]

@@ -12,7 +12,7 @@ from ...names import check_name
 from ...wire.address import Target
 from ...wire.credentials import KeyFile
 from ..core.message import Fetched
-from ..core.reading import fetch, fetched
+from ..core.reading import fetch, fetched, gaps, skipped
 from ..core.requester import Request
 from .client import Asker
 from .producer import TIMEOUT_S
@@ -30,7 +30,8 @@ class RangeReader(Asker):
 
     Offsets that do not exist (removed by retention, damaged, or beyond the end) raise `DataLoss`
     (E_DATA_LOSS) when the iteration reaches them. With `fail_on_data_loss=False` they are left out,
-    listed in `gaps` as (first offset, count), and counted in `lost`. With `uuid` (see
+    listed in `gaps` as (first offset, count), and counted in `lost`. The offsets that a topic skips
+    because it was restored from a bucket are left out without an error. With `uuid` (see
     `Reader.uuid`), a topic that was created again under the same name always raises `DataLoss`,
     even with `fail_on_data_loss=False`. Raises `NotFound` if the topic does not exist, and
     `BrokerUnreachable` if one reply takes longer than `timeout` seconds, including reconnects. If
@@ -125,7 +126,16 @@ class RangeReader(Asker):
             )
             raise DataLoss(E_DATA_LOSS, text)
 
+    def _is_skipped(self, first: int, stop: int) -> bool:
+        """Return True if the topic never had these offsets, because it was restored."""
+        for begin, end in skipped(self._reply(self._send(gaps()))):
+            if begin <= first < end:
+                first = end
+        return first >= stop
+
     def _note(self, first: int, stop: int, found: Fetched) -> None:
+        if found.start <= first < found.head and self._is_skipped(first, stop):
+            return
         if self._fails:
             if first < found.start:
                 why = (

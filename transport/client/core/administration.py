@@ -46,21 +46,29 @@ def manage(
 
 
 def create_topic(name: str, sync: str, retention: RetentionSettings) -> Asking[Made]:
-    if sync not in SYNC_MODES:
-        raise UsageError(
-            E_BAD_ARGUMENT, f"sync must be one of {', '.join(SYNC_MODES)}, not {sync!r}"
-        )
+    _check_sync(sync)
     own = {"retention": carried(retention)} if retention else {}
     return manage("create", name, None, {"sync": sync, **own}, repeatable=False)
 
 
-def configure_topic(name: str, retention: RetentionSettings) -> Asking[TopicConfigured]:
-    if not retention:
+def configure_topic(
+    name: str, sync: str | None, retention: RetentionSettings
+) -> Asking[TopicConfigured]:
+    if sync is None and not retention:
+        names = ", ".join(("sync", *RetentionSettings.__annotations__))
+        raise UsageError(E_BAD_ARGUMENT, f"give at least one setting to change: {names}")
+    changes: dict[str, object] = {**carried(retention)}
+    if sync is not None:
+        _check_sync(sync)
+        changes["sync"] = sync
+    return manage("configure", name, None, changes)
+
+
+def _check_sync(sync: str) -> None:
+    if sync not in SYNC_MODES:
         raise UsageError(
-            E_BAD_ARGUMENT,
-            f"give at least one setting to change: {', '.join(RetentionSettings.__annotations__)}",
+            E_BAD_ARGUMENT, f"sync must be one of {', '.join(SYNC_MODES)}, not {sync!r}"
         )
-    return manage("configure", name, None, carried(retention))
 
 
 def create_channel(topic: str, channel: str, settings: NewChannelOptions) -> Asking[Made]:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from ...errors import E_BAD_ARGUMENT, CorruptBlock, UsageError
 from ...wire.answers import Ends, Place, Size
-from ...wire.protocol import Blocks, Fetch, Measure, OffsetAt
+from ...wire.protocol import Blocks, Done, Fetch, Measure, OffsetAt
 from .asking import END, Asking, Question, Reply, ask
 from .message import Fetched, StoredMessage, stored
 
@@ -91,6 +91,18 @@ def archive() -> Asking[Archive | None]:
     found: Place = yield from ask(Question(lambda number: OffsetAt(number, 0, 1)))
     told = found.get("archive")
     return None if told is None else Archive(told["url"], told["end"])
+
+
+def gaps() -> Question:
+    """Return the question for the offsets that a restored topic skips. `skipped` has its answer."""
+    return Question(lambda number: OffsetAt(number, 0, 1))
+
+
+def skipped(reply: Reply) -> list[tuple[int, int]]:
+    """Return the ranges of offsets that a restored topic skips: first offset and end."""
+    answer, _ = reply
+    assert isinstance(answer, Done)
+    return [(first, first + count) for first, count in answer.data.get("gaps", ())]
 
 
 def newest(count: int) -> Asking[int]:

@@ -298,6 +298,14 @@ class BackgroundJobs:
 KEYS_MAX: Final = 1_000
 PUBLISHES_MAX: Final = 16  # the most publishes at the same time; each opens a client of the broker
 END_S: Final = 0.1  # the time that this client has to close after its publish
+
+
+class TopicChanges(RetentionSettings, total=False):
+    """The settings of a topic that may change."""
+
+    sync: str
+
+
 Do = Callable[[str, str, JsonObject, Principal], Awaitable[Mapping[str, object]]]
 
 
@@ -331,7 +339,7 @@ class Doing:
         actions: dict[str, Do] = {
             "/api/topic/create": self._create_topic,
             "/api/topic/configure": lambda topic, _, options, __: source.configure_topic(
-                topic, **_known(options, RetentionSettings)
+                topic, **_known(options, TopicChanges)
             ),
             "/api/topic/pause": lambda topic, *_: source.pause(topic),
             "/api/topic/unpause": lambda topic, *_: source.unpause(topic),

@@ -312,6 +312,9 @@ _OF_TOPIC: Final = (
     "recovery",
     "delayed_lost",
     "transactions",
+    "shipping",
+    "shipped_end",
+    "ship_lag_s",
 )
 
 

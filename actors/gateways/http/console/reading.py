@@ -172,7 +172,13 @@ class ReadHandlers:
         memory = await self._memory_of([row["pid"] for row in rows])
         for row in rows:
             row["memory_bytes"] = memory.get(row["pid"])
-        return answer({"processes": rows, "memory_bytes": sum(memory.values())})
+        return answer(
+            {
+                "processes": rows,
+                "memory_bytes": sum(memory.values()),
+                "bucket": found.get("bucket"),
+            }
+        )
 
     async def audit(self, request: Request) -> Response:
         return answer(

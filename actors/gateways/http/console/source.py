@@ -63,7 +63,7 @@ class Source(Protocol):
     ) -> Made: ...
 
     async def configure_topic(
-        self, name: str, **retention: Unpack[RetentionSettings]
+        self, name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]
     ) -> TopicConfigured: ...
 
     async def create_channel(
