@@ -416,6 +416,25 @@ def restore(
     `OSError`.
     """
     manifest = _manifest(files, backup)
+    with new_data_dir(files, data_dir) as partial:
+        writer = Writer(files, partial, advance)
+        for row in manifest.files:
+            found = writer.copy(f"{backup}/{DATA_NAME}/{row.path}", row.path, cold=True)
+            if (found.bytes, found.crc) != (row.bytes, row.crc):
+                text = f"{backup} is damaged: {row.path} does not match the manifest"
+                raise ZsqError(E_CHECKSUM, f"{text}; `zsq restore --check` lists all damaged files")
+        _give_uuid(files, partial, writer)
+        writer.finish()
+    return manifest
+
+
+@contextlib.contextmanager
+def new_data_dir(files: Files, data_dir: Path) -> Iterator[str]:
+    """Yield the path of a new folder, which becomes the data directory at the end.
+
+    The caller syncs its content. On failure, the folder is removed. Raises `UsageError` if the
+    directory is not empty.
+    """
     target = str(data_dir.absolute())
     if files.exists(target) and (not files.is_folder(target) or files.list(target)):
         raise UsageError(
@@ -429,21 +448,13 @@ def restore(
         files.remove_tree(partial)
     files.make_folder(partial)
     try:
-        writer = Writer(files, partial, advance)
-        for row in manifest.files:
-            found = writer.copy(f"{backup}/{DATA_NAME}/{row.path}", row.path, cold=True)
-            if (found.bytes, found.crc) != (row.bytes, row.crc):
-                text = f"{backup} is damaged: {row.path} does not match the manifest"
-                raise ZsqError(E_CHECKSUM, f"{text}; `zsq restore --check` lists all damaged files")
-        _give_uuid(files, partial, writer)
-        writer.finish()
+        yield partial
         files.rename(partial, target)
         files.sync_folder(str(data_dir.absolute().parent))
     except BaseException:
         with contextlib.suppress(OSError):
             files.remove_tree(partial)
         raise
-    return manifest
 
 
 def _give_uuid(files: Files, data_dir: str, writer: Writer) -> None:

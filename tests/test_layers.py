@@ -54,6 +54,9 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "storage.delayed": ("storage", "storage.log", "storage.state"),
     "storage.staging": ("storage", "storage.log", "storage.state"),
     "storage.directory": ("storage", "storage.archive", "storage.delayed", "storage.log", "storage.staging", "storage.state"),
+    "storage.shipping": (
+        "storage", "storage.archive", "storage.bucket", "storage.delayed", "storage.directory", "storage.log", "storage.state",
+    ),
     "storage.checks": ("storage", "storage.delayed", "storage.directory", "storage.log", "storage.state"),
     "storage.nsq": ("storage", "storage.log"),
     "actors": (),

@@ -170,6 +170,51 @@ class Seconds(_Quantity):
     parse = staticmethod(parse_seconds)
 
 
+class BoundedSeconds(Seconds):
+    """A time that has bounds. `none` is allowed."""
+
+    def __init__(self, least: float, most: float) -> None:
+        super().__init__()
+        self.least, self.most = least, most
+
+    @property
+    def bounds(self) -> str:
+        return f"{spelled(self.least)} to {spelled(self.most)}"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        found = super().convert(value, param, ctx)
+        is_bounded = isinstance(found, int | float) and found != -1
+        if is_bounded and not self.least <= found <= self.most:
+            self.fail(f"{value} is not allowed: it must be {self.bounds}, or none", param, ctx)
+        return found
+
+
+class Costs(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only
+    """Two numbers of 0 or more with a comma between them."""
+
+    name = "costs"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            writes, reads = map(float, value.split(","))
+        except ValueError:
+            writes = reads = -1.0
+        if not (isfinite(writes) and isfinite(reads) and min(writes, reads) >= 0):
+            self.fail(
+                f"{value!r} is not two numbers of 0 or more with a comma between them, such as "
+                "0.005,0.0004",
+                param,
+                ctx,
+            )
+        return writes, reads
+
+
 class Count(_Quantity):
     name = "count"
     parse = staticmethod(parse_count)

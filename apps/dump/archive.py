@@ -1,4 +1,4 @@
-"""Dump of the objects of a bucket: index objects, manifests, and the broker's claim.
+"""Dump of the objects of a bucket: index objects, manifests, boundaries, and the broker's claim.
 
 Chunk objects are the same as chunk files.
 """
@@ -26,6 +26,7 @@ from ...storage.bucket.object_store import open_bucket
 from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
 from ...storage.log.chunk import ArchivedChunk
+from ...storage.shipping.tick_format import BOUNDARIES, LOG, STATES
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from .record import TEXT_BYTES_MAX, Record, damaged, record
 
@@ -40,13 +41,16 @@ def fetched(text: str) -> Iterator[Path]:
     parts = url.prefix.split("/")
     if parts[-1] == BROKER_NAME:
         count = 1
-    elif len(parts) >= 3 and parts[-3] in (CHUNKS, MANIFESTS):
+    elif len(parts) >= 3 and parts[-3] in (CHUNKS, MANIFESTS, STATES):
         count = 3
+    elif len(parts) >= 2 and parts[-2] in (LOG, BOUNDARIES):
+        count = 2
     else:
         raise UsageError(
             E_BAD_ARGUMENT,
             f"{text} does not name an object of zsq: it must end with {BROKER_NAME}, "
-            f"{CHUNKS}/UUID/NAME or {MANIFESTS}/UUID/NAME",
+            f"{CHUNKS}/UUID/NAME, {MANIFESTS}/UUID/NAME, {STATES}/UUID/NAME, {LOG}/NUMBER or "
+            f"{BOUNDARIES}/NUMBER",
         )
     bucket = open_bucket(replace(url, prefix="/".join(parts[:-count])))
     data = bucket.read("/".join(parts[-count:]))
@@ -70,7 +74,7 @@ def dump_index_object(files: Files, path: str) -> Iterator[Record]:
 
 
 def dump_document(files: Files, path: str) -> Iterator[Record]:
-    """Yield a manifest with a record for each chunk, or the broker's claim."""
+    """Yield a manifest with a record for each chunk, a boundary, or the broker's claim."""
     line, _, rest = files.read_file(path, TEXT_BYTES_MAX).partition(b"\n")
     if rest != b"%08x\n" % crc32c(line):
         yield damaged("the checksum of this object does not match")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os.path
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import lmdb
@@ -19,6 +20,7 @@ from ...storage.delayed import delayed_format
 from ...storage.delayed.delayed_format import DelayedKey
 from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
+from ...storage.log.chunk import ArchivedChunk
 from ...storage.nsq.disk_queue_format import META_BYTES_MAX, decode_meta, decode_nsqd
 from ...storage.state import state_rows
 from ...storage.state.snapshot import SNAPSHOT_BYTES_MAX, decode_snapshot
@@ -41,6 +43,7 @@ from .record import (
     record,
     with_bytes,
 )
+from .ticks import dump_frames, dump_tick
 
 
 def dump_data(files: Files, path: str, *, bodies: bool) -> Iterator[Record]:
@@ -179,6 +182,10 @@ def _state_record(key: bytes, data: bytes) -> Record:
                 used_ns=used_ns,
                 recent=recent,
             )
+        if kind == state_rows.ARCHIVED:
+            return record("archived chunk", **ArchivedChunk(*unpack_value(data))._asdict())
+        if kind == state_rows.GENERATION:
+            return record("generation", channel=rest.decode(), number=U64.unpack(data)[0])
         if kind == state_rows.TRANSACTION:
             return record("transaction", app=rest.decode(), row=plain(unpack_value(data)))
         if kind in _MAPS:
@@ -187,6 +194,10 @@ def _state_record(key: bytes, data: bytes) -> Record:
     except (ValueError, TypeError, ZsqError, KeyError) as error:
         return with_bytes(damaged(error), key=key)
     return with_bytes(damaged("a row of an unknown kind", bytes=len(data)), key=key)
+
+
+def _row(bodies: bool, key: bytes, value: bytes, is_delayed: bool) -> Iterator[Record]:
+    return _delayed_row(key, value, bodies) if is_delayed else _state_row(key, value)
 
 
 def _delayed_row(key: bytes, value: bytes, bodies: bool) -> Iterator[Record]:
@@ -290,6 +301,9 @@ def dump(path: str, kind: str, *, bodies: bool = False) -> Iterator[Record]:
         return dump_chunk(files, path, bodies=bodies)
     if kind == kinds.NSQD_DATA:
         return dump_data(files, path, bodies=bodies)
+    if kind in (kinds.TICK, kinds.FRAMES):
+        shipped = dump_tick if kind == kinds.TICK else dump_frames
+        return shipped(files, path, partial(_row, bodies))
     plain = {
         kinds.INDEX: dump_index,
         kinds.BAD: dump_bad,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -25,6 +26,7 @@ from ...storage.nsq.disk_queue_format import (
     parse_data_name,
 )
 from ...storage.nsq.disk_queue_format import parse_meta_name as parse_nsqd_meta_name
+from ...storage.shipping.tick_format import TICK_MAGIC
 
 HEAD_BYTES: Final = 64 * 1024
 CHUNK: Final = "chunk"  # the file of a stage has the same format
@@ -40,11 +42,20 @@ NSQD_META: Final = "nsqd metadata"
 NSQD_LIST: Final = "nsqd list"
 INDEX_OBJECT: Final = "index object"
 DOCUMENT: Final = "document of a bucket"
+TICK: Final = "tick"
+FRAMES: Final = "frames of rows"
 JSON: Final = "json"
 # LMDB's magic number, which is in each meta page after the page's head.
 _LMDB_MAGIC: Final = (0xBEEFC0DE).to_bytes(4, "little")
 _LMDB_AT: Final = 16
 _RECORD_MAX: Final = 2**31 - 1
+_DOCUMENTS: Final = (
+    b'{"zsq": "manifest"',
+    b'{"zsq": "broker"',
+    b'{"zsq": "boundary"',
+    b'{"zsq": "shipping"',
+)
+_FRAMES_NAME: Final = re.compile(r"[0-9a-f]{16}\.[0-9a-f]{8}")
 
 
 def _is_meta(head: bytes) -> bool:
@@ -79,7 +90,8 @@ _BY_CONTENT: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
     (SNAPSHOT, lambda head: head.startswith(b'{"zsq": "state snapshot"')),
     (IDENTITY, lambda head: head.startswith(b'{"zsq": "topic"')),
     (INDEX_OBJECT, lambda head: head[:4] == INDEX_OBJECT_MAGIC),
-    (DOCUMENT, lambda head: head.startswith((b'{"zsq": "manifest"', b'{"zsq": "broker"'))),
+    (TICK, lambda head: head[:4] == TICK_MAGIC),
+    (DOCUMENT, lambda head: head.startswith(_DOCUMENTS)),
     (REGISTRY, lambda head: head[:1] == b"{" and b'"next_number"' in head[:200]),
     (NSQD_LIST, lambda head: head[:1] == b"{" and b'"topics":' in head[:200]),
     (NSQD_META, _is_meta),
@@ -96,6 +108,8 @@ _BY_NAME: Final[tuple[tuple[str, Callable[[str], object]], ...]] = (
     (NSQD_META, lambda name: parse_nsqd_meta_name(name) is not None),
     (NSQD_DATA, lambda name: parse_data_name(name.partition(".bad")[0]) is not None),
     (BAD, lambda name: name.endswith(".bad")),
+    (FRAMES, _FRAMES_NAME.fullmatch),
+    (TICK, re.compile(r"[0-9]{20}").fullmatch),
     (JSON, lambda name: name.endswith(".json")),
 )
 

@@ -285,9 +285,12 @@ class TaskBlocks:
 
     def _note(self, stop: int, why: str = "") -> None:
         """Note that the offsets before `stop` that were not yielded do not exist."""
-        first, self._at = self._at, max(self._at, stop)
-        if first >= stop:
+        if self._at >= stop:
             return
+        if self._options.bucket != ALWAYS:
+            # The broker knows whether they are lost, or skipped because it was restored.
+            raise SegmentDamaged(f"it has no offsets {self._at} to {stop - 1}")
+        first, self._at = self._at, stop
         if self._options.fail_on_data_loss:
             why = why or (
                 "they were damaged before they were archived, or their log file is not archived yet"

@@ -344,11 +344,17 @@ def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) 
 
 
 @bench.command()
-@click.option("--mib", type=click.IntRange(256, 100_000), default=1024, help="MiB to publish.")
+@click.option("--mib", type=click.IntRange(256, 100_000), default=1024, help="MiB to archive.")
+@click.option(
+    "--part",
+    type=click.Choice(("archive", "shipping")),
+    help="Measure only this part: the archive and Spark's reads from it, or shipping and restore.",
+)
 @_common
-def bucket(mib: int, size: int, rounds: int, **common: Any) -> None:
-    """Measure archiving in a bucket, and Spark's reads from it. Runs SeaweedFS."""
+def bucket(mib: int, part: str | None, size: int, rounds: int, **common: Any) -> None:
+    """Measure a broker with a bucket, restores, and Spark's reads from it. Runs SeaweedFS."""
     from .measures.bucket import bucket as measure  # Spark is an extra
+    from .measures.shipping import shipping as measure_shipping
 
     del size
     weed = Path(sys.executable).with_name("weed")
@@ -363,7 +369,10 @@ def bucket(mib: int, size: int, rounds: int, **common: Any) -> None:
         settings = {"published": f"{mib:,} MiB", "rounds": rounds}
         report = Report("bucket", settings, machine.describe(Path(folder)))
         try:
-            measure(report, f"s3://{BUCKET}/bench", mib, rounds)
+            if part != "archive":
+                measure_shipping(report, f"s3://{BUCKET}/ship", Path(folder) / "server", rounds)
+            if part != "shipping":
+                measure(report, f"s3://{BUCKET}/bench", mib, rounds)
         except (BrokerFailed, MemberFailed, ZsqError, OSError, ServerFailed) as error:
             sys.exit(f"bench: {error}")
     if common["as_json"]:

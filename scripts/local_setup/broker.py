@@ -17,6 +17,7 @@ from typing import Final
 READY_WAIT_S: Final = 30.0
 STOP_WAIT_S: Final = 30.0
 ZSQ: Final = ("-m", "zsq")
+DATA: Final = "data"
 
 
 class BrokerFailed(Exception):
@@ -25,15 +26,19 @@ class BrokerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LocalBroker:
-    """A running `zsq serve`, with its directory and its address for clients of the same machine."""
+    """A running `zsq serve`, with its directory and its address for clients of the same machine.
+
+    `data` is the name of the data directory in `folder`.
+    """
 
     process: subprocess.Popen[bytes]
     folder: Path
     log: Path
+    data: str = DATA
 
     @property
     def data_dir(self) -> Path:
-        return self.folder / "data"
+        return self.folder / self.data
 
     @property
     def url(self) -> str:
@@ -78,14 +83,22 @@ def serve_again(broker: LocalBroker, *options: str) -> Iterator[LocalBroker]:
 
 
 @contextlib.contextmanager
+def serve_elsewhere(broker: LocalBroker, data: str, *options: str) -> Iterator[LocalBroker]:
+    """Run a broker on another data directory beside that of a broker that has ended."""
+    with _serve(broker.folder, broker.folder / f"broker-{data}.log", options, data=data) as again:
+        yield again
+
+
+@contextlib.contextmanager
 def _serve(
     folder: Path,
     log: Path,
     options: Sequence[str],
     program: Sequence[str] = ZSQ,
     environment: Mapping[str, str] | None = None,
+    data: str = DATA,
 ) -> Iterator[LocalBroker]:
-    line = [sys.executable, "-P", *program, "serve", "--data-dir", str(folder / "data"), *options]
+    line = [sys.executable, "-P", *program, "serve", "--data-dir", str(folder / data), *options]
     env = {**os.environ, **(environment or {})}
     with log.open("wb") as out:
         # The broker runs in its own session, so that Ctrl-C reaches only this process. This process
@@ -94,7 +107,7 @@ def _serve(
             line, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True, env=env
         )
     try:
-        broker = LocalBroker(process, folder, log)
+        broker = LocalBroker(process, folder, log, data)
         _wait_until_ready(broker)
         yield broker
     finally:

@@ -105,6 +105,12 @@ def _said(pid: int, what: str) -> str:
         return ""
 
 
+def state_of(pid: int) -> str:
+    """Return the state of a process, such as R or Z, or "" for a process that has ended."""
+    fields = _said(pid, "stat").rpartition(")")[2].split()
+    return fields[0] if fields else ""
+
+
 def jvm_of(spark: Any) -> int:
     """Return the process id of Spark's JVM."""
     return int(spark.sparkContext._gateway.proc.pid)

@@ -21,6 +21,7 @@ COLUMNS: Final = (
     "carrier", "flight", "tailnum", "origin", "dest", "air_time", "distance", "hour", "minute", "time_hour",
 )  # fmt: skip
 _CARRIER: Final = 9
+_ORIGIN: Final = 12
 _DELAY: Final = 8
 _SCHEDULED: Final = 4
 
@@ -75,6 +76,10 @@ def number_of(body: bytes) -> int:
 
 def carrier_of(row: bytes) -> bytes:
     return row.split(b",", _CARRIER + 1)[_CARRIER]
+
+
+def origin_of(row: bytes) -> bytes:
+    return row.split(b",", _ORIGIN + 1)[_ORIGIN]
 
 
 def add_up(rows: Iterable[bytes]) -> dict[str, Carrier]:

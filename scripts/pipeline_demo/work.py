@@ -25,6 +25,8 @@ WORKERS: Final = "workers"
 TOTALS: Final = "totals"
 HOURS: Final = "flights-by-hour"
 REPORT: Final = "report"
+REMINDERS: Final = "reminders"
+DESK: Final = "desk"
 FAILURE_SHARE: Final = 0.02
 POLL_S: Final = 0.2
 RETRY_DELAY_S: Final = 0.2  # seconds; any free worker may get the failed flight again
@@ -115,24 +117,22 @@ class Hours:
 
 
 def receive_hours(
-    consumer: Consumer, count: int, limit_s: float, show: Callable[[int], None]
+    consumer: Consumer, offsets: Iterable[int], limit_s: float, show: Callable[[int], None]
 ) -> Hours:
-    """Consume the second topic's channel until `count` messages have come, and finish them."""
+    """Consume the second topic's channel until these messages have come, and finish them."""
     hours = Hours()
-    seen = bytearray(count)
-    left = count
+    left = set(offsets)
     deadline = time.monotonic() + limit_s
     while left and time.monotonic() < deadline:
         batch = consumer.receive_batch(timeout=POLL_S)
         if batch is None:
             continue
         for offset, body in zip(batch.offsets, batch.bodies, strict=True):
-            if not seen[offset]:  # a message that is delivered again must not be added again
-                seen[offset] = 1
-                left -= 1
+            if offset in left:  # a message that is delivered again must not be added again
+                left.remove(offset)
                 hours.add(body)
         batch.finish()
-        show(count - left)
+        show(hours.messages)
     return hours
 
 

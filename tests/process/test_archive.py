@@ -40,6 +40,16 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         one.close()
 
 
+@pytest.fixture
+def archiving(tmp_path: Path) -> Iterator[Broker]:
+    """A broker that copies only full log files, so the bucket has nothing else."""
+    one = make(tmp_path, "--bucket-lag", "none")
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
 def publish(broker: Broker, mib: int, first: int = 0) -> int:
     """Publish `mib` MiB of numbered messages. Return the next number."""
     with zsq.Producer(broker.ipc) as producer:
@@ -171,8 +181,9 @@ def test_a_second_broker_in_the_same_prefix_is_refused_by_name(
 
 
 def test_expired_messages_leave_the_bucket_and_a_deleted_topic_leaves_nothing(
-    broker: Broker, tmp_path: Path
+    archiving: Broker, tmp_path: Path
 ) -> None:
+    broker = archiving
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic(TOPIC)
         admin.create_channel(TOPIC, "c")
@@ -193,7 +204,8 @@ def test_expired_messages_leave_the_bucket_and_a_deleted_topic_leaves_nothing(
         wait_for(lambda: objects(tmp_path) == ["broker.json"], 30, "an empty bucket")
 
 
-def test_a_topic_that_is_not_archived_stays_on_the_disk(broker: Broker, tmp_path: Path) -> None:
+def test_a_topic_that_is_not_archived_stays_on_the_disk(archiving: Broker, tmp_path: Path) -> None:
+    broker = archiving
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic(TOPIC, archive="off", keep_bytes=-1)
         count = publish(broker, 8)

@@ -43,7 +43,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "storage answers before the sync": Defect(
         "actors/storage/storage_actor.py",
-        "        end = self._log.synced_end\n        while self._written",
+        "        end = self._durable_end()\n        while self._written",
         "        end = self._log.end\n        while self._written",
         ("power_cut",),
     ),

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import pkgutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
-from zsq.actors.archive import archive_actor
+from zsq.actors.archive import archive_actor, shipper
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import Child
 from zsq.actors.runtime.pulses import ChannelPulse, TopicPulse
@@ -26,14 +27,19 @@ from zsq.actors.supervisor.actor_table import ACTORS
 from zsq.actors.supervisor.topics import topic_group
 from zsq.actors.supervisor.topics.dormancy import is_unused
 from zsq.actors.supervisor.topics.registry import Registry
+from zsq.apps import restore as restoring
 from zsq.storage.archive import chunk_cache
 from zsq.storage.errors import Locked, StorageError
 from zsq.storage.files import Files
+from zsq.transport import errors
 
 from .bounded import Bounded, watch_drops
-from .bucket import URL
+from .bucket import URL, PatientBucket
+from .disasters import watch as watch_disasters
 from .disk import Disk
 from .losses import Losses, watch_log
+from .shipping import ShipPlan
+from .shipping import prepare as prepare_shipping
 from .sockets import Descriptor
 from .threads import Flag
 from .world import MS, Process, S, World, the_world
@@ -158,7 +164,9 @@ def _end_sockets(process: Process) -> None:
 
 
 class Broker:
-    """One data directory, and the supervisors that run on it, one after the other."""
+    """The data directories of one broker, and the supervisors that run on them, one after the
+    other. After the loss of a disk, the next directory is restored from the bucket.
+    """
 
     def __init__(
         self,
@@ -170,19 +178,29 @@ class Broker:
         losses: Losses,
         sleep_after_s: float,
         archived: bool = False,
+        ships: ShipPlan | None = None,
     ) -> None:
         self.world = world
         self.disk = disk
-        self.data_dir = Path(disk.root)
+        self.machine = 1
+        self.data_dir = Path(f"{disk.root}/data-1")
+        disk.files.make_folder(str(self.data_dir))
+        disk.files.sync_folder(disk.root)
         self.options = ServeOptions(
             self.data_dir,
             gateway=TCP if tcp else "",
             chunk_bytes=chunk_bytes,
             sleep_after_s=sleep_after_s,
+            sync=ships.sync if ships is not None else "always",
             bucket=URL if archived else "",
+            bucket_lag_s=ships.lag_s if ships is not None else 0.0,
             # Everything that the bucket has leaves the disk.
             retention={"keep_chunks": 0} if archived else {},
         )
+        self.ships = ships
+        # Called when a disk was restored, before the broker starts on it.
+        self.restored: Callable[[], None] = lambda: None
+        self.fenced: Callable[[], None] = lambda: None
         self.dozes = 0  # number of topics that must still be put to sleep although they are used
         self.losses = losses
         self.bounded: Bounded | None = None
@@ -193,11 +211,51 @@ class Broker:
         self.process: Process | None = None
         self.supervisor: supervisor.Supervisor | None = None
 
+    def lose_disk(self) -> None:
+        """Forget the data directory, whose content was destroyed."""
+        self.machine += 1
+        self.data_dir = Path(f"{self.disk.root}/data-{self.machine}")
+        self.options = replace(self.options, data_dir=self.data_dir)
+
     def start(self) -> None:
         self.number += 1
+        if not self.disk.files.exists(str(self.data_dir)):
+            process = self.process = Process(self.world, f"restore [{self.number}]", "restore")
+            process.run(partial(self._restore, process), delay_ns=MS)
+            return
         process = self.process = Process(self.world, f"supervisor [{self.number}]", "supervisor")
         process.on_death.append(_end_sockets)
         process.run(partial(self._serve, process), delay_ns=MS)
+
+    def _restore(self, process: Process) -> None:
+        """Run `zsq restore` until it succeeds, and start the broker."""
+        world, disk = self.world, self.disk
+        for _ in range(200):
+            failed_syncs = disk.failed_syncs
+            files = disk.of(process)
+            plan = restoring.RestorePlan(URL)
+            try:
+                found = restoring.restore(cast("Files", files), plan, self.data_dir)
+            except (errors.ZsqError, OSError) as error:
+                world.note(f"restore refused: {type(error).__name__}")
+                world.comment(str(error))
+                is_disk = disk.full or disk.failed_syncs != failed_syncs
+                away = isinstance(error, errors.Refused) and error.code == errors.E_BUCKET
+                if not is_disk and (not away or "damaged" in str(error)):
+                    world.violation(f"the restore failed: {error}")
+                    break
+                world.pause(20 * MS, 100 * MS)
+                continue
+            world.note(f"restored up to tick {found.number}")
+            self.restored()
+            world.after(MS, self._start_restored)
+            break
+        process.kill("ends")
+        world.leave()
+
+    def _start_restored(self) -> None:
+        if not self.alive:
+            self.start()
 
     def _serve(self, process: Process) -> None:
         """Do what `serve` does: take the lock, open the registry, and run the supervisor until it
@@ -251,7 +309,7 @@ class Broker:
         )
 
     def living(self) -> list[Process]:
-        return [one for one in self.world.processes if one.alive and one.kind]
+        return [one for one in self.world.processes if one.alive and one.kind and not one.exiled]
 
     def of_kind(self, kind: str) -> list[Process]:
         return [one for one in self.living() if one.kind == kind]
@@ -276,12 +334,21 @@ def prepare() -> None:
     module = archive_actor
     module.Files = lambda: the_world().disk.of(the_world().current.process)  # type: ignore[union-attr]
     module.open_bucket = lambda url, call_s: the_world().bucket
+    module = shipper
+    module.Files = lambda: the_world().disk.of(the_world().current.process)  # type: ignore[union-attr]
+    module = archive_actor
     module.probe = lambda bucket, files: None
     module.CHECK_PAUSE_S = 0.1
     module = supervisor
     module.ProcessTable = SimTable
+    module = restoring
+    module.open_bucket = lambda url: PatientBucket(the_world().bucket)
+    prepare_shipping()
+    watch_shipper()
     watch_log()
+    watch_disasters()
     watch_drops()
+    module = supervisor
     module.logs.say = lambda *_, **__: None
     module = topic_group
     module._LOOK_NS = 20 * MS
@@ -291,6 +358,41 @@ def prepare() -> None:
     logging.getLogger("zsq").handlers = [_Comments()]
     logging.getLogger("zsq").propagate = False
     logging.getLogger("zsq").setLevel("INFO")
+
+
+def watch_shipper() -> None:
+    """Tell the broker if its shipper has lost. Check that no copy from before a takeover confirms
+    anything after it.
+    """
+    module: Any = shipper.Shipper
+    lose, taken, confirm = module._lose, module._taken, module._confirm
+
+    def lost(self: Any, why: str) -> None:
+        world = the_world()
+        assert world.current is not None
+        world.note("the shipper has lost")
+        lose(self, why)
+        if not world.current.process.exiled:
+            world.after(MS, world.broker.fenced)
+
+    def took(self: Any, value: Any) -> None:
+        taken(self, value)
+        if self.state is shipper.ShipperState.OPEN:
+            the_world().note(f"taken over at {self._takeover}, epoch {self._epoch}")
+            world = the_world()
+            world.epochs[self._epoch] = self._takeover
+
+    def confirmed(self: Any, flight: Any, now: int) -> None:
+        world = the_world()
+        later = [number for epoch, number in world.epochs.items() if epoch > self._epoch]
+        if any(flight.number >= number for number in later):
+            world.violation(
+                f"epoch {self._epoch} confirmed tick {flight.number}, after a takeover at "
+                f"{min(later)}"
+            )
+        confirm(self, flight, now)
+
+    module._lose, module._taken, module._confirm = lost, took, confirmed
 
 
 def hasten_archive() -> None:

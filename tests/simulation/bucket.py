@@ -1,8 +1,8 @@
-"""The simulated object store. It outlives power cuts, and it is hostile.
+"""The simulated object store. It outlives power cuts and lost disks, and it is hostile.
 
 A call takes effect at a moment between its beginning and its end. A request or its reply may be
-lost. A write may take effect much later, also after the process that sent it is dead. While the
-store is away, no call takes effect.
+lost. A write may take effect much later, also after the process that sent it is dead, and the
+creation of an object may take effect twice. While the store is away, no call takes effect.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from zsq.storage.bucket.bucket_url import parse_bucket_url
 from .world import MS, the_world
 
 if TYPE_CHECKING:
-    from .world import World
+    from .world import Process, World
 
 URL = "s3://simulated/prefix"
+LATE = 0.6  # share of the requests on their way that take effect after their sender has died
+TWICE = 0.05  # share of the writes that take effect twice while the store is hostile
 
 
 class SimBucket:
@@ -33,11 +35,44 @@ class SimBucket:
         self.kind = True
         """False while requests and replies may be lost."""
         self.reads = 0
+        self.late = 0  # writes that took effect after their sender was dead
         self._dice = random.Random(f"{world.seed}/bucket")
+        # Writes on their way, by the number of the call: their sender and their effect.
+        self._out: dict[int, tuple[Process, Callable[[], Any]]] = {}
+        self._calls = 0
+        self._watched: set[int] = set()
+
+    def _send(self, effect: Callable[[], Any]) -> int:
+        """Note a write until it takes effect. Its sender may die before that."""
+        current = the_world().current
+        assert current is not None
+        process = current.process
+        if process.pid not in self._watched:
+            self._watched.add(process.pid)
+            process.on_death.append(self._sender_died)
+        self._calls += 1
+        self._out[self._calls] = process, effect
+        return self._calls
+
+    def _sender_died(self, process: Process) -> None:
+        world, dice = the_world(), self._dice
+        for number, (sender, effect) in list(self._out.items()):
+            if sender is process:
+                del self._out[number]
+                if dice.random() < LATE:
+                    delay = dice.choice((5, 60, 600, 2_500))
+                    world.after(dice.randrange(MS, delay * MS), partial(self._arrives, effect))
+
+    def _arrives(self, effect: Callable[[], Any]) -> None:
+        self.late += 1
+        the_world().note("a request of a dead process arrives")
+        self._late(effect)
 
     def _call(self, effect: Callable[[], Any], *, writes: bool = False) -> Any:
         world, dice = the_world(), self._dice
+        number = self._send(effect) if writes else 0
         world.pause(MS // 2, 12 * MS)
+        self._out.pop(number, None)
         chance = 1.0 if self.kind else dice.random()
         if world.now_ns < self.away_until_ns or chance < 0.03:
             world.pause(5 * MS, 60 * MS)
@@ -46,6 +81,8 @@ class SimBucket:
             world.after(dice.randrange(MS, 900 * MS), lambda: self._late(effect))
             raise BucketAway("the simulated request is late")
         found = effect()
+        if writes and not self.kind and dice.random() < TWICE:
+            world.after(dice.randrange(MS, 2_500 * MS), lambda: self._late(effect))
         world.pause(MS // 2, 12 * MS)
         if chance < 0.1:
             raise BucketAway("the simulated reply is lost")
@@ -98,3 +135,29 @@ class SimBucket:
 
     def remove_folder(self, below: str) -> None:
         """Do nothing: there are no folders."""
+
+
+class PatientBucket:
+    """The store for a program that repeats requests without an answer, as a restore does."""
+
+    def __init__(self, bucket: SimBucket) -> None:
+        self._bucket = bucket
+        self.url = bucket.url
+
+    def _patient(self, call: Callable[[], Any]) -> Any:
+        for _ in range(20):
+            try:
+                return call()
+            except BucketAway:
+                the_world().pause(20 * MS, 100 * MS)
+        return call()
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        found: bytes = self._patient(lambda: self._bucket.read(name, start, length))
+        return found
+
+    def size(self, name: str) -> int:
+        return len(self.read(name))
+
+    def names(self, below: str) -> Iterator[str]:
+        yield from self._patient(lambda: list(self._bucket.names(below)))

@@ -19,7 +19,7 @@ from zsq.storage.errors import ShortWrite
 from zsq.storage.files import Files
 from zsq.storage.state import state_check
 
-from .world import MS, Process, World, the_world
+from .world import MS, Process, World, world_now
 
 LOW: Final = 64 * 1024  # free bytes of a disk that counts as full
 
@@ -63,6 +63,13 @@ class Disk:
     def _close_environments(self, process: Process) -> None:
         for environment in self._open.pop(process.name, []):
             environment.close()
+
+    def destroy(self) -> None:
+        """Remove everything. All processes are dead."""
+        plain = Files()
+        for name in plain.list(self.root):
+            plain.remove_tree(f"{self.root}/{name}")
+        self.files.reset()
 
     def power_cut(self) -> None:
         """Cut the power after all processes are dead. A part of what was not synced reaches the
@@ -200,7 +207,9 @@ def watch_lmdb() -> None:
 
     def opened(*given: Any, **named: Any) -> Any:
         environment = real(*given, **named)
-        world = the_world()
+        world = world_now()
+        if world is None:
+            return environment
         disk: Disk = world.disk
         return disk.opened(environment)
 

@@ -34,6 +34,7 @@ from typing import Any, Final
 
 from support.history import body_of, number_of
 
+from .disasters import Disasters
 from .losses import Losses
 from .world import MS, World
 
@@ -107,6 +108,7 @@ class ChannelLedger:
     # Number -> its last lease and attempts.
     latest: dict[int, tuple[Order, int]] = field(default_factory=dict)
     confirmed: dict[int, Order] = field(default_factory=dict)
+    confirmed_ns: dict[int, int] = field(default_factory=dict)  # when that was confirmed
     # Messages for which a finish or a reject was sent. It may have had no effect.
     answered: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)  # a finish was sent; it may have had no effect
@@ -129,6 +131,7 @@ class Ledger:
         # The offsets of deliveries that were on their way when the power failed, by number.
         self.old_offsets: dict[int, int] = {}
         self.losses = Losses(self)
+        self.disasters = Disasters(self)
         self.channels: dict[str, ChannelLedger] = {}
         self.deliveries = 0
         self.redeliveries = 0
@@ -136,6 +139,10 @@ class Ledger:
     def broken(self, text: str) -> None:
         self.world.violation(text)
         raise Violation(text)
+
+    def record(self, text: str) -> None:
+        """Record a broken promise from code that is no client's."""
+        self.world.violation(text)
 
     # Publishing
 
@@ -193,6 +200,8 @@ class Ledger:
                 "was confirmed"
             )
         row = self.sent[number]
+        if self.disasters.is_skipped(topic, offset):
+            return  # it was observed before a disaster took it
         if row.offset not in (-1, offset):
             self.broken(f"{number} lies at {row.offset} and at {offset} of {topic}")
         row.offset = offset
@@ -242,6 +251,9 @@ class Ledger:
                 self.old_offsets[number] = offset
             else:
                 self.place(row.topic, offset, number)
+                is_old = self.disasters.is_from_before(order)
+                if not is_old and self.disasters.is_skipped(row.topic, offset):
+                    self.broken(f"{row.name} leased {number} at {offset}, which was skipped")
             numbers.append(number)
             self.deliveries += 1
             self.redeliveries += number in row.seen
@@ -285,6 +297,7 @@ class Ledger:
             finished is not None
             and held.order > finished
             and not self._moved(row, number, finished, held.order)
+            and not self._lost_finish(row, number, finished, held.order)
         ):
             self.broken(
                 f"{row.name} leased {number} again (token {held.order}) after its finish was "
@@ -292,12 +305,21 @@ class Ledger:
             )
         order, attempts = row.latest.get(number, (_EARLY, 0))
         if held.order > order:
-            if held.attempts < attempts and not self._moved(row, number, order, held.order):
+            is_lost = self.disasters.is_between(order, held.order)
+            if (
+                held.attempts < attempts
+                and not is_lost
+                and not self._moved(row, number, order, held.order)
+            ):
                 self.broken(
                     f"attempts of {number} in {row.name} fell from {attempts} to {held.attempts}"
                 )
             row.latest[number] = held.order, held.attempts
-        elif held.attempts > attempts and not self._moved(row, number, held.order, order):
+        elif (
+            held.attempts > attempts
+            and not self.disasters.is_between(held.order, order)
+            and not self._moved(row, number, held.order, order)
+        ):
             self.broken(
                 f"attempts of {number} in {row.name} were {held.attempts} before they were "
                 f"{attempts}"
@@ -318,8 +340,19 @@ class Ledger:
                 f"{row.name} leased {number} to {held.consumer} while {before.consumer} held "
                 "it, in peace"
             )
-        if before is None or held.order > before.order:
+        is_old = self.disasters.is_from_before(held.order)
+        if not is_old and (before is None or held.order > before.order):
             row.held[number] = held
+
+    def _lost_finish(self, row: ChannelLedger, number: int, before: Order, after: Order) -> bool:
+        """Return True if a disaster may have taken the finish. It is not confirmed any more."""
+        since_ns = row.confirmed_ns.get(number, 0)
+        if not self.disasters.is_between(before, after) or not self.disasters.may_lose_finish(
+            number, row.name, since_ns, before
+        ):
+            return False
+        row.confirmed.pop(number, None)
+        return True
 
     def _check_order(self, row: ChannelLedger, consumer: str, numbers: Sequence[int]) -> None:
         """Check rule 7: earlier messages of the key that were leased before are answered, or the
@@ -427,8 +460,11 @@ class Ledger:
         order = self.order_of(token)
         for number in numbers:
             row.held.pop(number, None)
-            row.confirmed[number] = max(order, row.confirmed.get(number, _EARLY))
             last, _ = row.latest.get(number, (_EARLY, 0))
+            if self.disasters.is_between(order, last):
+                continue
+            row.confirmed[number] = max(order, row.confirmed.get(number, _EARLY))
+            row.confirmed_ns[number] = self.world.now_ns
             if last > order and not self._moved(row, number, order, last):
                 self.broken(
                     f"{row.name} confirmed the finish of {number} by {order} after it had "

@@ -157,9 +157,52 @@ class Nemesis:
         world.disturb("power cut")
         self.crew.ledger.losses.cut(self.broker)
         self.broker.kill_all()
+        for process in world.processes:
+            if process.exiled:
+                process.kill("off")
         world.disk.power_cut()
         self._later(5, 400, self._start_again)
         return True
+
+    def lost_disk(self) -> bool:
+        """Destroy the disk. The broker is restored from the bucket on another machine. Requests of
+        the dead processes may still arrive there.
+
+        Sometimes the old archive actor was only stopped, and goes on after a while.
+        """
+        self._lose_disk()
+        if self.rng.random() < 0.3:  # again, perhaps while the next broker takes over
+            self._later(5, self.rng.choice((60, 300, 1_000)), self._lose_again)
+        return True
+
+    def _lose_again(self) -> None:
+        if not self.healed:
+            self.done["lost_disk"] = self.done.get("lost_disk", 0) + 1
+            self._lose_disk()
+
+    def fenced(self) -> None:
+        """Restore again, because another copy has continued the log since the restore."""
+        if self.broker.alive:
+            self.done["restored again"] = self.done.get("restored again", 0) + 1
+            self._lose_disk()
+
+    def _lose_disk(self) -> None:
+        world, broker = self.world, self.broker
+        self.crew.ledger.disasters.strike(broker)
+        world.disturb("the disk is lost")
+        for process in broker.of_kind("archive"):
+            if self.rng.random() < 0.4:
+                process.exiled = True
+                process.asleep_until_ns = world.now_ns + self.rng.choice((30, 300, 2_000)) * MS
+                self.done["exiles"] = self.done.get("exiles", 0) + 1
+        broker.kill_all()
+        world.disk.destroy()
+        broker.lose_disk()
+        self._later(5, 400, self._start_after)
+
+    def _start_after(self) -> None:
+        if not self.broker.alive:
+            self.broker.start()
 
     def stop_process(self) -> bool:
         """Stop a process with SIGSTOP, and continue it with SIGCONT after a while."""

@@ -9,6 +9,7 @@ import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,11 +20,13 @@ from . import bounded
 from . import world as worlds
 from .broker import URL_DIRECT, URL_TCP, Broker, hasten_archive
 from .bucket import SimBucket
+from .contents import differences
 from .disk import Disk
 from .ledger import Ledger
 from .nemesis import Nemesis
 from .network import Network
 from .scenario import Scenario, draw
+from .shipping import hasten
 from .verdict import check_stored, depths
 from .workload import Crew
 from .world import MS, Process, S, Stuck, World
@@ -67,15 +70,21 @@ class Run:
             losses=self.ledger.losses,
             sleep_after_s=self.scenario.sleep_after_s,
             archived=self.scenario.archived,
+            ships=self.scenario.ships,
         )
         if self.scenario.archived:
             world.bucket = SimBucket(world)
             hasten_archive()
+        if self.scenario.ships is not None:
+            hasten(self.scenario.ships)
+            self.ledger.disasters.lag_ns = int(self.scenario.ships.lag_s * S)
         self.url = URL_TCP if self.scenario.tcp else URL_DIRECT
         self.ledger.losses.modes = self.scenario.modes
         self.crew = Crew(world, self.ledger, self.url)
         self.nemesis = Nemesis(world, self.broker, self.crew, self.scenario)
         self.broker.took_move = self._took_move
+        self.broker.restored = partial(self.ledger.disasters.restored, self.broker)
+        self.broker.fenced = self.nemesis.fenced
 
     def play(self) -> Result:
         world = self.world
@@ -103,6 +112,9 @@ class Run:
         if world.bucket is not None:
             counts["objects"] = len(world.bucket.objects)
             counts["reads of the bucket"] = world.bucket.reads
+            counts["late requests"] = world.bucket.late
+            counts["lost with disks"] = self.ledger.disasters.lost
+            counts["takeovers"] = len(world.epochs)
         spent = (world.now_ns - worlds.START_NS) / S
         return Result(
             world.seed,
@@ -151,6 +163,11 @@ class Run:
             self.crew.mortal.check(self.broker)
         self.broker.stop()
         self._until(lambda: not self.broker.living(), STOP_S, "the broker's end", 50)
+        if self.broker.ships is not None:
+            for text in differences(
+                str(self.broker.data_dir), world.bucket.url, world.bucket.objects
+            )[:5]:
+                world.violation(f"at the end, a restore is wrong: {text}")
 
     def _until(
         self, condition: Callable[[], bool], limit_s: float, what: str, step_ms: int
@@ -165,7 +182,8 @@ class Run:
 
     def _create(self, admin: Any) -> None:
         for topic in self.scenario.topics:
-            admin.create_topic(topic, sync=self.scenario.modes.get(topic, "always"))
+            usual = self.broker.options.sync
+            admin.create_topic(topic, sync=self.scenario.modes.get(topic, usual))
         if self.scenario.bounded is not None:
             admin.create_topic(bounded.TOPIC, max_s=bounded.MAX_S, when_full="drop-oldest")
             admin.create_channel(bounded.TOPIC, bounded.CHANNEL)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from .bounded import BoundedPlan
 from .mortal import MortalPlan
 from .nemesis import KINDS
+from .shipping import ShipPlan, draw_plan
 from .staging import StagePlan
 from .workload import ChannelPlan, ProducerPlan
 
@@ -38,6 +39,7 @@ class Scenario:
 
     mortal: MortalPlan | None = None
     bounded: BoundedPlan | None = None
+    ships: ShipPlan | None = None
     archived: bool = False  # True if log files are archived in a bucket, and leave the disk at once
 
     @property
@@ -58,6 +60,8 @@ SLEEPY: Final = 0.3  # share of seeds in which unused topics sleep soon
 FORCED: Final = 0.5  # share of these seeds in which topics are put to sleep while they are used
 PEACE: Final = 0.1  # share of seeds without faults, for which the strictest rules hold
 ARCHIVED = 0.0  # share of seeds with a bucket
+DISASTERS: Final = 0.7  # share of the seeds that ship in which disks are lost
+SHIPPING = False  # True if all archived seeds ship
 ONLY: tuple[str, ...] = ()  # the faults to choose from, or empty for all
 
 
@@ -116,8 +120,9 @@ def draw(seed: int) -> Scenario:
             plain, archived=True, chunk_bytes=4096, faults=(*plain.faults, *more),
             strikes=plain.strikes and plain.strikes + 3,
         )  # fmt: skip
+        plain = _shipped(random.Random(f"{seed}/shipping"), plain)
     dice = random.Random(f"{seed}/bounded")
-    if dice.random() >= BOUNDED:
+    if dice.random() >= BOUNDED or "lost_disk" in plain.faults:
         return plain
     return replace(
         plain,
@@ -125,6 +130,26 @@ def draw(seed: int) -> Scenario:
             dice.randrange(10, 50), dice.choice((100, 300)), dice.choice((100, 600))
         ),
     )
+
+
+def _shipped(dice: random.Random, plain: Scenario) -> Scenario:
+    """Let the broker ship. If disks are lost, all topics answer at least after the sync, and none
+    is deleted.
+    """
+    plan = draw_plan(dice)
+    while SHIPPING and plan is None:
+        plan = draw_plan(dice)
+    if plan is None:
+        return plain
+    if plan.sync == "bucket":
+        plain = replace(plain, modes={})
+    plain = replace(plain, ships=plan)
+    if not plain.strikes or (dice.random() >= DISASTERS and "lost_disk" not in ONLY):
+        return plain
+    faults = plain.faults
+    if not ONLY:
+        faults = (*faults, *dice.choice((("lost_disk",), ("lost_disk", "lost_disk"))))
+    return replace(plain, faults=faults, modes={}, mortal=None)
 
 
 def _mortal(dice: random.Random, plain: Scenario) -> Scenario:

@@ -61,7 +61,8 @@ def check_stored(ledger: Ledger, url: str, topic: str) -> None:
         while True:
             found = read(reader, offset)
             for block in found.blocks:
-                if block.first_offset != offset and not (
+                is_gap = (offset, block.first_offset) in ledger.disasters.gaps.get(topic, ())
+                if (block.first_offset != offset and not is_gap) and not (
                     ledger.losses.modes.get(topic) == "never" and ledger.losses.cuts
                 ):
                     ledger.broken(f"{topic}: after offset {offset} comes {block.first_offset}")
@@ -81,7 +82,9 @@ def check_stored(ledger: Ledger, url: str, topic: str) -> None:
         ledger,
         topic,
         stored,
-        ledger.losses.judge(topic, offsets) if topic in ledger.losses.modes else set(),
+        ledger.losses.judge(topic, offsets)
+        if topic in ledger.losses.modes
+        else ledger.disasters.excused.get(topic, set()),
     )
     for row in ledger.channels.values():
         if row.topic == topic:
@@ -107,9 +110,9 @@ def _check_batches(ledger: Ledger, topic: str, stored: dict[int, int], taken: se
 
 def _dead_letters(ledger: Ledger, url: str, row: Any) -> set[int]:
     """Return the messages in the dead-letter topic. That topic does not exist if there was no dead
-    letter.
+    letter. A disaster may have taken some.
     """
-    found: set[int] = set()
+    found = set(ledger.disasters.excused.get(f"{row.topic}.{row.name}.dead", ()))
     offset = 0
     with zsq.Reader(f"{row.topic}.{row.name}.dead", url=url, timeout=60) as reader:
         while True:

@@ -85,6 +85,8 @@ class Process:
         self.pid = 1000 + len(world.processes)
         self.alive = True
         self.began_ns = world.now_ns
+        # The process belongs to a machine that was lost, and goes on after a while.
+        self.exiled = False
         self.asleep_until_ns = 0  # the process is stopped by SIGSTOP until this time
         self.tasks: list[Task] = []
         self.sockets: list[Any] = []
@@ -156,6 +158,7 @@ class World:
         self.broker: Any = None
         # Key of a child process -> the number of children that had been started before it.
         self.incarnations: dict[int, int] = {}
+        self.epochs: dict[int, int] = {}  # epoch -> the number of its takeover
         self._say = say
         self._hash = hashlib.sha256()
 

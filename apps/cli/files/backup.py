@@ -1,4 +1,4 @@
-"""zsq backup and zsq restore: copy a data directory while its broker runs, and restore the copy."""
+"""zsq backup: copy a data directory while its broker runs."""
 
 from __future__ import annotations
 
@@ -70,46 +70,6 @@ def backup(
         say(line)
 
 
-@click.command()
-@click.argument("backup", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("data_dir", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--check", is_flag=True, help="Only read BACKUP and compare every byte with its manifest."
-)
-@json_option
-def restore(backup: Path, data_dir: Path | None, check: bool, as_json: bool) -> int:
-    """Create the new data directory DATA_DIR from BACKUP, and check every byte.
-
-    Exit codes: 0 done (with --check: it is complete), 1 damaged.
-    """
-    from ....storage.files import Files
-    from ...backup import check as check_backup
-    from ...backup import restore as restore_backup
-    from ..progress import bar
-
-    if check == (data_dir is not None):
-        raise click.UsageError("give either DATA_DIR, the new data directory, or --check")
-    problems: list[str] = []
-    with bar("reading", None) as advance:
-        if data_dir is None:
-            manifest, problems = check_backup(Files(), str(backup), advance)
-        else:
-            manifest = restore_backup(Files(), str(backup), data_dir, advance)
-    if as_json:
-        tell(summary(manifest, data_dir or backup) | {"problems": problems})
-    elif data_dir is None:
-        for problem in problems:
-            say(f"damage: {problem}")
-        say(
-            f"{backup}: {f'{len(problems)} files are DAMAGED' if problems else 'complete'} "
-            f"({counted(manifest)})"
-        )
-    else:
-        say(f"restored {data_dir} as of {_time(manifest.began_ns)} ({counted(manifest)})")
-        say(WARNING)
-    return 1 if problems else 0
-
-
 WARNING = """\
 The data is as old as the backup. Messages published later are missing, channels deliver again what they finished later, and
 new messages get the offsets of the missing ones. Readers that store offsets must start again, Spark with a new checkpoint."""
@@ -148,5 +108,5 @@ def summary(manifest: Manifest, folder: Path) -> dict[str, object]:
     }
 
 
-def _time(time_ns: int) -> str:
+def time_text(time_ns: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9))

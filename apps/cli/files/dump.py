@@ -26,7 +26,7 @@ def dump(place: str, as_json: bool, bodies: bool, lines: int | None) -> int:
     """Print FILE as readable lines: a chunk, a staged part, an index, a .bad file, a topic's
     identity, registry.json, a state or delayed environment (data.mdb or its directory), a
     state.snapshot; nsqd's .dat, .meta.dat and nsqd.dat. A URL names an object of a bucket:
-    s3://BUCKET/PREFIX/chunk/UUID/NAME, for example.
+    s3://BUCKET/PREFIX/chunk/UUID/NAME or s3://BUCKET/PREFIX/log/NUMBER, for example.
 
     Files are recognised by content, not only by name. Damaged parts are shown with their position,
     and the output continues after them; exit code 1 if there were any. Environments are read

@@ -31,7 +31,7 @@ PASSES: Final = 2
 def fsck(place: str, topic: str | None, repair: bool, as_json: bool) -> int:
     """Check every file in DATA_DIR of a stopped broker, or of one TOPIC in it.
 
-    With the URL of a bucket, check all objects that its broker has archived there.
+    With the URL of a bucket, check all objects that its broker has archived and shipped there.
     The broker may run meanwhile. Every object is read, and nothing is changed.
 
     Exit codes: 0 nothing is damaged (with --repair: any more), 1 something is, or it could not be
@@ -52,13 +52,17 @@ def _check_bucket(text: str, topic: str, as_json: bool) -> int:
     from ....storage.bucket.bucket_url import parse_bucket_url
     from ....storage.bucket.object_store import open_bucket
     from ....storage.errors import StorageError
+    from ....storage.shipping.ship_check import check_log
 
     url = parse_bucket_url(text)
     try:
-        findings, reports = check_bucket(open_bucket(url), topic)
+        bucket = open_bucket(url)
+        findings, reports = check_bucket(bucket, topic)
+        shipped = check_log(bucket)
     except StorageError as error:
         say(f"{url}: it cannot be checked: {error}")
         return 1
+    findings += shipped.findings
     damaged = sum(one.level == DAMAGE for one in findings) + sum(one.damaged for one in reports)
     if as_json:
         tell(
@@ -66,6 +70,10 @@ def _check_bucket(text: str, topic: str, as_json: bool) -> int:
                 "bucket": str(url),
                 "clean": not damaged,
                 "findings": [one._asdict() for one in findings],
+                "log": {
+                    "ticks": shipped.ticks, "bytes": shipped.bytes, "topics": shipped.topics, "first": shipped.first,
+                    "last": shipped.last, "time_ns": shipped.time_ns, "clean": not shipped.damaged,
+                },
                 "topics": [
                     {
                         "name": one.name, "uuid": one.uuid, "clean": not one.damaged, "chunks": one.chunks, "bytes": one.bytes,
@@ -84,7 +92,14 @@ def _check_bucket(text: str, topic: str, as_json: bool) -> int:
         say(f"{report.name}: {state} ({what}, {report.bytes:,} bytes)")
         for finding in report.findings:
             say(f"  {finding.level}: {finding.name}: {finding.text}")
-    if not reports:
+    if shipped.ticks:
+        state = f"{shipped.damaged} DAMAGED" if shipped.damaged else "clean"
+        newest = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shipped.time_ns / 1e9))
+        say(
+            f"log of ticks: {state} ({shipped.ticks} ticks, numbers {shipped.first} to "
+            f"{shipped.last}, {shipped.topics} topics, {shipped.bytes:,} bytes, newest {newest})"
+        )
+    elif not reports:
         say("no topics")
     return 1 if damaged else 0
 

@@ -79,10 +79,16 @@ def _of_bucket(found: BucketStats | None) -> str:
     if not found:
         return ""
     sent, received = (found[name] // _MIB for name in ("sent_bytes", "received_bytes"))
-    return (
-        f"bucket {found['url']}: {found['write_requests']:,} write requests ({sent:,} MiB), "
-        f"{found['read_requests']:,} read requests ({received:,} MiB)\n"
-    )
+    # A broker of an earlier version has no row for what is shipped.
+    ships = found.get("shipping", _OFF) != _OFF
+    cost = found.get("cost", 0.0)
+    parts = [
+        f"{found['write_requests']:,} write requests ({sent:,} MiB)",
+        f"{found['read_requests']:,} read requests ({received:,} MiB)",
+        *([f"shipping {found['shipping']}, lag {_age(found['lag_s'])}"] if ships else []),
+        *([f"cost {cost:,.4f}"] if cost else []),
+    ]
+    return f"bucket {found['url']}: {', '.join(parts)}\n"
 
 
 def nothing(found: BrokerStats, topic: str | None) -> str:
@@ -190,6 +196,7 @@ def _time(time_ns: object) -> str:
 
 
 _MIB: Final = 1024 * 1024
+_OFF: Final = "off"  # the state of shipping in a broker that does not ship
 _STATE: Final = Heading("state", is_text=True)
 
 
@@ -208,7 +215,9 @@ def _topics(found: BrokerStats) -> Grid:
         *_rare("topic", found["topics"]),
     )
     names = _titles("topic", fields)
-    grid = Grid("topics", ("topic",), (_STATE, *names, "in/s", "oldest age", "p99"))
+    ships = any(topic.get("shipping", _OFF) != _OFF for topic in found["topics"])
+    lag = ("bucket lag",) if ships else ()
+    grid = Grid("topics", ("topic",), (_STATE, *names, *lag, "in/s", "oldest age", "p99"))
     for topic in found["topics"]:
         closed = f"closed to {topic['closed']}" if topic.get("closed") else ""
         flags = [name for name in ("paused", "asleep") if topic.get(name)]
@@ -222,9 +231,17 @@ def _topics(found: BrokerStats) -> Grid:
             topic["topic_name"],
             ", ".join([*(state or ["OK"]), f"sync {topic.get('sync', '?')}"]),
             *(_number(topic.get(f, "")) for f in fields),
+            *((_ship_lag(topic),) if ships else ()),
             *speed,
         )
     return grid
+
+
+def _ship_lag(topic: TopicStats) -> str:
+    """Return the age of the oldest change that is not in the bucket, or why there is none."""
+    if topic["shipping"] in ("open", _OFF):
+        return topic["shipping"] if topic["shipping"] == _OFF else _age(topic["ship_lag_s"])
+    return f"{_age(topic['ship_lag_s'])}, {topic['shipping']}"
 
 
 def _rare(level: Level, of: Sequence[Mapping[str, object]]) -> tuple[str, ...]:

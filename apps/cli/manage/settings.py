@@ -75,9 +75,9 @@ def _as_sent(row: Setting, value: object) -> object:
     return row.no_bound if value == NONE and row.no_bound is not None else value
 
 
-def say_what_to_change(rows: Iterable[Setting]) -> click.UsageError:
-    """Return the error of a command that got no setting."""
-    *flags, last = (row.flag for row in rows)
+def say_what_to_change(rows: Iterable[Setting], *more: str) -> click.UsageError:
+    """Return the error of a command that got no setting. `more` are other flags."""
+    *flags, last = (*more, *(row.flag for row in rows))
     return click.UsageError(f"give at least one setting: {', '.join(flags)} or {last}")
 
 

@@ -39,7 +39,7 @@ def topic() -> None:
     type=click.Choice((*SYNC_MODES,)),
     default="always",
     show_default=True,
-    help="Sync mode: when a publish is acknowledged.",
+    help="Sync mode: when a publish is acknowledged. bucket needs zsq serve --bucket.",
 )
 @with_settings(TOPIC)
 @with_broker
@@ -70,24 +70,35 @@ def topic_create(topic: str, sync: str, url: str, timeout: float, **retention: A
 
 @topic.command("set")
 @click.argument("topic")
+@click.option(
+    "--sync",
+    type=click.Choice((*SYNC_MODES,)),
+    help=(
+        "Sync mode: always or bucket. interval and never are chosen when a topic is created, and "
+        "do not change."
+    ),
+)
 @with_settings(TOPIC, default=True)
 @json_option
 @with_broker
-def topic_set(topic: str, as_json: bool, url: str, timeout: float, **retention: Any) -> None:
-    """Change the retention of TOPIC, now and permanently. Settings that are not named do not
-    change.
+def topic_set(
+    topic: str, sync: str | None, as_json: bool, url: str, timeout: float, **retention: Any
+) -> None:
+    """Change the retention or the sync mode of TOPIC, now and permanently. Settings that are not
+    named do not change.
     """
     from ....transport.client.blocking.client import Admin
 
     given = given_settings(TOPIC, retention)
-    if not given:
-        raise say_what_to_change(TOPIC)
+    if not given and sync is None:
+        raise say_what_to_change(TOPIC, "--sync")
     with Admin(url, timeout=timeout) as admin:
-        found = admin.configure_topic(topic, **given)["retention"]
+        found = admin.configure_topic(topic, sync, **given)
     if as_json:
-        tell({"topic_name": topic, "retention": found})
+        tell({"topic_name": topic, **found})
     else:
-        say(describe(TOPIC, found))
+        say(f"sync       {found['sync']}")
+        say(describe(TOPIC, found["retention"]))
 
 
 @topic.command("show")
@@ -120,6 +131,11 @@ def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
         say(
             f"bucket     {found['archived_bytes']:,} bytes in {found['archived_chunks']:,} files; "
             f"{found['unarchived_bytes']:,} bytes are not copied yet"
+        )
+    if found.get("shipping", "off") != "off":
+        say(
+            f"shipping   {found['shipping']}: the bucket has all below offset "
+            f"{found['shipped_end']}; lag {found['ship_lag_s']:.1f} s"
         )
     dropped = (
         f"up to {found['dropped_count']:,} messages dropped unfinished (each channel counts its "

@@ -70,6 +70,15 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
         found = replace(found, bucket=_checked_bucket(given.bucket))
     if given.bucket_cache_bytes is not None:
         found = replace(found, bucket_cache_bytes=given.bucket_cache_bytes)
+    if given.bucket_lag is not None:
+        found = replace(found, bucket_lag_s=max(0.0, given.bucket_lag))
+    if given.bucket_cost is not None:
+        found = replace(found, bucket_costs=given.bucket_cost)
+    if found.sync == "bucket" and not (found.bucket and found.bucket_lag_s):
+        raise click.UsageError(
+            "--sync bucket answers publishes when the bucket has them; give --bucket, and "
+            "--bucket-lag with a time"
+        )
     check_exposure(found)
     return found
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import click
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
-from ..quantities import BoundedSize, Count, Seconds, Size
+from ..quantities import BoundedSeconds, BoundedSize, Count, Seconds, Size
 from .option_table import PREFIX, SECRETS, key, table_options
 
 CONFIG: Final = "ZSQ_CONFIG"
@@ -268,6 +268,11 @@ def kind(option: click.Option) -> tuple[tuple[type, ...], str]:
         types, words = (int,), f"a whole number{_range(of)}"
     elif isinstance(of, click.FloatRange):
         types, words = (int, float), f"a number{_range(of)}"
+    elif isinstance(of, BoundedSeconds):
+        types, words = (
+            (str, int, float),
+            f'a time such as "500ms" or "10s", or a number of seconds ({of.bounds}), or "none"',
+        )
     elif isinstance(of, Seconds):
         types, words = (
             (str, int, float),

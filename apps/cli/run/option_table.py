@@ -18,7 +18,7 @@ import click
 from ....transport.settings import SYNC_MODES
 from ..manage.settings import KEEPING, value_of
 from ..options import AUTO_CREATE, MESSAGE_BYTES_LARGEST, MESSAGE_BYTES_MAX, Value
-from ..quantities import BoundedSize, Count, Lines, Number, Seconds
+from ..quantities import BoundedSeconds, BoundedSize, Costs, Count, Lines, Number, Seconds
 
 PREFIX: Final = "ZSQ_SERVE_"
 TOKEN: Final = "ZSQ_ALARM_WEBHOOK_TOKEN"
@@ -28,6 +28,10 @@ SECRETS: Final = (TOKEN,)  # set only by the environment, or by a file that it n
 LISTEN: Final = "127.0.0.1:4153"
 NSQ_LISTEN: Final = "127.0.0.1:4150"
 HTTP_LISTEN: Final = "127.0.0.1:4151"
+BUCKET_LAG_S: Final = 1.0
+
+BUCKET_LAG_S_MIN: Final = 0.05
+BUCKET_LAG_S_MAX: Final = 3_600.0
 
 _PUSH_PLACE: Final = "port 4154 beside port 4153, else any free port of the same host"
 _BY_MEMORY: Final = "one for each 16 MiB of memory, 64 to 2,500"
@@ -140,13 +144,23 @@ class GivenOptions:
     keep_chunks: int | None = _kept("keep_chunks")
     bucket: str = _row(
         "", Value("URL"), (
-            "Archive full log files in this bucket (docs/bucket.md): s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER. "
+            "Copy all topics to this bucket (docs/bucket.md): s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER. "
             "Needs zsq[bucket], except for a folder."
         )
     )  # fmt: skip
     bucket_cache_bytes: int | None = _row(
         None, Value("SIZE", BoundedSize(64 * 1024 * 1024)),
         "Size of each topic's cache on the disk for what is read from the bucket (256 MiB).",
+    )  # fmt: skip
+    bucket_lag: float | None = _row(
+        None, Value("TIME", BoundedSeconds(BUCKET_LAG_S_MIN, BUCKET_LAG_S_MAX)), (
+            "Copy everything newer than the full log files to the bucket within this time, and let publishes wait when it takes longer. "
+            "none: copy only full log files. Changing from or to none needs a restart."
+        ), live=True, usual=BUCKET_LAG_S,
+    )  # fmt: skip
+    bucket_cost: tuple[float, float] | None = _row(
+        None, Value("WRITES,READS", Costs()),
+        "Cost of 1,000 requests that write, and of 1,000 that read, such as 0.005,0.0004. zsq stats then shows the cost of the bucket.",
     )  # fmt: skip
     bucket_keep_bytes: int | None = _kept("bucket_keep_bytes")
     bucket_keep_time: float | None = _kept("bucket_keep_time")

@@ -3,6 +3,7 @@
 import { every, get } from "../base/api.js";
 import { h, setText, show } from "../base/dom.js";
 import { bytes, count, duration, plural } from "../base/format.js";
+import { facts } from "../tabs/keeping.js";
 import { asked, empty, Figures, figureCell } from "../view/parts.js";
 import { filterField, skeleton, Table } from "../view/table.js";
 
@@ -16,15 +17,17 @@ export function processesPage({ model, signal }) {
   const failed = h("p.note.warn", { hidden: true });
   const waiting = skeleton(8);
   const number = h("span.quiet", { role: "status" });
+  const bucket = bucketPanel();
   const table = new Table({ label: "Processes", columns: columns(), id: (one) => `${one.name} ${one.kind}`, words: (one) => `${one.name} ${one.kind} ${one.pid} ${one.state}`, sort: ["memory_bytes", -1], empty: empty("No processes to show", "") });
   show(table.element, false);
   const tell = () => setText(number, table.shown === table.size ? plural(table.size, "process", "processes") : `${table.shown} of ${plural(table.size, "process", "processes")}`);
   const element = h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Processes"), filterField(() => table, "Filter processes", tell), number, h("div.end", {}, h("a.linked", { href: "#/audit" }, "Audit log"))),
-    failed, h("section.panel", { "aria-label": "All together" }, figures.element), h("section.panel", { "aria-label": "Processes" }, waiting, table.element));
+    failed, h("section.panel", { "aria-label": "All together" }, figures.element), bucket.element, h("section.panel", { "aria-label": "Processes" }, waiting, table.element));
   void every(4000, () => asked(failed, signal, async () => {
     const found = await get("/api/processes", {}, signal);
     show(table.element, true);
     table.update(found.processes);
+    bucket.update(found.bucket);
     tell();
     const restarts = found.processes.reduce((sum, one) => sum + (one.restarts ?? 0), 0);
     figures.set("count", count(found.processes.length));
@@ -33,6 +36,26 @@ export function processesPage({ model, signal }) {
   }, waiting), signal);
   const tick = () => model.broker.start_ms && figures.set("uptime", duration(Math.round((model.now() - model.broker.start_ms) / 1000)), { under: [model.broker.version && `zsq ${model.broker.version}`, `node ${model.broker.node ?? 0}`].filter(Boolean).join(", ") });
   return { element, title: "Processes", up: "#/", follow: {}, update: tick, tick, close: () => table.close(), stays: () => true };
+}
+
+/** The requests to the bucket, and how far it is behind. */
+function bucketPanel() {
+  const list = h("dl.facts");
+  const element = h("section.panel", { "aria-label": "Bucket", hidden: true }, h("header", {}, h("h2", {}, "Bucket")), h("div.body", {}, list));
+  return {
+    element,
+    update(row) {
+      show(element, Boolean(row));
+      if (!row) return;
+      facts(list, [
+        ["URL", h("code", {}, row.url)],
+        ...(row.trouble ? [["Trouble", row.trouble]] : []),
+        ...(row.shipping === "off" ? [] : [["Shipping", `${row.shipping}, ${row.lag_s ? `${duration(row.lag_s).text} behind` : "nothing is missing"}`]]),
+        ["Requests", `${count(row.write_requests).exact} that write (${bytes(row.sent_bytes).text}), ${count(row.read_requests).exact} that read (${bytes(row.received_bytes).text})`],
+        ...(row.cost ? [["Cost", row.cost.toFixed(4)]] : []),
+      ]);
+    },
+  };
 }
 
 function columns() {

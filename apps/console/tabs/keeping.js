@@ -11,8 +11,9 @@ import { configureTopic } from "../view/topic-actions.js";
 
 export function keepingTab({ topic, model, signal }) {
   let now = null;
+  let sync = "";
   const change = button("Change", async () => {
-    if (await configureTopic(topic, now)) await load();
+    if (await configureTopic(topic, now, sync)) await load();
   });
   change.disabled = true;
   const keep = h("dl.facts");
@@ -24,6 +25,7 @@ export function keepingTab({ topic, model, signal }) {
   const load = () => asked(failed, signal, async () => {
     const { topic: found } = await get("/api/topic", { topic }, signal);
     now = found.retention ?? {};
+    sync = found.sync;
     change.disabled = false;
     permit(change, may(model.topic(topic), "a"), "admin on this topic");
     draw(keep, about, found);
@@ -40,8 +42,14 @@ function draw(keep, about, topic) {
     ["Spark's stages", `${count(topic.stages).exact}, ${bytes(topic.staged_bytes).text}`],
     ["Dropped, refused", `${count(topic.dropped).exact} messages, ${count(topic.refused).exact} publishes`], ["Lost to damage", `${count(topic.lost).exact} messages, ${count(topic.damaged).exact} blocks`],
     ["To finish, 10 min", latency.count ? `median ${duration(latency.p50_ms / 1000).text}, 99 % within ${duration(latency.p99_ms / 1000).text}, longest ${duration(latency.max_ms / 1000).text}` : "nothing was finished"],
+    ...(topic.shipping && topic.shipping !== "off" ? [["In the bucket", shipped(topic)]] : []),
     ["At the last start", topic.recovery?.text ?? ""], ["uuid", h("code", {}, topic.uuid ?? "")],
   ]);
+}
+
+function shipped(topic) {
+  const lag = topic.ship_lag_s ? `${duration(topic.ship_lag_s).text} behind` : "nothing is missing";
+  return `shipping ${topic.shipping}, up to offset ${count(topic.shipped_end).exact}, ${lag}`;
 }
 
 export function facts(list, pairs) {

@@ -103,15 +103,19 @@ export async function deleteTopic(topic) {
   go("#/");
 }
 
-export async function configureTopic(topic, now) {
+const CHANGEABLE = ["always", "bucket"]; // the other sync modes are chosen when a topic is created
+
+export async function configureTopic(topic, now, sync) {
   const form = settingsForm(TOPIC, now, "as set for the broker");
+  const list = h("select", { name: "sync" }, CHANGEABLE.map((mode) => h("option", { value: mode, selected: mode === sync }, mode)));
+  const modes = CHANGEABLE.includes(sync) ? [field("Sync", list, "when a publish is acknowledged; bucket needs a broker with a bucket")] : [];
   const done = await dialog({
     title: `How long ${topic} keeps messages`, submit: "Save", wide: true,
     fields: [
       h("p.quiet", {}, "Finished messages are removed when one of the first three limits is exceeded. “none” means no limit, and an empty field means the broker's setting. Unfinished messages are removed only if you set it here."),
-      h("div.pair", {}, form.elements),
+      h("div.pair", {}, form.elements, modes),
     ],
-    act: () => post("/api/topic/configure", { topic }, form.changes()),
+    act: () => post("/api/topic/configure", { topic }, { ...form.changes(), ...(modes.length && list.value !== sync ? { sync: list.value } : {}) }),
   });
   if (done) tell("Saved.");
   return done;

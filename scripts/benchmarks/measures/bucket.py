@@ -44,6 +44,8 @@ OPTIONS: Final = (
     str(CHUNK_MIB * MIB),
     "--keep-bytes",
     f"{KEEP_MIB}MiB",
+    "--bucket-lag",
+    "none",
 )
 
 Segments = list[tuple[str, int, int]]

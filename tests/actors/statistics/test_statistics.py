@@ -65,6 +65,7 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
             {"delayed_alarm": "2 delayed messages are lost because of damage", "delayed_full": ""},
             "",
         ),
+        (GroupState.UP, "", {"ship_refused": "publishing waits"}, "publishing waits"),
         (GroupState.UP, "sync failed", {"appends": 1}, ""),
         (
             GroupState.UP,

@@ -13,6 +13,7 @@ from support.archive_harness import SEGMENT_BYTES, ArchiveHarness, fill
 from support.storage_harness import IDENTITY
 
 from zsq.actors.storage import archiving
+from zsq.actors.storage.archive_link import ArchiveLink
 from zsq.actors.storage.archiving import Archiver
 from zsq.actors.storage.commits import StateCommits
 from zsq.storage.archive import archive_format, chunk_cache, chunk_objects
@@ -73,9 +74,10 @@ class Place:
         self.state = Commits(harness)
         self.link = Link()
         self.arrivals = 0
+        self.archive_link = ArchiveLink(cast("Any", lambda: self.link))
         self.archiver = Archiver(
             harness.opened, IDENTITY.name, IDENTITY.uuid, "topic clicks",
-            cast("StateCommits", self.state), cast("Any", lambda: self.link), self._arrived, is_on=True,
+            cast("StateCommits", self.state), self.archive_link, self._arrived, is_on=True,
         )  # fmt: skip
 
     def begin(self, *, writes: bool = True) -> None:
@@ -91,6 +93,11 @@ class Place:
         for manifest in found:
             self.link.answer(p.Done(manifest.request, {"number": 1}))
         return found
+
+    def gone(self) -> None:
+        """Let the archive actor die."""
+        self.archive_link.gone()
+        self.archiver.gone()
 
     def _arrived(self) -> None:
         self.arrivals += 1
@@ -208,7 +215,7 @@ def test_a_chunk_whose_end_is_wrong_is_named_and_kept_on_the_disk(place: Place) 
 def test_what_a_dead_archive_actor_did_not_answer_is_asked_again(place: Place) -> None:
     place.begin()
     before = place.link.take(p.UploadChunk)
-    place.archiver.gone()
+    place.gone()
     place.begin()
     again = place.link.take(p.UploadChunk)
     assert [one.base_offset for one in again] == [one.base_offset for one in before]
@@ -323,7 +330,7 @@ def test_fetches_are_asked_again_when_the_archive_actor_died(place: Place) -> No
         place.harness.log.read(0, 100, 10**9)
     place.archiver.fetch()
     before = place.link.take(p.FetchSegment)
-    place.archiver.gone()
+    place.gone()
     place.begin()
     assert sorted(one.path for one in place.link.take(p.FetchSegment)) == sorted(
         one.path for one in before

@@ -22,7 +22,7 @@ from zsq.actors.settings.options import (
     ServeOptions,
     TlsOptions,
 )
-from zsq.actors.settings.starts import ActorStart, NsqStart
+from zsq.actors.settings.starts import ActorStart, ArchiveStart, NsqStart
 from zsq.actors.supervisor.reloading import Fresh, Reloading, merged, told
 from zsq.transport.errors import Refused, UsageError, ZsqError
 from zsq.transport.wire import protocol as p
@@ -151,6 +151,29 @@ def test_a_starting_process_gets_the_new_settings_when_it_is_up(
             "A",
             "E",
         )
+
+
+def test_the_bound_of_shipping_may_change_but_shipping_is_not_turned_on_or_off() -> None:
+    ships = replace(DOORS, bucket="file:///b")
+    slower = replace(ships, bucket_lag_s=60.0)
+    off = replace(ships, bucket_lag_s=0.0)
+    assert merged(ships, slower) == (slower, ())
+    for now, new in ((ships, off), (off, ships)):
+        assert merged(now, new) == (now, ("--bucket-lag (to turn shipping on or off)",))
+    for kind in ("topic", "archive"):
+        assert told(7, kind, slower) == p.ReloadShipping(7, "info", 60.0)
+        assert told(7, kind, off) == told(7, kind, DOORS) == p.Reload(7, "info")
+    assert told(7, "channel", slower) == p.Reload(7, "info")
+
+
+def test_an_archive_actor_that_is_started_again_has_the_new_bound() -> None:
+    start = ArchiveStart(url="file:///b", broker="", writer="", known="", fresh="", ship_lag_s=1.0)
+    double: Any = Double(replace(DOORS, bucket="file:///b"))
+    archive = double.processes.children[3] = double.child(3, "up")
+    archive.spec = ChildSpec(3, "archive", "bucket", start)
+    double.reloading(replace(DOORS, bucket="file:///b", bucket_lag_s=9.0)).begin()
+    assert archive.spec.start == replace(start, ship_lag_s=9.0)
+    assert (3, p.ReloadShipping(1, "info", 9.0)) in double.orders
 
 
 @pytest.mark.parametrize(

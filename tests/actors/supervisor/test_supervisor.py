@@ -405,3 +405,40 @@ def test_an_answer_is_no_news(place: Place) -> None:
     assert (child.news_ns, child.pulsed_ns > 0) == (0, True)
     place.supervisor._on_mail(pulse(7))
     assert child.news_ns == child.pulsed_ns
+
+
+def test_only_the_archive_actor_wakes_a_topic_that_sleeps(place: Place) -> None:
+    archive = place.child(2, "archive", envelope=(b"archive",))
+    place.supervisor.singles.of_kind = lambda kind: [archive] if kind == "archive" else []
+    woken: list[str] = []
+    place.supervisor.state.groups = {
+        name: SimpleNamespace(
+            row=SimpleNamespace(uuid=name * 32), is_dormant=asleep,
+            want=lambda channel, then, name=name: woken.append(name + channel),
+        )
+        for name, asleep in (("a", True), ("b", False), ("c", True))
+    }  # fmt: skip
+    place.hear(p.WakeTopic("a" * 32), b"stranger")
+    for uuid in ("b" * 32, "d" * 32):
+        place.hear(p.WakeTopic(uuid), b"archive")
+    assert woken == []
+    place.hear(p.WakeTopic("a" * 32), b"archive")
+    assert woken == ["a"]
+
+
+def test_the_archive_actor_is_told_to_stop_when_nothing_else_runs(place: Place) -> None:
+    archive, gateway = place.add(2, "archive"), place.add(3, "gateway")
+    place.supervisor.singles.children = {2: archive, 3: gateway}
+    place.supervisor.singles.of_kind = lambda kind: [archive] if kind == "archive" else []
+    parts: dict[str, Any] = {
+        "service": SimpleNamespace(stopping=lambda: None), "requests": SimpleNamespace(stop=lambda: None),
+    }  # fmt: skip
+    vars(place.supervisor).update(parts)
+    place.supervisor.state.registry = SimpleNamespace(folder=lambda row: "/nowhere")
+    place.supervisor.stop(0)
+    place.supervisor._stop_last()
+    assert place.sent == [((b"2",), p.ShipNow()), ((b"3",), p.Stop())]
+    del place.supervisor.table.children[3]
+    place.supervisor._stop_last()
+    place.supervisor._stop_last()
+    assert place.sent[2:] == [((b"2",), p.Stop())]

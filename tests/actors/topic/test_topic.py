@@ -115,6 +115,20 @@ def test_a_block_is_answered_and_offered_only_when_it_is_stored(shell: Shell) ->
     assert shell.wires["front"].take() == [p.Stored(((0, 5),)), p.Offer(6)]
 
 
+@pytest.mark.parametrize("delay_ms", [0, 1_000])
+def test_a_publish_waits_while_too_much_is_not_in_the_bucket(shell: Shell, delay_ms: int) -> None:
+    shell.hello()
+    shell.storage.waits_for_bucket = True
+    publish = p.PubDelayed(delay_ms) if delay_ms else p.Pub()
+    shell.hear("front", publish, pack([b"x"], producer_id=9, sequence=0))
+    shell.topic.on_turn()
+    assert not shell.storage.appends
+    assert not shell.storage.delayed
+    shell.storage.waits_for_bucket = False
+    shell.topic.on_turn()
+    assert len(shell.storage.appends) + len(shell.storage.delayed) == 1
+
+
 def test_a_topic_answers_its_blocks_before_its_storage_stops(shell: Shell) -> None:
     shell.hello()
     shell.hear("front", p.Pub(), pack([b"x"], producer_id=9, sequence=0))

@@ -272,3 +272,34 @@ def test_control_characters_of_a_body_are_escaped() -> None:
     assert shown_body(
         "a\tb\nc\rd\x1b]0;x\x07 \u2066é\u202c \u200c\U0001f600".encode() + b"\x9b\xff"
     ) == ("a\tb\nc\\rd\\x1b]0;x\\x07 \\u2066é\\u202c \u200c\U0001f600\\x9b\\xff".encode())
+
+
+BUCKET = {
+    "url": "file:///b", "trouble": "", "shipping": "open", "lag_s": 0.25, "write_requests": 1_234, "read_requests": 5, "remove_requests": 0,
+    "sent_bytes": 7 << 20, "received_bytes": 0, "cost": 0.0123, "shipped_bytes": 1, "shipped_ticks": 1,
+}  # fmt: skip
+
+
+def test_the_line_of_a_bucket_has_its_lag_and_cost_only_where_they_are_known() -> None:
+    found = statistics()
+    found["bucket"] = BUCKET
+    requests = "bucket file:///b: 1,234 write requests (7 MiB), 5 read requests (0 MiB)"
+    assert stats.head(found).endswith(f"{requests}, shipping open, lag 0.2 s, cost 0.0123\n")
+    found["bucket"] = BUCKET | {"shipping": "off", "cost": 0.0}
+    assert stats.head(found).endswith(f"{requests}\n")
+    earlier = {"shipping", "lag_s", "cost", "shipped_bytes", "shipped_ticks"}
+    found["bucket"] = {name: value for name, value in BUCKET.items() if name not in earlier}
+    assert stats.head(found).endswith(f"{requests}\n")
+
+
+def test_topics_have_a_column_for_the_bucket_only_if_the_broker_ships() -> None:
+    found = statistics()
+    wide = 400
+    assert "bucket lag" not in "\n".join(printed(stats.tables(found, whole=True, width=wide), wide))
+    for topic, shipping, lag_s in zip(
+        found["topics"], ("open", "catching up", "off"), (0.5, 20.0, 0.0), strict=True
+    ):
+        topic.update(shipping=shipping, ship_lag_s=lag_s)
+    text = "\n".join(printed(stats.tables(found, whole=True, width=wide), wide))
+    for shown in ("bucket lag", "0.5 s", "20 s, catching up", " off "):
+        assert shown in text

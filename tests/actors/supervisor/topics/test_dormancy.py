@@ -26,7 +26,7 @@ WALL = 1_700_000_000 * S
 
 def a_storage(**changes: Any) -> dict[str, Any]:
     return {
-        "appends": 1, "stage_links": 0, "stages": 0, "backup": False, "archiving": False, "alarms": (),
+        "appends": 1, "stage_links": 0, "stages": 0, "backup": False, "archiving": False, "is_shipping": False, "alarms": (),
         "state_alarm": "", "delayed_alarm": "",
         "delayed_full": "", "disk_full": "", "topic_full": "", "delayed_count": 0, "delayed_next_due_ns": 0, "start": 0,
         "head": 7, "waiting": 7, "oldest_ns": {"": 5, "c": 5}, "refused_count": 3, "removed_bytes": 4, "entered_bytes": 10,

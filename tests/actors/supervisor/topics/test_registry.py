@@ -277,6 +277,15 @@ def test_the_retention_of_a_topic_is_kept_over_a_restart(tmp_path: Path) -> None
     assert again.topics["views"].retention == {"keep_bytes": -1, "when_full": "drop-oldest"}
 
 
+def test_the_sync_mode_of_a_topic_is_kept_over_a_restart(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    registry.add("clicks", "always", {"keep_s": 60})
+    registry.configure("clicks", {"keep_s": 60}, "bucket")
+    assert opened(tmp_path).topics["clicks"].sync == "bucket"
+    registry.configure("clicks", {})
+    assert opened(tmp_path).topics["clicks"].sync == "bucket"
+
+
 def test_settings_that_cannot_be_written_have_no_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +297,8 @@ def test_settings_that_cannot_be_written_have_no_effect(
 
     monkeypatch.setattr(registry._files, "write_file", full)
     with pytest.raises(Refused):
-        registry.configure("clicks", {})
+        registry.configure("clicks", {}, "bucket")
+    assert registry.topics["clicks"].sync == "always"
     assert (
         registry.topics["clicks"].retention
         == opened(tmp_path).topics["clicks"].retention

@@ -82,7 +82,12 @@ def test_a_file_of_something_else_is_not_used(
 
 @pytest.mark.parametrize(
     "change",
-    [{"sleep_after_s": 0.0}, {"bucket": "file:///b"}, {"retention": {"keep_s": 60}}],
+    [
+        {"sleep_after_s": 0.0},
+        {"bucket": "file:///b"},
+        {"bucket_lag_s": 0.0},
+        {"retention": {"keep_s": 60}},
+    ],
 )
 def test_other_settings_may_give_a_topic_work(
     tmp_path: Path, given: ServeOptions, change: dict[str, Any]

@@ -131,7 +131,7 @@ def test_no_secret_is_shown(
         ("stage-timeout = nan", "use a number of 1 or more"),
         ("alarm-hold = inf", "'inf' is not a time"),
         ("stage-timeout = inf", "use a number of 1 or more"),
-        ("sync = 'often'", '"always", "interval", "never"'),
+        ("sync = 'often'", '"always", "bucket", "interval", "never"'),
         ("alarm-age = 'soon'", "'soon' is not a time"),
         ("alarm-age = 1979-05-27", "alarm-age: datetime.date(1979, 5, 27) is not allowed"),
         ("keep-bytes = ['1MB']", "keep-bytes: ['1MB'] is not allowed"),

@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from zsq.apps.cli.quantities import BoundedSize, Count, Seconds, Size
+from zsq.apps.cli.quantities import BoundedSeconds, BoundedSize, Count, Seconds, Size
 from zsq.apps.cli.run.config import as_text, usual
 from zsq.apps.cli.run.config_options import kind, options_of, read
 from zsq.apps.cli.run.option_table import RELOADABLE, SECRETS
@@ -39,6 +39,8 @@ def _value(option: click.Option) -> str:
     of = option.type
     if isinstance(of, BoundedSize):
         return f"size, {of.bounds}"
+    if isinstance(of, BoundedSeconds):
+        return f"time, {of.bounds}, none"
     named = f"{of.name}, none" if isinstance(of, (Seconds, Size, Count)) else None
     if option.is_flag:
         text = "true, false"

@@ -1,0 +1,289 @@
+"""Shipping: what it costs publishers to have everything in a bucket, and how long a restore takes.
+
+The server of the bucket runs on the same machine. Its processor time is shown, because it takes a
+part of the two cores that a broker without a bucket has for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from local_setup.broker import LocalBroker, serve_again, temporary_broker
+from zsq.storage.bucket.bucket_url import parse_bucket_url
+from zsq.storage.bucket.object_store import open_bucket
+from zsq.transport.client.blocking.client import Admin, Producer
+
+from ..harness.loads import Shape
+from ..harness.report import Report, percentile
+from .throughput import _through
+
+MIB: Final = 1 << 20
+BLOCKS: Final = Shape(1_000_000, 200, 1_000)
+LAG_RATE: Final = 100_000_000  # bytes a second
+LAG_S: Final = 8.0
+IDLE_S: Final = 10.0
+TOPICS: Final = 100
+TOPIC_RATE: Final = 10  # messages a second of each topic
+TOPICS_S: Final = 20.0
+SINGLES: Final = 200
+HISTORY_MIB: Final = (256, 1024)
+OPTIONS: Final = ("--no-listen", "--chunk-bytes", "64MiB", "--bucket-lag", "1s")
+
+Stats = dict[str, Any]
+
+
+def shipping(report: Report, url: str, server: Path, rounds: int) -> None:
+    """Add all measures of shipping to the report. `server` is the folder of the bucket's server."""
+    _throughput(report, url, _pid_of(server), rounds)
+    _synced(report, url, rounds)
+    _lag(report, f"{url}/lag")
+    _requests(report, f"{url}/requests")
+    for mib in HISTORY_MIB:
+        _restore(report, f"{url}/restore-{mib}", mib)
+
+
+@contextlib.contextmanager
+def _shipping_broker(*options: str) -> Iterator[LocalBroker]:
+    """Run a broker with a bucket. Yield it when it has begun its log of ticks."""
+    with temporary_broker(*OPTIONS, *options, prefix="zsq-bench-") as broker:
+        _wait_open(broker)
+        yield broker
+
+
+def _wait_open(broker: LocalBroker) -> None:
+    deadline = time.monotonic() + 120
+    while _stats(broker)["bucket"]["shipping"] != "open":
+        if time.monotonic() > deadline:
+            raise TimeoutError("the bucket could not be used within 120 s")
+        time.sleep(0.2)
+
+
+def _stats(broker: LocalBroker) -> Any:
+    with Admin(broker.url, timeout=60) as admin:
+        return admin.stats()
+
+
+def _throughput(report: Report, url: str, server_pid: int, rounds: int) -> None:
+    """Publish and consume at once, with and without shipping, in turn."""
+    with (
+        temporary_broker("--no-listen", "--chunk-bytes", "64MiB", prefix="zsq-bench-") as without,
+        _shipping_broker("--bucket", f"{url}/e2e") as shipped,
+    ):
+        names = {"e2e: no bucket": without, "e2e: with shipping": shipped}
+        for number in range(rounds):
+            for name in sorted(names, reverse=bool(number % 2)):
+                broker, begin = names[name], time.perf_counter()
+                before = _cpu_s([server_pid])
+                rate = _through(broker, f"e2e-{number}", BLOCKS, channels=1)
+                share = (_cpu_s([server_pid]) - before) / (time.perf_counter() - begin)
+                report.add(name, "messages/s", rate, limit=broker is without, against="e2e")
+                if broker is shipped:
+                    report.add("server meanwhile, share of a core", "%", 100 * share)
+        row = _wait_shipped(shipped)["bucket"]
+        published = rounds * BLOCKS.bytes
+        report.add("sent by published, archive and ticks", "bytes", row["sent_bytes"] / published)
+        report.add("private memory: no bucket", "MiB", _private_mib(without))
+        report.add("private memory: with shipping", "MiB", _private_mib(shipped))
+
+
+def _wait_shipped(broker: LocalBroker) -> Stats:
+    """Wait until everything is in the bucket, and all full files are archived."""
+    deadline = time.monotonic() + 300
+    while True:
+        found: Stats = _stats(broker)
+        rows = found["topics"]
+        if all(row["shipped_end"] == row["head"] and not row["unarchived_bytes"] for row in rows):
+            return found
+        if time.monotonic() > deadline:
+            raise TimeoutError("not everything was shipped within 300 s")
+        time.sleep(0.5)
+
+
+def _synced(report: Report, url: str, rounds: int) -> None:
+    """Measure topics that acknowledge only what is in the bucket."""
+    bucket = open_bucket(parse_bucket_url(url))
+    with (
+        temporary_broker("--no-listen", prefix="zsq-bench-") as without,
+        _shipping_broker("--bucket", f"{url}/sync", "--sync", "bucket") as synced,
+    ):
+        body = os.urandom(200)
+        with Producer(synced.url) as producer:
+            producer.publish("single", body)
+            for number in range(SINGLES):
+                name = f"put/{os.getpid()}-{number}"
+                put = _timed(partial(bucket.create, name, os.urandom(600)))
+                report.add("one PUT", "ms", 1e3 * put, limit=True, against="one")
+                took = _timed(partial(_publish, producer, body))
+                report.add("one publish, --sync bucket", "ms", 1e3 * took, against="one")
+        for number in range(rounds):
+            plain = _through(without, f"sync-{number}", BLOCKS, channels=1)
+            report.add("blocks: no bucket", "messages/s", plain, limit=True, against="blocks")
+            rate = _through(synced, f"sync-{number}", BLOCKS, channels=1)
+            report.add("blocks: --sync bucket", "messages/s", rate, against="blocks")
+
+
+def _publish(producer: Producer, body: bytes) -> None:
+    producer.publish("single", body)
+
+
+def _timed(job: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    job()
+    return time.perf_counter() - begin
+
+
+def _lag(report: Report, url: str) -> None:
+    """Publish at a fixed rate, and look how old the oldest part is that the bucket lacks."""
+    with _shipping_broker("--bucket", url) as broker:
+        bodies = [os.urandom(1_000) for _ in range(1_000)]
+        lags: list[float] = []
+        is_over = threading.Event()
+
+        def look() -> None:
+            with Admin(broker.url) as admin:
+                while not is_over.wait(0.05):
+                    lags.extend(row["ship_lag_s"] for row in admin.stats("lag")["topics"])
+
+        with Producer(broker.url, timeout=60) as producer:
+            producer.publish("lag", b"first")
+            watcher = threading.Thread(target=look)
+            watcher.start()
+            begin = time.monotonic()
+            sent = 0
+            while (passed := time.monotonic() - begin) < LAG_S:
+                if sent < passed * LAG_RATE:
+                    producer.publish_many("lag", bodies, wait=False)
+                    sent += 1_000_000
+                else:
+                    time.sleep(0.001)
+            producer.flush(60)
+            took = time.monotonic() - begin
+            is_over.set()
+            watcher.join()
+        report.add("lag: published", "MB/s", sent / took / 1e6)
+        report.add("lag: p50", "s", percentile(lags, 0.5))
+        report.add("lag: p99", "s", percentile(lags, 0.99))
+
+
+def _requests(report: Report, url: str) -> None:
+    """Count the requests of an idle broker, and of one with many slow topics."""
+    with (
+        _shipping_broker("--bucket", url, "--processes-max", "500") as broker,
+        Producer(broker.url, timeout=60) as producer,
+    ):
+        for number in range(TOPICS):
+            producer.publish(f"slow-{number}", b"first")
+        _wait_shipped(broker)
+        time.sleep(3)
+        report.add("requests a second: idle", "", _rate(broker, IDLE_S, lambda: None))
+        body = os.urandom(200)
+        round_s = 1 / TOPIC_RATE
+
+        def publish() -> None:
+            begin = time.monotonic()
+            for number in range(TOPICS):
+                producer.publish_many(f"slow-{number}", [body], wait=False)
+            time.sleep(max(0.0, round_s - (time.monotonic() - begin)))
+
+        name = f"requests a second: {TOPICS} topics, {TOPIC_RATE} messages/s each"
+        report.add(name, "", _rate(broker, TOPICS_S, publish))
+        producer.flush(60)
+
+
+def _rate(broker: LocalBroker, seconds: float, work: Callable[[], object]) -> float:
+    """Return the requests a second while `work` is repeated for `seconds`."""
+    before, begin = _stats(broker)["bucket"], time.monotonic()
+    while time.monotonic() - begin < seconds:
+        work()
+        time.sleep(0.001)
+    took, after = time.monotonic() - begin, _stats(broker)["bucket"]
+    names = ("write_requests", "read_requests", "remove_requests")
+    return float(sum(after[name] - before[name] for name in names) / took)
+
+
+def _restore(report: Report, url: str, mib: int) -> None:
+    """Destroy a broker with `mib` MiB of history, restore it, and publish."""
+    name = f"restore, {mib} MiB of history"
+    options = (*OPTIONS, "--keep-bytes", "64MiB", "--bucket", url)
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(_shipping_broker("--keep-bytes", "64MiB", "--bucket", url))
+        bodies = [os.urandom(1_000) for _ in range(1_000)]
+        with Producer(broker.url, timeout=120) as producer:
+            for _ in range(mib * MIB // 1_000_000):
+                producer.publish_many("history", bodies, wait=False)
+            producer.flush(120)
+        _wait_shipped(broker)
+        _kill(broker)
+        shutil.rmtree(broker.data_dir)
+        begin = time.monotonic()
+        command = [sys.executable, "-P", "-m", "zsq", "restore", url]
+        subprocess.run(
+            [*command, "--data-dir", str(broker.data_dir)], check=True, stdout=subprocess.DEVNULL
+        )
+        report.add(f"{name}: the command", "s", time.monotonic() - begin)
+        again = stack.enter_context(serve_again(broker, *options[1:]))
+        with Producer(again.url, timeout=60) as producer:
+            producer.publish("history", b"first")
+        report.add(f"{name}: until the first publish is durable", "s", time.monotonic() - begin)
+
+
+def _kill(broker: LocalBroker) -> None:
+    """Kill the broker. Its processes end with it."""
+    pids = [row["pid"] for row in _stats(broker)["processes"]]
+    broker.process.send_signal(signal.SIGKILL)
+    broker.process.wait(20)
+    deadline = time.monotonic() + 20
+    while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _private_mib(broker: LocalBroker) -> float:
+    """Return the private memory of the topics and the archive actor together."""
+    found = 0
+    for row in _stats(broker)["processes"]:
+        if row["kind"] in ("topic", "archive"):
+            found += sum(_private_kib(row["pid"]))
+    return found / 1024
+
+
+def _private_kib(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith(("Private_Clean", "Private_Dirty")):
+                yield int(line.split()[1])
+
+
+def _pid_of(folder: Path) -> int:
+    """Return the process of the server that works in this folder."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"-dir={folder}".encode() in path.read_bytes().split(b"\0"):
+                return int(path.parent.name)
+    raise LookupError(f"no process works in {folder}")
+
+
+def _cpu_s(pids: list[int]) -> float:
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,96 @@
+"""Drill of `--bucket`: chooses the moment of the loss, and runs the clients that work meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+
+from local_setup.broker import BrokerFailed, LocalBroker
+from zsq.transport.client.blocking.client import Admin
+
+from . import work
+from .bucket import BucketServer
+from .crew import Crew
+from .live import LivePublisher, Reminders
+from .loss import FINISHED_S, Before, Loss, Sampled, is_moment
+from .loss_report import Lost
+
+# Spark's batch job does not push these rows. They are published one block after the other, while
+# the broker is lost.
+LIVE_ROWS: Final = 36_776
+SYNC: Final = "bucket"
+
+
+class Drill:
+    """The loss of the broker in the middle of Spark's stream."""
+
+    def __init__(
+        self, server: BucketServer, admin: Admin, bodies: Sequence[bytes], console: Console
+    ) -> None:
+        self.pushed = len(bodies) - LIVE_ROWS
+        self.live = LivePublisher(server.url, bodies, self.pushed)
+        self.loss = Loss(server)
+        self._admin = admin
+        self._console = console
+        self._reminders = Reminders(server.url, bodies)
+        self._recent = Sampled(FINISHED_S)
+        self._waiting: frozenset[str] = frozenset()
+        self._kept_sync = False
+        admin.create_channel(work.REMINDERS, work.DESK)
+
+    def start(self) -> None:
+        self.live.start()
+        self._reminders.start()
+
+    def look(self, broker: LocalBroker, crew: Crew, streamed: int) -> LocalBroker:
+        """Lose the broker if the moment has come. Return the broker that runs."""
+        handled = crew.sum_of(work.HANDLED)
+        self._recent.add(time.monotonic(), handled)
+        if not self.loss.is_due or not is_moment(streamed, self.live.rows):
+            return broker
+        self._reminders.publish()
+        self._recent.add(time.monotonic(), crew.sum_of(work.HANDLED))
+        before = Before(
+            streamed, handled, crew.totals(work.HANDLED), self.live.rows, self._recent.grown
+        )
+        self._console.print(
+            f"Spark has read {streamed:,} rows: killing the broker and destroying its directory"
+        )
+        again = self.loss.happen(broker, before)
+        self.live.hurry()
+        self._console.print(
+            f"restored from the bucket in {self.loss.restore_s:.1f} s; broker in {again.data_dir}, "
+            f"pid {again.process.pid}, {self.loss.ready_s:.1f} s after the kill"
+        )
+        self._waiting = frozenset(row["key"] for row in self._admin.delayed_list(work.REMINDERS))
+        self._kept_sync = all(topic["sync"] == SYNC for topic in self._admin.stats()["topics"])
+        return again
+
+    def check(self) -> None:
+        """Raise an error if one of the clients has failed."""
+        for client in (self.live, self._reminders):
+            if client.error is not None:
+                raise BrokerFailed(f"client {client.name} failed: {client.error}")
+
+    @property
+    def is_over(self) -> bool:
+        """True when all live rows are published and all delayed messages have come."""
+        return self.live.is_done and self._reminders.is_done
+
+    def result(self) -> Lost:
+        """Return what is to be checked and reported. Call it when the drill is over."""
+        self.loss.count_later()
+        return Lost(self.loss, self.live, self._reminders, self._waiting, self._kept_sync)
+
+    def stop(self) -> None:
+        """End the clients, and a restore that runs."""
+        self.loss.stop()
+        self.live.stop()
+        self._reminders.stop()
+
+    def close(self) -> None:
+        """Stop the broker that was restored."""
+        self.loss.close()

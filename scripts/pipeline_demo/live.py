@@ -1,0 +1,160 @@
+"""Clients of `--bucket` that work while the broker is lost: a publisher, and delayed messages.
+
+Both note what the broker acknowledged. The final check compares these notes with the topics.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from zsq.transport.client.blocking.client import Consumer, Producer
+from zsq.transport.errors import E_BUCKET, Refused, ZsqError
+
+from . import work
+from .flights import carrier_of, origin_of
+
+BLOCK: Final = 50
+PAUSE_S: Final = 0.05
+CALL_S: Final = 120.0
+END_WAIT_S: Final = 10.0
+POLL_S: Final = 0.2
+REMINDERS: Final = 10
+FIRST_DELAY_S: Final = 30.0
+MORE_DELAY_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A block that the broker acknowledged: its first row, its offset, and the time."""
+
+    row: int
+    count: int
+    offset: int
+    time_s: float
+
+
+class LivePublisher(threading.Thread):
+    """Publishes rows of the CSV in small blocks, one after the other.
+
+    If the broker refuses a block because the bucket is behind, the block is published again, as any
+    client must do. `hurry` ends the pauses between the blocks.
+    """
+
+    def __init__(self, url: str, bodies: Sequence[bytes], first: int) -> None:
+        super().__init__(name="live", daemon=True)
+        self.acknowledged: list[Acknowledged] = []
+        self.refused = 0
+        self.error: Exception | None = None
+        self._url = url
+        self._bodies = bodies
+        self._first = first
+        self._hurry = threading.Event()
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        try:
+            with Producer(self._url, timeout=CALL_S) as producer:
+                for row in range(self._first, len(self._bodies), BLOCK):
+                    self._hurry.wait(PAUSE_S)
+                    self._publish(producer, row)
+        except ZsqError as error:
+            self.error = error
+
+    def _publish(self, producer: Producer, row: int) -> None:
+        bodies = self._bodies[row : row + BLOCK]
+        keys = [carrier_of(work.row_of(body)) for body in bodies]
+        tags = [origin_of(work.row_of(body)) for body in bodies]
+        while not self._over.is_set():
+            try:
+                receipt = producer.publish_many(work.TOPIC, bodies, keys=keys, tags=tags)
+            except Refused as error:
+                if error.code != E_BUCKET:
+                    raise
+                self.refused += 1
+                self._over.wait(POLL_S)
+            else:
+                [(offset, count)] = receipt.ranges
+                self.acknowledged.append(Acknowledged(row, count, offset, time.monotonic()))
+                return
+
+    @property
+    def rows(self) -> int:
+        """The number of acknowledged rows."""
+        return sum(block.count for block in list(self.acknowledged))
+
+    @property
+    def is_done(self) -> bool:
+        return not self.is_alive()
+
+    def first_after(self, time_s: float) -> float | None:
+        """Return the time of the first acknowledgement after this time, or None."""
+        times = (block.time_s for block in list(self.acknowledged))
+        return next((at for at in times if at > time_s), None)
+
+    def hurry(self) -> None:
+        self._hurry.set()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._hurry.set()
+        self.join(END_WAIT_S)
+
+
+class Reminders(threading.Thread):
+    """Delayed messages: `publish` sends them, and this thread consumes them when they are due."""
+
+    def __init__(self, url: str, bodies: Sequence[bytes]) -> None:
+        super().__init__(name="reminders", daemon=True)
+        self.due_ns: dict[bytes, int] = {}
+        self.keys: set[str] = set()
+        self.came: list[tuple[bytes, int]] = []
+        self.error: Exception | None = None
+        self._url = url
+        self._bodies = bodies[:REMINDERS]
+        self._over = threading.Event()
+
+    def publish(self) -> None:
+        """Publish the messages. They are acknowledged when this returns."""
+        with Producer(self._url, timeout=CALL_S) as producer:
+            for index, body in enumerate(self._bodies):
+                delay = FIRST_DELAY_S + index * MORE_DELAY_S
+                key = producer.publish(work.REMINDERS, body, delay=delay).key
+                assert key is not None
+                self.keys.add(key)
+                self.due_ns[body] = due_ns_of(key)
+
+    def run(self) -> None:
+        try:
+            with Consumer(work.REMINDERS, work.DESK, url=self._url, label="reminders") as consumer:
+                while not self._over.is_set():
+                    if (message := consumer.receive(timeout=POLL_S)) is not None:
+                        self.came.append((message.body, time.time_ns()))
+                        message.finish()
+        except ZsqError as error:
+            self.error = error
+
+    @property
+    def is_done(self) -> bool:
+        """True when as many messages have come as were published."""
+        return 0 < len(self.due_ns) <= len(self.came)
+
+    @property
+    def good(self) -> bool:
+        """True if each message came exactly once, and none before it was due."""
+        bodies = sorted(body for body, _ in self.came)
+        return bodies == sorted(self.due_ns) and all(
+            at_ns >= self.due_ns[body] for body, at_ns in self.came
+        )
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join(END_WAIT_S)
+
+
+def due_ns_of(key: str) -> int:
+    """Return the time at which a delayed message is due. It is in the message's key."""
+    return int(key[:16], 16)

@@ -1,0 +1,125 @@
+"""Report of `--bucket`: the checks that nothing acknowledged is lost, and the numbers of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from . import work
+from .bucket import LAG_S, URL
+from .flights import Tally
+from .live import REMINDERS, Acknowledged, LivePublisher, Reminders
+from .loss import FINISHED_S, Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The loss, and the clients that worked while it happened.
+
+    `waiting` has the keys of the delayed messages that waited in the restored broker. `kept_sync`
+    is True if the restored topics have their sync mode.
+    """
+
+    loss: Loss
+    live: LivePublisher
+    reminders: Reminders
+    waiting: frozenset[str]
+    kept_sync: bool
+
+
+def check_loss(
+    lost: Lost, topic: Mapping[int, bytes], bodies: Sequence[bytes], handled: Tally
+) -> dict[str, bool]:
+    """Return the checks of the loss, by name. `topic` has the messages at the end, by offset."""
+    loss, live = lost.loss, lost.live
+    before = split_at(live.acknowledged, loss.gone_at)[0]
+    return {
+        f"lost and restored in the middle: Spark had read {loss.before.streamed:,} rows": (
+            loss.happened
+            and 0 < loss.before.streamed < len(bodies)
+            and 0 < len(before) < len(live.acknowledged)
+        ),
+        f"each of {live.rows:,} live rows is at the acknowledged offset": (
+            misplaced(live.acknowledged, topic, bodies) == 0 and live.rows > 0
+        ),
+        f"finished more than {FINISHED_S:.0f} s before the loss: not delivered again": (
+            handled.repeated <= loss.before.recent
+        ),
+        f"{REMINDERS} delayed messages waited in the restored broker": (
+            lost.waiting == lost.reminders.keys and len(lost.waiting) == REMINDERS
+        ),
+        "each came once, and not before it was due": lost.reminders.good,
+        "the restored topics still acknowledge only what the bucket has": lost.kept_sync,
+    }
+
+
+def misplaced(
+    acknowledged: Iterable[Acknowledged], topic: Mapping[int, bytes], bodies: Sequence[bytes]
+) -> int:
+    """Return how many acknowledged rows are not at the offset that the broker said."""
+    return sum(
+        topic.get(block.offset + index) != bodies[block.row + index]
+        for block in acknowledged
+        for index in range(block.count)
+    )
+
+
+def split_at(
+    acknowledged: Iterable[Acknowledged], time_s: float
+) -> tuple[list[Acknowledged], list[Acknowledged]]:
+    """Return the blocks that were acknowledged until this time, and those after it."""
+    blocks = list(acknowledged)
+    return (
+        [block for block in blocks if block.time_s <= time_s],
+        [block for block in blocks if block.time_s > time_s],
+    )
+
+
+def print_loss(console: Console, lost: Lost, handled: Tally, restarts: Sequence[str]) -> None:
+    """Print what was lost, how long the restore took, and what it read from the bucket."""
+    table = Table("lost, and restored from the bucket", box=box.SIMPLE_HEAD)
+    table.add_column("", justify="right")
+    table.add_column("")
+    for name, value, note in loss_rows(lost, handled.repeated):
+        table.add_row(name, value, note)
+    console.print(table)
+    console.print(
+        f"Spark's query was started again from its checkpoint, after: {', '.join(restarts)}"
+        if restarts
+        else "Spark's query waited while the broker was away, and went on by itself"
+    )
+    console.print("the seconds of the channels and of the stream contain the loss and the restore")
+
+
+def loss_rows(lost: Lost, repeated: int) -> list[tuple[str, str, str]]:
+    """Return the name, the value and a note of each number. Times begin with the kill."""
+    loss, before = lost.loss, lost.loss.before
+    parts = split_at(lost.live.acknowledged, loss.gone_at)
+    early, late = (sum(block.count for block in part) for part in parts)
+    first = parts[1][0].time_s - loss.killed_at if parts[1] else None
+    again = f"handled in the last {FINISHED_S:.0f} s before the kill: {before.recent:,}"
+    return [
+        ("killed with kill -9", f"{loss.processes} processes", "the broker with all that it started"),
+        ("destroyed", _size(loss.destroyed_bytes), f"the data directory, {loss.destroyed_files} files"),
+        ("rows that Spark's stream had read then", f"{before.streamed:,}", ""),
+        (f"rows handled then, channel {work.WORKERS}", f"{before.workers:,}", ""),
+        (f"rows counted then, channel {work.TOTALS}", f"{before.totals:,}", ""),
+        (f"rows handled twice, channel {work.WORKERS}", f"{repeated:,}", again),
+        ("live rows acknowledged before the kill", f"{early:,}", ""),
+        ("live rows acknowledged after it", f"{late:,}", f"blocks refused and sent again: {lost.live.refused}"),
+        ("kill and destruction", f"{loss.destroy_s:.1f} s", ""),
+        ("zsq restore", f"{loss.restore_s:.1f} s", f"of {URL}, to another directory"),
+        ("fetched by zsq restore", _size(loss.fetched.sent_bytes), f"{loss.fetched.requests} requests, by the S3 server's count"),
+        ("fetched after it, when needed", _size(loss.later.sent_bytes), f"{loss.later.requests} requests, by the broker and by Spark"),
+        ("start of the restored broker", f"{loss.start_s:.1f} s", f"ready {loss.ready_s:.1f} s after the kill"),
+        ("first publish in the bucket, after the kill", "never" if first is None else f"{first:.1f} s", f"--sync bucket, --bucket-lag {LAG_S:g}s"),
+        ("offsets that are never used", f"{loss.skipped:,}", "reserved by the lost broker; readers step over them"),
+    ]  # fmt: skip
+
+
+def _size(count: int) -> str:
+    return f"{count / (1024 * 1024):,.1f} MiB"

@@ -1,0 +1,311 @@
+"""Check of what the loss of a disk may take, if the broker ships its log to the bucket.
+
+The promises:
+
+* With sync mode `bucket`, no acknowledged message is lost. With each mode, no transaction is lost
+  whose commit was answered.
+* With sync mode `always`, the lost messages of a topic are from a time of at most the bound: when
+  the last of them was accepted, the first one had been synced for at most the bound. How old they
+  are when the disk is lost is not limited: while the bucket is away, publishing waits, and what was
+  acknowledged before that stays where it is. A start of the topic's process begins the time anew,
+  because a process does not know since when a message waits.
+* If nothing failed for a while, the lost messages and the confirmed finishes that are lost are not
+  older than the bound, plus the time of the uploads (`MARGIN_NS`).
+* No offset that the lost broker gave out is given out again. The gap that follows from this is not
+  larger than what was reserved in the bucket.
+
+The time at which a message was accepted, and at which it was synced, is taken from the log and from
+the delayed messages (`watch`), because an answer may arrive late. What was lost is taken from the
+restored directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from support.history import number_of
+
+from zsq.actors.storage.storage_actor import StorageActor
+from zsq.storage.log.log import Log
+from zsq.storage.shipping.tick_format import decode_index
+
+from .contents import TopicContent, contents
+from .world import MS, the_world
+
+if TYPE_CHECKING:
+    from .broker import Broker
+    from .ledger import Ledger, Order
+
+SLACK_NS: Final = MS
+MARGIN_NS: Final = 250 * MS
+SETTLED_NS: Final = 700 * MS  # time after which a fault, or the start of a process, has no effect
+
+
+@dataclass(slots=True)
+class Accepted:
+    """A message that a topic has accepted. `offset` is -1 for a delayed one. `noted_ns` is when it
+    was on the disk, 0 before that. `began_ns` is when the topic's process began.
+    """
+
+    number: int
+    offset: int
+    at_ns: int
+    began_ns: int
+    noted_ns: int = 0
+
+
+class Disaster(NamedTuple):
+    """The loss of a disk. `processes`: the number of processes before it. `calm_ns`: since when
+    nothing had failed, or the time of the loss if the bucket was not well.
+    """
+
+    at_ns: int
+    processes: int
+    calm_ns: int
+
+
+@dataclass
+class Disasters:
+    ledger: Ledger
+    lag_ns: int = 0
+    struck: list[Disaster] = field(default_factory=list)
+    lost: int = 0
+    # By topic: what was accepted since the last disaster.
+    accepted: dict[str, list[Accepted]] = field(default_factory=dict)
+    # By topic: the numbers of messages that a disaster may have taken.
+    excused: dict[str, set[int]] = field(default_factory=dict)
+    # By topic: the ranges of offsets that are skipped.
+    gaps: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    _pending: bool = False
+
+    # What the topics do
+
+    def accept(self, topic: str, numbers: list[int], offset: int, at_ns: int) -> None:
+        current = the_world().current
+        began_ns = current.process.began_ns if current is not None else 0
+        rows = self.accepted.setdefault(topic, [])
+        for index, number in enumerate(numbers):
+            place = offset + index if offset >= 0 else -1
+            rows.append(Accepted(number, place, at_ns, began_ns))
+
+    def synced(self, topic: str, end: int) -> None:
+        now_ns = the_world().now_ns
+        for row in self.accepted.get(topic, ()):
+            if not row.noted_ns and 0 <= row.offset < end:
+                row.noted_ns = now_ns
+
+    def stored(self, topic: str) -> None:
+        """Note that the delayed messages that were accepted are on the disk, at the latest now."""
+        now_ns = the_world().now_ns
+        for row in self.accepted.get(topic, ()):
+            if not row.noted_ns and row.offset < 0:
+                row.noted_ns = now_ns
+
+    # Disasters
+
+    def strike(self, broker: Broker) -> None:
+        """Record the loss of the disk just before it happens."""
+        world = self.ledger.world
+        is_well = world.bucket.kind and world.now_ns > world.bucket.away_until_ns
+        calm_ns = world.disturbed_ns if is_well else world.now_ns
+        self.struck.append(Disaster(world.now_ns, len(world.incarnations), calm_ns))
+        self._pending = True
+        for row in self.ledger.channels.values():
+            row.held.clear()
+            row.not_before.clear()
+            for move in row.moves:
+                move.in_effect = False
+
+    def is_between(self, before: Order, after: Order) -> bool:
+        """Return True if a disaster was between these two leases."""
+        return any(before[0] < one.processes <= after[0] for one in self.struck)
+
+    def is_from_before(self, order: Order) -> bool:
+        """Return True if the lease was made before the last disaster."""
+        return bool(self.struck) and order[0] < self.struck[-1].processes
+
+    def is_skipped(self, topic: str, offset: int) -> bool:
+        return any(first <= offset < stop for first, stop in self.gaps.get(topic, ()))
+
+    def may_lose_finish(self, number: int, channel: str, at_ns: int, before: Order) -> bool:
+        """Return True if a finish may be lost that was confirmed at this time."""
+        for one in self.struck:
+            if before[0] >= one.processes:
+                continue
+            is_calm = one.calm_ns + SETTLED_NS < at_ns
+            if is_calm and at_ns < one.at_ns - self.lag_ns - MARGIN_NS:
+                continue
+            return True
+        return False
+
+    # After the restore
+
+    def restored(self, broker: Broker) -> None:
+        """Compare the restored directory with what was accepted."""
+        world, ledger = self.ledger.world, self.ledger
+        found = contents(str(broker.data_dir), world.bucket.objects)
+        reserved = _reserved(world.bucket.objects)
+        mode = broker.options.sync
+        for topic, content in found.items():
+            self._check_topic(topic, content, reserved.get(content.row.uuid, 0), mode)
+        for topic in {one.topic for one in ledger.sent.values()} - found.keys():
+            gone = [one for one in ledger.sent.values() if one.topic == topic and one.acked]
+            if gone:
+                ledger.record(f"topic {topic} is lost, with {len(gone)} acknowledged messages")
+        self.accepted.clear()
+        self._pending = False
+
+    def _check_topic(self, topic: str, content: TopicContent, reserved: int, mode: str) -> None:
+        ledger = self.ledger
+        there = {number_of(body) for body in content.messages.values()}
+        there |= {number_of(body) for body in content.delayed}
+        end = max(content.messages, default=content.start - 1) + 1
+        if content.end > max(reserved, end):
+            ledger.record(
+                f"{topic} continues at {content.end}, and {reserved} offsets were reserved"
+            )
+        taken = [row for row in self.accepted.get(topic, ()) if row.number not in there]
+        beyond = [row for row in self.accepted.get(topic, ()) if row.offset >= content.end]
+        if beyond:
+            ledger.record(
+                f"{topic} had given out offset {beyond[-1].offset}, and continues at {content.end}"
+            )
+        self._note_gaps(topic, content)
+        self._excuse(topic, taken, mode)
+        is_topic = any(row.topic == topic for row in ledger.channels.values())
+        is_topic = is_topic or any(row.topic == topic for row in ledger.sent.values())
+        if not is_topic:
+            return
+        for sent in ledger.sent.values():
+            if sent.topic != topic:
+                continue
+            if sent.number not in there:
+                sent.offset = -1
+                for row in ledger.channels.values():
+                    row.doubtful.add(sent.number)
+                if sent.acked and sent.number not in self.excused.get(topic, ()):
+                    ledger.record(f"{sent.number} of {topic} was acknowledged and is lost")
+                self.lost += sent.acked
+            elif sent.delayed:
+                sent.offset = -1
+        for offset, body in content.messages.items():
+            ledger.place(topic, offset, number_of(body))
+
+    def _note_gaps(self, topic: str, content: TopicContent) -> None:
+        gaps = self.gaps[topic] = []
+        end = content.start
+        for offset in [*sorted(content.messages), content.end]:
+            if offset > end:
+                gaps.append((end, offset))
+            end = offset + 1
+
+    def _excuse(self, topic: str, taken: list[Accepted], mode: str) -> None:
+        """Note which of the lost messages may be lost."""
+        if mode == "bucket":
+            return
+        disaster = self.struck[-1]
+        excused = self.excused.setdefault(topic, set())
+        for row in taken:
+            sent = self.ledger.sent.get(row.number)
+            # What was delayed, and moved to the log later, had been accepted before.
+            if sent is None or (sent.delayed and row.offset >= 0 and sent.topic == topic):
+                continue
+            first_ns = min(
+                (
+                    max(one.noted_ns, row.began_ns)
+                    for one in taken
+                    if one.noted_ns and one.noted_ns < row.at_ns
+                ),
+                default=row.at_ns,
+            )
+            if row.at_ns - first_ns > self.lag_ns + SLACK_NS:
+                self.ledger.world.note(
+                    f"{row.number} of {topic} was accepted {(row.at_ns - first_ns) / MS:.0f} ms "
+                    "after the first lost message was synced"
+                )
+                continue
+            since_ns = max(disaster.calm_ns, row.began_ns) + SETTLED_NS
+            age_ns = disaster.at_ns - row.noted_ns
+            if row.noted_ns > since_ns and age_ns > self.lag_ns + MARGIN_NS:
+                self.ledger.world.note(f"{row.number} of {topic} waited for {age_ns / MS:.0f} ms")
+                continue
+            excused.add(row.number)
+
+
+def _reserved(objects: dict[str, bytes]) -> dict[str, int]:
+    """Return the offsets that any tick reserves, by the uuids of the topics."""
+    found: dict[str, int] = {}
+    for name, data in objects.items():
+        if name.startswith("log/"):
+            index = decode_index(data).index
+            rows = [(piece.uuid, piece.reserved) for piece in index.pieces]
+            rows += [(uuid, tail.reserved) for uuid, tail in (index.tails or {}).items()]
+            for uuid, reserved in rows:
+                found[uuid] = max(found.get(uuid, 0), reserved)
+    return found
+
+
+def watch() -> None:
+    """Record what the topics accept, and when it is on the disk."""
+    append, finish = Log.append, Log.finish_sync
+    delay, stored = StorageActor.append_delayed, StorageActor.delayed_stored
+
+    def disasters() -> Any:
+        world = the_world()
+        return world.broker.losses.ledger.disasters if world.broker.ships is not None else None
+
+    def topic_of(folder: str) -> str:
+        broker = the_world().broker
+        if broker.supervisor is None:
+            return ""
+        rows = broker.supervisor.state.registry.topics.items()
+        registry = broker.supervisor.state.registry
+        return next((name for name, row in rows if registry.folder(row) == folder), "")
+
+    def appended(log: Log, blocks: Sequence[Any], now_ns: int) -> tuple[int, int]:
+        at_ns = the_world().now_ns
+        found = append(log, blocks, now_ns)
+        if (record := disasters()) is not None and (topic := topic_of(log._folder)):
+            offset = found[0]
+            for block in blocks:
+                bodies = [bytes(body or b"") for body in block.body.values()]
+                if _is_ours(bodies):
+                    record.accept(topic, list(map(number_of, bodies)), offset, at_ns)
+                offset += block.count
+        return found
+
+    def finished(log: Log, ticket: Any) -> None:
+        finish(log, ticket)
+        if (record := disasters()) is not None and (topic := topic_of(log._folder)):
+            record.synced(topic, log.synced_end)
+
+    def delayed(self: Any, request: int, blocks: list[Any], delays_ms: Sequence[int]) -> None:
+        at_ns = the_world().now_ns
+        delay(self, request, blocks, delays_ms)
+        if (record := disasters()) is not None:
+            for block in blocks:
+                bodies = [bytes(body or b"") for body in block.body.values()]
+                if _is_ours(bodies):
+                    record.accept(self.given.name, list(map(number_of, bodies)), -1, at_ns)
+
+    def was_stored(self: Any, request: int, keys: Any) -> None:
+        if (record := disasters()) is not None:
+            record.stored(self.given.name)
+        stored(self, request, keys)
+
+    module: Any = Log
+    module.append, module.finish_sync = appended, finished
+    module = StorageActor
+    module.append_delayed, module.delayed_stored = delayed, was_stored
+
+
+def _is_ours(bodies: list[bytes]) -> bool:
+    """Return False for the messages of other clients, whose bodies have another form."""
+    try:
+        for body in bodies:
+            number_of(body)
+    except (AssertionError, ValueError):
+        return False
+    return True

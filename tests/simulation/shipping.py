@@ -1,0 +1,100 @@
+"""How the broker of a seed ships its log of ticks: the bound, the sync mode, and small limits, so
+that boundaries, bases and waits for offsets happen within seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+from dataclasses import dataclass
+from typing import Any, Final
+
+from zsq.actors.archive import archive_actor, shipper
+from zsq.actors.settings import options
+from zsq.actors.storage import shipping
+
+from .contents import InlineThreads
+from .world import MS
+
+BOUNDS_S: Final = (0.05, 0.3, 1.0)
+SHIPS: Final = 0.85  # share of archived seeds in which the broker ships
+BUCKET_MODE: Final = 0.4  # share of these in which publishes are answered by the bucket
+SMALL: Final = 0.6  # share of these in which each limit is small
+
+
+@dataclass(frozen=True, slots=True)
+class ShipPlan:
+    """`lag_s`: the bound. `sync`: the mode of all topics, `always` or `bucket`. `by_default`: the
+    mode is an option of the broker instead of a setting of each topic.
+    """
+
+    lag_s: float
+    sync: str = "always"
+    by_default: bool = True
+    log_ticks: int = 4_000
+    log_bytes: int = 512 * 1024 * 1024
+    changes_max: int = 4 * 1024 * 1024
+    inline_max: int = 1024 * 1024
+    waiting_max: int = 16 * 1024 * 1024
+    patience_s: float = 5.0
+    reserve: int = 1 << 16
+
+
+def draw_plan(dice: random.Random) -> ShipPlan | None:
+    if dice.random() >= SHIPS:
+        return None
+
+    def small(usual: Any, *choices: Any) -> Any:
+        return dice.choice(choices) if dice.random() < SMALL else usual
+
+    return ShipPlan(
+        dice.choice(BOUNDS_S),
+        "bucket" if dice.random() < BUCKET_MODE else "always",
+        by_default=True,
+        log_ticks=small(4_000, 5, 12, 40),
+        log_bytes=small(512 * 1024 * 1024, 8_000, 60_000),
+        changes_max=small(4 * 1024 * 1024, 64 * 1024),
+        inline_max=small(1024 * 1024, 300, 2_000),
+        waiting_max=small(16 * 1024 * 1024, 1_500, 20_000),
+        patience_s=small(5.0, 0.2, 1.0),
+        reserve=small(1 << 16, 8, 40, 200),
+    )
+
+
+def hasten(plan: ShipPlan) -> None:
+    """Set the limits of this seed, and let the archive actor act within milliseconds."""
+    module: Any = shipper
+    module.LOG_TICKS, module.LOG_BYTES = plan.log_ticks, plan.log_bytes
+    module.COLLECT_EVERY_NS = 150 * MS
+    module.PAUSE_S, module.PAUSE_S_MAX = 0.05, 0.4
+    module.SHIP_RESERVE = plan.reserve
+    module.socket.gethostname = lambda: "simulated"
+    module = options
+    module.SHIP_RESERVE = plan.reserve
+    module = shipping
+    module.CHANGES_BYTES_MAX, module.INLINE_BASE_BYTES = plan.changes_max, plan.inline_max
+    module.WAITING_BYTES_MAX, module.PATIENCE_S = plan.waiting_max, plan.patience_s
+    module.PAUSE_S = 0.1
+
+
+def prepare() -> None:
+    """Let the restore run in one simulated thread, and the actor's timer run often."""
+    from zsq.storage.delayed import delayed_recovery
+    from zsq.storage.shipping import restore, tick_reader
+
+    def run_here(step: str, *arguments: str) -> Any:
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            recovery.main(step, *arguments)
+        return json.loads(output.getvalue())
+
+    recovery: Any = delayed_recovery
+    recovery._run = run_here
+    for module in (restore, tick_reader):
+        anything: Any = module
+        anything.ThreadPoolExecutor = InlineThreads
+    actor: Any = archive_actor.ArchiveActor
+    plain = actor.every
+    actor.every = lambda self, ms, call: plain(self, 60 if ms == 1_000 else ms, call)
