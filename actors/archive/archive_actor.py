@@ -175,7 +175,9 @@ class ArchiveActor(Actor[ArchiveStart]):
             message.base_offset,
             message.index_every_bytes,
         )
-        self._submit(self._uploads, mail.envelope, message.request, job, _as_chunk)
+        # Ticks must be in time, and log files need not be. So one file at a time goes beside them.
+        threads = self._uploads if self._shipper is None else self._uploads[:1]
+        self._submit(threads, mail.envelope, message.request, job, _as_chunk)
 
     def fetch(self, port: Port, mail: Mail, message: p.FetchSegment) -> None:
         row = ArchivedChunk(*message.chunk)

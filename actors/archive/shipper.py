@@ -72,6 +72,8 @@ LOG_BYTES: Final = 512 * 1024 * 1024
 LOG_TICKS: Final = 4_000
 REMOVED_AT_ONCE: Final = 1_000
 WAKES_AT_ONCE: Final = 20  # topics that are woken in one round, to ship their rows again
+# Changes of rows that wait for the bucket, of all topics. The log itself waits on the disk.
+CHANGES_WAITING_MAX: Final = 64 * 1024 * 1024
 COLLECT_EVERY_NS: Final = 30_000_000_000
 PAUSE_S: Final = 0.2
 PAUSE_S_MAX: Final = 5.0
@@ -172,6 +174,7 @@ class Shipper:
         self._tick_encoder: TickEncoder | None = None
         self._waiting: deque[WaitingPiece] = deque()
         self._waiting_bytes = 0
+        self._waiting_changes = 0  # the bytes of changes of these pieces
         self._flights: deque[Flight] = deque()
         self._tails: dict[str, Tail] = {}  # of what is in the log
         self._opening: dict[str, tuple[Envelope, int]] = {}  # topics that ask what the log has
@@ -287,7 +290,7 @@ class Shipper:
             self._send(envelope, p.Failed(request, E_FENCED, self.trouble))
         self._flights.clear()
         self._waiting.clear()
-        self._waiting_bytes = 0
+        self._waiting_bytes = self._waiting_changes = 0
         self._opening.clear()
 
     def _refuse(self, pieces: Sequence[WaitingPiece] | deque[WaitingPiece]) -> None:
@@ -322,13 +325,20 @@ class Shipper:
         for uuid in [one for one in self._opening if one not in busy]:
             envelope, request = self._opening.pop(uuid)
             tail = self._tails.get(uuid)
-            names = ("stream", "sequence", "end", "reserved", "chunk", "position")
+            names = (
+                "stream", "sequence", "end", "reserved", "chunk", "position", "base_number",
+            )  # fmt: skip
             data = {} if tail is None else {name: getattr(tail, name) for name in names}
             self._send(envelope, p.Done(request, {"period_ns": self._plan.period_ns, **data}))
 
     def ship(self, envelope: Envelope, message: p.Ship) -> None:
         """Put a piece into one of the next ticks."""
         self._check()
+        changes = len(message.changes)
+        if changes and self._waiting_changes + changes > CHANGES_WAITING_MAX:
+            # The topic ships all its rows again after a pause.
+            raise Refused(E_BUCKET, "too many changes wait for the bucket")
+        self._waiting_changes += changes
         self._peers[message.uuid] = envelope
         piece = Piece(
             message.uuid, message.stream, message.sequence, message.begins, message.base,
@@ -422,6 +432,7 @@ class Shipper:
         size = 0
         while self._waiting and (not pieces or size + self._waiting[0].size <= TICK_BYTES):
             pieces.append(self._waiting.popleft())
+            self._waiting_changes -= len(pieces[-1].message.changes)
             size += pieces[-1].size
         self._waiting_bytes -= size
         # The registry is read after the pieces arrived, so it has their topics.

@@ -30,12 +30,13 @@ import random
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
+from ...storage.delayed.delayed import DelayedStore
 from ...storage.directory.store import Store
 from ...storage.errors import StorageError, StoreFailed
 from ...storage.log.log_format import (
@@ -51,15 +52,16 @@ from ...storage.row_changes import (
     STATE,
     STATE_BEGIN,
     Change,
-    Row,
     encode_frames,
 )
 from ...storage.shipping.tick_format import CHANGES_BYTES_MAX, PIECE_BYTES_MAX
+from ...storage.state.state import StateStore
 from ...transport.errors import E_BUCKET, E_FENCED, Refused
 from ...transport.wire import protocol as p
 from ..runtime.pulses import ShippingPulse
 from ..settings import options
 from .archive_link import Answer, ArchiveLink
+from .row_dumps import Entry, RowDumps
 
 log = logging.getLogger("zsq")
 
@@ -70,11 +72,9 @@ PIECES_MAX: Final = 8  # pieces that are on their way at once
 OUT_BYTES_MAX: Final = 16 * 1024 * 1024
 EAGER_BYTES: Final = 1024 * 1024  # with so much new, a piece is sent at once
 WAITING_BYTES_MAX: Final = 16 * 1024 * 1024  # of changes; beyond that, all rows are shipped again
-INLINE_BASE_BYTES: Final = 1024 * 1024
 MARKS_MAX: Final = 4_096
 # A topic that was never shipped begins with it when only this many log files are not archived.
 CATCH_UP_CHUNKS: Final = 3
-BASE_NAME: Final = "shipping.base"
 _S: Final = 1_000_000_000
 
 
@@ -95,25 +95,6 @@ class Mark(NamedTuple):
     time_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The frames of one commit, or of a dump of all rows. `kind` is STATE or DELAYED.
-
-    A dump may be in a file, at `path`. `serial` is the entry's place among those in the queue.
-    """
-
-    kind: int
-    frames: tuple[bytes, ...]
-    time_ns: int
-    begins: bool = False
-    path: str = ""
-    serial: int = 0
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.frames))
-
-
 @dataclass(slots=True)
 class Sent:
     """A piece on its way. `place` is where its ranges end, and `serial` its last entry."""
@@ -123,14 +104,6 @@ class Sent:
     serial: int
     request: int = 0
     size: int = field(default=0)
-
-
-class Dumped(Protocol):
-    """A store whose rows can be dumped."""
-
-    on_changes: Callable[[list[Change]], None] | None
-
-    def dump(self) -> Iterator[list[Row]]: ...
 
 
 class Threads(Protocol):
@@ -183,6 +156,7 @@ class Shipping:
         self._place = (-1, 0)  # the next byte of the log to put into a piece
         self._is_known = False  # the archive actor has told what the log of ticks has
         self._enforced = True
+        self._is_first = False  # the log of ticks has nothing of this topic
         self._arrived: deque[Entry] = deque()  # filled by the threads of the stores
         self._queue: deque[Entry] = deque()
         self._queue_bytes = 0
@@ -212,7 +186,8 @@ class Shipping:
         self._pieced_end = -1
         self._pieced_reserved = -1
         self._pieced_kept = 0
-        self._remove_files()
+        self._dumps = RowDumps(store.files, store.directory)
+        self._dumps.remove()
         store.state.on_changes = partial(self._changed, STATE)
         if store.delayed is not None:
             store.delayed.on_changes = partial(self._changed, DELAYED)
@@ -272,7 +247,9 @@ class Shipping:
             kept = [one for one in self._queue if one.kind != entry.kind]
             self._queue = deque(kept)
             self._queue_bytes = sum(one.size for one in kept)
-        if self._queue_bytes > WAITING_BYTES_MAX:
+        # The upload of many rows takes long, and must not be overtaken by the changes meanwhile.
+        share = 4 if self._base or self._dumping else 1
+        if self._queue_bytes > share * WAITING_BYTES_MAX:
             self._drop_changes()
 
     def _enqueue(self, entry: Entry) -> None:
@@ -331,7 +308,7 @@ class Shipping:
         self._drop_changes()
         self._base_retry_ns = time.monotonic_ns() + int(PAUSE_S * _S)
 
-    def _dump(self, kind: int, begin: int, store: Dumped | None) -> str:
+    def _dump(self, kind: int, begin: int, store: StateStore | DelayedStore | None) -> str:
         """Note all rows of a store, in its thread. Many rows go to a file.
 
         Return why that file cannot be written, or "".
@@ -342,52 +319,12 @@ class Shipping:
             self._arrived.appendleft(Entry(kind, frames, time.monotonic_ns(), begins=True))
             return ""
         try:
-            self._dump_rows(kind, begin, store)
+            frames, path = self._dumps.dump(kind, begin, store)
         except OSError as error:
             return f"the rows of the topic cannot be written to a file: {error}"
-        return ""
-
-    def _dump_rows(self, kind: int, begin: int, store: Dumped) -> None:
-        files, path = self._store.files, self._base_path(kind)
-        if files.exists(path):
-            files.remove(path)
-        found: list[bytes] = []
-        size = position = 0
-        fd = -1
-        try:
-            for batch in store.dump():
-                made = encode_frames(begin if not (found or position) else kind, batch)
-                found += made
-                size += sum(map(len, made))
-                if size > INLINE_BASE_BYTES:
-                    fd = files.open_new(path) if fd < 0 else fd
-                    files.writev(fd, found, position)
-                    position += size
-                    found, size = [], 0
-            if fd >= 0 and found:
-                files.writev(fd, found, position)
-                found = []
-        finally:
-            if fd >= 0:
-                files.close(fd)
         store.on_changes = partial(self._changed, kind)
-        self._arrived.append(
-            Entry(
-                kind, tuple(found), time.monotonic_ns(), begins=True, path=path if fd >= 0 else ""
-            )
-        )
-
-    def _base_path(self, kind: int) -> str:
-        return f"{self._store.directory}/{BASE_NAME}.{kind}"
-
-    @property
-    def _joined_path(self) -> str:
-        return f"{self._store.directory}/{BASE_NAME}"
-
-    def _remove_files(self) -> None:
-        for path in (*map(self._base_path, (STATE, DELAYED)), self._joined_path):
-            if self._store.files.exists(path):
-                self._store.files.remove(path)
+        self._arrived.append(Entry(kind, frames, time.monotonic_ns(), begins=True, path=path))
+        return ""
 
     # The link
 
@@ -494,10 +431,13 @@ class Shipping:
             return
         self._begin_stream()
         self._needs_base = True
+        self._is_first = not found
         if found:
             self._place = (found["chunk"], found["position"])
             self.reserved = self._pieced_reserved = found["reserved"]
             self.shipped_end = self._pieced_end = found["end"]
+            # Without rows in the log of ticks, the topic has not caught up yet.
+            self._enforced = found["base_number"] >= 0 or self._log.end == self._log.start
             self._drop_marks()
         else:
             self._place = (self._first_chunk(), 0)
@@ -582,6 +522,13 @@ class Shipping:
         archived, bases = self._store.archived, self._log.chunks
         return sum(base not in archived for base in bases) > CATCH_UP_CHUNKS
 
+    def _lacks_base(self) -> bool:
+        """Return True while no piece may be sent, because the first one must have all rows.
+
+        Without the rows, a restore could not use the messages, although they count as shipped.
+        """
+        return self._is_first and (not self._has_base() or self._base_needs_upload())
+
     def push(self) -> None:
         """Send pieces with what is new, as far as the window allows."""
         self._drain()
@@ -593,6 +540,7 @@ class Shipping:
             and sum(sent.size for sent in self._out) < OUT_BYTES_MAX
             and self._is_news()
             and not self._waits_for_archive()
+            and not self._lacks_base()
         ):
             if not self._push_one():
                 return
@@ -609,47 +557,16 @@ class Shipping:
             return
         if not self._joined:
             try:
-                self._join_base()
+                self._dumps.join(self._base)
+                self._joined = True
             except OSError as error:
                 self._dump_failed(f"the rows of the topic cannot be written to a file: {error}")
                 return
         self._uploading = True
         self._link.ask(
-            partial(p.ShipBase, uuid=self._uuid, stream=self._stream, path=self._joined_path),
+            partial(p.ShipBase, uuid=self._uuid, stream=self._stream, path=self._dumps.joined_path),
             partial(self._base_uploaded, self._upload_serial),
         )
-
-    def _join_base(self) -> None:
-        """Put both dumps into one file."""
-        files, path = self._store.files, self._joined_path
-        if files.exists(path):
-            files.remove(path)
-        target = files.open_new(path)
-        try:
-            position = 0
-            for kind in (STATE, DELAYED):
-                for piece in self._bytes_of(self._base[kind]):
-                    files.writev(target, [piece], position)
-                    position += len(piece)
-        finally:
-            files.close(target)
-        for kind in (STATE, DELAYED):
-            if files.exists(self._base_path(kind)):
-                files.remove(self._base_path(kind))
-        self._joined = True
-
-    def _bytes_of(self, entry: Entry) -> Iterator[bytes]:
-        yield from entry.frames
-        if entry.path:
-            files = self._store.files
-            fd = files.open_read(entry.path)
-            try:
-                position = 0
-                while piece := files.pread(fd, 1 << 20, position):
-                    yield piece
-                    position += len(piece)
-            finally:
-                files.close(fd)
 
     def _base_uploaded(self, serial: int, answer: Answer) -> None:
         self._uploading = False
@@ -662,8 +579,7 @@ class Shipping:
             self._close(answer.text)
             return
         self._base_object = answer.data["base"]
-        if self._store.files.exists(self._joined_path):
-            self._store.files.remove(self._joined_path)
+        self._dumps.remove_joined()
         self.push()
 
     def _push_one(self) -> bool:
@@ -696,6 +612,7 @@ class Shipping:
             return False
         if begins:
             base_object, self._base_object = self._base_object, ""
+            self._is_first = False
             self._forget_base()
         self._sequence += 1
         self._pieced_reserved = max(self._pieced_reserved, self._wanted_reserve(end))
@@ -1034,7 +951,7 @@ class Shipping:
 
     def end(self) -> None:
         """Remove temporary files."""
-        self._remove_files()
+        self._dumps.remove()
 
 
 def no_shipping() -> ShippingPulse:

@@ -225,7 +225,7 @@ class StorageActor:
         self._channels = Channels(self._log, self._state, table, self.mode, in_memory=in_memory)
         self._delayed = DelayedMessages(
             store, title, delayed_thread, self, self._delayed_moved, self._hint, self._host.answer_order, self._shortage,
-            may_move=lambda: self.may_append(options.DELAYED_MOVE_ROWS),
+            may_move=lambda: self._shipping is None or self._shipping.may_move(options.DELAYED_MOVE_ROWS),
         )  # fmt: skip
         self._link = ArchiveLink(lambda: self._host.open_dealer(given.archive))
         self._shipping = self._make_shipping()

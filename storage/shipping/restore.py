@@ -68,6 +68,7 @@ from ..row_changes import DELAYED, STATE, Frame, read_frames
 from ..state.channel_row import ChannelRow
 from ..state.state import StateBatch, StateStore, Table
 from ..state.store_builder import StoreBuilder
+from .tick_format import Piece
 from .tick_reader import ShippedTopic, TickReader
 
 TOPICS_AT_ONCE: Final = 4
@@ -134,7 +135,7 @@ def restore_topics(
         one.restored.problems += reader.wrong.get(one.shipped.uuid, ())
         one.begin()
     for loaded in reader.pieces(list(by_uuid)):
-        by_uuid[loaded.piece.uuid].take(loaded.number, loaded.piece.ranges, loaded.body)
+        by_uuid[loaded.piece.uuid].take(loaded.number, loaded.piece, loaded.body)
     with ThreadPoolExecutor(TOPICS_AT_ONCE, thread_name_prefix="zsq-restore") as threads:
         return list(threads.map(_TopicRestore.finish, making))
 
@@ -164,13 +165,17 @@ class _TopicRestore:
         self._files.make_folder(self._folder)
         self._files.close(self._files.open_new(self._changes_path))
 
-    def take(self, number: int, ranges: tuple[tuple[int, int, int], ...], body: memoryview) -> None:
+    def take(self, number: int, piece: Piece, body: memoryview) -> None:
         """Write what a piece has."""
         position = 0
-        for base_offset, start, stop in ranges:
+        for base_offset, start, stop in piece.ranges:
             if self.shipped.needs_range(base_offset, number):
                 self._write(base_offset, start, body[position : position + stop - start])
             position += stop - start
+        if piece.begins and self._changes_bytes:  # the same tick has an earlier piece
+            self._files.remove(self._changes_path)
+            self._files.close(self._files.open_new(self._changes_path))
+            self._changes_bytes = 0
         if position < len(body) and number >= self.shipped.begins:
             self._append(self._changes_path, body[position:], self._changes_bytes)
             self._changes_bytes += len(body) - position

@@ -195,7 +195,7 @@ def replay_tails(bucket: Bucket, chain: Chain) -> tuple[dict[str, Tail], int]:
         if found.index.tails is not None:
             break
     else:
-        if behind:
+        if len(behind) == TAILS_READ_MAX:
             raise BucketRefuses(
                 f"{bucket.url}: none of the last {len(behind)} ticks has the tails of all topics: "
                 "the log is damaged"

@@ -59,6 +59,8 @@ INDEX_BYTES_MAX: Final = 64 * 1024 * 1024
 # One read of this size returns head and index of most ticks.
 INDEX_READ_BYTES: Final = 64 * 1024
 
+NEVER: Final = 1 << 62
+
 TICK_MAGIC: Final = b"ZSQT"
 TICK: Final = 0
 TAKEOVER: Final = 1
@@ -119,8 +121,8 @@ class Tail(NamedTuple):
     """What the log of ticks has of a topic.
 
     `chunk` and `position` are the place in the log up to which it was shipped: `chunk` is the first
-    offset of the file. `base_number` is the tick in which its changes began, and `chunk_numbers`
-    maps each chunk that is not archived to the tick with its first bytes.
+    offset of the file. `base_number` is the tick in which its changes began (-1: there is none yet),
+    and `chunk_numbers` maps each chunk that is not archived to the tick with its first bytes.
     """
 
     stream: int
@@ -136,7 +138,8 @@ class Tail(NamedTuple):
     @property
     def needed(self) -> int:
         """The oldest tick that a restore of the topic needs."""
-        return min([self.base_number, *self.chunk_numbers.values()])
+        numbers = [self.base_number, *self.chunk_numbers.values()]
+        return min((number for number in numbers if number >= 0), default=NEVER)
 
 
 class Index(NamedTuple):
@@ -323,7 +326,9 @@ def advanced(tail: Tail | None, piece: Piece, number: int) -> Tail:
         numbers.setdefault(one.base_offset, number)
         chunk, position = one.base_offset, one.stop
     numbers = {base: first for base, first in numbers.items() if base >= piece.kept_from}
-    begins = piece.begins or tail is None
+    base_number, base = (-1, "") if tail is None else (tail.base_number, tail.base)
+    if piece.begins:
+        base_number, base = number, piece.base
     return Tail(
         piece.stream,
         piece.sequence,
@@ -331,8 +336,8 @@ def advanced(tail: Tail | None, piece: Piece, number: int) -> Tail:
         piece.reserved,
         chunk,
         position,
-        number if begins or tail is None else tail.base_number,
-        piece.base if begins or tail is None else tail.base,
+        base_number,
+        base,
         numbers,
     )
 

@@ -153,7 +153,9 @@ class Ticks:
         self.pieces.append((piece, message.changes))
 
     def answer(self) -> dict[str, Any]:
-        names = ("stream", "sequence", "end", "reserved", "chunk", "position")
+        names = (
+            "stream", "sequence", "end", "reserved", "chunk", "position", "base_number",
+        )  # fmt: skip
         return {} if self.tail is None else {name: getattr(self.tail, name) for name in names}
 
     # What a restore finds

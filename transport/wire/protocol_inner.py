@@ -316,7 +316,7 @@ class OpenShipping(Wire):
     """Storage to the archive actor: asks what the log of ticks has of this topic.
 
     Done.data: {"period_ns": the time between two ticks}. If it has something, also {"stream",
-    "sequence", "end", "reserved", "chunk", "position"} as in `Tail`
+    "sequence", "end", "reserved", "chunk", "position", "base_number"} as in `Tail`
     (storage/shipping/tick_format.py). {"writes": False} if nothing is shipped, because the broker's
     data is a copy of another one's. Failed: E_BUCKET, or E_FENCED if another copy of this broker
     has taken over.

@@ -117,6 +117,10 @@ def test_a_tick_is_created_again_after_a_growing_pause(world: World) -> None:
         world.poll(0.1)
         world.run(*world.creators)
     assert 4 <= len(world.bucket.tried) - before <= 8
+    for _ in range(10):
+        world.poll(10)  # the thread waits for the store
+    assert [thread.pending for thread in world.creators].count(1) == 1
+    assert sum(thread.pending for thread in world.creators) == 1, "it is asked once"
     assert world.shipper.trouble
     world.bucket.fate = lambda name: "ok"
     world.settle()
@@ -334,7 +338,7 @@ def test_a_topic_is_told_its_tail_when_no_piece_of_it_is_on_its_way(world: World
     tail = world.replay()[topic.uuid]
     assert world.done(request) == {
         "stream": tail.stream, "sequence": 2, "end": tail.end, "reserved": tail.reserved,
-        "chunk": 0, "position": 20,
+        "chunk": 0, "position": 20, "base_number": tail.base_number,
     }  # fmt: skip
 
 
@@ -489,6 +493,21 @@ def test_only_topics_that_need_old_ticks_are_asked(world: World) -> None:
 
 
 @pytest.mark.usefixtures("short")
+def test_a_few_sleeping_topics_are_woken_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipper_module, "WAKES_AT_ONCE", 2)
+    for number in range(5):
+        world.topic(f"topic-{number}").ship()
+        world.sleeping.add(f"topic-{number}")
+    fill(world, world.topic("busy"), 12)
+    world.tick(40)
+    assert len(world.woken) == 2
+    world.tick(40)
+    assert len(world.woken) == 4
+
+
+@pytest.mark.usefixtures("short")
 def test_a_boundary_is_created_when_nobody_needs_older_ticks(world: World) -> None:
     topic = world.topic("clicks")
     fill(world, topic, 12)
@@ -502,6 +521,8 @@ def test_a_boundary_is_created_when_nobody_needs_older_ticks(world: World) -> No
     (boundary,) = world.bucket.names("boundary/")
     oldest = min(needed, world.shipper._registry_number)
     assert oldest - 2 < number_of(boundary) <= oldest
+    first = decode_index(world.bucket.objects[log_object(number_of(boundary))]).index
+    assert first.tails is not None, "a successor must find the tails of all topics"
     kept = sorted(map(number_of, world.bucket.names("log/")))
     assert kept[0] == 0, "takeovers stay"
     assert kept[1] == number_of(boundary)

@@ -409,9 +409,10 @@ def test_an_answer_is_no_news(place: Place) -> None:
 
 def test_only_the_archive_actor_wakes_a_topic_that_sleeps(place: Place) -> None:
     archive = place.child(2, "archive", envelope=(b"archive",))
-    place.supervisor.singles.of_kind = lambda kind: [archive] if kind == "archive" else []
+    supervisor: Any = place.supervisor
+    supervisor.singles.of_kind = lambda kind: [archive] if kind == "archive" else []
     woken: list[str] = []
-    place.supervisor.state.groups = {
+    supervisor.state.groups = {
         name: SimpleNamespace(
             row=SimpleNamespace(uuid=name * 32), is_dormant=asleep,
             want=lambda channel, then, name=name: woken.append(name + channel),
@@ -428,17 +429,18 @@ def test_only_the_archive_actor_wakes_a_topic_that_sleeps(place: Place) -> None:
 
 def test_the_archive_actor_is_told_to_stop_when_nothing_else_runs(place: Place) -> None:
     archive, gateway = place.add(2, "archive"), place.add(3, "gateway")
-    place.supervisor.singles.children = {2: archive, 3: gateway}
-    place.supervisor.singles.of_kind = lambda kind: [archive] if kind == "archive" else []
+    supervisor: Any = place.supervisor
+    supervisor.singles.children = {2: archive, 3: gateway}
+    supervisor.singles.of_kind = lambda kind: [archive] if kind == "archive" else []
     parts: dict[str, Any] = {
         "service": SimpleNamespace(stopping=lambda: None), "requests": SimpleNamespace(stop=lambda: None),
     }  # fmt: skip
-    vars(place.supervisor).update(parts)
-    place.supervisor.state.registry = SimpleNamespace(folder=lambda row: "/nowhere")
-    place.supervisor.stop(0)
-    place.supervisor._stop_last()
+    vars(supervisor).update(parts)
+    supervisor.state.registry = SimpleNamespace(folder=lambda row: "/nowhere")
+    supervisor.stop(0)
+    supervisor._stop_last()
     assert place.sent == [((b"2",), p.ShipNow()), ((b"3",), p.Stop())]
-    del place.supervisor.table.children[3]
-    place.supervisor._stop_last()
-    place.supervisor._stop_last()
+    del supervisor.table.children[3]
+    supervisor._stop_last()
+    supervisor._stop_last()
     assert place.sent[2:] == [((b"2",), p.Stop())]
