@@ -188,6 +188,9 @@ class StorageActor:
         self._sealed = False
         self._said_full = ("", "", False)
         self._written: deque[_Pending] = deque()
+        self._unsynced: deque[_Pending] = (
+            deque()
+        )  # those of them that the next commit must not have
         self._ticket: SyncTicket | None = None
         self._sync_ns = 0  # the duration of the last sync
         self._ships = False  # the timer of shipping runs
@@ -523,9 +526,11 @@ class StorageActor:
             raise Refused(E_DISK_FULL, str(error)) from error
         if self._shortage.text:
             self._shortage.stored()
-        self._written.append(
-            _Pending(request, first_offset, time_ns, self._log.end, placed(blocks, first_offset))
+        pending = _Pending(
+            request, first_offset, time_ns, self._log.end, placed(blocks, first_offset)
         )
+        self._written.append(pending)
+        self._unsynced.append(pending)
         if self.mode == "interval":
             self._listener.appended(request, first_offset, time_ns)
 
@@ -645,6 +650,12 @@ class StorageActor:
         When the log begins a new chunk, it syncs too. That sync counts even if the append that
         caused it failed.
         """
+        # The rows of producers follow the log, also while an append waits for the bucket. Otherwise
+        # the checkpoint would pass blocks that no row has, and their repetition would be stored.
+        synced_end = self._log.synced_end
+        while self._unsynced and self._unsynced[0].end <= synced_end:
+            done = self._unsynced.popleft()
+            self._producers.stored(done.producers, done.time_ns)
         end = self._durable_end()
         while self._written and self._written[0].end <= end:
             done = self._written.popleft()
@@ -653,7 +664,6 @@ class StorageActor:
                 self._listener.appended(done.request, done.first_offset, done.time_ns)
             elif self.mode != "interval":
                 self._listener.head_moved(done.end)
-            self._producers.stored(done.producers, done.time_ns)
 
     def _sync_results(self) -> None:
         for _, value in self._sync_thread.results():
@@ -689,6 +699,10 @@ class StorageActor:
         them.
         """
         self._note_synced()
+        if self._answers_shipped:  # after the appends before it, which wait until they are shipped
+            self._written.append(_Pending(0, 0, 0, self._log.synced_end, []))
+            self._answer_durable()
+            return
         self._answer_durable()
         self._appends += 1
         self._listener.head_moved(self._log.synced_end)
