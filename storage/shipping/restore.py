@@ -226,6 +226,7 @@ class _TopicRestore:
         if self._check:
             self._check_archived(rows, table.start)
         self._note_gaps(rows, table)
+        self._begin_behind_gap(rows, table)
         for name in self._files.list(self._folder):
             if name.endswith((CHUNK_SUFFIX, INDEX_SUFFIX)):
                 self._sync(f"{self._folder}/{name}")
@@ -431,6 +432,18 @@ class _TopicRestore:
             self._files.writev(chunk.fd, [encoded], position)
         finally:
             chunk.close()
+
+    def _begin_behind_gap(self, rows: Mapping[int, ArchivedChunk], table: Table) -> None:
+        """Let a topic without messages begin behind the offsets that an earlier restore skipped.
+
+        The broker may have been lost before it shipped the row that says so.
+        """
+        begin = max(table.start, self._identity.base_offset)
+        bases = self._bases()
+        if rows or bases != [self.shipped.end] or begin >= self.shipped.end:
+            return
+        with self._state() as state:
+            state.commit(StateBatch(start=self.shipped.end))
 
     def _note_gaps(self, rows: Mapping[int, ArchivedChunk], table: Table) -> None:
         """Note the offsets between chunks that neither the log of ticks nor the archive has."""

@@ -25,6 +25,7 @@ class Defect(NamedTuple):
     faults: tuple[str, ...] = ()
     moving: bool = False  # all seeds have a client that moves channels
     archived: bool = False  # all seeds have a bucket
+    ships: bool = False  # all seeds have a bucket, and ship to it
 
 
 DEFECTS: Final[dict[str, Defect]] = {
@@ -178,6 +179,94 @@ DEFECTS: Final[dict[str, Defect]] = {
         "",
         faults=("kill_archive",),
         archived=True,
+    ),
+    "the shipper answers before the tick exists": Defect(
+        "actors/archive/shipper.py",
+        "        thread.submit(partial(self._created, flight), partial(ship_log.create, tick))\n",
+        "        for one in flight.pieces:\n"
+        "            self._send(one.envelope, p.Done(one.message.request, {}))\n"
+        "        thread.submit(partial(self._created, flight), partial(ship_log.create, tick))\n",
+        faults=("lost_disk",),
+        ships=True,
+    ),
+    "the shipper answers a tick before an earlier one": Defect(
+        "actors/archive/shipper.py",
+        "        flight.is_done = True\n",
+        "        self._flights.remove(flight)\n        self._confirm(flight, now)\n",
+        faults=("lost_disk",),
+        ships=True,
+    ),
+    "a topic ships changes before the log that they mention": Defect(
+        "actors/storage/shipping.py",
+        "        ranges, place, is_full = self._ranges(PIECE_BYTES_MAX)\n",
+        "        ranges, place, is_full = self._ranges(PIECE_BYTES_MAX)\n"
+        "        if self._queue and ranges:\n"
+        "            ranges, place, is_full = [], self._place, False\n",
+        faults=("lost_disk",),
+        ships=True,
+    ),
+    "publishes are not held at the bound": Defect(
+        "actors/storage/shipping.py",
+        "        return oldest > 0 and now_ns - oldest > self._lag_ns\n",
+        "        return False\n",
+        faults=("lost_disk", "bucket_away"),
+        ships=True,
+    ),
+    "offsets are given out that are not reserved": Defect(
+        "actors/storage/shipping.py",
+        "        runs_out = self._log.end + messages > self.reserved\n",
+        "        runs_out = False\n",
+        faults=("lost_disk", "bucket_away"),
+        ships=True,
+    ),
+    "a takeover does not skip the window": Defect(
+        "storage/shipping/tick_format.py",
+        "(WINDOW if index.kind == TAKEOVER else 0)",
+        "0",
+        faults=("lost_disk", "kill_archive"),
+        ships=True,
+    ),
+    "a boundary does not wait until the topics have shipped again": Defect(
+        "actors/archive/shipper.py",
+        "        oldest = min([self._last_number, self._registry_number, *needed.values()])\n",
+        "        oldest = target\n",
+        faults=("kill_topic",),
+        ships=True,
+    ),
+    "a restored topic continues at its end": Defect(
+        "storage/shipping/restore.py",
+        "            leaps = end < self.shipped.reserved\n",
+        "            leaps = False\n",
+        faults=("lost_disk",),
+        ships=True,
+    ),
+    "a broker that has lost goes on": Defect(
+        "actors/archive/shipper.py",
+        "        now = time.monotonic_ns()\n        if isinstance(value, Fenced):\n            self._lose(str(value))\n            return\n",
+        "        now = time.monotonic_ns()\n        if isinstance(value, Fenced):\n            value = None\n",
+        faults=("lost_disk",),
+        ships=True,
+    ),
+    "a chunk's object is removed before its removal is shipped": Defect(
+        "actors/storage/archiving.py",
+        "        self._when_shipped(partial(self._expiry_shipped, rows))\n",
+        "        self._expiry_shipped(rows)\n",
+        faults=("lost_disk", "bucket_away"),
+        ships=True,
+    ),
+    "the first piece of a topic does not have its rows": Defect(
+        "actors/storage/shipping.py",
+        "        return self._is_first and (not self._has_base() or self._base_needs_upload())\n",
+        "        return False\n",
+        faults=("lost_disk",),
+        ships=True,
+    ),
+    "a restore takes changes from before all rows": Defect(
+        "storage/shipping/restore.py",
+        "        if piece.begins and self._changes_bytes:",
+        "        if False:",
+        faults=("lost_disk",),
+        ships=True,
     ),
 }  # fmt: skip
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import pkgutil
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -27,6 +29,7 @@ from zsq.actors.supervisor.actor_table import ACTORS
 from zsq.actors.supervisor.topics import topic_group
 from zsq.actors.supervisor.topics.dormancy import is_unused
 from zsq.actors.supervisor.topics.registry import Registry
+from zsq.actors.topic import topic
 from zsq.apps import restore as restoring
 from zsq.storage.archive import chunk_cache
 from zsq.storage.errors import Locked, StorageError
@@ -344,6 +347,7 @@ def prepare() -> None:
     module = restoring
     module.open_bucket = lambda url: PatientBucket(the_world().bucket)
     prepare_shipping()
+    watch_failures()
     watch_shipper()
     watch_log()
     watch_disasters()
@@ -358,6 +362,24 @@ def prepare() -> None:
     logging.getLogger("zsq").handlers = [_Comments()]
     logging.getLogger("zsq").propagate = False
     logging.getLogger("zsq").setLevel("INFO")
+
+
+def watch_failures() -> None:
+    """Record it as a broken promise if a topic ends itself by an error that it is not meant to
+    have.
+    """
+    module: Any = topic.TopicActor
+    plain = module.on_end
+
+    def ended(self: Any) -> None:
+        error = sys.exc_info()[1]
+        world = the_world()
+        if isinstance(error, Exception) and type(error).__name__ not in MEANT:
+            assert world.current is not None
+            world.trouble(world.current.process, error)
+        plain(self)
+
+    module.on_end = ended
 
 
 def watch_shipper() -> None:
@@ -420,4 +442,8 @@ def _is_unused(topic: TopicPulse, channels: list[ChannelPulse], now: int, after:
 
 class _Comments(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        the_world().comment(f"{record.levelname} {record.getMessage()}")
+        text = f"{record.levelname} {record.getMessage()}"
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            trace = traceback.extract_tb(record.exc_info[1].__traceback__)
+            text += f": {[f'{Path(one.filename).name}:{one.lineno}' for one in trace[-6:]]}"
+        the_world().comment(text)

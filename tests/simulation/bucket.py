@@ -35,6 +35,7 @@ class SimBucket:
         self.kind = True
         """False while requests and replies may be lost."""
         self.reads = 0
+        self.trap: Callable[[], None] | None = None  # called when the next write is sent
         self.late = 0  # writes that took effect after their sender was dead
         self._dice = random.Random(f"{world.seed}/bucket")
         # Writes on their way, by the number of the call: their sender and their effect.
@@ -52,6 +53,9 @@ class SimBucket:
             process.on_death.append(self._sender_died)
         self._calls += 1
         self._out[self._calls] = process, effect
+        if self.trap is not None:
+            trap, self.trap = self.trap, None
+            trap()
         return self._calls
 
     def _sender_died(self, process: Process) -> None:

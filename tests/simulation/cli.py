@@ -236,8 +236,10 @@ def main(arguments: list[str]) -> int:
         scenario.ONLY = DEFECTS[given.broken].faults
     if given.moving or (given.broken and DEFECTS[given.broken].moving):
         scenario.MOVING = 1.0
-    if given.archived or (given.broken and DEFECTS[given.broken].archived):
+    defect = DEFECTS[given.broken] if given.broken else None
+    if given.archived or (defect is not None and (defect.archived or defect.ships)):
         scenario.ARCHIVED = 1.0
+    scenario.SHIPPING = defect is not None and defect.ships
     patches.after_import()
     broker.prepare()
     disk.watch_lmdb()

@@ -209,8 +209,9 @@ def _compare(wanted: TopicContent, found: TopicContent) -> Iterator[str]:
         yield f"{len(found.delayed)} delayed messages instead of {len(wanted.delayed)}"
     one, other = wanted.table, found.table
     rows = {name: _stepped(row, wanted.end, found.end) for name, row in one.channels.items()}
-    if rows != other.channels:
-        yield f"the channels are {other.channels} instead of {rows}"
+    for name in sorted(rows.keys() | other.channels.keys()):
+        if rows.get(name) != other.channels.get(name):
+            yield f"channel {name} is {other.channels.get(name)} instead of {rows.get(name)}"
     for what in ("holes", "producers", "transactions", "paused_end", "archived"):
         if getattr(one, what) != getattr(other, what):
             yield f"its {what} are {getattr(other, what)} instead of {getattr(one, what)}"

@@ -36,7 +36,7 @@ from .world import MS, the_world
 
 if TYPE_CHECKING:
     from .broker import Broker
-    from .ledger import Ledger, Order
+    from .ledger import ChannelLedger, Ledger, Order
 
 SLACK_NS: Final = MS
 MARGIN_NS: Final = 250 * MS
@@ -151,11 +151,24 @@ class Disasters:
         for topic, content in found.items():
             self._check_topic(topic, content, reserved.get(content.row.uuid, 0), mode)
         for topic in {one.topic for one in ledger.sent.values()} - found.keys():
-            gone = [one for one in ledger.sent.values() if one.topic == topic and one.acked]
-            if gone:
-                ledger.record(f"topic {topic} is lost, with {len(gone)} acknowledged messages")
+            self._lost_topic(topic, mode)
         self.accepted.clear()
         self._pending = False
+
+    def _lost_topic(self, topic: str, mode: str) -> None:
+        """Note that nothing of a topic was shipped."""
+        ledger = self.ledger
+        self._excuse(topic, self.accepted.get(topic, []), mode)
+        excused = self.excused.get(topic, set())
+        for sent in ledger.sent.values():
+            if sent.topic == topic:
+                sent.offset = -1
+                if sent.acked and sent.number not in excused:
+                    ledger.record(f"{sent.number} was acknowledged, and topic {topic} is lost")
+        for row in ledger.channels.values():
+            if row.topic == topic:
+                self._lost_channel(row)
+                row.doubtful |= row.seen
 
     def _check_topic(self, topic: str, content: TopicContent, reserved: int, mode: str) -> None:
         ledger = self.ledger
@@ -190,12 +203,23 @@ class Disasters:
                 self.lost += sent.acked
             elif sent.delayed:
                 sent.offset = -1
+        for row in ledger.channels.values():
+            if row.topic == topic and row.name not in content.table.channels:
+                self._lost_channel(row)
         for offset, body in content.messages.items():
             ledger.place(topic, offset, number_of(body))
 
+    def _lost_channel(self, row: ChannelLedger) -> None:
+        """Note that a channel is lost. Its creation is answered before it is shipped."""
+        disaster = self.struck[-1]
+        is_calm = disaster.calm_ns + SETTLED_NS < row.made_ns
+        if is_calm and row.made_ns < disaster.at_ns - self.lag_ns - MARGIN_NS:
+            self.ledger.record(f"channel {row.name} of {row.topic} is lost")
+        row.is_new = True
+
     def _note_gaps(self, topic: str, content: TopicContent) -> None:
         gaps = self.gaps[topic] = []
-        end = content.start
+        end = 0
         for offset in [*sorted(content.messages), content.end]:
             if offset > end:
                 gaps.append((end, offset))

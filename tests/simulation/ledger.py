@@ -118,6 +118,8 @@ class ChannelLedger:
     by_key: dict[bytes, int] = field(default_factory=dict)
     # Messages that were leased before a power cut, and that the power cut may have removed.
     doubtful: set[int] = field(default_factory=set)
+    is_new: bool = False  # a disaster took the channel, and a consumer has made it again
+    made_ns: int = 0  # when it was made
 
 
 class Ledger:

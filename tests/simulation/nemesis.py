@@ -113,11 +113,12 @@ class Nemesis:
 
     def kill_topic(self) -> bool:
         if self.rng.random() < 0.4:  # kill it again while its storage recovers
-            self._later(3, 120, lambda: None if self.healed else self._again("topic"))
+            self._later(3, 120, lambda: self._again("topic"))
         return self._kill("topic")
 
     def _again(self, kind: str) -> None:
-        self._kill(kind)
+        if not self.healed:
+            self._kill(kind)
 
     def kill_channel(self) -> bool:
         return self._kill("channel")
@@ -131,7 +132,19 @@ class Nemesis:
         return self._kill(self.rng.choice(("scan_loop", "scan_worker")))
 
     def kill_archive(self) -> bool:
+        if self.rng.random() < 0.3:
+            self._trap(lambda: self._again("archive"))
+            return True
         return self._kill("archive")
+
+    def _trap(self, strike: Callable[[], object]) -> None:
+        """Strike while the next write to the bucket is on its way."""
+        delay_ns = self.rng.choice((1, 3, 6, 20)) * MS
+
+        def sprung() -> None:
+            self.world.after(delay_ns, lambda: None if self.healed else strike())
+
+        self.world.bucket.trap = sprung
 
     def bucket_away(self) -> bool:
         """Let the object store not answer for a while, and then lose some requests and replies."""
@@ -170,6 +183,9 @@ class Nemesis:
 
         Sometimes the old archive actor was only stopped, and goes on after a while.
         """
+        if self.rng.random() < 0.4:
+            self._trap(self._lose_again)
+            return True
         self._lose_disk()
         if self.rng.random() < 0.3:  # again, perhaps while the next broker takes over
             self._later(5, self.rng.choice((60, 300, 1_000)), self._lose_again)

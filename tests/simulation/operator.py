@@ -37,13 +37,18 @@ class Operator:
                 row = self.dice.choice(list(self.crew.ledger.channels.values()))
                 world.note(f"{self.name}: {action} {row.topic}/{row.name}")
                 self._try(lambda action=action, row=row: getattr(self, action)(admin, row))  # type: ignore[misc]
-            for row in self.crew.ledger.channels.values():
-                self._insist(lambda row=row: admin.unpause(row.topic, row.name))  # type: ignore[misc]
-            for topic in sorted({row.topic for row in self.crew.ledger.channels.values()}):
-                self._insist(lambda topic=topic: admin.unpause(topic))  # type: ignore[misc]
-                for name in IDLE:
-                    self._insist(lambda topic=topic, name=name: self._delete(admin, topic, name))  # type: ignore[misc]
+            self.settle(admin)
         self.crew.publishing -= 1
+
+    def settle(self, admin: Any) -> None:
+        """Unpause everything, and delete the channels without consumers."""
+        rows = self.crew.ledger.channels.values()
+        for row in rows:
+            self._insist(lambda row=row: admin.unpause(row.topic, row.name))  # type: ignore[misc]
+        for topic in sorted({row.topic for row in rows}):
+            self._insist(lambda topic=topic: admin.unpause(topic))  # type: ignore[misc]
+            for name in IDLE:
+                self._insist(lambda topic=topic, name=name: self._delete(admin, topic, name))  # type: ignore[misc]
 
     def _try(self, call: Callable[[], object]) -> bool:
         try:

@@ -25,6 +25,7 @@ from .disk import Disk
 from .ledger import Ledger
 from .nemesis import Nemesis
 from .network import Network
+from .operator import Operator
 from .scenario import Scenario, draw
 from .shipping import hasten
 from .verdict import check_stored, depths
@@ -150,6 +151,8 @@ class Run:
             self._until(
                 lambda: not self.crew.publishing, DRAIN_S, "the producers' end after all faults", 50
             )
+            if self.ledger.disasters.struck:  # a disaster may have taken the last commands
+                Operator(self.crew, 0, False, "observer", world.dice("settle")).settle(admin)
             self._until(lambda: self._drained(admin), DRAIN_S, "an empty topic", 400)
         world.note("drained")
         self.crew.closing = True

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from zsq.actors.archive import archive_actor, shipper
 from zsq.actors.settings import options
-from zsq.actors.storage import shipping
+from zsq.actors.storage import row_dumps, shipping
 
 from .contents import InlineThreads
 from .world import MS
@@ -74,9 +74,11 @@ def hasten(plan: ShipPlan) -> None:
     module = options
     module.SHIP_RESERVE = plan.reserve
     module = shipping
-    module.CHANGES_BYTES_MAX, module.INLINE_BASE_BYTES = plan.changes_max, plan.inline_max
+    module.CHANGES_BYTES_MAX = plan.changes_max
     module.WAITING_BYTES_MAX, module.PATIENCE_S = plan.waiting_max, plan.patience_s
     module.PAUSE_S = 0.1
+    module = row_dumps
+    module.INLINE_BASE_BYTES = plan.inline_max
 
 
 def prepare() -> None:

@@ -91,6 +91,7 @@ class Crew:
                 tags,
                 settings.get("max_attempts", 0),
             )
+            row.made_ns = self.world.now_ns
             self.ledger.channels[f"{plan.topic}/{plan.name}"] = row
         for number, producer in enumerate(scenario.producers):
             self.publishing += 1

@@ -115,3 +115,24 @@ def test_a_commit_counts_the_blocks_that_a_roll_has_synced(
     store = bench.harness.crash(keep_none)
     assert bench.harness.check() == [0, 1, 2, 3, 4]
     assert store.state.load().producers[PRODUCER].next_sequence == 5
+
+
+def test_the_rows_of_producers_do_not_wait_for_the_bucket(tmp_path: Path) -> None:
+    """The checkpoint passes blocks that are synced. Their producers must have their rows then,
+    although the publishes are answered only when the bucket has them.
+    """
+    made = Bench(tmp_path, "always")
+    shipping = SimpleNamespace(
+        is_off=False, shipped_end=0, check=nothing, synced=nothing, is_active=False
+    )
+    vars(made.actor).update({"_answers_shipped": True, "_shipping": shipping, "_ships": False})
+    made.hear(3)
+    made.harness.log.roll(made.harness.now_ns)
+    made.turn()
+    assert not made.topic.told, "the bucket has nothing"
+    table = made.actor.store.state.load()
+    assert (table.applied_offset, table.producers[PRODUCER].next_sequence) == (9, 3)
+    shipping.shipped_end = 9
+    made.turn()
+    assert made.topic.told
+    made.harness.abandon()

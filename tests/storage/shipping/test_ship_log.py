@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -255,6 +255,52 @@ def test_a_process_that_slept_through_a_removal_is_fenced(bucket: Faulty) -> Non
     one.log.remove_below(number, 100)
     with pytest.raises(Fenced):
         slept.ship()
+
+
+def shorten(one: Writer, bucket: Faulty) -> int:
+    """Let a writer ship more, and remove all ticks below its last one. Return that number."""
+    one.ship(3)
+    number = one.number - 1
+    one.log.bound(one.log.with_digest(Boundary(number, "", one.epoch, number, 1)))
+    one.log.remove_below(number, 100)
+    return number
+
+
+def test_a_takeover_on_a_name_that_was_removed_does_not_count(bucket: Faulty) -> None:
+    """The taker wants a number that is an ordinary tick by now, and was removed since."""
+    one, late = Writer(bucket, "1"), Writer(bucket, "1")
+    one.take_over()
+    one.ship(2)
+    wanted = one.number
+    bucket.before = lambda name: (shorten(one, bucket), None)[1]
+    late.take_over()
+    chain = find_chain(bucket)
+    assert wanted < chain.boundary.number < late.takeover
+    assert chain.last is not None
+    assert chain.last.index.number == late.takeover
+    with pytest.raises(Fenced):
+        one.ship()
+
+
+def test_a_reader_begins_again_when_the_boundary_moves(
+    bucket: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Writer(bucket, "1")
+    one.take_over()
+    one.ship(2)
+    names = bucket.names
+    moved: list[int] = []
+
+    def moving(below: str) -> Iterator[str]:
+        if below == "log/" and not moved:
+            moved.append(0)
+            moved[0] = shorten(one, bucket)
+        return names(below)
+
+    monkeypatch.setattr(bucket, "names", moving)
+    chain = find_chain(bucket)
+    assert chain.numbers == (moved[0],)
+    assert chain.number == one.number
 
 
 def test_a_newer_boundary_replaces_the_older_one(bucket: Faulty) -> None:
