@@ -185,8 +185,7 @@ class BoundedSeconds(Seconds):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
         found = super().convert(value, param, ctx)
-        is_bounded = isinstance(found, int | float) and found != -1
-        if is_bounded and not self.least <= found <= self.most:
+        if isinstance(found, int | float) and found != -1 and not self.least <= found <= self.most:
             self.fail(f"{value} is not allowed: it must be {self.bounds}, or none", param, ctx)
         return found
 

@@ -27,7 +27,7 @@ class ServerFailed(Exception):
 
 
 class Traffic(NamedTuple):
-    """What a server has counted since its start: bytes that it sent to clients, and requests."""
+    """Counters of a server since its start: bytes that it sent to clients, and requests."""
 
     sent_bytes: int
     requests: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Console
@@ -12,6 +11,7 @@ from local_setup.broker import BrokerFailed, LocalBroker
 from zsq.transport.client.blocking.client import Admin
 
 from . import work
+from .audit import Auditor
 from .bucket import BucketServer
 from .crew import Crew
 from .live import LivePublisher, Reminders
@@ -28,28 +28,38 @@ class Drill:
     """The loss of the broker in the middle of Spark's stream."""
 
     def __init__(
-        self, server: BucketServer, admin: Admin, bodies: Sequence[bytes], console: Console
+        self, server: BucketServer, admin: Admin, bodies: list[bytes], console: Console
     ) -> None:
         self.pushed = len(bodies) - LIVE_ROWS
         self.live = LivePublisher(server.url, bodies, self.pushed)
         self.loss = Loss(server)
+        self._auditor = Auditor(server.url, bodies)
         self._admin = admin
         self._console = console
         self._reminders = Reminders(server.url, bodies)
         self._recent = Sampled(FINISHED_S)
         self._waiting: frozenset[str] = frozenset()
         self._kept_sync = False
+        self._started = False
         admin.create_channel(work.REMINDERS, work.DESK)
-
-    def start(self) -> None:
-        self.live.start()
-        self._reminders.start()
+        admin.create_channel(work.TOPIC, work.AUDIT)
 
     def look(self, broker: LocalBroker, crew: Crew, streamed: int) -> LocalBroker:
-        """Lose the broker if the moment has come. Return the broker that runs."""
+        """Start the clients, and later lose the broker. Return the broker that runs.
+
+        The clients start when the stream has read its first rows, because Spark waits only 10 s for
+        its process to start.
+        """
+        if streamed > 0 and not self._started:
+            self._started = True
+            for client in (self.live, self._reminders, self._auditor):
+                client.start()
         handled = crew.sum_of(work.HANDLED)
         self._recent.add(time.monotonic(), handled)
-        if not self.loss.is_due or not is_moment(streamed, self.live.rows):
+        now = time.monotonic()
+        if not self.loss.is_due or not is_moment(
+            streamed, self.live.rows, self._auditor.paused_at, now
+        ):
             return broker
         self._reminders.publish()
         self._recent.add(time.monotonic(), crew.sum_of(work.HANDLED))
@@ -61,6 +71,7 @@ class Drill:
         )
         again = self.loss.happen(broker, before)
         self.live.hurry()
+        self._auditor.resume()
         self._console.print(
             f"restored from the bucket in {self.loss.restore_s:.1f} s; broker in {again.data_dir}, "
             f"pid {again.process.pid}, {self.loss.ready_s:.1f} s after the kill"
@@ -71,25 +82,28 @@ class Drill:
 
     def check(self) -> None:
         """Raise an error if one of the clients has failed."""
-        for client in (self.live, self._reminders):
+        for client in (self.live, self._reminders, self._auditor):
             if client.error is not None:
                 raise BrokerFailed(f"client {client.name} failed: {client.error}")
 
     @property
     def is_over(self) -> bool:
-        """True when all live rows are published and all delayed messages have come."""
-        return self.live.is_done and self._reminders.is_done
+        """True when all live rows are published, and all delayed and audited messages came."""
+        return self.live.is_done and self._reminders.is_done and self._auditor.is_done
 
     def result(self) -> Lost:
         """Return what is to be checked and reported. Call it when the drill is over."""
         self.loss.count_later()
-        return Lost(self.loss, self.live, self._reminders, self._waiting, self._kept_sync)
+        return Lost(
+            self.loss, self.live, self._reminders, self._auditor, self._waiting, self._kept_sync
+        )
 
     def stop(self) -> None:
         """End the clients, and a restore that runs."""
         self.loss.stop()
-        self.live.stop()
-        self._reminders.stop()
+        if self._started:
+            for client in (self.live, self._reminders, self._auditor):
+                client.stop()
 
     def close(self) -> None:
         """Stop the broker that was restored."""

@@ -60,7 +60,7 @@ class Sampled:
 
 @dataclass(slots=True)
 class Before:
-    """How far the pipeline was at the moment of the loss. `recent` is what `Sampled` found."""
+    """Progress of the pipeline at the moment of the loss. `recent` is what `Sampled` found."""
 
     streamed: int = 0
     workers: int = 0
@@ -172,12 +172,13 @@ class Loss:
         self._stack.close()
 
 
-def is_moment(streamed: int, published: int) -> bool:
-    """Return True when the broker should be lost: Spark's stream has read its first micro-batch.
+def is_moment(streamed: int, published: int, paused_at: float, now_s: float) -> bool:
+    """Return True when the broker should be lost.
 
-    The channels have handled a part of the rows by then, and live rows are being published.
+    Spark's stream has read its first micro-batch, and live rows are being published. The auditor
+    has paused (`paused_at` is not 0), and what it has finished is in the bucket by the lag.
     """
-    return streamed > 0 and published > 0
+    return streamed > 0 and published > 0 and 0 < paused_at < now_s - FINISHED_S
 
 
 def kill_all(process: subprocess.Popen[bytes]) -> int:

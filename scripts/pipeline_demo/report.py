@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Final
@@ -19,6 +20,8 @@ from .flights import Carrier, Tally, add_up, add_up_hours
 from .loss_report import Lost, check_loss, print_loss
 
 HOURS_SHOWN: Final = 5
+REASON_MAX: Final = 100
+CODED: Final = re.compile(r"\bE_[A-Z_]+ [^\n]+")
 
 
 @dataclass(slots=True)
@@ -120,6 +123,12 @@ def report(console: Console, url: str, outcome: Outcome) -> bool:
     if outcome.lost is not None:
         print_loss(console, outcome.lost, handled, outcome.times.restarts)
     return all(good for good, _ in checks.values())
+
+
+def reason_of(error: str) -> str:
+    """Return the code and text of ZSQ's error in a text of Spark's, else the first line."""
+    found: list[str] = CODED.findall(error)
+    return (found[-1] if found else error.strip().partition("\n")[0])[:REASON_MAX]
 
 
 def read_topic(url: str, expected: list[bytes]) -> Tally:

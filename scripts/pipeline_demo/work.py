@@ -27,6 +27,7 @@ HOURS: Final = "flights-by-hour"
 REPORT: Final = "report"
 REMINDERS: Final = "reminders"
 DESK: Final = "desk"
+AUDIT: Final = "audit"
 FAILURE_SHARE: Final = 0.02
 POLL_S: Final = 0.2
 RETRY_DELAY_S: Final = 0.2  # seconds; any free worker may get the failed flight again

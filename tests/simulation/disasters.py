@@ -105,6 +105,12 @@ class Disasters:
 
     # Disasters
 
+    def may_strike(self) -> bool:
+        """Return False while the bucket has no registry, because nothing can be restored then."""
+        objects = self.ledger.world.bucket.objects
+        ticks = [data for name, data in objects.items() if name.startswith("log/")]
+        return any(decode_index(data).index.registry for data in ticks)
+
     def strike(self, broker: Broker) -> None:
         """Record the loss of the disk just before it happens."""
         world = self.ledger.world

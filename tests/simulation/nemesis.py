@@ -141,8 +141,12 @@ class Nemesis:
         """Strike while the next write to the bucket is on its way."""
         delay_ns = self.rng.choice((1, 3, 6, 20)) * MS
 
+        def act() -> None:
+            if not self.healed:
+                strike()
+
         def sprung() -> None:
-            self.world.after(delay_ns, lambda: None if self.healed else strike())
+            self.world.after(delay_ns, act)
 
         self.world.bucket.trap = sprung
 
@@ -186,13 +190,15 @@ class Nemesis:
         if self.rng.random() < 0.4:
             self._trap(self._lose_again)
             return True
+        if not self.crew.ledger.disasters.may_strike():
+            return False
         self._lose_disk()
         if self.rng.random() < 0.3:  # again, perhaps while the next broker takes over
             self._later(5, self.rng.choice((60, 300, 1_000)), self._lose_again)
         return True
 
     def _lose_again(self) -> None:
-        if not self.healed:
+        if not self.healed and self.crew.ledger.disasters.may_strike():
             self.done["lost_disk"] = self.done.get("lost_disk", 0) + 1
             self._lose_disk()
 
