@@ -154,7 +154,8 @@ class Shipping:
         self._stream = random.getrandbits(62)
         self._sequence = 0  # of the last piece that was made
         self._place = (-1, 0)  # the next byte of the log to put into a piece
-        self._is_known = False  # the archive actor has told what the log of ticks has
+        self.is_known = False
+        """True when the archive actor has told what the log of ticks has."""
         self._enforced = True
         self._is_first = False  # the log of ticks has nothing of this topic
         self._arrived: deque[Entry] = deque()  # filled by the threads of the stores
@@ -397,10 +398,11 @@ class Shipping:
         found = dict(answer.data)
         self._period_ns = found.pop("period_ns", self._period_ns)
         if found.get("writes", True) is False:
-            self.state = ShippingState.OFF
+            self.state, self.is_known = ShippingState.OFF, True
             self._forget_all()
             self._fire_all()
             self._fire_reserving()
+            self._shipped()
             return
         if found and found["end"] > self._log.end:
             self._fence(
@@ -409,11 +411,12 @@ class Shipping:
             )
             return
         self.state = ShippingState.OPEN
-        self._is_known = True
+        self.is_known = True
         if self.trouble:
             log.warning("%s: shipped to the bucket again", self._title)
         self.trouble = ""
         self._go_on_behind(found)
+        self._shipped()
         self.tick()
         self.push()  # it reserves offsets
 
@@ -454,6 +457,7 @@ class Shipping:
     def _fence(self, why: str) -> None:
         log.error("%s: publishing ends: %s", self._title, why)
         self.state, self.trouble = ShippingState.FENCED, why
+        self.is_known = True
         self._forget_all()
         self._waiters.clear()
         self._fire_reserving()  # `check` refuses them
@@ -642,7 +646,7 @@ class Shipping:
     def _wanted_reserve(self, end: int) -> int:
         # A fast topic must not wait for offsets.
         recent = max(0, self._log.end - max(self.shipped_end, 0))
-        return max(end, self._log.end) + self._wanted + max(options.SHIP_RESERVE, 4 * recent)
+        return max(end, self._log.end) + self._wanted + max(options.SHIP_RESERVE, 2 * recent)
 
     def _kept_from(self) -> int:
         """Return the first offset that is in no archived chunk at the start of the log."""
@@ -923,6 +927,11 @@ class Shipping:
             or self._dumping
             or self._is_news()
         )
+
+    @property
+    def is_fenced(self) -> bool:
+        """True if another copy of this broker has taken over."""
+        return self.state is ShippingState.FENCED
 
     @property
     def is_off(self) -> bool:

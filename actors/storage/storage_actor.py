@@ -29,7 +29,7 @@ from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from ...storage.directory.store import Store, StoreOptions, TopicIdentity, create_store, open_store
-from ...storage.errors import DiskFull, Locked, StoreFailed
+from ...storage.errors import DiskFull, Locked, NotHere, StoreFailed
 from ...storage.files import Files
 from ...storage.log.log import SyncTicket
 from ...storage.retention import resolve
@@ -249,7 +249,7 @@ class StorageActor:
         )  # fmt: skip
         self._upkeep = LogUpkeep(store, title, self._housekeeping, is_woken=given.woken)
         self._reads = Reads(
-            self._log, self._channels.end, self._upkeep.alarm, self._archived, self._durable_end
+            self._log, self._channels.end, self._upkeep.alarm, self._archived, self._readers_end
         )
         self._backup = Backups(
             store,
@@ -453,10 +453,24 @@ class StorageActor:
             return max(self._log.start, min(end, self._shipping.shipped_end))
         return end
 
+    def _readers_end(self) -> int:
+        """Return the end of what readers may see.
+
+        Raises `NotHere` if this is not known yet, so that they wait. It is not known from the start
+        of the topic until the archive actor has told what the bucket has.
+        """
+        shipping = self._shipping
+        if self._answers_shipped and shipping is not None and not shipping.is_known:
+            raise NotHere(f"{self.title}: it is not known yet what the bucket has")
+        if shipping is not None and shipping.is_fenced:  # nothing is acknowledged any more
+            return self._log.synced_end
+        return self._durable_end()
+
     def _shipped(self) -> None:
-        """Answer the appends that waited until they are in the bucket."""
+        """Answer the appends and readers that waited until it is known what the bucket has."""
         if self._answers_shipped:
             self._answer_durable()
+            self._reads.arrived()
 
     def _roll_soon(self) -> None:
         """Seal the newest log file, so that it can be archived."""

@@ -172,11 +172,7 @@ class _TopicRestore:
             if self.shipped.needs_range(base_offset, number):
                 self._write(base_offset, start, body[position : position + stop - start])
             position += stop - start
-        if piece.begins and self._changes_bytes:  # the same tick has an earlier piece
-            self._files.remove(self._changes_path)
-            self._files.close(self._files.open_new(self._changes_path))
-            self._changes_bytes = 0
-        if position < len(body) and number >= self.shipped.begins:
+        if position < len(body) and self.shipped.needs_changes(piece, number):
             self._append(self._changes_path, body[position:], self._changes_bytes)
             self._changes_bytes += len(body) - position
 

@@ -75,6 +75,7 @@ class ShippedTopic:
     """The part of the log that belongs to one topic.
 
     `begins` is the tick of the last piece with all rows (-1: none), and `base` that piece's object.
+    `begin` is its stream and sequence, because a tick may have several pieces of a topic.
     `doubtful` are chunks that a process has shipped beyond its last `end`: they may be parts of a
     group that was never complete.
     """
@@ -83,6 +84,7 @@ class ShippedTopic:
     stream: int = 0
     sequence: int = 0
     begins: int = -1
+    begin: tuple[int, int] = (0, 0)
     base: str = ""
     end: int = 0
     reserved: int = 0
@@ -92,9 +94,15 @@ class ShippedTopic:
 
     def needs(self, piece: Piece, number: int) -> bool:
         """Return True if a restore needs this piece, which is in tick `number`."""
-        return (bool(piece.change_bytes) and number >= self.begins) or any(
+        return (bool(piece.change_bytes) and self.needs_changes(piece, number)) or any(
             self.needs_range(one.base_offset, number) for one in piece.ranges
         )
+
+    def needs_changes(self, piece: Piece, number: int) -> bool:
+        """Return True if the changes of this piece are not older than all rows."""
+        stream, sequence = self.begin
+        is_same_tick = piece.stream == stream and piece.sequence >= sequence
+        return number > self.begins or (number == self.begins and is_same_tick)
 
     def needs_range(self, base_offset: int, number: int) -> bool:
         chunk = self.chunks.get(base_offset)
@@ -113,6 +121,7 @@ class ShippedTopic:
         self.stream, self.sequence = piece.stream, piece.sequence
         if piece.begins:
             self.begins, self.base = number, piece.base
+            self.begin = piece.stream, piece.sequence
         self.end = max(self.end, piece.end)
         self.reserved = max(self.reserved, piece.reserved)
         self.kept_from = max(self.kept_from, piece.kept_from)

@@ -6,6 +6,7 @@ reported.
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -71,6 +72,15 @@ def shipped(tmp_path: Path) -> Iterator[Shipped]:
         yield one
     finally:
         one.broker.close()
+
+
+def kill_all(broker: Broker) -> None:
+    """Kill the supervisor. All other processes end with it."""
+    pids = [row["pid"] for row in broker.actors()]
+    assert broker.process is not None
+    broker.process.kill()
+    broker.process.wait(20)
+    broker.wait_gone(pids)
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -239,3 +249,49 @@ def test_a_topic_that_answers_from_the_bucket_says_why_it_refuses_without_one(
         admin.configure_topic(TOPIC, sync="always")
         producer.publish(TOPIC, b"2")
         until(lambda: shipped.topic()["health"] == "OK", "the health")
+
+
+def test_readers_see_no_shorter_topic_while_a_killed_broker_starts_again(tmp_path: Path) -> None:
+    """After a start, the broker does not know at once what the bucket has. If a reader saw less
+    than before, Spark would take it for a loss.
+    """
+    one = Shipped(tmp_path, "--sync", "bucket")
+    try:
+        with zsq.Producer(one.broker.ipc) as producer:
+            producer.publish_many(TOPIC, [b"%d" % number for number in range(100)])
+        kill_all(one.broker)
+        one.broker.start()
+        with zsq.Reader(TOPIC, url=one.broker.ipc, timeout=30) as reader:
+            assert reader.read(0, 1 << 20).head == 100
+    finally:
+        one.broker.close()
+
+
+def test_nothing_acknowledged_is_lost_with_the_disk(tmp_path: Path) -> None:
+    one = Shipped(tmp_path, "--sync", "bucket")
+    again: Broker | None = None
+    try:
+        with zsq.Producer(one.broker.ipc) as producer:
+            for number in range(20):
+                producer.publish(TOPIC, b"%d" % number)
+        kill_all(one.broker)
+        shutil.rmtree(one.broker.data_dir)
+        restored = tmp_path / "restored"
+        done = zsq_command.run_text("restore", f"file://{one.bucket}", str(restored))
+        assert done.returncode == 0, done.stdout + done.stderr
+        again = Broker(restored, "--bucket", f"file://{one.bucket}").start()
+        with zsq.Producer(again.ipc) as producer:
+            offset = producer.publish(TOPIC, b"after").offset
+        with zsq.Reader(TOPIC, url=again.ipc, timeout=30) as reader:
+            bodies = [
+                bytes(body or b"")
+                for block in reader.read(0, 1 << 20).blocks
+                for body in block.body.values()
+            ]
+        assert bodies[:20] == [b"%d" % number for number in range(20)]
+        assert offset is not None
+        assert offset > 20, "offsets that may have been given out are not used again"
+    finally:
+        one.broker.close()
+        if again is not None:
+            again.close()

@@ -262,9 +262,9 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "a restore takes changes from before all rows": Defect(
-        "storage/shipping/restore.py",
-        "        if piece.begins and self._changes_bytes:",
-        "        if False:",
+        "storage/shipping/tick_reader.py",
+        "(number == self.begins and is_same_tick)",
+        "number == self.begins",
         faults=("lost_disk",),
         ships=True,
     ),
