@@ -216,6 +216,8 @@ class _Restore:
             shipped = reader.topics.get(row.uuid)
             if name in self._plan.without:
                 found.left_out[name] = "left out by --without"
+            elif row.retention.get("archive") == "off":
+                found.left_out[name] = "it is kept only on the disk (--archive off)"
             elif row.state == "deleting":
                 found.left_out[name] = "it was being deleted"
             elif shipped is None or shipped.begins < 0:

@@ -31,7 +31,10 @@ def encode_line(kind: str, version: int, row: dict[str, Any]) -> bytes:
 
 
 def decode_line(data: bytes, kind: str, version: int) -> dict[str, Any]:
-    """Return the document of a line. Raises `Damaged`, or `ForeignDirectory` for another version."""
+    """Return the document of a line.
+
+    Raises `Damaged`, or `ForeignDirectory` for another version.
+    """
     line, _, rest = data.partition(b"\n")
     if rest != b"%08x\n" % crc32c(line):
         raise Damaged(f"the {kind} object is damaged")

@@ -53,6 +53,7 @@ FETCH_THREADS: Final = 4
 # At the first start, a call may take this long. The broker starts without a bucket that is slower.
 FIRST_CALL_S: Final = 5.0
 CHECK_PAUSE_S: Final = 10.0
+HELD_MAX: Final = 1_000  # requests that wait for the check
 # A tick is sent again if the store does not answer for this time.
 SHIP_CALL_S: Final = 15.0
 _S: Final = 1_000_000_000
@@ -70,6 +71,8 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._failing = ""  # the last failure of a call, "" after one that succeeded
         self._check_ns = 0
         self._checking = False
+        # Requests that came while the bucket is checked.
+        self._held: list[tuple[Envelope, int, Callable[[], None]]] = []
         self._claimed: Claimed | None = None
         self._forgotten: set[str] = set()
         self._forget_ns = 0
@@ -238,6 +241,10 @@ class ArchiveActor(Actor[ArchiveStart]):
         job: Callable[[], Any],
         shape: _Shape,
     ) -> None:
+        if self._claimed is None and self._checking and len(self._held) < HELD_MAX:
+            again = partial(self._submit, threads, envelope, request, job, shape)
+            self._held.append((envelope, request, again))
+            return
         if self._claimed is None:
             raise Refused(E_BUCKET, self._trouble or "the bucket is being checked")
         thread = min(threads, key=lambda one: one.pending)
@@ -308,6 +315,15 @@ class ArchiveActor(Actor[ArchiveStart]):
 
     def _checked(self, value: object) -> None:
         self._checking = False
+        self._take_claim(value)
+        held, self._held = self._held, []
+        for envelope, number, again in held:
+            try:
+                again()
+            except Refused as error:
+                self.front.send(envelope, p.Failed(number, error.code, error.text))
+
+    def _take_claim(self, value: object) -> None:
         if isinstance(value, Claimed):
             self._claimed = value
             self._objects.place = value.claim.place

@@ -2,8 +2,8 @@
 
 A tick is sent when its pieces have `TICK_BYTES`, or when the oldest of them must go now to be in
 the bucket within the bound. Until then it waits, because requests cost money. All topics send their
-pieces at the same moments, the multiples of the period on the machine's monotonic clock. So one tick
-has the pieces of all of them. If somebody waits for
+pieces at the same moments, the multiples of the period on the machine's monotonic clock. So one
+tick has the pieces of all of them. If somebody waits for
 a piece, it goes at once. But while another tick is on its way, it waits for more pieces up to
 `URGENT_BYTES`. So the number of small ticks does not grow with the number of publishers.
 """

@@ -905,6 +905,9 @@ class Shipping:
         since = self._held_ns or self._reserving_ns
         if not since:
             return ""
+        if not self.is_known:
+            why = self.trouble or "the broker has no answer from the bucket"
+            return f"publishing waits until the topic knows what the bucket has: {why}"
         oldest = self._oldest_message_ns() or since
         late_s = (time.monotonic_ns() - oldest) / _S
         why = f": {self.trouble}" if self.trouble else ""

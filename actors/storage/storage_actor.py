@@ -194,6 +194,7 @@ class StorageActor:
         self._ticket: SyncTicket | None = None
         self._sync_ns = 0  # the duration of the last sync
         self._ships = False  # the timer of shipping runs
+        self._withholds = False
         self._unshipped: dict[int, Sequence[tuple[int, int]]] = {}  # delayed messages: not answered
         self._stop_ns = 0  # since when a stop waits for the bucket
         self._space = Space(self.store.files, self.store.directory, self.store.reserve_bytes)
@@ -291,6 +292,8 @@ class StorageActor:
             self._shipped, self._roll_soon, is_urgent=self._answers_shipped,
         )  # fmt: skip
         self.store.on_delayed_made = shipping.delayed_made
+        self._withholds = True
+        shipping.then(self._release_answers)
         return shipping
 
     def _route(self) -> None:
@@ -393,6 +396,16 @@ class StorageActor:
     def read_delayed(self, job: Callable[[Any], Any], then: Callable[[Any], None]) -> None:
         """Run a job with the store of delayed messages in its thread, with None without one."""
         self._delayed.read(job, then)
+
+    @property
+    def withholds_answers(self) -> bool:
+        """True from the start until the bucket has all that was on the disk then, if publishes are
+        answered when the bucket has them.
+        """
+        return self._withholds and self._answers_shipped
+
+    def _release_answers(self) -> None:
+        self._withholds = False
 
     @property
     def ships(self) -> bool:

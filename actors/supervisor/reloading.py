@@ -4,8 +4,8 @@ On SIGHUP the supervisor reads the settings again and sends those that may chang
 
 These settings may change: the log level of all processes, thresholds and receivers of alarms, the
 retention of topics without settings of their own, the access file, TLS certificates, and the bound
-of shipping to the bucket. All other changed options keep their old values, and the log says that they need a restart. If any new setting
-is wrong, all settings stay as they were.
+of shipping to the bucket. All other changed options keep their old values, and the log says that
+they need a restart. If any new setting is wrong, all settings stay as they were.
 
 An actor gets the Reload message of its kind. An actor that is still starting gets it when it is up,
 because it was started with the old settings. The new settings are also put into the start of each

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -230,6 +230,8 @@ class TopicActor(Actor[TopicStart]):
         self._closings: list[p.Done] = []
         self.fanout = Fanout(recovered.head, recovered.visible_end)
         self.front = self.open_router(self.given.front)
+        # Producers that came before it was known what the bucket has.
+        self._early: dict[Peer, Callable[[], None]] = {}
         self._route()
         self._head_told = -1
         # True when all blocks are answered and the producers know that this topic stops.
@@ -269,6 +271,12 @@ class TopicActor(Actor[TopicStart]):
                 E_BAD_COMMAND,
                 f"producer id must be a number from 1 to 2^63 - 1, not {message.producer_id}",
             )
+        if self.storage.withholds_answers:
+            # A block that is repeated counts as stored, so the bucket must have it first.
+            self._early[mail.envelope] = partial(self.hello, port, mail, message)
+            if len(self._early) > options.PRODUCERS_MAX:
+                self._early.pop(next(iter(self._early)))
+            return
         heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
         now = time.monotonic_ns()
         welcome = self.ordering.hello(mail.envelope, message.producer_id, heartbeat_ms * _MS, now)
@@ -339,6 +347,10 @@ class TopicActor(Actor[TopicStart]):
     # Storage
 
     def on_turn(self) -> None:
+        if self._early and not self.storage.withholds_answers:
+            early, self._early = self._early, {}
+            for answer in early.values():
+                answer()
         while self._closings and self.ordering.idle():
             self.answer_order(self._closings.pop())
         while self._may_append() and (append := self.ordering.next_append()) is not None:

@@ -82,7 +82,7 @@ Advance = Callable[[int], object]
 
 
 class Target(NamedTuple):
-    """Where a topic is restored: its identity and its directory, which must not exist."""
+    """The target of a topic's restore: its identity and its directory, which must not exist."""
 
     identity: TopicIdentity
     directory: str

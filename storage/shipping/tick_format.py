@@ -118,11 +118,11 @@ class Piece(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """What the log of ticks has of a topic.
+    """The tail of a topic: what the log of ticks has of it.
 
     `chunk` and `position` are the place in the log up to which it was shipped: `chunk` is the first
-    offset of the file. `base_number` is the tick in which its changes began (-1: there is none yet),
-    and `chunk_numbers` maps each chunk that is not archived to the tick with its first bytes.
+    offset of the file. `base_number` is the tick in which its changes began, or -1 if there is none
+    yet, and `chunk_numbers` maps each chunk that is not archived to the tick with its first bytes.
     """
 
     stream: int

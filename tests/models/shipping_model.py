@@ -21,21 +21,23 @@ A primary:
 
 A takeover. Each process takes over before its first message, also if it was primary before:
 
-* It reads the chain up to its end T, the first number that is missing. There it creates a *takeover*
-  with the next epoch. If T is taken, it looks again.
+* It reads the chain up to its end T, the first number that is missing. There it creates a
+  *takeover* with the next epoch. If T is taken, it looks again.
 * Then it reads the boundary. If T is below, the name was free only because its object had been
   removed. It has not taken over, and looks again.
 * Its next number is T + 1 + `window`. Requests of the epoch before may still create the numbers
   between the two. These objects are void.
 
 A reader walks the numbers that exist, from the boundary on. At the first one that is missing, it
-looks at the last `window` + 1 objects. If one of them is a takeover, the objects behind it are void,
-and the chain goes on behind the window. Otherwise the chain ends. Then the reader reads the boundary
-again. If it has moved, objects may have been removed meanwhile, and the reader begins again.
+looks at the last `window` + 1 objects. If one of them is a takeover, the objects behind it are
+void, and the chain goes on behind the window. Otherwise the chain ends. Then the reader reads the
+boundary again. If it has moved, objects may have been removed meanwhile, and the reader begins
+again.
 
 Collection:
 
-* A boundary is the number of an object that its maker counts. The numbers behind a takeover are none.
+* A boundary is the number of an object that its maker counts. The numbers behind a takeover are
+  none.
 * Only objects below a boundary that exists are removed.
 * A takeover is never removed. The first number that a former primary does not count is T or below.
   So it meets the takeover, or objects of its own.

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from support import zsq_command
-from support.broker import Broker, wait_for
+from support.broker import Broker, kill, wait_for
 
 import zsq
 from zsq.transport.errors import E_BUCKET, BrokerUnreachable, Refused, UsageError
@@ -295,3 +295,28 @@ def test_nothing_acknowledged_is_lost_with_the_disk(tmp_path: Path) -> None:
         one.broker.close()
         if again is not None:
             again.close()
+
+
+def test_a_block_that_is_sent_again_is_answered_when_the_bucket_has_it(tmp_path: Path) -> None:
+    """After a restart the topic knows the block, because it is on the disk."""
+    one = Shipped(tmp_path, lag="1h")
+    try:
+        with (
+            zsq.Admin(one.broker.ipc) as admin,
+            zsq.Producer(one.broker.ipc, timeout=60) as producer,
+        ):
+            admin.create_topic(TOPIC, sync="bucket")
+            producer.publish(TOPIC, b"one")
+            one.take_away()
+            receipt = producer.publish_many(TOPIC, [b"two"], wait=False)
+            (first,) = one.broker.pids("topic")
+            until(lambda: one.topic()["head"] == 2, "the block on the disk")
+            kill(first)
+            until(lambda: one.broker.pids("topic") not in ([], [first]), "the next process")
+            until(lambda: one.topic()["head"] == 2, "its start")
+            assert not receipt.done
+            one.bring_back()
+            assert receipt.wait(60) == 1
+        assert one.topic()["shipped_end"] == 2
+    finally:
+        one.broker.close()

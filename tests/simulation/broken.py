@@ -242,7 +242,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a broker that has lost goes on": Defect(
         "actors/archive/shipper.py",
-        "        now = time.monotonic_ns()\n        if isinstance(value, Fenced):\n            self._lose(str(value))\n            return\n",
+        "        now = time.monotonic_ns()\n        if isinstance(value, Fenced):\n"
+        "            self._lose(str(value))\n            return\n",
         "        now = time.monotonic_ns()\n        if isinstance(value, Fenced):\n            value = None\n",
         faults=("lost_disk",),
         ships=True,

@@ -292,7 +292,8 @@ class Ledger:
 
     def _check_lease(self, row: ChannelLedger, number: int, held: Held, now_ns: int) -> None:
         for move in row.moves:
-            if held.order[0] == move.boundary[0] and held.order > move.boundary:
+            is_old = self.disasters.is_from_before(move.boundary)
+            if held.order[0] == move.boundary[0] and held.order > move.boundary and not is_old:
                 move.in_effect = True
         finished = row.confirmed.get(number)
         if (
@@ -403,7 +404,12 @@ class Ledger:
         """Record that a seek was answered. The channel had taken `known` seeks when it was
         requested.
         """
-        mine = [move for move in row.moves[known:] if move.place == place]
+        mine = [
+            move
+            for move in row.moves[known:]
+            if move.place == place
+            or (move.place < place and self.disasters.is_skipped(row.topic, move.place))
+        ]
         if not mine:
             self.broken(
                 f"a seek of {row.name} was answered with {place}, and it went to "
@@ -411,7 +417,8 @@ class Ledger:
             )
         # If two seeks to the same place were sent at about the same time, it is unknown which of
         # them was answered.
-        if len(mine) == 1:
+        # A disaster may have undone it while the answer was on its way.
+        if len(mine) == 1 and not self.disasters.is_from_before(mine[0].boundary):
             mine[0].in_effect = True
 
     def _moved(self, row: ChannelLedger, number: int, before: Order, after: Order) -> bool:
@@ -428,7 +435,8 @@ class Ledger:
             and found[-1].boundary[0] != after[0]
             and not any(move.in_effect for move in found)
         ):
-            found[-1].in_effect = len(found) == 1
+            is_old = self.disasters.is_from_before(found[-1].boundary)
+            found[-1].in_effect = len(found) == 1 and not is_old
         return bool(found)
 
     # Answers

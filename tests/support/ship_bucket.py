@@ -1,5 +1,5 @@
-"""A bucket and worker threads for tests of the shipper. Calls succeed, fail or take effect late when
-the test says so.
+"""A bucket and worker threads for tests of the shipper. Calls succeed, fail or take effect late
+when the test says so.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ def check_change(topic: str, before: str, sync: str, given: ServeOptions) -> Non
     if not {before, sync} <= {*CHANGEABLE}:
         raise UsageError(
             E_BAD_ARGUMENT,
-            f"topic {topic!r} has sync {before}, which cannot become {sync}: interval and never are "
-            "chosen when a topic is created, and only always and bucket may replace each other; "
-            "create another topic",
+            f"topic {topic!r} has sync {before}, which cannot become {sync}: interval and never "
+            "are chosen when a topic is created, and only always and bucket may replace each "
+            "other; create another topic",
         )
     if sync == BUCKET:
         _check_shipped(topic, given)

@@ -1,5 +1,5 @@
-"""Tests of the shipper: which pieces are answered and when, what happens to ticks that fail, who may
-go on, and which old ticks are removed.
+"""Tests of the shipper: which pieces are answered and when, what happens to ticks that fail, who
+may go on, and which old ticks are removed.
 """
 
 from __future__ import annotations

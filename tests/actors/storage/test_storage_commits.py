@@ -42,9 +42,10 @@ class Bench:
         syncs.submit(None, lambda: None)  # this job keeps the thread busy
         parts: dict[str, Any] = {
             "mode": mode, "store": store, "_log": store.log, "_producers": ProducerTable(table.producers), "_appends": 0,
-            "_sealed": False, "_shortage": Shortage(), "_written": deque(), "_unsynced": deque(), "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs,
+            "_sealed": False, "_shortage": Shortage(), "_written": deque(), "_unsynced": deque(),
+            "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs, "_answers_shipped": False, "_shipping": None,
             "_state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
-            "_answers_shipped": False, "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing), "_archiver": None, "_shipping": None,
+            "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing), "_archiver": None,
             "_stages": SimpleNamespace(turn=nothing),
             "_delayed": SimpleNamespace(turn=nothing, waits_for_log=lambda end: False, holds_checkpoint=lambda: False),
         }  # fmt: skip
