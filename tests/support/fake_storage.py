@@ -75,6 +75,7 @@ class FakeStorage:
         self.is_stopped = True
         self.ships = True
         self.waits_for_bucket = False
+        self.withholds_answers = False
 
     def recovered(self) -> Recovered:
         return self._recovered
