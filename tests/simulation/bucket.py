@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 URL = "s3://simulated/prefix"
 LATE = 0.6  # share of the requests on their way that take effect after their sender has died
+READS = 2  # how often a read is repeated
 TWICE = 0.05  # share of the writes that take effect twice while the store is hostile
 
 
@@ -124,14 +125,24 @@ class SimBucket:
             content = self.objects[name]
             return content[start : len(content) if length is None else start + length]
 
-        found: bytes = self._call(effect)
+        found: bytes = self._ask(effect)
         return found
+
+    def _ask(self, effect: Callable[[], Any]) -> Any:
+        """Repeat a read as the client library does: many of them must succeed in a takeover."""
+        for _ in range(READS):
+            try:
+                return self._call(effect)
+            except BucketAway:
+                if the_world().now_ns < self.away_until_ns:
+                    raise
+        return self._call(effect)
 
     def size(self, name: str) -> int:
         return len(self.read(name))
 
     def names(self, below: str) -> Iterator[str]:
-        yield from self._call(lambda: [name for name in self.objects if name.startswith(below)])
+        yield from self._ask(lambda: [name for name in self.objects if name.startswith(below)])
 
     def remove(self, names: Sequence[str]) -> None:
         for name in names:
