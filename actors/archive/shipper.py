@@ -635,6 +635,10 @@ class Shipper:
         while count := self._log.remove_below(boundary.number, REMOVED_AT_ONCE):
             removed += count
         bases = self._log.names(f"{STATES}/")
+        # A successor uploads its objects after its takeover, so none of them is in this list.
+        last = find_chain(self._bucket).last
+        if last is None or last.index.epoch != self._epoch:
+            return boundary, removed
         kept = self._fresh_bases.union(live.values())
         self._log.remove(
             [name for name in bases if name not in kept and name.split("/")[1] in live]
