@@ -179,7 +179,8 @@ class SqliteDelayed(DelayedStore):
 
 class SqliteState(StateStore):
     def __init__(self, path: str, journal: str, cache_kb: int = CACHE_KB) -> None:
-        self._path, self._map_bytes, self.garbage, self.on_committed = path, 0, False, None
+        self._path, self._map_bytes, self.garbage = path, 0, False
+        self.on_committed = self.on_changes = None
         self._env: Any = SqliteEnvironment(path, journal, cache_kb)
 
 

@@ -501,8 +501,8 @@ class _TopicRestore:
                     f"below {self.shipped.end}"
                 )
             self._count(store, table)
-            leaps = end < self.shipped.reserved
-            if leaps:
+            bad = None
+            if end < self.shipped.reserved:
                 store.log.roll(time.time_ns())
                 bad = gap_before(self.shipped.reserved, end)
                 self.restored.gaps = (*self.restored.gaps, bad.hole)
@@ -511,7 +511,7 @@ class _TopicRestore:
             self._step_over(store, table)
         finally:
             store.close()
-        if leaps:
+        if bad is not None:
             self._leap(bad)
 
     def _leap(self, bad: Bad) -> None:

@@ -123,13 +123,17 @@ def test_an_offline_channel_holds_its_chunks_for_ever(broker: Broker, admin: zsq
     finish(broker, "c", 64)
     assert broker.stop() == 0
     broker.start()
-    kill(broker.pids("topic")[0])
-    wait_for(
-        lambda: shown(admin)["log_bytes"] > 0 and len(shown(admin)["channels"]) == 2,
-        20,
-        "it is up again",
-    )
-    seen = shown(admin)["log_bytes"]
+    pid = broker.pids("topic")[0]
+    kill(pid)
+    seen = 0
+
+    def is_back() -> bool:
+        nonlocal seen
+        topic = shown(admin)
+        seen = topic["log_bytes"]
+        return broker.pids("topic") not in ([], [pid]) and seen > 0 and len(topic["channels"]) == 2
+
+    wait_for(is_back, 20, "it is up again")
     deadline = time.monotonic() + 3.5  # retention runs three times in this time
     wait_for(lambda: time.monotonic() > deadline)
     topic = shown(admin)
