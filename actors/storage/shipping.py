@@ -177,7 +177,9 @@ class Shipping:
         # Commits of delayed messages that are not shipped: their serials, and their times.
         self._delayed_marks: deque[tuple[int, int]] = deque()
         self._waiters: deque[tuple[int, int, Callable[[], object]]] = deque()
-        self._wanted = 0  # offsets that a commit waits for
+        self._wanted = 0  # offsets that publishes or a commit wait for
+        self.promised: Callable[[], int] = lambda: 0
+        """Returns the number of offsets that are reserved for commits that are being merged."""
         self._reserving: list[Callable[[], object]] = []
         self._reserving_ns = 0  # since when the first of them waits
         self._held_ns = 0  # since when publishes wait
@@ -492,7 +494,7 @@ class Shipping:
         return new + self._queue_bytes
 
     def _reserve_is_low(self) -> bool:
-        return self._log.end + self._wanted + options.SHIP_RESERVE // 2 > self._pieced_reserved
+        return self._taken_end + self._wanted + options.SHIP_RESERVE // 2 > self._pieced_reserved
 
     def _has_base(self) -> bool:
         return len(self._base) == 2 and not self._dumping
@@ -646,7 +648,12 @@ class Shipping:
     def _wanted_reserve(self, end: int) -> int:
         # A fast topic must not wait for offsets.
         recent = max(0, self._log.end - max(self.shipped_end, 0))
-        return max(end, self._log.end) + self._wanted + max(options.SHIP_RESERVE, 2 * recent)
+        return max(end, self._taken_end) + self._wanted + max(options.SHIP_RESERVE, 2 * recent)
+
+    @property
+    def _taken_end(self) -> int:
+        """The end of the offsets that are given out or promised."""
+        return self._log.end + self.promised()
 
     def _kept_from(self) -> int:
         """Return the first offset that is in no archived chunk at the start of the log."""
@@ -768,9 +775,11 @@ class Shipping:
             and self._waiters[0][1] <= self.shipped_serial
         ):
             self._waiters.popleft()[2]()
-        if self._reserving and self._log.end + self._wanted <= self.reserved:
-            self._wanted = self._reserving_ns = 0
-            self._fire_reserving()
+        if self._taken_end + self._wanted <= self.reserved:
+            self._wanted = 0
+            if self._reserving:
+                self._reserving_ns = 0
+                self._fire_reserving()
         self._shipped()
 
     def _drop_marks(self) -> None:
@@ -815,7 +824,7 @@ class Shipping:
         """
         if self.state is ShippingState.OFF or not self._enforced:
             return True
-        if self._log.end + messages <= self.reserved:
+        if self._taken_end + messages <= self.reserved:
             return True
         self._wanted = max(self._wanted, messages)
         self._reserving.append(then)
@@ -855,7 +864,7 @@ class Shipping:
 
     def _is_awaited(self) -> bool:
         """Return True if somebody waits for the next piece."""
-        runs_out = self.reserved < self._log.end + self._wanted + options.SHIP_RESERVE // 4
+        runs_out = self.reserved < self._taken_end + self._wanted + options.SHIP_RESERVE // 4
         return self.is_urgent or self._held_ns > 0 or (self._enforced and runs_out)
 
     def holds(self, messages: int = 0) -> bool:
@@ -867,7 +876,7 @@ class Shipping:
             self._held_ns = 0
             return False
         now = time.monotonic_ns()
-        runs_out = self._log.end + messages > self.reserved
+        runs_out = self._taken_end + messages > self.reserved
         if runs_out:
             self._wanted = max(self._wanted, messages)
         is_late = self._is_late(now) or runs_out

@@ -108,6 +108,10 @@ class CommitQueue:
         """Return the stages that must stay until their commits have ended."""
         return {stage for pending in self._pending for stage in pending.stages}
 
+    def messages(self) -> int:
+        """Return the number of messages of all commits that have not ended."""
+        return sum(messages_of(pending.message) for pending in self._pending)
+
     def waits(
         self, port: Port, mail: Mail, message: p.Commit | p.Abort, stages: Iterable[bytes] = ()
     ) -> bool:
@@ -185,6 +189,10 @@ def refusal(error: DiskFull | Damaged) -> ZsqError:
     return CorruptBlock(E_CHECKSUM, f"nothing was committed: {error}; write the batch again")
 
 
+def messages_of(message: p.Commit) -> int:
+    return sum(part[2] for part in message.parts)
+
+
 def _is_same(message: p.Commit | p.Abort, first: p.Commit) -> bool:
     return isinstance(message, p.Commit) and replace(message, request=first.request) == first
 
@@ -202,6 +210,9 @@ _FORGET_EVERY_NS = 3600 * _NS_PER_S
 
 class ShippedCommits(Protocol):
     """The shipping of a topic, for its commits (`shipping.py`)."""
+
+    promised: Callable[[], int]
+    """Returns the number of reserved offsets that commits will use, so publishes must not."""
 
     def check(self) -> None:
         """Raise `Refused` if publishes have waited too long for the bucket."""
@@ -254,6 +265,8 @@ class StageCommits:
         self._uncommitted: set[bytes] = set()
         state.on_full.append(self._state_full)
         self._queue = CommitQueue(thread, self._commit_merged, self._again)
+        if shipping is not None:
+            shipping.promised = self._queue.messages
         for stage, facts in self._staging.stages().items():
             counts = (facts.blocks, facts.messages, facts.size_bytes, facts.checksum)
             self.core.recovered(stage, facts.transaction, counts, facts.final, time.monotonic_ns())
@@ -499,8 +512,8 @@ class StageCommits:
         if self._shipping is None:
             return True
         self._shipping.check()
-        messages = sum(part[2] for part in message.parts)
-        return self._shipping.reserve(messages, partial(self._try_again, port, mail, message))
+        again = partial(self._try_again, port, mail, message)
+        return self._shipping.reserve(messages_of(message), again)
 
     def _try_again(self, port: Port, mail: Mail, message: p.Commit) -> None:
         try:

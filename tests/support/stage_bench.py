@@ -75,11 +75,29 @@ class Wire(Routed):
         return envelope == A
 
 
+class OpenBucket:
+    """The shipping of a topic whose bucket has everything at once."""
+
+    def __init__(self) -> None:
+        self.promised: Callable[[], int] = lambda: 0
+        self.reserved = 1_000
+
+    def check(self) -> None:
+        """Refuse nothing."""
+
+    def reserve(self, messages: int, then: Callable[[], object]) -> bool:
+        return self.promised() + messages <= self.reserved
+
+    def then(self, action: Callable[[], object]) -> None:
+        action()
+
+
 class Bench:
     """Stages and state of a storage, with methods for the actions of writers and threads."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
+        self.bucket = OpenBucket()
         create_store(Files(), directory, IDENTITY)
         self.start()
 
@@ -96,6 +114,7 @@ class Bench:
         self.harness = StageCommits(
             self.store, self.state, self.stage_thread, table, Stages(), self.port, lambda total: None,
             lambda: self.wire.sent.append(p.Head(self.store.log.synced_end)), Shortage(),
+            shipping=self.bucket,
         )  # fmt: skip
 
     def keeper(self) -> StateKeeper | None:

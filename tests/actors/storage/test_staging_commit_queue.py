@@ -70,6 +70,20 @@ def test_a_commit_is_answered_when_its_parts_are_merged_into_the_log(bench: Benc
     assert found == [block.body.values() for block in (*blocks(3), *blocks(1))]
 
 
+def test_the_offsets_of_a_merge_are_promised_until_it_ends(bench: Bench) -> None:
+    """Otherwise publishes could use them, and the messages of the commit would get offsets that the
+    bucket has not reserved.
+    """
+    parts = two_parts(bench)
+    assert bench.bucket.promised() == 0
+    bench.say(p.Commit(9, "app", 1, "app", parts))
+    for _ in range(3):
+        assert bench.bucket.promised() == 8
+        bench.sync_stages()
+    bench.sync_stages()
+    assert (bench.bucket.promised(), bench.store.log.end) == (0, 8)
+
+
 def test_requests_about_a_transaction_wait_for_its_commit(bench: Bench) -> None:
     parts = two_parts(bench)
     bench.say(p.Commit(9, "app", 1, "app", parts))
