@@ -5,7 +5,7 @@ They can also be listed, counted and cancelled. Requests and orders:
 | message | action |
 |---|---|
 | `append` | when the producer's earlier blocks are synced: commit, then notify the topic |
-| Scan | answer Scanned at once, with the next due time; if a message is due now, begin a move |
+| Scan | answer Scanned at once, with the next due time; if a message is due and may move, begin a move |
 | ListDelayed, CountDelayed | answer from a read |
 | CancelDelayed | wait until no move is under way; answer after the commit |
 
@@ -112,7 +112,7 @@ class DelayedMessages:
 
     `listener` is the topic. `moved` is called with the log's end after an append. `hint` is called
     with the monotonic time at which a scan is needed, and `answer` with the answer to an order. No
-    move begins while `may_move` returns False.
+    move begins while `may_move` returns False. Call `resume` when it may have changed.
     """
 
     def __init__(
@@ -121,6 +121,7 @@ class DelayedMessages:
         shortage: Shortage, clock: Clock | None = None, may_move: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         self._may_move = may_move
+        self._held = False  # the last scan found due messages that may not move
         self.state = MoveState.IDLE
         self._open = False  # the topic is open, and messages may go to the log
         self._store = store
@@ -228,8 +229,9 @@ class DelayedMessages:
 
     def scan(self, port: Port, mail: Mail, message: p.Scan) -> None:
         now = self._clock.wall_ns()
-        dirty = self._open and self.state is MoveState.IDLE and 0 < self.summary.next_due_ns <= now
-        dirty = dirty and self._may_move()
+        is_due = self._open and self.state is MoveState.IDLE and 0 < self.summary.next_due_ns <= now
+        dirty = is_due and self._may_move()
+        self._held = is_due and not dirty
         if dirty:
             self._go("due")
             self.submit(
@@ -247,7 +249,7 @@ class DelayedMessages:
         if not self.summary.next_due_ns:
             return 0
         wait = max(0, self.summary.next_due_ns - self._clock.wall_ns())
-        if self.full or not self._open:
+        if self.full or self._held or not self._open:
             wait = max(wait, options.DELAYED_RETRY_NS)
         return now + min(wait, options.DELAYED_LOOK_NS)
 
@@ -339,6 +341,12 @@ class DelayedMessages:
         """
         self._open = is_open
         if is_open and self.summary.next_due_ns:
+            self._hint(self._next_scan_ns())
+
+    def resume(self) -> None:
+        """Request a scan if due messages were held, and may move now."""
+        if self._held and self._may_move():
+            self._held = False
             self._hint(self._next_scan_ns())
 
     def holds_checkpoint(self) -> bool:

@@ -484,6 +484,7 @@ class StorageActor:
         if self._answers_shipped:
             self._answer_durable()
             self._reads.arrived()
+        self._delayed.resume()
 
     def _roll_soon(self) -> None:
         """Seal the newest log file, so that it can be archived."""

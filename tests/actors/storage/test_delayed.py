@@ -50,11 +50,12 @@ class Bench:
         self.moved: list[int] = []
         self.hints: list[int] = []
         self.answers: list[p.Done | p.Failed] = []
+        self.may_move = True
         clock = Clock(lambda: self.now_ns, lambda: self.now_ns - 1_000 * S)
         self.harness = DelayedMessages(
             self.store, "storage t", self.thread, self.topic, self.moved.append,
             lambda due_ns: self.hints.append(due_ns + 1_000 * S), self.answers.append,
-            Shortage(), clock,
+            Shortage(), clock, may_move=lambda: self.may_move,
         )  # fmt: skip
         self.harness.opened(True)
         self.sequence = 0
@@ -232,6 +233,26 @@ def test_no_delayed_message_is_moved_once_the_topic_is_sealed(bench: Bench, when
     bench.harness.opened(True)
     assert bench.hints[-1] == bench.now_ns
     assert bench.scan()[0]
+
+
+def test_due_messages_that_may_not_move_are_not_scanned_again_at_once(bench: Bench) -> None:
+    """Otherwise the scan loop would ask all channels without a pause, for as long as the bucket
+    does not answer.
+    """
+    bench.keep(1)
+    bench.now_ns += 2 * S
+    bench.may_move = False
+    retry = bench.now_ns + options.DELAYED_RETRY_NS
+    bench.hints.clear()
+    assert bench.scan() == (False, retry)
+    bench.harness.resume()
+    assert bench.hints == [], "they may still not move"
+    bench.may_move = True
+    bench.harness.resume()
+    bench.harness.resume()
+    assert bench.hints == [bench.now_ns], "at once, and once"
+    assert bench.scan()[0]
+    assert bench.state() is MoveState.READING
 
 
 def test_a_full_disk_refuses_a_delayed_block_at_once_or_at_its_commit(
