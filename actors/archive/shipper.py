@@ -185,6 +185,7 @@ class Shipper:
         # Objects with rows that may be in no tick yet, and those that are in a tick by now.
         self._fresh_bases: set[str] = set()
         self._used_bases: set[str] = set()
+        self._heard: set[str] = set()  # topics that have shipped a piece to this process
         self._boundary = 0
         self._last_number = -1
         self._sizes: deque[tuple[int, int]] = deque()  # numbers and sizes since the boundary
@@ -386,6 +387,7 @@ class Shipper:
         """Forget a topic that was deleted."""
         self._tails.pop(uuid, None)
         self._peers.pop(uuid, None)
+        self._heard.discard(uuid)
         self._registry_due = True
 
     # Ticks
@@ -526,6 +528,7 @@ class Shipper:
         for one in flight.pieces:
             self._lag_ns = now - one.message.oldest_ns
             self._used_bases.add(one.piece.base)
+            self._heard.add(one.piece.uuid)
             self._send(
                 one.envelope, p.Done(one.message.request, {"period_ns": self._plan.period_ns})
             )
@@ -595,7 +598,9 @@ class Shipper:
         if oldest >= target:
             self._collecting = True
             boundary = self._boundary_at(oldest)
-            live = {uuid: tail.base for uuid, tail in self._tails.items()}
+            # A topic that this process has not heard of may still name an object that it gave to
+            # the process before.
+            live = {uuid: tail.base for uuid, tail in self._tails.items() if uuid in self._heard}
             self._fresh_bases -= self._used_bases
             self._used_bases.clear()
             self._control.submit(self._collected, partial(self._remove, boundary, live))
@@ -626,7 +631,8 @@ class Shipper:
     def _remove(self, boundary: Boundary, live: dict[str, str]) -> tuple[Boundary, int]:
         """Create the boundary, and remove what nobody needs any more. Runs in a thread.
 
-        `live` maps each topic to the object with its rows.
+        `live` maps topics to the objects with their rows. Other objects of these topics are
+        removed.
         """
         assert self._log is not None
         boundary = boundary._replace(number=self._with_tails(boundary.number))

@@ -334,6 +334,8 @@ class Shipping:
     def gone(self) -> None:
         """Open the link again, because the archive actor died."""
         self._uploading = False
+        if self._base_object:  # the next process does not know that a piece will name it
+            self._drop_changes()
         if self.state in (ShippingState.OPENING, ShippingState.OPEN):
             self.state = ShippingState.CLOSED
             self._retry_ns = 0

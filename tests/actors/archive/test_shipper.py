@@ -587,6 +587,30 @@ def test_rows_that_a_piece_will_name_are_not_removed(world: World) -> None:
 
 
 @pytest.mark.usefixtures("short")
+def test_rows_that_were_given_to_the_process_before_are_not_removed(world: World) -> None:
+    """A piece that was sent to that process is sent again, and names them."""
+    topic, other = world.topic("clicks"), world.topic("orders")
+    path = topic.folder / "base"
+    path.write_bytes(b"rows")
+    fill(world, other, 12)
+    for one in (topic, other):
+        one.roll()
+        one.ship(begins=True)
+        world.settle()
+    world.ask(topic, p.ShipBase(1000, topic.uuid, topic.stream, str(path)))
+    world.run(*world.uploads)
+    name = str(world.done(1000)["base"])
+    world.start()
+    world.open()
+    collect(world)
+    assert list(world.bucket.names("boundary/")), "old ticks were removed"
+    assert name in world.bucket.objects
+    topic.ship(begins=True, base=name)
+    world.settle()
+    world.check()
+
+
+@pytest.mark.usefixtures("short")
 def test_old_objects_are_removed_when_the_rows_are_in_a_tick_again(world: World) -> None:
     topic = world.topic("clicks")
     path = topic.folder / "base"

@@ -383,6 +383,29 @@ def test_an_upload_is_repeated_after_the_death_of_the_archive_actor(topic: ShipT
     topic.check()
 
 
+@pytest.mark.usefixtures("large_bases")
+def test_rows_that_are_in_no_piece_are_uploaded_again_after_the_death_of_the_archive_actor(
+    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process does not know that their object is needed, and may remove it."""
+    topic.begin()
+    topic.open()
+    topic.threads.finish()
+    topic.settle()
+    topic.shipping._needs_base = True
+    with monkeypatch.context() as patch:
+        patch.setattr(topic.shipping, "_push_one", lambda: False)  # no piece may be sent yet
+        topic.pass_time(1)
+        topic.threads.finish()
+        topic.pass_time(1)
+        (name,) = topic.upload()
+    topic.die()
+    del topic.ticks.objects[name]
+    topic.commit()
+    topic.settle()
+    topic.check()
+
+
 def test_rows_that_cannot_be_written_to_a_file_are_dumped_again_later(
     topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
