@@ -11,6 +11,8 @@ disk. The rows of a commit never mention offsets beyond the log that is shipped 
 | OPENING | E_BUCKET | CLOSED | ask again after a pause |
 | OPENING, OPEN | E_FENCED | FENCED | refuse publishes |
 | OPENING | the broker's data is a copy of another broker's | OFF | nothing is shipped |
+| any but FENCED | the topic is set to archive off | OFF | nothing is shipped |
+| OFF | the topic is set to archive on | CLOSED | ship all rows |
 | OPEN | a piece was refused, or too many changes wait | CLOSED | ship all rows again |
 | OPEN | the archive actor died | CLOSED | send the same pieces again, if they are missing |
 
@@ -34,17 +36,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from ...storage.delayed.delayed import DelayedStore
 from ...storage.directory.store import Store
 from ...storage.errors import StorageError, StoreFailed
-from ...storage.log.log_format import (
-    ADOPTED,
-    CHUNK_HEADER_BYTES,
-    chunk_name,
-    decode_chunk_header,
-)
 from ...storage.row_changes import (
     DELAYED,
     DELAYED_BEGIN,
@@ -61,7 +57,9 @@ from ...transport.wire import protocol as p
 from ..runtime.pulses import ShippingPulse
 from ..settings import options
 from .archive_link import Answer, ArchiveLink
+from .log_facts import first_unarchived, is_adopted, size_of, stored_ns
 from .row_dumps import Entry, RowDumps
+from .sync_marks import MARKS_MAX, Mark, SyncMarks
 
 log = logging.getLogger("zsq")
 
@@ -72,7 +70,6 @@ PIECES_MAX: Final = 8  # pieces that are on their way at once
 OUT_BYTES_MAX: Final = 16 * 1024 * 1024
 EAGER_BYTES: Final = 1024 * 1024  # with so much new, a piece is sent at once
 WAITING_BYTES_MAX: Final = 16 * 1024 * 1024  # of changes; beyond that, all rows are shipped again
-MARKS_MAX: Final = 4_096
 # A topic that was never shipped begins with it when only this many log files are not archived.
 CATCH_UP_CHUNKS: Final = 3
 _S: Final = 1_000_000_000
@@ -84,15 +81,6 @@ class ShippingState(Enum):
     OPEN = "open"
     FENCED = "fenced"
     OFF = "off"
-
-
-class Mark(NamedTuple):
-    """A sync of the log: all before this place was synced at `time_ns` (monotonic)."""
-
-    chunk: int
-    position: int
-    offset: int
-    time_ns: int
 
 
 @dataclass(slots=True)
@@ -134,6 +122,7 @@ class Shipping:
         roll: Callable[[], object],
         *,
         is_urgent: bool,
+        is_on: bool = True,
     ) -> None:
         self._store = store
         self._log = store.log
@@ -173,7 +162,7 @@ class Shipping:
         self._uploading = False
         self._upload_serial = 0  # identifies the base that is uploaded
         self._out: deque[Sent] = deque()
-        self._marks: deque[Mark] = deque()
+        self._marks = SyncMarks()
         # Commits of delayed messages that are not shipped: their serials, and their times.
         self._delayed_marks: deque[tuple[int, int]] = deque()
         self._waiters: deque[tuple[int, int, Callable[[], object]]] = deque()
@@ -191,15 +180,39 @@ class Shipping:
         self._pieced_kept = 0
         self._dumps = RowDumps(store.files, store.directory)
         self._dumps.remove()
+        link.handle(p.ShipAgain, self._again)
+        if not is_on:
+            self.state, self.is_known = ShippingState.OFF, True
+            return
         store.state.on_changes = partial(self._changed, STATE)
         if store.delayed is not None:
             store.delayed.on_changes = partial(self._changed, DELAYED)
-        link.handle(p.ShipAgain, self._again)
         self._note_synced(force=True)
 
     def set_bound(self, lag_s: float) -> None:
         self._lag_ns = int(lag_s * _S)
         self._period_ns = self._lag_ns // 2  # until the archive actor tells another one
+
+    def turn(self, *, is_on: bool) -> None:
+        """Ship the topic from now on, or no longer."""
+        if is_on and self.state is ShippingState.OFF:
+            self.state, self.trouble, self._retry_ns = ShippingState.CLOSED, "", 0
+            self._needs_base, self._enforced = True, False
+            self._note_synced(force=True)
+        elif not is_on and self.state not in (ShippingState.OFF, ShippingState.FENCED):
+            self._turn_off()
+
+    def _turn_off(self) -> None:
+        """Forget what waits to be shipped. Nobody waits for it any more."""
+        self.state, self.is_known, self.trouble = ShippingState.OFF, True, ""
+        self._forget_all()
+        self._begin_stream()
+        self._held_ns = 0
+        self._marks.clear()
+        self._delayed_marks.clear()
+        self._fire_all()
+        self._fire_reserving()
+        self._shipped()
 
     # What happens on the disk
 
@@ -215,6 +228,8 @@ class Shipping:
         """Note that the topic has a store of delayed messages now, which is empty."""
         store = self._store.delayed
         assert store is not None
+        if self.state in (ShippingState.OFF, ShippingState.FENCED):
+            return
         rows: list[Change] = [row for batch in store.dump() for row in batch]
         frames = tuple(encode_frames(DELAYED_BEGIN, rows))
         self._arrived.append(Entry(DELAYED, frames, time.monotonic_ns(), begins=True))
@@ -227,15 +242,9 @@ class Shipping:
             self.push()
 
     def _note_synced(self, *, force: bool = False) -> None:
-        chunk, position, offset = self._log.synced_place
-        last = self._marks[-1] if self._marks else None
-        known = max(self.shipped_end, last.offset if last is not None else -1)
-        if offset <= known and not force:
-            return
-        if len(self._marks) >= MARKS_MAX:  # keep the first and the last, and half of the others
-            kept = list(self._marks)
-            self._marks = deque([kept[0], *kept[1:-1:2], kept[-1]])
-        self._marks.append(Mark(chunk, position, offset, time.monotonic_ns()))
+        if self.state is not ShippingState.OFF:
+            mark = Mark(*self._log.synced_place, time.monotonic_ns())
+            self._marks.note(mark, self.shipped_end, force=force)
 
     def _drain(self) -> None:
         """Take what the threads noted. A dump replaces all earlier changes of its store."""
@@ -402,11 +411,7 @@ class Shipping:
         found = dict(answer.data)
         self._period_ns = found.pop("period_ns", self._period_ns)
         if found.get("writes", True) is False:
-            self.state, self.is_known = ShippingState.OFF, True
-            self._forget_all()
-            self._fire_all()
-            self._fire_reserving()
-            self._shipped()
+            self._turn_off()
             return
         if found and found["end"] > self._log.end:
             self._fence(
@@ -445,18 +450,14 @@ class Shipping:
             self.shipped_end = self._pieced_end = found["end"]
             # Without rows in the log of ticks, the topic has not caught up yet.
             self._enforced = found["base_number"] >= 0 or self._log.end == self._log.start
-            self._drop_marks()
+            self._marks.drop(self.shipped_end)
+            self._marks.age(stored_ns(self._log, self.shipped_end))
         else:
-            self._place = (self._first_chunk(), 0)
+            self._place = (first_unarchived(self._store), 0)
             self.reserved = self._pieced_reserved = -1
             self.shipped_end = self._pieced_end = self._place[0]
             # A topic without messages is protected from its first one on.
             self._enforced = self._log.end == self._log.start
-
-    def _first_chunk(self) -> int:
-        """Return the first chunk that is not in the archive."""
-        archived = self._store.archived
-        return next(base for base in self._log.chunks if base not in archived)
 
     def _fence(self, why: str) -> None:
         log.error("%s: publishing ends: %s", self._title, why)
@@ -672,11 +673,11 @@ class Shipping:
         found: list[tuple[int, int, int]] = []
         left = bytes_max
         while True:
-            if chunk != active and (self._is_in_archive(chunk) or not self._is_file(chunk)):
+            if chunk != active and (self._is_in_archive(chunk) or chunk not in self._log.chunks):
                 following = self._log.reader.next_base(chunk)
                 chunk, position = (active, 0) if following is None else (following, 0)
                 continue
-            stop = synced_position if chunk == active else self._size_of(chunk)
+            stop = synced_position if chunk == active else size_of(self._store, chunk)
             take = min(stop - position, left)
             if take > 0:
                 found.append((chunk, position, position + take))
@@ -704,20 +705,13 @@ class Shipping:
         self, ranges: list[tuple[int, int, int]], place: tuple[int, int]
     ) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
         """Cut the ranges at the last sync, so that they end between two blocks, if there is one."""
-        marks = [(one.chunk, one.position) for one in self._marks]
-        fitting = [one for one in marks if self._place < one <= place]
-        if not fitting:
+        cut = self._marks.last_within(self._place, place)
+        if cut is None:
             return ranges, place
-        chunk, position = fitting[-1]
+        chunk, position = cut
         kept = [one for one in ranges if one[0] < chunk]
         kept += [(chunk, one[1], min(one[2], position)) for one in ranges if one[0] == chunk]
         return [one for one in kept if one[1] < one[2]], (chunk, position)
-
-    def _is_file(self, chunk: int) -> bool:
-        return chunk in self._log.chunks
-
-    def _size_of(self, chunk: int) -> int:
-        return self._store.files.size_of(f"{self._store.directory}/{chunk_name(chunk)}")
 
     def _end_at(self, place: tuple[int, int]) -> int:
         """Return the offset up to which the log is covered at this place.
@@ -726,25 +720,8 @@ class Shipping:
         """
         if place >= self._goal():
             return max(self._pieced_end, self._log.synced_end)
-        end = self._pieced_end
-        for mark in self._marks:
-            if (mark.chunk, mark.position) > place:
-                break
-            end = max(end, mark.offset)
-        return place[0] if place[0] > end and not self._is_adopted(place[0]) else end
-
-    def _is_adopted(self, chunk: int) -> bool:
-        """Return True if a chunk may continue the group of the one before it."""
-        files = self._store.files
-        try:
-            fd = files.open_read(f"{self._store.directory}/{chunk_name(chunk)}")
-            try:
-                header = decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0))
-            finally:
-                files.close(fd)
-        except (StorageError, OSError):
-            return True
-        return bool(header.flags & ADOPTED)
+        end = max(self._pieced_end, self._marks.offset_at(place))
+        return place[0] if place[0] > end and not is_adopted(self._store, place[0]) else end
 
     # Answers
 
@@ -768,7 +745,7 @@ class Shipping:
         self.reserved = max(self.reserved, sent.message.reserved)
         if sent.message.begins:
             self._enforced = True  # it was caught up when this piece was made
-        self._drop_marks()
+        self._marks.drop(self.shipped_end)
         while self._delayed_marks and self._delayed_marks[0][0] <= self.shipped_serial:
             self._delayed_marks.popleft()
         while (
@@ -783,10 +760,6 @@ class Shipping:
                 self._reserving_ns = 0
                 self._fire_reserving()
         self._shipped()
-
-    def _drop_marks(self) -> None:
-        while self._marks and self._marks[0].offset <= self.shipped_end:
-            self._marks.popleft()
 
     def _fire_all(self) -> None:
         while self._waiters:
@@ -838,16 +811,16 @@ class Shipping:
 
     def _oldest_ns(self) -> int:
         """Return since when the oldest part that is not shipped waits (monotonic), 0 for none."""
-        times = [self._marks[0].time_ns] if self._marks else []
+        times = [self._marks.since_ns()]
         if self._queue:
             times.append(self._queue[0].time_ns)
         times += [entry.time_ns for entry in self._base.values()]
         times += [sent.message.oldest_ns for sent in list(self._out)[:1]]
-        return min(times, default=0)
+        return min(filter(None, times), default=0)
 
     def _unsent_ns(self) -> int:
         """Return since when the oldest part that is in no piece waits (monotonic), 0 for none."""
-        times = [next((one.time_ns for one in self._marks if one.offset > self._pieced_end), 0)]
+        times = [self._marks.since_ns(self._pieced_end)]
         if self._queue:
             times.append(self._queue[0].time_ns)
         times += [entry.time_ns for entry in self._base.values()]
@@ -855,9 +828,9 @@ class Shipping:
 
     def _oldest_message_ns(self) -> int:
         """Return since when the oldest message that is not shipped waits, 0 for none."""
-        times = [self._marks[0].time_ns] if self._marks else []
+        times = [self._marks.since_ns()]
         times += [self._delayed_marks[0][1]] if self._delayed_marks else []
-        return min(times, default=0)
+        return min(filter(None, times), default=0)
 
     def _is_late(self, now_ns: int) -> bool:
         """Return True if the oldest synced message that is not shipped is older than the bound."""

@@ -284,12 +284,11 @@ class StorageActor:
 
     def _make_shipping(self) -> Shipping | None:
         given = self.given
-        ships = given.archive and given.ship_lag_s and given.retention.archive == "on"
-        if not ships or self.mode == "never":
+        if not given.archive or not given.ship_lag_s or self.mode == "never":
             return None
         shipping = Shipping(
             self.store, bytes.fromhex(given.uuid).hex(), self.title, self._link, self, given.ship_lag_s,
-            self._shipped, self._roll_soon, is_urgent=self._answers_shipped,
+            self._shipped, self._roll_soon, is_urgent=self._answers_shipped, is_on=given.retention.archive == "on",
         )  # fmt: skip
         self.store.on_delayed_made = shipping.delayed_made
         self._withholds = True
@@ -309,12 +308,7 @@ class StorageActor:
         self.front.route(p.OpenChannel, self._reads.patient(self._channels.open))
         self._reads.route(self.reader)
         obey(p.SetSealed, self.seal)
-        obey(
-            p.SetRetention,
-            lambda order: p.Done(
-                order.request, {"retention": self._retention.configure(resolve(order.retention))}
-            ),
-        )
+        obey(p.SetRetention, self._set_retention)
         obey(p.SetSync, self._set_sync)
         self._host.obey_reload(p.ReloadShipping, self._take_bound)
         obey(p.ListChunks, lambda order: p.Done(order.request, {**self._log.reader.chunk_rows()}))
@@ -430,6 +424,14 @@ class StorageActor:
         if self._shipping is not None:
             return "; ".join(self._shipping.alarms())
         return NOT_SHIPPED if self._answers_shipped else ""
+
+    def _set_retention(self, order: p.SetRetention) -> p.Done:
+        policy = resolve(order.retention)
+        found = self._retention.configure(policy)
+        if self._shipping is not None:
+            self._shipping.turn(is_on=policy.archive == "on")
+            self._tick_shipping()
+        return p.Done(order.request, {"retention": found})
 
     def _set_sync(self, order: p.SetSync) -> p.Done:
         """Answer publishes when they are synced, or when they are shipped. Both modes sync the log

@@ -245,14 +245,14 @@ class ShipTopic:
     def store(self) -> Store:
         return self.harness.opened
 
-    def begin(self) -> ShipTopic:
+    def begin(self, *, is_on: bool = True) -> ShipTopic:
         """Begin to ship, as the topic's process does at its start."""
         self.threads = Threads(self.harness)
         self.port = Port()
         self.link = ArchiveLink(cast("Any", lambda: self.port))
         self._shipping = Shipping(
             self.store, UUID, "topic clicks", self.link, self.threads, self.lag_s,
-            self._shipped, self._roll, is_urgent=self.urgent,
+            self._shipped, self._roll, is_urgent=self.urgent, is_on=is_on,
         )  # fmt: skip
         self.store.on_delayed_made = self.shipping.delayed_made
         return self

@@ -383,29 +383,6 @@ def test_an_upload_is_repeated_after_the_death_of_the_archive_actor(topic: ShipT
     topic.check()
 
 
-@pytest.mark.usefixtures("large_bases")
-def test_rows_that_are_in_no_piece_are_uploaded_again_after_the_death_of_the_archive_actor(
-    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next process does not know that their object is needed, and may remove it."""
-    topic.begin()
-    topic.open()
-    topic.threads.finish()
-    topic.settle()
-    topic.shipping._needs_base = True
-    with monkeypatch.context() as patch:
-        patch.setattr(topic.shipping, "_push_one", lambda: False)  # no piece may be sent yet
-        topic.pass_time(1)
-        topic.threads.finish()
-        topic.pass_time(1)
-        (name,) = topic.upload()
-    topic.die()
-    del topic.ticks.objects[name]
-    topic.commit()
-    topic.settle()
-    topic.check()
-
-
 def test_rows_that_cannot_be_written_to_a_file_are_dumped_again_later(
     topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -712,36 +689,6 @@ def test_a_commit_waits_for_offsets_and_goes_on(topic: ShipTopic) -> None:
     assert tried == [False]
     topic.ship()
     assert tried == [False, True]
-
-
-def test_publishes_do_not_use_the_offsets_that_commits_will_use(topic: ShipTopic) -> None:
-    topic.start()
-    free = topic.shipping.reserved - topic.harness.log.end
-    merging = [60]
-    topic.shipping.promised = lambda: merging[0]
-    assert not topic.shipping.holds(free - 60)
-    assert topic.shipping.holds(free - 59)
-    assert topic.ship()
-    assert not topic.shipping.holds(free - 59), "more offsets are reserved"
-    merging[0] = topic.shipping.reserved - topic.harness.log.end
-    assert not topic.shipping.reserve(1, lambda: None)
-    merging[0] = 0
-    assert topic.shipping.reserve(1, lambda: None)
-
-
-def test_a_large_publish_is_no_longer_reserved_for_once_it_may_go(topic: ShipTopic) -> None:
-    topic.start()
-    assert topic.shipping.holds(10 * SHIP_RESERVE)
-    while topic.ship():
-        pass
-    assert not topic.shipping.holds(10 * SHIP_RESERVE)
-    topic.publish()
-    topic.settle()
-    assert topic.shipping.reserved - topic.harness.log.end < 20 * SHIP_RESERVE
-    before = topic.shipping.reserved
-    topic.publish()
-    topic.settle()
-    assert topic.shipping.reserved <= before + SHIP_RESERVE, "it is not asked for again"
 
 
 def test_a_commit_that_waits_for_offsets_is_tried_again_after_the_patience(

@@ -1,0 +1,168 @@
+"""Tests of the shipping of one topic: turning it off and on, what a restart keeps, and the offsets
+that it reserves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.ship_topic import NS, ShipTopic, fake_clock
+
+from zsq.actors.settings.options import SHIP_RESERVE
+from zsq.actors.storage import row_dumps
+
+
+@pytest.fixture
+def now() -> Iterator[list[int]]:
+    with fake_clock() as time_ns:
+        yield time_ns
+
+
+@pytest.fixture
+def topic(tmp_path: Path, now: list[int]) -> Iterator[ShipTopic]:
+    made = ShipTopic(tmp_path, now)
+    yield made
+    made.harness.abandon()
+
+
+# Topics that are set to archive off, and on again
+
+
+def test_a_topic_that_is_turned_off_ships_nothing_and_holds_nobody_up(topic: ShipTopic) -> None:
+    topic.start()
+    topic.publish()
+    waited: list[str] = []
+    topic.shipping.then(lambda: waited.append("shipped"))
+    topic.pass_time(5)
+    assert topic.shipping.holds(1)
+    topic.shipping.turn(is_on=False)
+    topic.port.sent.clear()
+    assert waited == ["shipped"]
+    for _ in range(3):
+        topic.publish()
+        topic.commit()
+        topic.delay()
+        topic.pass_time(5)
+    assert not topic.shipping.holds(1 << 40)
+    assert topic.shipping.reserve(1 << 40, lambda: None)
+    topic.shipping.check()
+    assert not topic.port.sent
+    assert topic.shipping.is_idle()
+    found = topic.shipping.statistics()
+    assert (found["shipping"], found["ship_lag_s"]) == ("off", 0.0)
+    assert not topic.shipping.waiting()
+
+
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_a_topic_that_is_turned_on_again_ships_all_rows(
+    topic: ShipTopic, is_forgotten: bool
+) -> None:
+    topic.start()
+    topic.publish()
+    topic.settle()
+    topic.shipping.turn(is_on=False)
+    topic.publish()
+    topic.commit()
+    topic.delay()
+    if is_forgotten:  # the archive actor has read the registry meanwhile
+        topic.ticks.tail = None
+    topic.shipping.turn(is_on=True)
+    topic.publish()
+    assert not topic.shipping.holds(1), "it is not held up until it has caught up"
+    topic.settle()
+    topic.commit()
+    topic.settle()
+    topic.check()
+    topic.publish()
+    topic.pass_time(5)
+    assert topic.shipping.holds(1)
+
+
+def test_a_topic_that_begins_off_can_be_turned_on(topic: ShipTopic) -> None:
+    topic.begin()
+    topic.shipping.turn(is_on=False)
+    topic.publish()
+    topic.shipping.end()
+    topic.harness.restart()
+    topic.begin(is_on=False)
+    assert topic.shipping.is_idle()
+    topic.publish()
+    topic.delay()
+    topic.commit()
+    assert not topic.port.sent
+    topic.shipping.turn(is_on=True)
+    topic.settle()
+    topic.commit()
+    topic.settle()
+    topic.check()
+
+
+def test_the_bound_does_not_begin_anew_with_each_process(topic: ShipTopic) -> None:
+    topic.start()
+    topic.harness.now_ns = time.time_ns() - 2 * NS
+    topic.publish()
+    topic.restart()
+    topic.open()
+    assert topic.shipping.statistics()["ship_lag_s"] > 1.5
+    assert topic.shipping.holds(1)
+    topic.settle()
+    assert not topic.shipping.holds(1)
+
+
+# Reserved offsets, and the rows of dead archive actors
+
+
+def test_publishes_do_not_use_the_offsets_that_commits_will_use(topic: ShipTopic) -> None:
+    topic.start()
+    free = topic.shipping.reserved - topic.harness.log.end
+    merging = [60]
+    topic.shipping.promised = lambda: merging[0]
+    assert not topic.shipping.holds(free - 60)
+    assert topic.shipping.holds(free - 59)
+    assert topic.ship()
+    assert not topic.shipping.holds(free - 59), "more offsets are reserved"
+    merging[0] = topic.shipping.reserved - topic.harness.log.end
+    assert not topic.shipping.reserve(1, lambda: None)
+    merging[0] = 0
+    assert topic.shipping.reserve(1, lambda: None)
+
+
+def test_a_large_publish_is_no_longer_reserved_for_once_it_may_go(topic: ShipTopic) -> None:
+    topic.start()
+    assert topic.shipping.holds(10 * SHIP_RESERVE)
+    while topic.ship():
+        pass
+    assert not topic.shipping.holds(10 * SHIP_RESERVE)
+    topic.publish()
+    topic.settle()
+    assert topic.shipping.reserved - topic.harness.log.end < 20 * SHIP_RESERVE
+    before = topic.shipping.reserved
+    topic.publish()
+    topic.settle()
+    assert topic.shipping.reserved <= before + SHIP_RESERVE, "it is not asked for again"
+
+
+def test_rows_that_are_in_no_piece_are_uploaded_again_after_the_death_of_the_archive_actor(
+    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process does not know that their object is needed, and may remove it."""
+    monkeypatch.setattr(row_dumps, "INLINE_BASE_BYTES", 0)
+    topic.begin()
+    topic.open()
+    topic.threads.finish()
+    topic.settle()
+    topic.shipping._needs_base = True
+    with monkeypatch.context() as patch:
+        patch.setattr(topic.shipping, "_push_one", lambda: False)  # no piece may be sent yet
+        topic.pass_time(1)
+        topic.threads.finish()
+        topic.pass_time(1)
+        (name,) = topic.upload()
+    topic.die()
+    del topic.ticks.objects[name]
+    topic.commit()
+    topic.settle()
+    topic.check()
