@@ -40,11 +40,14 @@ def is_adopted(store: Store, chunk: int) -> bool:
 
 
 def stored_ns(log: Log, offset: int) -> int:
-    """Return about when (monotonic) a message was stored, also if an earlier process did it."""
+    """Return about when (monotonic) a message was stored, also if an earlier process did it.
+
+    The result is above 0, also if the message is older than the start of the machine.
+    """
     now_ns = time.monotonic_ns()
     try:
         found = next(iter(log.headers(offset)), None)
     except (StorageError, OSError):
         return now_ns
     age_ns = time.time_ns() - found[0].time_ns if found is not None else 0
-    return now_ns - max(0, age_ns)
+    return max(1, now_ns - max(0, age_ns))

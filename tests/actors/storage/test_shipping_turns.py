@@ -112,6 +112,17 @@ def test_the_bound_does_not_begin_anew_with_each_process(topic: ShipTopic) -> No
     assert not topic.shipping.holds(1)
 
 
+def test_messages_that_are_older_than_the_start_of_the_machine_are_late(topic: ShipTopic) -> None:
+    topic.start()
+    topic.harness.now_ns = time.time_ns() - topic.now[0] - 2 * NS
+    topic.publish()
+    topic.restart()
+    topic.open()
+    assert topic.shipping.holds(1)
+    topic.settle()
+    assert not topic.shipping.holds(1)
+
+
 # Reserved offsets, and the rows of dead archive actors
 
 
