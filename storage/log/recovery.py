@@ -274,11 +274,9 @@ def _note_lost_end(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: Reco
 
 
 def _tell_gaps(folder: str, log: Log, report: RecoveryReport) -> None:
-    """Note the gaps. One directly before the end is an alarm: nothing was stored after it yet."""
+    """Note the gaps. They are no alarms: whoever restored the topic was told of them."""
     report.gaps = tuple(log.reader.damage.gaps)
-    for gap in report.gaps:
-        told = report.alarms if gap.next_offset == log.end else report.notes
-        told.append(f"{folder}: {gap_text(gap)}")
+    report.notes += [f"{folder}: {gap_text(gap)}" for gap in report.gaps]
 
 
 def _remote(

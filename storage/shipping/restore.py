@@ -46,7 +46,7 @@ from ..directory.store import Store, StoreOptions, TopicIdentity, open_store
 from ..errors import Damaged, StorageError
 from ..files import Files
 from ..log.chunk import ArchivedChunk, Chunk, create_chunk, open_chunk
-from ..log.damage import Bad, Hole, gap_before, gap_text, keep_bytes
+from ..log.damage import Bad, Hole, gap_before, keep_bytes
 from ..log.index import INDEX_EVERY_BYTES
 from ..log.log_format import (
     ADOPTED,
@@ -491,8 +491,7 @@ class _TopicRestore:
         options = replace(OPTIONS, cache_bytes=1)
         store = open_store(self._files, self._folder, options, self._identity)
         try:
-            gaps = {f"{self._folder}: {gap_text(gap)}" for gap in store.report.gaps}
-            self.restored.problems += [one for one in store.report.alarms if one not in gaps]
+            self.restored.problems += store.report.alarms
             table = store.state.load()
             end = store.log.end
             if end < self.shipped.end:

@@ -214,7 +214,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "offsets are given out that are not reserved": Defect(
         "actors/storage/shipping.py",
-        "        runs_out = self._log.end + messages > self.reserved\n",
+        "        runs_out = self._taken_end + messages > self.reserved\n",
         "        runs_out = False\n",
         faults=("lost_disk", "bucket_away"),
         ships=True,
@@ -260,6 +260,27 @@ DEFECTS: Final[dict[str, Defect]] = {
         "        return self._is_first and (not self._has_base() or self._base_needs_upload())\n",
         "        return False\n",
         faults=("lost_disk",),
+        ships=True,
+    ),
+    "delayed messages that may not move are due all the time": Defect(
+        "actors/storage/delayed.py",
+        "        if self.full or self._held or not self._open:\n",
+        "        if self.full or not self._open:\n",
+        faults=("lost_disk", "bucket_away"),
+        ships=True,
+    ),
+    "readers do not wait until it is known what the bucket has": Defect(
+        "actors/storage/storage_actor.py",
+        "        if self._answers_shipped and shipping is not None and not shipping.is_known:\n",
+        "        if False:\n",
+        faults=("lost_disk", "kill_topic"),
+        ships=True,
+    ),
+    "a commit of rows does not wait for offsets": Defect(
+        "actors/storage/staging.py",
+        "        return self._shipping.reserve(messages_of(message), again)\n",
+        "        return True\n",
+        faults=("lost_disk", "bucket_away"),
         ships=True,
     ),
     "a restore takes changes from before all rows": Defect(

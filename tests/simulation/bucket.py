@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zsq.storage.bucket.bucket import BucketAway, ObjectExists, ObjectMissing
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 
+from .shipped import Shipped
 from .world import MS, the_world
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class SimBucket:
         self.away_until_ns = 0
         self.kind = True
         """False while requests and replies may be lost."""
+        self.shipped = Shipped()
         self.reads = 0
         self.trap: Callable[[], None] | None = None  # called when the next write is sent
         self.late = 0  # writes that took effect after their sender was dead
@@ -106,6 +108,8 @@ class SimBucket:
             if name in self.objects:
                 raise ObjectExists(name)
             self.objects[name] = content
+            if name.startswith("log/"):
+                self.shipped.take(content)
 
         self._call(effect, writes=True)
 

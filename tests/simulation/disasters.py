@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from support.history import number_of
 
 from zsq.actors.storage.storage_actor import StorageActor
+from zsq.storage.log.group import CommittedGroup
 from zsq.storage.log.log import Log
 from zsq.storage.shipping.tick_format import decode_index
 
@@ -81,6 +82,28 @@ class Disasters:
     _pending: bool = False
 
     # What the topics do
+
+    def reserve(self, topic: str, uuid: str, end: int) -> None:
+        """Check that all offsets below `end` may be given out."""
+        if self.ledger.losses.modes.get(topic) == "never":
+            return  # it is not shipped
+        if text := self.ledger.world.bucket.shipped.not_reserved(uuid, end):
+            self.ledger.record(f"{topic} {text}")
+
+    def accept_plain(
+        self, topic: str, uuid: str, numbers: list[int], offset: int, at_ns: int
+    ) -> None:
+        """Record messages that were published without a delay, or that have come to the log."""
+        world = self.ledger.world
+        assert world.current is not None
+        began_ns = world.current.process.began_ns
+        sent = [self.ledger.sent.get(number) for number in numbers]
+        is_plain = not any(one is not None and one.delayed for one in sent)
+        if is_plain and self.ledger.losses.modes.get(topic) != "never":
+            rows = self.accepted.get(topic, ())
+            if text := world.bucket.shipped.too_late(uuid, rows, at_ns, began_ns, self.lag_ns):
+                self.ledger.record(f"{topic} {text}")
+        self.accept(topic, numbers, offset, at_ns)
 
     def accept(self, topic: str, numbers: list[int], offset: int, at_ns: int) -> None:
         current = the_world().current
@@ -279,36 +302,49 @@ def _reserved(objects: dict[str, bytes]) -> dict[str, int]:
 
 def watch() -> None:
     """Record what the topics accept, and when it is on the disk."""
-    append, finish = Log.append, Log.finish_sync
+    append, append_group, finish = Log.append, Log.append_group, Log.finish_sync
     delay, stored = StorageActor.append_delayed, StorageActor.delayed_stored
 
     def disasters() -> Any:
         world = the_world()
         return world.broker.losses.ledger.disasters if world.broker.ships is not None else None
 
-    def topic_of(folder: str) -> str:
-        broker = the_world().broker
-        if broker.supervisor is None:
-            return ""
-        rows = broker.supervisor.state.registry.topics.items()
-        registry = broker.supervisor.state.registry
-        return next((name for name, row in rows if registry.folder(row) == folder), "")
+    def topic_of(folder: str) -> tuple[str, str]:
+        """Return the name and the uuid of the topic with this folder, or two empty strings."""
+        supervisor = the_world().broker.supervisor
+        if supervisor is None:
+            return "", ""
+        registry = supervisor.state.registry
+        rows = registry.topics.items()
+        return next(
+            ((name, row.uuid) for name, row in rows if registry.folder(row) == folder), ("", "")
+        )
 
     def appended(log: Log, blocks: Sequence[Any], now_ns: int) -> tuple[int, int]:
         at_ns = the_world().now_ns
         found = append(log, blocks, now_ns)
-        if (record := disasters()) is not None and (topic := topic_of(log._folder)):
+        topic, uuid = topic_of(log._folder)
+        if (record := disasters()) is not None and topic:
             offset = found[0]
+            record.reserve(topic, uuid, offset + sum(block.count for block in blocks))
             for block in blocks:
                 bodies = [bytes(body or b"") for body in block.body.values()]
                 if _is_ours(bodies):
-                    record.accept(topic, list(map(number_of, bodies)), offset, at_ns)
+                    numbers = list(map(number_of, bodies))
+                    record.accept_plain(topic, uuid, numbers, offset, at_ns)
                 offset += block.count
         return found
 
+    def group_appended(log: Log, *given: Any) -> CommittedGroup:
+        group = append_group(log, *given)
+        topic, uuid = topic_of(log._folder)
+        if (record := disasters()) is not None and topic and group.messages:
+            record.reserve(topic, uuid, group.first_offset + group.messages)
+        return group
+
     def finished(log: Log, ticket: Any) -> None:
         finish(log, ticket)
-        if (record := disasters()) is not None and (topic := topic_of(log._folder)):
+        if (record := disasters()) is not None and (topic := topic_of(log._folder)[0]):
             record.synced(topic, log.synced_end)
 
     def delayed(self: Any, request: int, blocks: list[Any], delays_ms: Sequence[int]) -> None:
@@ -326,7 +362,8 @@ def watch() -> None:
         stored(self, request, keys)
 
     module: Any = Log
-    module.append, module.finish_sync = appended, finished
+    module.append, module.append_group = appended, group_appended
+    module.finish_sync = finished
     module = StorageActor
     module.append_delayed, module.delayed_stored = delayed, was_stored
 

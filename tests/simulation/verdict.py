@@ -4,6 +4,7 @@ compared with the ledger.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import zsq
@@ -13,6 +14,7 @@ from .ledger import Ledger
 from .world import MS, S, the_world
 
 BUCKET_S = 5  # after all faults, the bucket is found again within this time
+SHIPPED_S = 2  # and what is new is shipped within this time, which is twice the longest bound
 
 
 def read(reader: zsq.Reader, offset: int) -> Any:
@@ -52,34 +54,47 @@ def depths(stats: dict[str, Any]) -> dict[str, int]:
     return left
 
 
-def check_stored(ledger: Ledger, url: str, topic: str) -> None:
-    """Check rules 1, 2, 8, 10 and 11 against the log itself."""
-    stored: dict[int, int] = {}
-    offsets: dict[int, int] = {}
-    offset = 0
-    until_ns = the_world().now_ns + BUCKET_S * S
-    with zsq.Reader(topic, url=url, timeout=60) as reader:
+@dataclass
+class Stored:
+    """What a reader has received of a topic: how often each message, and its last offset. `end` is
+    where the reader goes on.
+    """
+
+    times: dict[int, int] = field(default_factory=dict)
+    offsets: dict[int, int] = field(default_factory=dict)
+    end: int = 0
+    head: int = 0
+
+    def read_on(self, ledger: Ledger, topic: str, reader: zsq.Reader) -> None:
+        """Read up to the present head, and check rules 2 and 8."""
+        is_cut = ledger.losses.modes.get(topic) == "never" and ledger.losses.cuts
         while True:
-            found = read(reader, offset)
-            for block in found.blocks:
-                is_gap = (offset, block.first_offset) in ledger.disasters.gaps.get(topic, ())
-                if (block.first_offset != offset and not is_gap) and not (
-                    ledger.losses.modes.get(topic) == "never" and ledger.losses.cuts
-                ):
-                    ledger.broken(f"{topic}: after offset {offset} comes {block.first_offset}")
-                offset = block.first_offset
+            page = read(reader, self.end)
+            if page.head < self.head:
+                ledger.broken(f"{topic}: its head was {self.head}, and is {page.head}")
+            self.head = page.head
+            for block in page.blocks:
+                first = block.first_offset
+                is_gap = (self.end, first) in ledger.disasters.gaps.get(topic, ())
+                if first != self.end and not is_gap and not is_cut:
+                    ledger.broken(f"{topic}: after offset {self.end} comes {first}")
                 for index, body in enumerate(block.body.values()):
                     number = ledger.number(topic, bytes(body or b""))
-                    ledger.place(topic, offset + index, number)
-                    stored[number] = stored.get(number, 0) + 1
-                    offsets[number] = offset + index
-                offset = block.first_offset + block.count
-            if offset >= found.head or not found.blocks:
-                # A topic that has just started does not know yet what the bucket has.
-                known = max((place for name, place in ledger.at if name == topic), default=-1)
-                if offset > known or the_world().now_ns > until_ns:
-                    break
-                the_world().pause(10 * MS, 50 * MS)
+                    ledger.place(topic, first + index, number)
+                    self.times[number] = self.times.get(number, 0) + 1
+                    self.offsets[number] = first + index
+                self.end = first + block.count
+            if self.end >= page.head or not page.blocks:
+                return
+
+
+def check_stored(ledger: Ledger, url: str, topic: str) -> None:
+    """Check rules 1, 2, 8, 10 and 11 against the log itself."""
+    found = Stored()
+    with zsq.Reader(topic, url=url, timeout=60) as reader:
+        found.read_on(ledger, topic, reader)
+        _check_seen(ledger, topic, found, reader)
+    stored = found.times
     for number, times in stored.items():
         if times > 1:
             ledger.broken(f"{number} is stored {times} times in {topic}")
@@ -87,7 +102,7 @@ def check_stored(ledger: Ledger, url: str, topic: str) -> None:
         ledger,
         topic,
         stored,
-        ledger.losses.judge(topic, offsets)
+        ledger.losses.judge(topic, found.offsets)
         if topic in ledger.losses.modes
         else ledger.disasters.excused.get(topic, set()),
     )
@@ -96,6 +111,41 @@ def check_stored(ledger: Ledger, url: str, topic: str) -> None:
             _check_channel(
                 ledger, row, stored, _dead_letters(ledger, url, row) if row.attempts_max else set()
             )
+
+
+def _check_seen(ledger: Ledger, topic: str, found: Stored, reader: zsq.Reader) -> None:
+    """Check that a reader sees everything that was acknowledged, without waiting.
+
+    In the mode `bucket`, consumers get a message before readers see it, and a delayed message
+    comes to the log after it was acknowledged. Readers see both when the bucket has them.
+    """
+    if topic in ledger.losses.modes:
+        return  # see `Losses.judge`
+    world = the_world()
+    is_late = world.broker.options.sync == "bucket"
+    excused = ledger.disasters.excused.get(topic, set())
+    acked = {
+        sent.number
+        for sent in ledger.sent.values()
+        if sent.topic == topic and sent.acked and sent.number not in excused
+    }
+    at_once = {number for number in acked if not (is_late and ledger.sent[number].delayed)}
+    if missing := at_once - found.times.keys():
+        ledger.broken(
+            f"{sorted(missing)[:10]} of {topic} are acknowledged, and a reader at its head "
+            f"{found.head} did not get them"
+        )
+    # A disaster may have taken what was seen at other offsets.
+    known = max((sent.offset for sent in ledger.sent.values() if sent.topic == topic), default=-1)
+    until_ns = world.now_ns + (SHIPPED_S * S if is_late else 0)
+    while found.end <= known or acked - found.times.keys():
+        if world.now_ns >= until_ns:
+            ledger.broken(
+                f"a reader of {topic} ends at {found.end} and misses "
+                f"{sorted(acked - found.times.keys())[:10]}; offset {known} is known"
+            )
+        world.pause(10 * MS, 50 * MS)
+        found.read_on(ledger, topic, reader)
 
 
 def _check_batches(ledger: Ledger, topic: str, stored: dict[int, int], taken: set[int]) -> None:

@@ -1,5 +1,6 @@
 """`scripts/torture`: kill the processes of a real broker under load, and count lost messages. With
---soak, run a mixed load for some time instead (see `support/soak/run.py`).
+--soak, run a mixed load for some time instead (see `support/soak/run.py`). With --bucket, the
+broker has a bucket, and loses its disk too (see `bucket/run.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 from support.soak import run as soak_run
 from support.soak.run import Soak
 from support.torture import ledger as l
+from support.torture.bucket import report
+from support.torture.bucket import run as bucket_run
 from support.torture.kills import SHARES
 from support.torture.run import Torture, Violation, memory_folder
 
@@ -36,10 +39,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="in place of cycles: a mixed load so long; every message must be explained",
     )
     parser.add_argument(
+        "--bucket",
+        action="store_true",
+        help="give the broker a bucket behind a fault proxy, and lose its disk in some cycles",
+    )
+    parser.add_argument(
         "--seed", type=int, help="of the choice of kills, victims and times (default: drawn)"
     )
     parser.add_argument(
-        "--kinds", default=",".join(SHARES), help=f"which kills, of {', '.join(SHARES)}"
+        "--kinds",
+        help=f"which kills (default: all), of {', '.join(SHARES)}; with --bucket, of "
+        f"{', '.join(bucket_run.SHARES)}",
     )
     parser.add_argument(
         "--folder",
@@ -48,7 +58,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--keep", action="store_true", help="leave data and ledger for a look")
     found = parser.parse_args(arguments)
-    unknown = [kind for kind in found.kinds.split(",") if kind not in SHARES]
+    shares = bucket_run.SHARES if found.bucket else SHARES
+    found.kinds = found.kinds or ",".join(shares)
+    unknown = [kind for kind in found.kinds.split(",") if kind not in shares]
     if unknown or found.cycles < 1 or (found.soak is not None and not found.soak > 0):
         parser.error(
             f"unknown kinds: {', '.join(unknown)}"
@@ -64,6 +76,8 @@ def main(arguments: list[str]) -> int:
     if options.soak is not None:
         return soak(options, seed)
     kinds = options.kinds.split(",")
+    if options.bucket:
+        return report.command(options.cycles, seed, kinds, options.folder, keep=options.keep)
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=options.folder))
     memory = memory_folder()
     print(f"torture: {options.cycles} cycles, seed {seed}, data in {folder}", flush=True)

@@ -23,6 +23,7 @@ TITLES: Final = {
     "zsq: scan worker": "scan_worker",
     "zsq: gateway ": "gateway",
     "zsq: alarms": "alarm_teller",
+    "zsq: bucket": "archive",
 }
 
 
