@@ -235,8 +235,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a restored topic continues at its end": Defect(
         "storage/shipping/restore.py",
-        "            leaps = end < self.shipped.reserved\n",
-        "            leaps = False\n",
+        "            if end < self.shipped.reserved:\n",
+        "            if False:\n",
         faults=("lost_disk",),
         ships=True,
     ),

@@ -1,0 +1,60 @@
+"""What the ticks in the bucket have of each topic, and what a topic may append therefore.
+
+The promises, at each append:
+
+* No offset is given out that no tick in the bucket reserves.
+* No message is accepted while a synced message that the bucket does not have is older than the
+  bound. This is checked for plain messages: a delayed message is accepted before it comes to the
+  log, and rows of a transaction are not acknowledged before the bucket has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from zsq.storage.shipping.tick_format import decode_index
+
+if TYPE_CHECKING:
+    from .disasters import Accepted
+
+SLACK_NS = 1_000_000
+
+
+@dataclass
+class Shipped:
+    """By the uuid of each topic: the end of its messages in the bucket, and of its reserved
+    offsets.
+    """
+
+    ends: dict[str, int] = field(default_factory=dict)
+    reserved: dict[str, int] = field(default_factory=dict)
+
+    def take(self, tick: bytes) -> None:
+        """Note what a tick has that was just created."""
+        for piece in decode_index(tick).index.pieces:
+            self.ends[piece.uuid] = max(self.ends.get(piece.uuid, 0), piece.end)
+            self.reserved[piece.uuid] = max(self.reserved.get(piece.uuid, 0), piece.reserved)
+
+    def not_reserved(self, uuid: str, end: int) -> str:
+        """Return what is wrong if a topic gives out all offsets below `end`, or ""."""
+        reserved = self.reserved.get(uuid, 0)
+        return "" if end <= reserved else f"gave out {end - 1}, and {reserved} offsets are reserved"
+
+    def too_late(
+        self, uuid: str, rows: Sequence[Accepted], at_ns: int, began_ns: int, lag_ns: int
+    ) -> str:
+        """Return what is wrong if a topic accepts a message at this time, or "". `rows`: what it
+        has accepted before.
+        """
+        end = self.ends.get(uuid, 0)
+        synced_ns = min(
+            (one.noted_ns for one in rows if one.noted_ns and one.offset >= end), default=at_ns
+        )
+        late_ns = at_ns - max(synced_ns, began_ns) - lag_ns
+        if late_ns <= SLACK_NS:
+            return ""
+        return (
+            f"accepted a message {late_ns / 1e6:.0f} ms after the bound, and the bucket has {end}"
+        )
