@@ -20,6 +20,7 @@ from ..actors.supervisor.topics.registry_format import Content, TopicRow, decode
 from ..storage.archive.archive_format import BROKER_NAME, Claim, decode_claim
 from ..storage.bucket.bucket import Bucket, BucketError, ObjectMissing
 from ..storage.bucket.bucket_url import parse_bucket_url
+from ..storage.bucket.counted_bucket import CountedBucket
 from ..storage.bucket.object_store import open_bucket
 from ..storage.directory.store import TopicIdentity
 from ..storage.errors import DiskFull, StorageError
@@ -60,13 +61,16 @@ class RestoredBroker:
     """Result of a restore. `time_ns` is that of the newest tick, which has the number `number`.
 
     `left_out` has the reasons, by the names of the topics. `may_continue` is True if the directory
-    can go on with the log of ticks of its bucket.
+    can go on with the log of ticks of its bucket. `received_bytes` came from the bucket in
+    `requests` requests.
     """
 
     url: str
     number: int
     time_ns: int
     may_continue: bool
+    received_bytes: int = 0
+    requests: int = 0
     topics: list[RestoredTopic] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -110,10 +114,14 @@ def check(files: Files, plan: RestorePlan) -> RestoredBroker:
 def _attempt(files: Files, plan: RestorePlan, partial: str, *, check: bool) -> RestoredBroker:
     """Restore. Begin again if the broker removes old ticks meanwhile."""
     with _refusing():
-        bucket = open_bucket(parse_bucket_url(plan.url))
+        bucket = CountedBucket(files, open_bucket(parse_bucket_url(plan.url)))
         for attempt in range(ATTEMPTS_MAX):
             try:
-                return _Restore(files, bucket, plan, partial, check).run()
+                found = _Restore(files, bucket, plan, partial, check).run()
+                counts = bucket.counts
+                found.received_bytes = counts.received_bytes
+                found.requests = counts.read_requests
+                return found
             except LogMoved:
                 if attempt + 1 == ATTEMPTS_MAX:
                     raise

@@ -169,6 +169,7 @@ def lines(found: RestoredBroker, data_dir: Path | None, now_ns: int) -> list[str
     said.append(
         f"newest tick: number {found.number}, {time_text(found.time_ns)}, {age_s:,.1f} s old"
     )
+    said.append(f"read {found.received_bytes / (1 << 20):,.1f} MiB in {found.requests:,} requests")
     if data_dir is None:
         said.append(f"{found.url}: {'DAMAGED' if found.damaged else 'complete'}")
         return said
@@ -194,6 +195,8 @@ def as_object(found: RestoredBroker, data_dir: Path | None) -> dict[str, object]
         "tick": found.number,
         "time_ns": found.time_ns,
         "may_continue": found.may_continue,
+        "received_bytes": found.received_bytes,
+        "requests": found.requests,
         "clean": not found.damaged,
         "problems": found.problems,
         "left_out": found.left_out,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,6 +48,7 @@ def test_a_broker_is_restored_from_its_bucket(shipped: ShippingHarness, tmp_path
     assert "topic other is left out: the bucket has nothing of it" in said
     assert f"next: zsq serve --data-dir {target} --bucket {url}" in said
     assert "newest tick: number" in said
+    assert re.search(r"read \d+\.\d MiB in [1-9]\d+ requests", said)
     assert sorted(path.name for path in target.iterdir()) == [
         "registry.json", "shipping.json", "topics",
     ]  # fmt: skip
@@ -69,6 +71,8 @@ def test_json_names_what_was_restored(shipped: ShippingHarness, tmp_path: Path) 
     assert (found["clean"], found["may_continue"]) == (True, True)
     assert (topic["log_messages"], topic["archived_messages"]) == (len(shipped.bodies), 0)
     assert (topic["channels"], topic["delayed_messages"], topic["problems"]) == (1, 2, [])
+    assert found["requests"] > 10
+    assert found["received_bytes"] > 10_000
     assert topic["gaps"] == [[shipped.log.end, topic["end"]]]
 
 
