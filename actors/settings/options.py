@@ -299,6 +299,8 @@ EPHEMERAL_SHM_BYTES_MIN: Final = 32 * MIB
 RING_BYTES_MAX: Final = 2 * MIB
 CREDIT_POOL_BYTES: Final = 256 * MIB  # unanswered blocks of all producers together
 CREDIT_BYTES: Final = 8 * MIB  # unanswered blocks of one producer
+# The same in a topic with --sync bucket. Its answers take tens of milliseconds more.
+CREDIT_BYTES_SHIPPED: Final = 16 * MIB
 CREDIT_BYTES_MIN: Final = 256 * KIB
 # About 140 producers use up the pool. All further producers get this much and are slower.
 CREDIT_BYTES_LEAST: Final = 16 * KIB
@@ -307,6 +309,7 @@ APPEND_BYTES_MAX: Final = 2 * MIB  # the most bytes that storage gets as one app
 APPEND_BYTES_LITTLE: Final = 64 * KIB
 # The most appends that are being stored. Further blocks wait in the topic and are gathered.
 APPENDS_OUT_MAX: Final = 8
+APPENDS_OUT_SHIPPED: Final = 64  # the same in a topic with --sync bucket
 # The most producers that a topic remembers. If there are more, it forgets the least recently used.
 PRODUCERS_MAX: Final = 20_000
 RECENT_SEQUENCES: Final = 256  # answers of each producer that are remembered for repeated blocks

@@ -20,8 +20,9 @@ The rows are dumped in the threads that own the stores. Each dump, and each comm
 in `_arrived`, so their order is known.
 
 The bound. A publish waits when the oldest synced byte that is not in the bucket is older than the
-bound, and it is refused after `PATIENCE_S` more. It also waits when the offsets are used up that
-the log has reserved for this topic. A topic that was never in the log is not held up until it has
+bound, and it is refused after `PATIENCE_S` more. It also waits when more is not in the bucket than
+the bucket takes within the bound (`sync_marks.py`), and when the offsets are used up that the log
+has reserved for this topic. A topic that was never in the log is not held up until it has
 caught up once.
 """
 
@@ -59,7 +60,7 @@ from ..settings import options
 from .archive_link import Answer, ArchiveLink
 from .log_facts import first_unarchived, is_adopted, size_of, stored_ns
 from .row_dumps import Entry, RowDumps
-from .sync_marks import MARKS_MAX, Mark, SyncMarks
+from .sync_marks import MARKS_MAX, Mark, ShipPace, SyncMarks
 
 log = logging.getLogger("zsq")
 
@@ -163,6 +164,7 @@ class Shipping:
         self._upload_serial = 0  # identifies the base that is uploaded
         self._out: deque[Sent] = deque()
         self._marks = SyncMarks()
+        self._pace = ShipPace(self._lag_ns)
         # Commits of delayed messages that are not shipped: their serials, and their times.
         self._delayed_marks: deque[tuple[int, int]] = deque()
         self._waiters: deque[tuple[int, int, Callable[[], object]]] = deque()
@@ -190,7 +192,7 @@ class Shipping:
         self._note_synced(force=True)
 
     def set_bound(self, lag_s: float) -> None:
-        self._lag_ns = int(lag_s * _S)
+        self._lag_ns = self._pace.bound_ns = int(lag_s * _S)
         self._period_ns = self._lag_ns // 2  # until the archive actor tells another one
 
     def turn(self, *, is_on: bool) -> None:
@@ -243,7 +245,9 @@ class Shipping:
 
     def _note_synced(self, *, force: bool = False) -> None:
         if self.state is not ShippingState.OFF:
-            mark = Mark(*self._log.synced_place, time.monotonic_ns())
+            synced = self._log.written_bytes - self._log.unsynced_bytes
+            now_ns, shipped = time.monotonic_ns(), self._pace.shipped
+            mark = Mark(*self._log.synced_place, now_ns, synced, shipped)
             self._marks.note(mark, self.shipped_end, force=force)
 
     def _drain(self) -> None:
@@ -450,7 +454,7 @@ class Shipping:
             self.shipped_end = self._pieced_end = found["end"]
             # Without rows in the log of ticks, the topic has not caught up yet.
             self._enforced = found["base_number"] >= 0 or self._log.end == self._log.start
-            self._marks.drop(self.shipped_end)
+            self._drop_marks()
             self._marks.age(stored_ns(self._log, self.shipped_end))
         else:
             self._place = (first_unarchived(self._store), 0)
@@ -541,6 +545,7 @@ class Shipping:
     def push(self) -> None:
         """Send pieces with what is new, as far as the window allows."""
         self._drain()
+        self._note_synced()
         if self.state is ShippingState.OPEN and self._base_needs_upload():
             self._upload_base()
         while (
@@ -745,7 +750,7 @@ class Shipping:
         self.reserved = max(self.reserved, sent.message.reserved)
         if sent.message.begins:
             self._enforced = True  # it was caught up when this piece was made
-        self._marks.drop(self.shipped_end)
+        self._drop_marks()
         while self._delayed_marks and self._delayed_marks[0][0] <= self.shipped_serial:
             self._delayed_marks.popleft()
         while (
@@ -760,6 +765,10 @@ class Shipping:
                 self._reserving_ns = 0
                 self._fire_reserving()
         self._shipped()
+
+    def _drop_marks(self) -> None:
+        if (dropped := self._marks.drop(self.shipped_end)) is not None:
+            self._pace.note(*dropped, time.monotonic_ns())
 
     def _fire_all(self) -> None:
         while self._waiters:
@@ -854,7 +863,8 @@ class Shipping:
         runs_out = self._taken_end + messages > self.reserved
         if runs_out:
             self._wanted = max(self._wanted, messages)
-        is_late = self._is_late(now) or runs_out
+        is_full = bool(self._marks) and self._pace.is_full(self._log.written_bytes)
+        is_late = self._is_late(now) or runs_out or is_full
         if not is_late and self.state is not ShippingState.FENCED:
             self._held_ns = 0
             return False

@@ -180,8 +180,9 @@ class StorageActor:
         self._listener = listener
         self.title = f"topic {given.name}"
         # With "bucket", a publish is synced as with "always", and answered when it is shipped.
-        self._answers_shipped = given.sync == "bucket"
-        self.mode = "always" if self._answers_shipped else given.sync
+        self.answers_shipped = given.sync == "bucket"
+        """True if publishes are answered only when the bucket has them."""
+        self.mode = "always" if self.answers_shipped else given.sync
         self.store = self._open()
         self._log = self.store.log
         self._appends = 0
@@ -288,7 +289,7 @@ class StorageActor:
             return None
         shipping = Shipping(
             self.store, bytes.fromhex(given.uuid).hex(), self.title, self._link, self, given.ship_lag_s,
-            self._shipped, self._roll_soon, is_urgent=self._answers_shipped, is_on=given.retention.archive == "on",
+            self._shipped, self._roll_soon, is_urgent=self.answers_shipped, is_on=given.retention.archive == "on",
         )  # fmt: skip
         self.store.on_delayed_made = shipping.delayed_made
         self._withholds = True
@@ -396,7 +397,7 @@ class StorageActor:
         """True from the start until the bucket has all that was on the disk then, if publishes are
         answered when the bucket has them.
         """
-        return self._withholds and self._answers_shipped
+        return self._withholds and self.answers_shipped
 
     def _release_answers(self) -> None:
         self._withholds = False
@@ -416,14 +417,14 @@ class StorageActor:
         """Raise `Refused` if publishes have waited too long for the bucket."""
         if self._shipping is not None:
             self._shipping.check()
-        elif self._answers_shipped:
+        elif self.answers_shipped:
             raise Refused(E_BUCKET, NOT_SHIPPED)
 
     def _ship_refused(self) -> str:
         """Return why publishes are refused because of the bucket, or ""."""
         if self._shipping is not None:
             return "; ".join(self._shipping.alarms())
-        return NOT_SHIPPED if self._answers_shipped else ""
+        return NOT_SHIPPED if self.answers_shipped else ""
 
     def _set_retention(self, order: p.SetRetention) -> p.Done:
         policy = resolve(order.retention)
@@ -437,11 +438,11 @@ class StorageActor:
         """Answer publishes when they are synced, or when they are shipped. Both modes sync the log
         in the same way.
         """
-        self._answers_shipped = order.sync == "bucket"
+        self.answers_shipped = order.sync == "bucket"
         if self._shipping is not None:
-            self._shipping.is_urgent = self._answers_shipped
+            self._shipping.is_urgent = self.answers_shipped
             self._shipping.push()
-        if not self._answers_shipped:
+        if not self.answers_shipped:
             unshipped, self._unshipped = self._unshipped, {}
             for request, keys in unshipped.items():
                 self._listener.delayed_stored(request, keys)
@@ -464,7 +465,7 @@ class StorageActor:
     def _durable_end(self) -> int:
         """Return the end of the messages that are stored as the sync mode promises."""
         end = self._log.synced_end
-        if self._answers_shipped and self._shipping is not None and not self._shipping.is_off:
+        if self.answers_shipped and self._shipping is not None and not self._shipping.is_off:
             return max(self._log.start, min(end, self._shipping.shipped_end))
         return end
 
@@ -475,7 +476,7 @@ class StorageActor:
         of the topic until the archive actor has told what the bucket has.
         """
         shipping = self._shipping
-        if self._answers_shipped and shipping is not None and not shipping.is_known:
+        if self.answers_shipped and shipping is not None and not shipping.is_known:
             raise NotHere(f"{self.title}: it is not known yet what the bucket has")
         if shipping is not None and shipping.is_fenced:  # nothing is acknowledged any more
             return self._log.synced_end
@@ -483,7 +484,7 @@ class StorageActor:
 
     def _shipped(self) -> None:
         """Answer the appends and readers that waited until it is known what the bucket has."""
-        if self._answers_shipped:
+        if self.answers_shipped:
             self._answer_durable()
             self._reads.arrived()
         self._delayed.resume()
@@ -514,7 +515,7 @@ class StorageActor:
     # Delayed messages that were stored or not
 
     def delayed_stored(self, request: int, keys: Sequence[tuple[int, int]]) -> None:
-        if self._answers_shipped:
+        if self.answers_shipped:
             self._unshipped[request] = keys
             self._when_shipped(partial(self._delayed_shipped, request))
         else:
@@ -729,7 +730,7 @@ class StorageActor:
         them.
         """
         self._note_synced()
-        if self._answers_shipped:  # after the appends before it, which wait until they are shipped
+        if self.answers_shipped:  # after the appends before it, which wait until they are shipped
             self._written.append(_Pending(0, 0, 0, self._log.synced_end, []))
             self._answer_durable()
             return

@@ -1,6 +1,11 @@
-"""Sync marks: when each part of a topic's log was synced, as far as it is not in the bucket. Pure.
+"""Sync marks: when each part of a topic's log was synced, as far as it is not in the bucket, and how
+much of it there may be. Pure.
 
 A mark is a place between two blocks. So it is also a place where a piece of a tick may end.
+
+If publishers are faster than the bucket, it is too late to stop them when the oldest message is as
+old as the bound: what was stored meanwhile takes longer. So the bytes that are not in the bucket
+are limited to what the bucket took in a time as long as the bound.
 """
 
 from __future__ import annotations
@@ -9,6 +14,8 @@ from collections import deque
 from typing import Final, NamedTuple
 
 MARKS_MAX: Final = 4_096
+UNLIMITED: Final = 1 << 62
+LIMIT_LEAST: Final = 1 << 20
 
 
 class Mark(NamedTuple):
@@ -18,6 +25,10 @@ class Mark(NamedTuple):
     position: int
     offset: int
     time_ns: int
+    written: int = 0
+    """Bytes of the log that were synced then, since the process began."""
+    shipped: int = 0
+    """Bytes of them that were in the bucket then."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -43,10 +54,13 @@ class SyncMarks:
             self._marks = deque([kept[0], *kept[1:-1:2], kept[-1]])
         self._marks.append(mark)
 
-    def drop(self, shipped_end: int) -> None:
-        """Forget the marks of what is shipped."""
+    def drop(self, shipped_end: int) -> tuple[Mark, Mark] | None:
+        """Forget the marks of what is shipped. Return the first and the last of them, if any."""
+        first = last = None
         while self._marks and self._marks[0].offset <= shipped_end:
-            self._marks.popleft()
+            last = self._marks.popleft()
+            first = first or last
+        return (first, last) if first is not None and last is not None else None
 
     def clear(self) -> None:
         self._marks.clear()
@@ -68,3 +82,43 @@ class SyncMarks:
     def offset_at(self, place: tuple[int, int]) -> int:
         """Return the largest offset that is known to be before this place, -1 for none."""
         return max((one.offset for one in self._marks if one.place <= place), default=-1)
+
+
+class ShipPace:
+    """The limit of the bytes of one topic that are on the disk and not in the bucket.
+
+    Times are in ns. There is no limit until messages were later than `bound_ns`.
+    """
+
+    def __init__(self, bound_ns: int) -> None:
+        self.bound_ns = bound_ns
+        self.shipped = 0
+        """Bytes of the log that are in the bucket, since the process began."""
+        self.limit = UNLIMITED
+        self._was_full = False
+        self._changed_ns = 0
+
+    def is_full(self, written: int) -> bool:
+        """Return True if no more may be written. `written` counts as `Mark.written`."""
+        is_full = written - self.shipped > self.limit
+        self._was_full = self._was_full or is_full
+        return is_full
+
+    def note(self, first: Mark, last: Mark, now_ns: int) -> None:
+        """Note that all between these marks is in the bucket now."""
+        self.shipped = max(self.shipped, last.written)
+        age_ns, taken = now_ns - first.time_ns, first.written - first.shipped
+        if age_ns > self.bound_ns:
+            # With less, the bucket was slow or away, and not busy.
+            if taken >= LIMIT_LEAST:
+                in_time = taken * self.bound_ns // age_ns
+                self.limit = min(self.limit, max(LIMIT_LEAST, in_time * 7 // 8))
+            self._changed(now_ns)
+        elif now_ns - self._changed_ns >= self.bound_ns:
+            if self._was_full and age_ns < self.bound_ns * 7 // 8:
+                self.limit += self.limit // 8 if age_ns > self.bound_ns // 2 else self.limit
+            self._changed(now_ns)
+
+    def _changed(self, now_ns: int) -> None:
+        """Note a change of the limit. Its effect is seen after about the bound."""
+        self._changed_ns, self._was_full = now_ns, False

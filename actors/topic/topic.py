@@ -223,7 +223,7 @@ class TopicActor(Actor[TopicStart]):
         given = self.given.storage
         self.storage = self._open_storage()
         recovered = self.storage.recovered()
-        self.ordering = Ordering(recovered.producers)
+        self.ordering = Ordering(recovered.producers, lambda: self.storage.answers_shipped)
         self.ordering.closed = given.closed
         self.limits = Limits(given.message_bytes_max)
         # Answers to orders, sent once all earlier blocks are answered.

@@ -271,7 +271,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "readers do not wait until it is known what the bucket has": Defect(
         "actors/storage/storage_actor.py",
-        "        if self._answers_shipped and shipping is not None and not shipping.is_known:\n",
+        "        if self.answers_shipped and shipping is not None and not shipping.is_known:\n",
         "        if False:\n",
         faults=("lost_disk", "kill_topic"),
         ships=True,

@@ -65,6 +65,8 @@ class FakeStorage:
     it instead.
     """
 
+    answers_shipped = False
+
     def __init__(self, recovered: Recovered) -> None:
         self._recovered = recovered
         self.refusal: ZsqError | None = None

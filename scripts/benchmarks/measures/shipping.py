@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from local_setup.broker import LocalBroker, serve_again, temporary_broker
 from zsq.storage.bucket.bucket_url import parse_bucket_url
@@ -26,13 +26,14 @@ from zsq.transport.client.blocking.client import Admin, Producer
 
 from ..harness.loads import Shape
 from ..harness.report import Report, percentile
-from .throughput import _through
+from .throughput import _through, through
 
 MIB: Final = 1 << 20
-BLOCKS: Final = Shape(1_000_000, 200, 1_000)
+BLOCKS: Final = Shape(2_000_000, 200, 1_000)
 LAG_RATE: Final = 100_000_000  # bytes a second
 LAG_S: Final = 8.0
 IDLE_S: Final = 10.0
+LOOK_S: Final = 0.02
 TOPICS: Final = 100
 TOPIC_RATE: Final = 10  # messages a second of each topic
 TOPICS_S: Final = 20.0
@@ -84,18 +85,13 @@ def _throughput(report: Report, url: str, server_pid: int, rounds: int) -> None:
         names = {"e2e: no bucket": without, "e2e: with shipping": shipped}
         for number in range(rounds):
             for name in sorted(names, reverse=bool(number % 2)):
-                broker = names[name]
-                with _server(server_pid) as share:
-                    rate = _through(broker, f"e2e-{number}", BLOCKS, channels=1)
-                report.add(name, "messages/s", rate, limit=broker is without, against="e2e")
+                broker, topic = names[name], f"e2e-{number}"
                 if broker is shipped:
-                    report.add("e2e: server meanwhile, share of a core", "%", 100 * share())
-                    report.add(
-                        "e2e: the same, with the server's time given back",
-                        "messages/s",
-                        _given_back(rate, share()),
-                        against="e2e",
-                    )
+                    _measured(report, broker, topic, server_pid, name, "e2e")
+                    _wait_shipped(broker)
+                else:
+                    rate = _through(broker, topic, BLOCKS, channels=1)
+                    report.add(name, "messages/s", rate, limit=True, against="e2e")
         row = _wait_shipped(shipped)["bucket"]
         published = rounds * BLOCKS.bytes
         report.add("sent by published, archive and ticks", "bytes", row["sent_bytes"] / published)
@@ -116,18 +112,48 @@ def _wait_shipped(broker: LocalBroker) -> Stats:
         time.sleep(0.5)
 
 
-@contextlib.contextmanager
-def _server(pid: int) -> Iterator[Callable[[], float]]:
-    """Yield a function that returns the share of a core that the server used in the block."""
-    before, begin = _cpu_s([pid]), time.perf_counter()
-    shares: list[float] = []
-    yield lambda: shares[0]
-    shares.append((_cpu_s([pid]) - before) / (time.perf_counter() - begin))
+class _Used:
+    """Processor time of the bucket's server, looked at all the time."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._seen: list[tuple[float, float]] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._is_over.wait(LOOK_S):
+            self._seen.append((time.monotonic(), _cpu_s([self._pid])))
+
+    def share(self, start: float, end: float) -> float:
+        """Return the share of a core that the server used between two monotonic times."""
+        within = [cpu_s for at, cpu_s in self._seen if start <= at <= end + LOOK_S]
+        return (within[-1] - within[0]) / (end - start)
 
 
-def _given_back(rate: float, share: float) -> float:
-    """Return the rate as if the server's time had been free for the broker and its clients."""
-    return rate / max(0.1, 1 - share / (os.cpu_count() or 1))
+def _measured(
+    report: Report, broker: LocalBroker, topic: str, server_pid: int, name: str, against: str
+) -> None:
+    """Add the rate of a broker with a bucket, and what it would be if the server took no time."""
+    with _Used(server_pid) as used:
+        start, end = through(broker, topic, BLOCKS, channels=1)
+    rate, share = BLOCKS.messages / (end - start), used.share(start, end)
+    report.add(name, "messages/s", rate, against=against)
+    report.add(f"{name}, server meanwhile, share of a core", "%", 100 * share)
+    report.add(
+        f"{name}, with the server's time given back",
+        "messages/s",
+        rate / max(0.1, 1 - share / (os.cpu_count() or 1)),
+        against=against,
+    )
 
 
 def _synced(report: Report, url: str, server_pid: int, rounds: int) -> None:
@@ -149,16 +175,9 @@ def _synced(report: Report, url: str, server_pid: int, rounds: int) -> None:
         for number in range(rounds):
             plain = _through(without, f"sync-{number}", BLOCKS, channels=1)
             report.add("blocks: no bucket", "messages/s", plain, limit=True, against="blocks")
-            with _server(server_pid) as share:
-                rate = _through(synced, f"sync-{number}", BLOCKS, channels=1)
-            report.add("blocks: --sync bucket", "messages/s", rate, against="blocks")
-            report.add("blocks: server meanwhile, share of a core", "%", 100 * share())
-            report.add(
-                "blocks: the same, with the server's time given back",
-                "messages/s",
-                _given_back(rate, share()),
-                against="blocks",
-            )
+            name = "blocks: --sync bucket"
+            _measured(report, synced, f"sync-{number}", server_pid, name, "blocks")
+            _wait_shipped(synced)
 
 
 def _publish(producer: Producer, body: bytes) -> None:

@@ -90,6 +90,12 @@ def consume_alone(broker: LocalBroker, report: Report, shape: Shape, rounds: int
 
 def _through(broker: LocalBroker, topic: str, shape: Shape, *, channels: int) -> float:
     """Return the messages a second until all channels have finished all messages."""
+    start, end = through(broker, topic, shape, channels=channels)
+    return shape.messages / (end - start)
+
+
+def through(broker: LocalBroker, topic: str, shape: Shape, *, channels: int) -> tuple[float, float]:
+    """Publish and consume all messages. Return the monotonic times of the start and the end."""
     with Admin(broker.url) as admin:
         for index in range(channels):
             admin.create_channel(topic, f"bench{index}")
@@ -99,7 +105,7 @@ def _through(broker: LocalBroker, topic: str, shape: Shape, *, channels: int) ->
             crew.add(consume, broker.url, topic, f"bench{index}", shape, shape.messages + 1)
         crew.add(publish, broker.url, topic, shape)
         start = crew.go()
-        return shape.messages / (max(crew.ends()) - start)
+        return start, max(crew.ends())
 
 
 def _rounds(

@@ -167,15 +167,17 @@ def test_the_number_of_cancels_that_wait_for_a_move_is_bounded(
 def test_a_move_on_a_full_disk_or_a_sealed_topic_is_not_retried_at_once() -> None:
     now = 10**15
     clock = SimpleNamespace(monotonic_ns=lambda: now, wall_ns=lambda: 100)
-    for full, is_open, wait in (
-        (False, True, 0),
-        (True, True, options.DELAYED_RETRY_NS),
-        (False, False, options.DELAYED_RETRY_NS),
+    for full, held, is_open, wait in (
+        (False, False, True, 0),
+        (True, False, True, options.DELAYED_RETRY_NS),
+        (False, True, True, options.DELAYED_RETRY_NS),
+        (False, False, False, options.DELAYED_RETRY_NS),
     ):
         summary = SimpleNamespace(next_due_ns=50)
         harness = SimpleNamespace(
-            state=MoveState.IDLE, summary=summary, _clock=clock, full=full, _open=is_open
-        )
+            state=MoveState.IDLE, summary=summary, _clock=clock, full=full, _held=held,
+            _open=is_open,
+        )  # fmt: skip
         assert DelayedMessages._next_scan_ns(cast("Any", harness)) == now + min(
             wait, options.DELAYED_LOOK_NS
         )

@@ -43,7 +43,7 @@ class Bench:
         parts: dict[str, Any] = {
             "mode": mode, "store": store, "_log": store.log, "_producers": ProducerTable(table.producers), "_appends": 0,
             "_sealed": False, "_shortage": Shortage(), "_written": deque(), "_unsynced": deque(),
-            "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs, "_answers_shipped": False, "_shipping": None,
+            "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs, "answers_shipped": False, "_shipping": None,
             "_state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
             "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing), "_archiver": None,
             "_stages": SimpleNamespace(turn=nothing),
@@ -126,7 +126,7 @@ def test_the_rows_of_producers_do_not_wait_for_the_bucket(tmp_path: Path) -> Non
     shipping = SimpleNamespace(
         is_off=False, shipped_end=0, check=nothing, synced=nothing, is_active=False
     )
-    vars(made.actor).update({"_answers_shipped": True, "_shipping": shipping, "_ships": False})
+    vars(made.actor).update({"answers_shipped": True, "_shipping": shipping, "_ships": False})
     made.hear(3)
     made.harness.log.roll(made.harness.now_ns)
     made.turn()

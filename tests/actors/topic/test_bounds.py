@@ -225,6 +225,21 @@ def test_one_producers_credit_is_bounded_however_large_the_pool(
     assert Ordering({}).hello(A, 1, 1, 1) == (0, options.CREDIT_BYTES)
 
 
+def test_more_is_under_way_while_answers_come_from_the_bucket() -> None:
+    """They take longer. With the usual bounds, one producer could not use the bucket."""
+    shipped = [True]
+    ordering = Ordering({}, lambda: shipped[0])
+    assert ordering.hello(A, 1, 1, 1) == (0, options.CREDIT_BYTES_SHIPPED)
+    for sequence in range(options.APPENDS_OUT_SHIPPED + 1):
+        body = b"x" * options.APPEND_BYTES_LITTLE
+        ordering.publish(A, pack([body], producer_id=1, sequence=sequence), 1)
+        if sequence < options.APPENDS_OUT_SHIPPED:
+            assert ordering.next_append() is not None
+    assert ordering.next_append() is None
+    shipped[0] = False
+    assert ordering.hello((b"b",), 2, 1, 1) == (0, options.CREDIT_BYTES)
+
+
 def test_a_producer_is_remembered_for_a_week() -> None:
     week_ns = options.PRODUCER_KEPT_S * 10**9
     ordering = Ordering({1: (5, ())})
