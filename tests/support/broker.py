@@ -54,6 +54,7 @@ class Broker:
             *extra,
         )
         self.log = data_dir.parent / f"{data_dir.name}.log"
+        self.program: tuple[str, ...] = ("-m", "zsq")
         self.process: subprocess.Popen[bytes] | None = None
         self._known: set[int] = set()
         self._begin = 0  # position in the log file where this run of the broker begins
@@ -75,8 +76,7 @@ class Broker:
         """Start the broker without waiting until it is ready."""
         command = [
             sys.executable,
-            "-m",
-            "zsq",
+            *self.program,
             "serve",
             "--data-dir",
             str(self.data_dir),

@@ -1,0 +1,239 @@
+"""The clients of the bucket torture: producers and consumers of one broker, each in its own thread.
+They record what they send and what is answered (see `history.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from typing import Final
+
+from support.torture.bucket.history import BucketHistory, Sent
+
+import zsq
+from zsq.transport.errors import E_BUCKET, E_FENCED
+
+CHANNEL: Final = "work"
+PATIENCE_S: Final = 180.0  # a client waits so long for the broker: a restore must not end it
+HEARTBEAT_MS: Final = 1_000
+TICK_S: Final = 0.004
+PACE_S: Final = 0.05  # seconds between two publishes of a producer to one topic
+WINDOW: Final = 6  # the most unanswered publishes of a producer to one topic
+MESSAGES: Final = 8  # the most messages of a publish
+DELAYED_SHARE: Final = 0.1
+DELAY_S_MAX: Final = 2.0
+READY: Final = 200
+CLOSE_S: Final = 0.2
+
+
+class Load:
+    """The clients of one broker. They go on while the broker is killed and started again.
+
+    `lifetime` is that of the broker's data directory. Each producer uses another transport.
+    """
+
+    def __init__(self, history: BucketHistory, url: str, lifetime: int, seed: int) -> None:
+        self.history = history
+        self.url = url
+        self.lifetime = lifetime
+        self.counts: Counter[str] = Counter()
+        self.pausing = threading.Event()
+        self._ending = threading.Event()
+        self._producers = [
+            Producing(self, transport, random.Random(f"{seed}/{transport}"))
+            for transport in ("auto", "tcp")
+        ]
+        self._consumers: list[Consuming] = []
+
+    def start_producers(self) -> None:
+        for producer in self._producers:
+            producer.start()
+
+    def start_consumers(self) -> None:
+        self._consumers = [Consuming(self, topic) for topic in range(len(self.history.topics))]
+        for consumer in self._consumers:
+            consumer.start()
+
+    def stop_consumers(self) -> None:
+        for consumer in self._consumers:
+            consumer.ending.set()
+        for consumer in self._consumers:
+            consumer.join(PATIENCE_S)
+        self._consumers = []
+
+    def close(self) -> None:
+        """End all clients. What they have not got an answer for stays without one."""
+        self._ending.set()
+        for producer in self._producers:
+            producer.join(PATIENCE_S)
+        self.stop_consumers()
+
+    @property
+    def is_ending(self) -> bool:
+        return self._ending.is_set()
+
+    def wait(self) -> None:
+        """Wait for the next turn of a client."""
+        self._ending.wait(TICK_S)
+
+    @property
+    def is_idle(self) -> bool:
+        """True when a paused load has an answer for everything that it sent."""
+        return all(producer.is_idle for producer in self._producers)
+
+    @property
+    def turns(self) -> int:
+        """The number of turns that the slowest producer has made. A turn takes in all answers."""
+        return min(producer.turns for producer in self._producers)
+
+    def silent(self, since_s: float) -> list[str]:
+        """Return the clients without an answer for what they sent or received after this time."""
+        names = [topic.name for topic in self.history.topics]
+        found = [
+            f"producer {producer.transport} of {name}"
+            for producer in self._producers
+            for name, at_s in zip(names, producer.answered_s, strict=True)
+            if at_s <= since_s
+        ]
+        return found + [
+            f"consumer of {names[consumer.topic]}"
+            for consumer in self._consumers
+            if consumer.answered_s <= since_s
+        ]
+
+    def failed(self, error: Exception, what: str) -> None:
+        """Record that a publish failed. It is not known whether it is stored."""
+        code = getattr(error, "code", "")
+        if code == E_FENCED:
+            self.counts["fenced"] += 1
+        elif code == E_BUCKET:
+            self.counts["refused"] += 1
+        elif not self.is_ending:
+            self.history.complain(f"{what} failed: {error!r}")
+
+
+class _Client(threading.Thread):
+    """A thread whose errors are complaints."""
+
+    def __init__(self, load: Load, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.load = load
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except Exception:
+            if not self.load.is_ending:
+                self.load.history.complain(f"{self.name} ended by {traceback.format_exc()}")
+
+    def work(self) -> None:
+        raise NotImplementedError
+
+
+class Producing(_Client):
+    """A producer of all topics. It always has some publishes without an answer."""
+
+    def __init__(self, load: Load, transport: str, chance: random.Random) -> None:
+        super().__init__(load, f"producer {transport}")
+        topics = len(load.history.topics)
+        self.transport = transport
+        self.turns = 0
+        self.answered_s = [0.0] * topics  # when the newest answered publish was sent
+        self._random = chance
+        self._out: list[deque[tuple[Sent, zsq.Receipt]]] = [deque() for _ in range(topics)]
+        self._next_s = [0.0] * topics
+
+    @property
+    def is_idle(self) -> bool:
+        return self.load.pausing.is_set() and not any(self._out)
+
+    def work(self) -> None:
+        load = self.load
+        producer = zsq.Producer(
+            load.url, heartbeat_ms=HEARTBEAT_MS, timeout=PATIENCE_S, transport=self.transport
+        )
+        try:
+            while not load.is_ending:
+                for topic in range(len(self._out)):
+                    self._take_answers(topic)
+                    if not load.pausing.is_set() and self._is_due(topic):
+                        self._send(producer, topic)
+                self.turns += 1
+                load.wait()
+        finally:
+            with contextlib.suppress(zsq.ZsqError):
+                producer.close(CLOSE_S)
+
+    def _is_due(self, topic: int) -> bool:
+        return len(self._out[topic]) < WINDOW and time.monotonic() >= self._next_s[topic]
+
+    def _send(self, producer: zsq.Producer, topic: int) -> None:
+        history, chance, now = self.load.history, self._random, time.monotonic()
+        self._next_s[topic] = now + chance.uniform(0.5, 1.5) * PACE_S
+        delay = chance.uniform(0.1, DELAY_S_MAX) if chance.random() < DELAYED_SHARE else None
+        count = 1 if delay is not None else chance.randint(1, MESSAGES)
+        sent = history.send(count, now, is_delayed=delay is not None)
+        try:
+            receipt = producer.publish_many(
+                history.topics[topic].name, history.bodies(sent), delay=delay, wait=False
+            )
+        except zsq.ZsqError as error:
+            self.load.failed(error, f"{self.name}: a publish of {count} messages")
+        else:
+            self._out[topic].append((sent, receipt))
+
+    def _take_answers(self, topic: int) -> None:
+        out, load = self._out[topic], self.load
+        while out and out[0][1].done:
+            sent, receipt = out.popleft()
+            if receipt.error is not None:
+                load.failed(receipt.error, f"{self.name}: a publish of {sent.count} messages")
+                continue
+            offset = receipt.offset
+            load.history.acknowledged(
+                topic, sent, -1 if offset is None else offset, time.monotonic(), load.lifetime
+            )
+            self.answered_s[topic] = max(self.answered_s[topic], sent.sent_s)
+
+
+class Consuming(_Client):
+    """The consumer of one topic's channel. It finishes all that it gets."""
+
+    def __init__(self, load: Load, topic: int) -> None:
+        super().__init__(load, f"consumer of {load.history.topics[topic].name}")
+        self.topic = topic
+        self.answered_s = 0.0  # when the newest message with a confirmed finish was received
+        self.ending = threading.Event()
+
+    def work(self) -> None:
+        name = self.load.history.topics[self.topic].name
+        consumer = zsq.Consumer(
+            name, CHANNEL, url=self.load.url, ready=READY, heartbeat_ms=HEARTBEAT_MS, timeout=PATIENCE_S
+        )  # fmt: skip
+        try:
+            while not self.load.is_ending and not self.ending.is_set():
+                batch = consumer.receive_batch(0.05)
+                if batch is not None:
+                    self._finish(consumer, batch)
+        finally:
+            with contextlib.suppress(zsq.ZsqError):
+                consumer.close(CLOSE_S)
+
+    def _finish(self, consumer: zsq.Consumer, batch: zsq.Batch) -> None:
+        load, received_s, lifetime = self.load, time.monotonic(), self.load.lifetime
+        numbers = [
+            load.history.deliver(self.topic, offset, body or b"", lifetime)
+            for offset, body in zip(batch.offsets, batch.bodies, strict=True)
+        ]
+        try:
+            batch.finish()
+            consumer.flush()
+        except (zsq.LeaseLost, zsq.BrokerUnreachable, zsq.Refused):
+            load.counts["finishes in doubt"] += len(numbers)
+            return
+        load.history.finish(self.topic, numbers, time.monotonic(), lifetime)
+        self.answered_s = received_s

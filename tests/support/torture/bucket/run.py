@@ -1,0 +1,416 @@
+"""The run of the bucket torture: a broker with a bucket behind a fault proxy, and its clients. Each
+cycle kills processes, or loses the disk, and then checks all promises (see `history.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import select
+import shutil
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from support.broker import wait_for
+from support.fault_proxy import REFUSE, SILENT
+from support.torture.bucket import store as stores
+from support.torture.bucket.history import BucketHistory
+from support.torture.bucket.homes import LAG_S, Home, Restores
+from support.torture.bucket.load import CHANNEL, DELAY_S_MAX, Load
+from support.torture.processes import holders_of
+
+import zsq
+
+TOPICS: Final = (("safe", True), ("fast", False))
+# The number of cycles of each kind among twenty.
+SHARES: Final = {"process": 8, "everything": 4, "disk": 5, "two": 3}
+# The number of kills of each process among the kills of a process.
+PROCESSES: Final = {
+    "topic": 5, "archive": 5, "channel": 2, "gateway": 1, "scan_worker": 1, "scan_loop": 1, "alarm_teller": 1, "storm": 2,
+    "supervisor": 2, "forkserver": 1,
+}  # fmt: skip
+ENDS_BROKER: Final = ("supervisor", "forkserver")
+RECOVERY_S: Final = 120.0
+READ_S: Final = 90.0
+QUIET_S: Final = 90.0
+QUIET_EVERY: Final = 20  # cycles between two checks of all promises
+# After the loss of a disk, the log is read again from where it ended so long before.
+BEHIND_S: Final = 20.0
+AWAY_SHARE: Final = 0.15  # the share of cycles in which the store is away for some time
+
+
+class BrokenPromise(Exception):
+    """A promise was broken. The text says which one and where."""
+
+
+def plan(cycles: int, seed: int, kinds: Sequence[str]) -> list[str]:
+    """Return the kind of each cycle. Each kind occurs by its share among twenty cycles."""
+    chance = random.Random(seed)
+    found: list[str] = []
+    while len(found) < cycles:
+        bag = [kind for kind in kinds for _ in range(SHARES[kind])]
+        chance.shuffle(bag)
+        found += bag
+    return found[:cycles]
+
+
+class BucketTorture:
+    """One run in `folder`, with a cycle of each of these kinds. Each cycle prints a line."""
+
+    def __init__(self, folder: Path, kinds: Sequence[str], seed: int) -> None:
+        self.seed = seed
+        self._kinds = kinds
+        self.random = random.Random(seed)
+        self.history = BucketHistory(TOPICS, LAG_S)
+        self.folder = folder / "brokers"
+        self.folder.mkdir()
+        self._server_folder = folder / "server"
+        self.cycles_done: Counter[str] = Counter()
+        self.kills: Counter[str] = Counter()
+        self.restored: Counter[str] = Counter()
+        self.faults: dict[str, int] = {}
+        self.clients: Counter[str] = Counter()
+        self.orphans = 0
+        self.fscks = 0
+        self.recoveries: list[float] = []
+        self.began_s = time.monotonic()
+        self._lifetime = 0
+        self._homes: list[Home] = []
+        self._loads: list[Load] = []
+        self._reads: list[tuple[float, list[int]]] = []
+
+    # Cycles
+
+    def run(self) -> None:
+        """Run all cycles. Raise `BrokenPromise` at the first broken promise."""
+        with stores.running(self._server_folder, self.seed) as self.store:
+            self.restores = Restores(self.store, self.folder, self.random, self.restored)
+            try:
+                self._begin()
+                for cycle, kind in enumerate(self._kinds, 1):
+                    self._cycle(cycle, kind)
+                    if cycle % QUIET_EVERY == 0 and cycle < len(self._kinds):
+                        self._quiet()
+                self._end()
+            finally:
+                self.faults = self.store.proxy.counts()
+                self._close()
+
+    def _home(self, port: int = 0) -> Home:
+        """Return a new home, whose data directory does not exist yet."""
+        self._lifetime += 1
+        home = Home(self.folder, self._lifetime, port, self.random.randrange(1 << 32))
+        self._homes.append(home)
+        return home
+
+    def _load(self, home: Home) -> Load:
+        load = Load(self.history, home.url, home.lifetime, self.random.randrange(1 << 32))
+        self._loads.append(load)
+        load.start_producers()
+        return load
+
+    def _begin(self) -> None:
+        self.home = self._home()
+        self.home.start()
+        with zsq.Admin(self.home.url) as admin:
+            for name, sync_bucket in TOPICS:
+                admin.create_topic(name, sync="bucket" if sync_bucket else "always")
+                admin.create_channel(name, CHANNEL, start="earliest")
+        self.load = self._load(self.home)
+        self.load.start_consumers()
+        self._recovered(time.monotonic())
+        # The channels are in the bucket when a second has passed.
+        self._pause(4 * LAG_S, 4 * LAG_S)
+
+    def _cycle(self, cycle: int, kind: str) -> None:
+        self._pause(0.0, 0.8)
+        at, acknowledged = time.monotonic(), self.history.counts["acknowledged"]
+        away = self._take_away()
+        carry_out = {
+            "process": self._process,
+            "everything": self._everything,
+            "disk": self._disk,
+            "two": self._two,
+        }
+        text = carry_out[kind]()
+        took = self._recovered(time.monotonic())
+        self.read()
+        self._complain()
+        self.recoveries.append(took)
+        self.cycles_done[kind] += 1
+        counts = self.history.counts
+        print(
+            f"{cycle:5} {kind:10} at {at - self.began_s:7.2f} s, took "
+            f"{time.monotonic() - at:5.2f} s: {text}{away}, served after {took:.1f} s; acknowledged "
+            f"{counts['acknowledged'] - acknowledged:5,}, in all {counts['acknowledged']:,}, "
+            f"checked {counts['checked']:,}, lost within the bound "
+            f"{counts['lost within the bound']:,}, finished {counts['finished']:,}",
+            flush=True,
+        )
+
+    def _pause(self, least_s: float, most_s: float) -> None:
+        select.select([], [], [], self.random.uniform(least_s, most_s))
+
+    def _take_away(self) -> str:
+        """Take the store away for some time, in some cycles, until just before the kill."""
+        if self.random.random() >= AWAY_SHARE:
+            return ""
+        how, seconds = self.random.choice((REFUSE, SILENT)), self.random.uniform(0.2, 1.5)
+        self.store.proxy.away(how)
+        try:
+            self._pause(seconds, seconds)
+        finally:
+            self.store.proxy.back()
+        return f", store away ({how}) for {seconds:.1f} s before"
+
+    # The kinds of cycles
+
+    def _process(self) -> str:
+        """Kill one process. The broker goes on by itself, or it is started again."""
+        kinds = list(PROCESSES)
+        (kind,) = self.random.choices(kinds, list(PROCESSES.values()))
+        done = self.home.killer.carry_out(kind)
+        if done is None:  # none of this kind lives, or the broker would not restart it again
+            return self._everything()
+        self.kills[kind] += 1
+        if kind in ENDS_BROKER:
+            self.home.killer.start_again()
+        return f"killed {done.text}"
+
+    def _everything(self) -> str:
+        text = f"killed all {self.home.kill_everything()} processes"
+        self.kills["everything"] += 1
+        return text + self._start(self.home)
+
+    def _start(self, home: Home) -> str:
+        """Start the broker. In some cases, kill it once more during its start and takeover."""
+        killed = 0
+        while killed < 2 and self.random.random() < 0.3:
+            home.launch()
+            self._pause(0.2, 2.0)
+            home.kill_everything()
+            killed += 1
+        self.kills["everything during the start"] += killed
+        home.start()
+        return f", {killed} times more during the start" if killed else ""
+
+    def _disk(self) -> str:
+        """Kill all processes, delete the data directory, and restore it elsewhere."""
+        text = ""
+        if self.random.random() < 0.4:
+            # A broker that just started again must keep the bound too.
+            done = self.home.killer.carry_out(self.random.choice(("topic", "archive")))
+            if done is not None:
+                self.kills[done.text.split()[0]] += 1
+                text = f"killed {done.text}, "
+                self._pause(0.0, 2.5)
+        old, lost_s = self.home, time.monotonic()
+        number = old.kill_everything()
+        turns = self.load.turns
+        wait_for(lambda: self.load.turns > turns + 1, 30, "the end of all answers")
+        shutil.rmtree(old.folder)
+        self.kills["everything, disk lost"] += 1
+        self.home = self._home(old.broker.port)
+        restored = self.restores.restore(self.home.folder, killed=self.random.random() < 0.35)
+        self._lose(old, lost_s)
+        self.load.lifetime = self.home.lifetime
+        return f"{text}killed all {number} and lost the disk, {restored}" + self._start(self.home)
+
+    def _lose(self, home: Home, lost_s: float) -> None:
+        """Record the loss of a disk at this time. What was read last must be read again."""
+        self.history.lose_disk(home.lifetime)
+        before = [row for row in self._reads if row[0] < lost_s - BEHIND_S]
+        self._reads = before[-1:]
+        for topic in range(len(TOPICS)):
+            self.history.read_again(topic, before[-1][1][topic] if before else 0)
+
+    def _two(self) -> str:
+        """Restore the broker while it runs. Exactly one of the two goes on."""
+        old, old_load, lost_s = self.home, self.load, time.monotonic()
+        old_load.stop_consumers()
+        self._settle()
+        home = self._home()
+        restored = self.restores.restore(home.folder, killed=False)
+        home.launch()
+        if self.random.random() < 0.4:  # the old broker may go on before the takeover
+            self._pause(0.0, 2.5)
+            old_load.pausing.clear()
+        home.broker.wait_ready(RECOVERY_S)
+        load, since = self._load(home), time.monotonic()
+        wait_for(
+            lambda: load.counts["fenced"] or not load.silent(since) or self.history.complaints,
+            RECOVERY_S,
+            "an answer of the restored broker",
+        )
+        old_load.pausing.clear()
+        if load.counts["fenced"]:
+            self._end_load(load)
+            home.lose()
+            old_load.start_consumers()
+            self.kills["restored broker, refused"] += 1
+            return f"two brokers, {restored}: the old one had gone on, and it keeps the log"
+        self._lose(old, lost_s)
+        load.start_consumers()
+        wait_for(
+            lambda: old_load.counts["fenced"] or self.history.complaints,
+            RECOVERY_S,
+            "the fence of the old broker",
+        )
+        self._pause(0.0, 1.0)
+        self.home, self.load = home, load
+        old.lose()
+        self._end_load(old_load)
+        self.kills["old broker, fenced"] += 1
+        return f"two brokers, {restored}: the restored one took over, the old one is fenced"
+
+    def _end_load(self, load: Load) -> None:
+        load.close()
+        self._loads.remove(load)
+        self.clients += load.counts
+
+    def _settle(self) -> None:
+        """Pause the producers until all is answered and, in most cases, in the bucket."""
+        self.load.pausing.set()
+        wait_for(lambda: self.load.is_idle or self.history.complaints, RECOVERY_S, "all answers")
+        deadline = time.monotonic() + DELAY_S_MAX + 2.0
+        while time.monotonic() < deadline and not self._is_shipped():
+            select.select([], [], [], 0.05)
+
+    def _stats(self) -> list[dict[str, Any]]:
+        with zsq.Admin(self.home.url) as admin:
+            return [dict(row) for row in admin.stats()["topics"]]
+
+    def _is_shipped(self) -> bool:
+        return not any(row["ship_lag_s"] or row["delayed_count"] for row in self._stats())
+
+    # Checks
+
+    def _recovered(self, since_s: float) -> float:
+        """Wait until every client has an answer for what it sent or received after this time.
+        Return the seconds.
+        """
+        deadline = time.monotonic() + RECOVERY_S
+        while silent := self.load.silent(since_s):
+            if time.monotonic() > deadline:
+                raise BrokenPromise(
+                    f"these clients are not served within {RECOVERY_S:g} s: {silent}"
+                )
+            self._complain()
+            select.select([], [], [], 0.01)
+        return time.monotonic() - since_s
+
+    def _complain(self) -> None:
+        if found := self.history.complaints:
+            raise BrokenPromise("; ".join(found[:5]))
+        assert self.home.broker.process is not None
+        if self.home.broker.process.poll() is not None:
+            raise BrokenPromise(
+                f"the broker ended by itself with code {self.home.broker.process.returncode}"
+            )
+
+    def read(self) -> None:
+        """Read what is new in all topics, and check all publishes that were acknowledged before."""
+        for topic in range(len(TOPICS)):
+            wanted = self.history.to_check(topic)
+            self._read_topic(topic)
+            self.history.check(topic, wanted)
+        self._reads.append((time.monotonic(), [one.position for one in self.history.topics]))
+
+    def _read_topic(self, topic: int) -> None:
+        history = self.history.topics[topic]
+        deadline = time.monotonic() + READ_S
+        with zsq.Reader(history.name, url=self.home.url, timeout=READ_S, patient=True) as reader:
+            while time.monotonic() < deadline:
+                try:
+                    found = reader.read(history.position, 1 << 20)
+                except (zsq.Refused, zsq.BrokerUnreachable):
+                    continue
+                for block in found.blocks:
+                    for index, body in enumerate(block.body.values()):
+                        if (offset := block.first_offset + index) >= history.position:
+                            self.history.read(topic, offset, body or b"")
+                    history.position = max(history.position, block.first_offset + block.count)
+                history.position = max(history.position, found.next_offset)
+                if history.position >= found.head:
+                    return
+        raise BrokenPromise(f"{history.name} could not be read within {READ_S:g} s")
+
+    def _quiet(self) -> None:
+        """Pause the producers. All delayed messages come, all channels become empty, and `zsq fsck`
+        finds nothing.
+        """
+        self.load.pausing.set()
+        deadline = time.monotonic() + QUIET_S
+        while not (self.load.is_idle and self._is_drained()):
+            if time.monotonic() > deadline:
+                raise BrokenPromise(
+                    f"the channels are not empty after {QUIET_S:g} s: {self._stats()}"
+                )
+            self._complain()
+            select.select([], [], [], 0.05)
+        self.read()
+        for topic in range(len(TOPICS)):
+            self.history.check_delayed(topic)
+            self.history.check_delivered(topic)
+        self._complain()
+        self.load.pausing.clear()
+        self.fsck()
+        self._complain()
+        print(f"      quiet: {self.history.counts['read']:,} messages read", flush=True)
+
+    def _is_drained(self) -> bool:
+        try:
+            rows = self._stats()
+        except zsq.ZsqError:
+            return False
+        return not any(
+            row["delayed_count"]
+            or any(
+                one["depth"] + one["in_flight_count"] + one["deferred_count"]
+                for one in row["channels"]
+            )
+            for row in rows
+        )
+
+    def fsck(self) -> None:
+        """Check the bucket without faults, while the broker runs."""
+        log = self.folder / "fsck.log"
+        command = stores.Command(log, self.store.direct, "fsck", stores.URL)
+        if not command.wait(stores.FSCK_S):
+            command.kill()
+            raise BrokenPromise(f"zsq fsck did not end within {stores.FSCK_S:g} s")
+        if command.code != 0:
+            raise BrokenPromise(f"zsq fsck ended with code {command.code}: {command.output()}")
+        self.fscks += 1
+
+    def _end(self) -> None:
+        """Check everything, and read the whole log again."""
+        self.store.proxy.heal()
+        self._quiet()
+        for topic in range(len(TOPICS)):
+            self.history.read_again(topic, 0)
+        self.read()
+        self._complain()
+        self._end_load(self.load)
+        if (code := self.home.broker.stop()) != 0:
+            raise BrokenPromise(f"the broker's last end had code {code}")
+        self.fsck()
+        for home in self._homes:
+            self.orphans += home.end() + len(holders_of(home.folder))
+            if not home.broker.log.exists():
+                continue
+            if b"Traceback" in (said := home.broker.log.read_bytes()):
+                said = said[said.index(b"Traceback") :][:2000]
+                raise BrokenPromise(f"{home.broker.log} has a traceback: {said.decode()}")
+        if self.orphans:
+            raise BrokenPromise(f"{self.orphans} processes outlived their broker")
+
+    def _close(self) -> None:
+        for home in self._homes:
+            home.end()
+        for load in list(self._loads):
+            with contextlib.suppress(RuntimeError):
+                self._end_load(load)

@@ -1,0 +1,44 @@
+"""`zsq serve` for the bucket torture: `python serve.py HOST serve ...`.
+
+It differs from the real one in two ways. A broker finds a copy of itself on the same machine by its
+uuid, and refuses to start. Here it looks only at brokers with the same HOST, as if the others ran
+on other machines. And the log of ticks is made shorter much earlier, so that this happens often.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+LOG_TICKS: Final = 120
+COLLECT_EVERY_NS: Final = 2_000_000_000
+MODULE: Final = "support.torture.bucket.serve"
+
+
+def shorten_log() -> None:
+    """Change the constants of the archive actor, in the process from which it is forked."""
+    from zsq.actors.archive import shipper
+
+    vars(shipper).update(LOG_TICKS=LOG_TICKS, COLLECT_EVERY_NS=COLLECT_EVERY_NS)
+
+
+def main(host: str, arguments: list[str]) -> None:
+    from zsq.actors.supervisor import run_directory
+    from zsq.apps.cli import main as zsq
+
+    context: Any = multiprocessing.get_context("forkserver")
+    preload, claim = context.set_forkserver_preload, run_directory.claim
+    context.set_forkserver_preload = lambda modules: preload([*modules, MODULE])
+    run_directory.claim = lambda uuid: claim(f"{uuid}-{host}")
+    sys.argv = ["zsq", *arguments]
+    zsq()
+
+
+if __name__ == "__main__":
+    # In place of this folder, which has modules with common names.
+    sys.path[0] = str(Path(__file__).parents[3])
+    main(sys.argv[1], sys.argv[2:])
+elif __name__ == MODULE:
+    shorten_log()
