@@ -14,7 +14,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 MARKS_MAX: Final = 4_096
-UNLIMITED: Final = 1 << 62
+LIMIT_FIRST: Final = 16 << 20  # for each second of the bound
 LIMIT_LEAST: Final = 1 << 20
 
 
@@ -87,14 +87,16 @@ class SyncMarks:
 class ShipPace:
     """The limit of the bytes of one topic that are on the disk and not in the bucket.
 
-    Times are in ns. There is no limit until messages were later than `bound_ns`.
+    Times are in ns. The limit begins low. It grows while it is reached and messages are shipped in
+    less than half of the bound. It falls when they are later than the bound. Its aim is half of the
+    bound, because a store is slow for a moment now and then.
     """
 
     def __init__(self, bound_ns: int) -> None:
         self.bound_ns = bound_ns
         self.shipped = 0
         """Bytes of the log that are in the bucket, since the process began."""
-        self.limit = UNLIMITED
+        self.limit = max(LIMIT_FIRST, LIMIT_FIRST * bound_ns // 1_000_000_000)
         self._was_full = False
         self._changed_ns = 0
 
@@ -112,11 +114,11 @@ class ShipPace:
             # With less, the bucket was slow or away, and not busy.
             if taken >= LIMIT_LEAST:
                 in_time = taken * self.bound_ns // age_ns
-                self.limit = min(self.limit, max(LIMIT_LEAST, in_time * 7 // 8))
+                self.limit = min(self.limit, max(LIMIT_LEAST, in_time // 2))
             self._changed(now_ns)
         elif now_ns - self._changed_ns >= self.bound_ns:
-            if self._was_full and age_ns < self.bound_ns * 7 // 8:
-                self.limit += self.limit // 8 if age_ns > self.bound_ns // 2 else self.limit
+            if self._was_full and age_ns < self.bound_ns // 2:
+                self.limit += self.limit // 8 if age_ns > self.bound_ns // 4 else self.limit
             self._changed(now_ns)
 
     def _changed(self, now_ns: int) -> None:

@@ -150,15 +150,25 @@ class SimTable:
 
     def _orphan(self, process: Process) -> None:
         """End a child after the death of its supervisor. A real child notices the end of its pipe,
-        or the kernel ends it.
+        or the kernel ends it. An exiled child stays, as if its supervisor was not dead.
         """
         for key, child in self.processes.items():
+            if child.exiled:
+                continue
             flag = cast("Any", self.children[key].lifeline)
             delay = self.world.rng.randrange(10_000, 5 * MS)
             if self.world.rng.random() < 0.5:
                 self.world.after(delay, flag.raise_it)
                 delay *= 4
             self.world.after(delay, partial(child.kill, "ends with its supervisor"))
+
+
+def _retention(archived: bool, ships: ShipPlan | None) -> dict[str, int]:
+    """Let everything that the bucket has leave the disk."""
+    if not archived:
+        return {}
+    bucket = {"bucket_keep_bytes": ships.keep_bytes} if ships and ships.keep_bytes >= 0 else {}
+    return {"keep_chunks": 0, **bucket}
 
 
 def _end_sockets(process: Process) -> None:
@@ -197,8 +207,7 @@ class Broker:
             sync=ships.sync if ships is not None else "always",
             bucket=URL if archived else "",
             bucket_lag_s=ships.lag_s if ships is not None else 0.0,
-            # Everything that the bucket has leaves the disk.
-            retention={"keep_chunks": 0} if archived else {},
+            retention=_retention(archived, ships),
         )
         self.ships = ships
         # Called when a disk was restored, before the broker starts on it.

@@ -39,6 +39,7 @@ class SimBucket:
         self.shipped = Shipped()
         self.reads = 0
         self.trap: Callable[[], None] | None = None  # called when the next write is sent
+        self.on_removal: Callable[[str], None] = lambda name: None
         self.late = 0  # writes that took effect after their sender was dead
         self._dice = random.Random(f"{world.seed}/bucket")
         # Writes on their way, by the number of the call: their sender and their effect.
@@ -60,6 +61,10 @@ class SimBucket:
             trap, self.trap = self.trap, None
             trap()
         return self._calls
+
+    def is_writing(self, process: Process) -> bool:
+        """Return True if a write of this process is on its way."""
+        return any(sender is process for sender, _ in self._out.values())
 
     def _sender_died(self, process: Process) -> None:
         world, dice = the_world(), self._dice
@@ -150,7 +155,11 @@ class SimBucket:
 
     def remove(self, names: Sequence[str]) -> None:
         for name in names:
-            self._call(partial(self.objects.pop, name, None), writes=True)
+            self._call(partial(self._remove, name), writes=True)
+
+    def _remove(self, name: str) -> None:
+        if self.objects.pop(name, None) is not None:
+            self.on_removal(name)
 
     def remove_folder(self, below: str) -> None:
         """Do nothing: there are no folders."""

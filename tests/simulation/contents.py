@@ -6,6 +6,7 @@ All of this runs outside of the simulated time, on a copy of the directory.
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,12 +104,16 @@ class TopicContent:
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
-    """Leave the simulated world for a while: the clock and the files are the real ones."""
-    world = worlds.world_now()
+    """Leave the simulated world for a while: the clock and the files are the real ones.
+
+    The names of temporary folders must not take random numbers from the world.
+    """
+    world, numbers = worlds.world_now(), random.getstate()
     worlds.enter(None)
     try:
         yield
     finally:
+        random.setstate(numbers)
         worlds.enter(world)
 
 
@@ -197,6 +202,19 @@ def differences(data_dir: str, url: BucketUrl, objects: Mapping[str, bytes]) -> 
     for name in sorted(found.keys() & wanted.keys()):
         told += [f"{name}: {text}" for text in _compare(wanted[name], found[name])]
     return told
+
+
+def restore_problems(url: BucketUrl, objects: Mapping[str, bytes]) -> list[str]:
+    """Return what is wrong if the broker is restored from these objects."""
+    bucket = MemoryBucket(url, objects)
+    module: Any = restoring
+    with outside():
+        plain, module.open_bucket = module.open_bucket, lambda given: bucket
+        try:
+            checked = restoring.check(Files(), restoring.RestorePlan(str(url)))
+        finally:
+            module.open_bucket = plain
+    return checked.problems + [text for topic in checked.topics for text in topic.problems]
 
 
 def _compare(wanted: TopicContent, found: TopicContent) -> Iterator[str]:

@@ -27,9 +27,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from support.history import number_of
 
+from zsq.actors.storage.retention import RetentionRunner
 from zsq.actors.storage.storage_actor import StorageActor
 from zsq.storage.log.group import CommittedGroup
 from zsq.storage.log.log import Log
+from zsq.storage.retention import LogView
 from zsq.storage.shipping.tick_format import decode_index
 
 from .contents import TopicContent, contents
@@ -203,6 +205,7 @@ class Disasters:
         ledger = self.ledger
         there = {number_of(body) for body in content.messages.values()}
         there |= {number_of(body) for body in content.delayed}
+        there |= self._removed(topic, content.row.uuid)
         end = max(content.messages, default=content.start - 1) + 1
         if content.end > max(reserved, end):
             ledger.record(
@@ -237,6 +240,17 @@ class Disasters:
                 self._lost_channel(row)
         for offset, body in content.messages.items():
             ledger.place(topic, offset, number_of(body))
+
+    def _removed(self, topic: str, uuid: str) -> set[int]:
+        """Return the messages that retention had removed after the bucket had them.
+
+        What was removed before that is lost like other messages.
+        """
+        ledger = self.ledger
+        end = ledger.world.bucket.shipped.ends.get(uuid, 0)
+        removed = ledger.removed.setdefault(topic, set())
+        removed -= {number for number in removed if ledger.sent[number].offset >= end}
+        return removed
 
     def _lost_channel(self, row: ChannelLedger) -> None:
         """Note that a channel is lost. Its creation is answered before it is shipped."""
@@ -303,6 +317,7 @@ def _reserved(objects: dict[str, bytes]) -> dict[str, int]:
 def watch() -> None:
     """Record what the topics accept, and when it is on the disk."""
     append, append_group, finish = Log.append, Log.append_group, Log.finish_sync
+    remove = RetentionRunner._remove
     delay, stored = StorageActor.append_delayed, StorageActor.delayed_stored
 
     def disasters() -> Any:
@@ -361,7 +376,14 @@ def watch() -> None:
             record.stored(self.given.name)
         stored(self, request, keys)
 
-    module: Any = Log
+    def removed(runner: RetentionRunner, start: int, chunks: int, view: LogView) -> None:
+        if (record := disasters()) is not None and (topic := topic_of(runner._log._folder)[0]):
+            record.ledger.removes(topic, start)
+        remove(runner, start, chunks, view)
+
+    module: Any = RetentionRunner
+    module._remove = removed
+    module = Log
     module.append, module.append_group = appended, group_appended
     module.finish_sync = finished
     module = StorageActor

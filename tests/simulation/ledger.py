@@ -132,6 +132,7 @@ class Ledger:
         self.before: dict[tuple[str, int], int] = {}
         # The offsets of deliveries that were on their way when the power failed, by number.
         self.old_offsets: dict[int, int] = {}
+        self.removed: dict[str, set[int]] = {}  # by topic: messages that retention has removed
         self.losses = Losses(self)
         self.disasters = Disasters(self)
         self.channels: dict[str, ChannelLedger] = {}
@@ -223,6 +224,26 @@ class Ledger:
                 self.sent[number].offset = -1
         for row in rows:
             row.doubtful |= row.seen
+
+    def removes(self, topic: str, start: int) -> None:
+        """Record that a topic removes its messages below `start`. All channels must have finished
+        them.
+        """
+        # No client has seen where a delayed message is that no channel wants.
+        rows = [row for row in self.disasters.accepted.get(topic, ()) if row.number in self.sent]
+        places = {sent.number: sent.offset for sent in self.sent.values() if sent.topic == topic}
+        places.update({row.number: row.offset for row in rows if row.offset >= 0})
+        found = {number for number, offset in places.items() if 0 <= offset < start}
+        self.removed.setdefault(topic, set()).update(found)
+        for row in self.channels.values():
+            is_plain = row.tags is None and not row.attempts_max and not row.moves
+            if row.topic != topic or not is_plain or row.is_new:
+                continue
+            if left := found - row.finished:
+                self.record(
+                    f"{sorted(left)[:10]} leave {topic}, which starts at {start}, and {row.name} "
+                    "did not finish them"
+                )
 
     def number(self, topic: str, body: bytes) -> int:
         """Check rule 2, and return the number of a body."""

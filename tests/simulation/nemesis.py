@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DEADLY: Final = ("kill_channel", "kill_topic", "kill_supervisor", "power_cut")
 HOUR_NS: Final = 3600 * S
+EXILES_MS: Final = (30, 300, 1_500, 3_000)  # how long an exiled process is stopped
 
 
 class Nemesis:
@@ -213,9 +214,11 @@ class Nemesis:
         self.crew.ledger.disasters.strike(broker)
         world.disturb("the disk is lost")
         for process in broker.of_kind("archive"):
-            if self.rng.random() < 0.4:
+            # A write that is on its way is sent when the process goes on, after another broker
+            # has perhaps taken over.
+            if self.rng.random() < (0.8 if world.bucket.is_writing(process) else 0.4):
                 process.exiled = True
-                process.asleep_until_ns = world.now_ns + self.rng.choice((30, 300, 2_000)) * MS
+                process.asleep_until_ns = world.now_ns + self.rng.choice(EXILES_MS) * MS
                 self.done["exiles"] = self.done.get("exiles", 0) + 1
         broker.kill_all()
         world.disk.destroy()

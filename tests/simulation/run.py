@@ -20,7 +20,7 @@ from . import bounded
 from . import world as worlds
 from .broker import URL_DIRECT, URL_TCP, Broker, hasten_archive
 from .bucket import SimBucket
-from .contents import differences
+from .contents import differences, restore_problems
 from .disk import Disk
 from .ledger import Ledger
 from .nemesis import Nemesis
@@ -79,6 +79,7 @@ class Run:
         if self.scenario.ships is not None:
             hasten(self.scenario.ships)
             self.ledger.disasters.lag_ns = int(self.scenario.ships.lag_s * S)
+            world.bucket.on_removal = self._removed
         self.url = URL_TCP if self.scenario.tcp else URL_DIRECT
         self.ledger.losses.modes = self.scenario.modes
         self.crew = Crew(world, self.ledger, self.url)
@@ -116,6 +117,7 @@ class Run:
             counts["late requests"] = world.bucket.late
             counts["lost with disks"] = self.ledger.disasters.lost
             counts["takeovers"] = len(world.epochs)
+            counts["removed"] = sum(map(len, self.ledger.removed.values()))
         spent = (world.now_ns - worlds.START_NS) / S
         return Result(
             world.seed,
@@ -130,6 +132,13 @@ class Run:
         self.ledger.took_move(channel, place, boundary)
         if self.scenario.seeks:
             self.nemesis.moved()
+
+    def _removed(self, name: str) -> None:
+        """Check that a restore does not need the log file that has just left the bucket."""
+        bucket = self.world.bucket
+        if name.startswith("chunk/") and self.ledger.disasters.may_strike():
+            for text in restore_problems(bucket.url, bucket.objects)[:3]:
+                self.world.violation(f"{name} was removed, and a restore is wrong: {text}")
 
     # The phases, in order
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from .bounded import BoundedPlan
 from .mortal import MortalPlan
 from .nemesis import KINDS
-from .shipping import ShipPlan, draw_plan
+from .shipping import ShipPlan, draw_keeping, draw_plan
 from .staging import StagePlan
 from .workload import ChannelPlan, ProducerPlan
 
@@ -120,7 +120,8 @@ def draw(seed: int) -> Scenario:
             plain, archived=True, chunk_bytes=4096, faults=(*plain.faults, *more),
             strikes=plain.strikes and plain.strikes + 3,
         )  # fmt: skip
-        plain = _shipped(random.Random(f"{seed}/shipping"), plain)
+        dice, keeping = random.Random(f"{seed}/shipping"), random.Random(f"{seed}/keeping")
+        plain = _shipped(dice, keeping, plain)
     dice = random.Random(f"{seed}/bounded")
     if dice.random() >= BOUNDED or "lost_disk" in plain.faults:
         return plain
@@ -132,7 +133,7 @@ def draw(seed: int) -> Scenario:
     )
 
 
-def _shipped(dice: random.Random, plain: Scenario) -> Scenario:
+def _shipped(dice: random.Random, keeping: random.Random, plain: Scenario) -> Scenario:
     """Let the broker ship. If disks are lost, all topics answer at least after the sync, and none
     is deleted.
     """
@@ -141,6 +142,7 @@ def _shipped(dice: random.Random, plain: Scenario) -> Scenario:
         plan = draw_plan(dice)
     if plan is None:
         return plain
+    plan = draw_keeping(keeping, plan)
     if plan.sync == "bucket":
         plain = replace(plain, modes={})
     plain = replace(plain, ships=plan)

@@ -8,7 +8,7 @@ import contextlib
 import io
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from zsq.actors.archive import archive_actor, shipper
@@ -21,13 +21,15 @@ from .world import MS
 BOUNDS_S: Final = (0.05, 0.3, 1.0)
 SHIPS: Final = 0.85  # share of archived seeds in which the broker ships
 BUCKET_MODE: Final = 0.4  # share of these in which publishes are answered by the bucket
+KEEPING: Final = 0.4  # share of these in which finished messages leave the bucket
 SMALL: Final = 0.6  # share of these in which each limit is small
 
 
 @dataclass(frozen=True, slots=True)
 class ShipPlan:
     """`lag_s`: the bound. `sync`: the mode of all topics, `always` or `bucket`. `by_default`: the
-    mode is an option of the broker instead of a setting of each topic.
+    mode is an option of the broker instead of a setting of each topic. `keep_bytes`: how much the
+    bucket keeps of what is finished, or -1 for all of it.
     """
 
     lag_s: float
@@ -40,6 +42,7 @@ class ShipPlan:
     waiting_max: int = 16 * 1024 * 1024
     patience_s: float = 5.0
     reserve: int = 1 << 16
+    keep_bytes: int = -1
 
 
 def draw_plan(dice: random.Random) -> ShipPlan | None:
@@ -61,6 +64,12 @@ def draw_plan(dice: random.Random) -> ShipPlan | None:
         patience_s=small(5.0, 0.2, 1.0),
         reserve=small(1 << 16, 8, 40, 200),
     )
+
+
+def draw_keeping(dice: random.Random, plan: ShipPlan) -> ShipPlan:
+    if dice.random() >= KEEPING:
+        return plan
+    return replace(plan, keep_bytes=dice.choice((0, 4_000, 20_000)))
 
 
 def hasten(plan: ShipPlan) -> None:

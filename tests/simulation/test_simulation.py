@@ -4,6 +4,7 @@ plays more. `simulation/__main__.py` explains the terms.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -92,6 +93,20 @@ def test_a_seed_gives_the_same_run_each_time() -> None:
     assert first.returncode == 0, first.stdout + first.stderr
     assert re.search(r"log [0-9a-f]{16}", first.stdout)
     assert first.stdout == second.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_failure_of_an_archived_seed_can_be_replayed_alone() -> None:
+    """Seed 89 restores a lost disk. It is played in a child process among many, and alone."""
+    options = ("--archived", "--faults", "lost_disk,bucket_away")
+    among_many = simulate(*options, "--seeds", "1", "--first", "89")
+    alone = simulate(*options, "--seed", "89")
+    found = re.search(r"log ([0-9a-f]{16})", alone.stdout)
+    assert found is not None, alone.stdout + alone.stderr
+    assert "'lost_disk'" in alone.stdout
+    all_logs = hashlib.sha256(found[1].encode()).hexdigest()[:16]
+    assert f"digest of all logs: {all_logs}" in among_many.stdout
 
 
 @pytest.mark.smoke

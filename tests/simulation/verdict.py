@@ -73,6 +73,7 @@ class Stored:
             if page.head < self.head:
                 ledger.broken(f"{topic}: its head was {self.head}, and is {page.head}")
             self.head = page.head
+            self.end = max(self.end, page.start)
             for block in page.blocks:
                 first = block.first_offset
                 is_gap = (self.end, first) in ledger.disasters.gaps.get(topic, ())
@@ -95,6 +96,7 @@ def check_stored(ledger: Ledger, url: str, topic: str) -> None:
         found.read_on(ledger, topic, reader)
         _check_seen(ledger, topic, found, reader)
     stored = found.times
+    removed = ledger.removed.get(topic, set())
     for number, times in stored.items():
         if times > 1:
             ledger.broken(f"{number} is stored {times} times in {topic}")
@@ -105,6 +107,7 @@ def check_stored(ledger: Ledger, url: str, topic: str) -> None:
         ledger.losses.judge(topic, found.offsets)
         if topic in ledger.losses.modes
         else ledger.disasters.excused.get(topic, set()),
+        removed,
     )
     for row in ledger.channels.values():
         if row.topic == topic:
@@ -123,7 +126,7 @@ def _check_seen(ledger: Ledger, topic: str, found: Stored, reader: zsq.Reader) -
         return  # see `Losses.judge`
     world = the_world()
     is_late = world.broker.options.sync == "bucket"
-    excused = ledger.disasters.excused.get(topic, set())
+    excused = ledger.disasters.excused.get(topic, set()) | ledger.removed.get(topic, set())
     acked = {
         sent.number
         for sent in ledger.sent.values()
@@ -148,11 +151,13 @@ def _check_seen(ledger: Ledger, topic: str, found: Stored, reader: zsq.Reader) -
         found.read_on(ledger, topic, reader)
 
 
-def _check_batches(ledger: Ledger, topic: str, stored: dict[int, int], taken: set[int]) -> None:
+def _check_batches(
+    ledger: Ledger, topic: str, stored: dict[int, int], taken: set[int], removed: set[int]
+) -> None:
     for numbers in ledger.batches:
         if ledger.sent[numbers[0]].topic != topic:
             continue
-        there = [number for number in numbers if number in stored]
+        there = [number for number in numbers if number in stored or number in removed]
         if (
             ledger.sent[numbers[0]].acked
             and len(there) < len(numbers)
