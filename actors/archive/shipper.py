@@ -64,7 +64,7 @@ from ..runtime.port import Envelope
 from ..runtime.worker_thread import WorkerThread
 from ..settings.options import SHIP_RESERVE
 from .tick_encoder import Encoded, TickEncoder
-from .tick_plan import NEVER, TickPlan
+from .tick_plan import NEVER, Crowd, TickPlan
 
 log = logging.getLogger("zsq")
 
@@ -175,6 +175,10 @@ class Shipper:
         self._waiting: deque[WaitingPiece] = deque()
         self._waiting_bytes = 0
         self._waiting_changes = 0  # the bytes of changes of these pieces
+        self._waiting_urgent = 0
+        self._oldest_ns = 0  # since when the oldest of them waits, 0 if none waits
+        self._crowd = Crowd()
+        self._sent_ns = 0  # when the last tick was begun
         self._flights: deque[Flight] = deque()
         self._tails: dict[str, Tail] = {}  # of what is in the log
         self._opening: dict[str, tuple[Envelope, int]] = {}  # topics that ask what the log has
@@ -291,7 +295,7 @@ class Shipper:
             self._send(envelope, p.Failed(request, E_FENCED, self.trouble))
         self._flights.clear()
         self._waiting.clear()
-        self._waiting_bytes = self._waiting_changes = 0
+        self._waiting_bytes = self._waiting_changes = self._waiting_urgent = self._oldest_ns = 0
         self._opening.clear()
 
     def _refuse(self, pieces: Sequence[WaitingPiece] | deque[WaitingPiece]) -> None:
@@ -350,6 +354,9 @@ class Shipper:
             self._fresh_bases.add(message.base)
         self._waiting.append(WaitingPiece(envelope, message, piece))
         self._waiting_bytes += self._waiting[-1].size
+        self._waiting_urgent += message.is_urgent
+        self._oldest_ns = min(self._oldest_ns or message.oldest_ns, message.oldest_ns)
+        self._crowd.came(message.uuid, time.monotonic_ns(), self._plan)
 
     def upload_base(self, envelope: Envelope, message: p.ShipBase) -> None:
         self._check()
@@ -412,9 +419,14 @@ class Shipper:
     def _is_due(self, now: int) -> bool:
         if not self._waiting or len(self._flights) >= WINDOW:
             return False
-        oldest = min(one.message.oldest_ns for one in self._waiting)
-        urgent = self._hurries or any(one.message.is_urgent for one in self._waiting)
-        due = self._plan.due_ns(self._waiting_bytes, oldest, urgent, len(self._flights))
+        due = self._plan.due_ns(
+            self._waiting_bytes,
+            self._oldest_ns,
+            self._hurries or self._waiting_urgent > 0,
+            len(self._flights),
+            is_complete=self._crowd.is_complete(now, self._plan),
+            last_ns=self._sent_ns,
+        )
         return due != NEVER and due <= now
 
     def tick(self) -> None:
@@ -435,8 +447,11 @@ class Shipper:
         while self._waiting and (not pieces or size + self._waiting[0].size <= TICK_BYTES):
             pieces.append(self._waiting.popleft())
             self._waiting_changes -= len(pieces[-1].message.changes)
+            self._waiting_urgent -= pieces[-1].message.is_urgent
             size += pieces[-1].size
         self._waiting_bytes -= size
+        self._oldest_ns = min((one.message.oldest_ns for one in self._waiting), default=0)
+        self._sent_ns = time.monotonic_ns()
         # The registry is read after the pieces arrived, so it has their topics.
         self._look_at_registry()
         registry = b""

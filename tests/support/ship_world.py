@@ -201,8 +201,8 @@ class World:
         self.shipper.poll()
 
     def encode(self) -> None:
-        """Let the ticks that are due be encoded."""
-        self.shipper.poll()
+        """Let the ticks that are due be encoded, also those that wait for the last one."""
+        self.poll(0.1 * self.lag_s)
         self.run(self.encoder)
 
     def settle(self) -> None:
