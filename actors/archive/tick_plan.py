@@ -22,7 +22,7 @@ URGENT_BYTES: Final = 1024 * 1024
 NEVER: Final = 1 << 62
 # Parts of the bound, in 32nds: the period, at least, and the time to wait for the topics' pieces. The
 # rest is for the upload.
-PERIOD: Final = 27
+PERIOD: Final = 28
 PERIOD_LEAST: Final = 8
 COLLECT: Final = 3
 # Uploads that are faster than this, and than 1/32 of the bound, need no shorter period.
@@ -47,7 +47,7 @@ class TickPlan:
     def period_ns(self) -> int:
         """The time between two ticks.
 
-        It is 27/32 of the bound, less two uploads. It changes only in steps of 1/16 of the bound,
+        It is 28/32 of the bound, less two uploads. It changes only in steps of 1/16 of the bound,
         so that the topics agree on it.
         """
         step = self.lag_ns // 16

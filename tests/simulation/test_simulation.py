@@ -24,6 +24,7 @@ DEFECT_SEEDS: Final = 200
 FIRST_SEEDS: Final = {
     "a seek is answered before its commit": 170,
     "what a seek moved to is delivered before its commit": 115,
+    "a chunk's object is removed before its removal is shipped": 150,
 }
 # Defects that this many seeds are enough to find, each by another rule of the ledger.
 # `simulation/broken.py` has all defects.
@@ -46,6 +47,13 @@ DEFECTS: Final = (
     "a restored topic continues at its end",
     "the first piece of a topic does not have its rows",
     "a restore takes changes from before all rows",
+    "publishes are not held at the bound",
+    "a commit of rows does not wait for offsets",
+    "a takeover does not skip the window",
+    "a broker that has lost goes on",
+    "a chunk's object is removed before its removal is shipped",
+    "readers do not wait until it is known what the bucket has",
+    "delayed messages that may not move are due all the time",
 )
 
 

@@ -237,7 +237,9 @@ def test_more_is_under_way_while_answers_come_from_the_bucket() -> None:
             assert ordering.next_append() is not None
     assert ordering.next_append() is None
     shipped[0] = False
-    assert ordering.hello((b"b",), 2, 1, 1)[1] <= options.CREDIT_BYTES
+    welcome = ordering.hello((b"b",), 2, 1, 1)
+    assert welcome is not None
+    assert welcome[1] <= options.CREDIT_BYTES
 
 
 def test_a_producer_is_remembered_for_a_week() -> None:

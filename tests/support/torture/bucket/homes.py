@@ -74,6 +74,16 @@ class Home:
         self.killer.reap()
         return len(found)
 
+    def stop(self) -> None:
+        """Stop all processes with SIGSTOP."""
+        for process in self.killer.living():
+            send(process, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let stopped processes go on."""
+        for process in self.killer.living():
+            send(process, signal.SIGCONT)
+
     def lose(self) -> None:
         """Kill all processes and delete the data directory."""
         self.kill_everything()

@@ -228,16 +228,24 @@ class BucketTorture:
             self.history.read_again(topic, before[-1][1][topic] if before else 0)
 
     def _two(self) -> str:
-        """Restore the broker while it runs. Exactly one of the two goes on."""
+        """Restore the broker while the old one pauses, let that go on, and see which one wins.
+
+        The old one pauses because its producers do, or because all its processes are stopped.
+        """
         old, old_load, lost_s = self.home, self.load, time.monotonic()
         old_load.stop_consumers()
-        self._settle()
+        if is_stopped := self.random.random() < 0.5:
+            old.stop()
+            go_on, text = old.go_on, "two brokers, the old one stopped"
+        else:
+            self._settle()
+            go_on, text = old_load.pausing.clear, "two brokers, the old one without load"
         home = self._home()
-        restored = self.restores.restore(home.folder, killed=False)
+        text = f"{text}, {self.restores.restore(home.folder, killed=False)}"
         home.launch()
-        if self.random.random() < 0.4:  # the old broker may go on before the takeover
+        if self.random.random() < 0.3:  # the old broker may go on before the takeover
             self._pause(0.0, 2.5)
-            old_load.pausing.clear()
+            go_on()
         home.broker.wait_ready(RECOVERY_S)
         load, since = self._load(home), time.monotonic()
         wait_for(
@@ -245,13 +253,13 @@ class BucketTorture:
             RECOVERY_S,
             "an answer of the restored broker",
         )
-        old_load.pausing.clear()
+        go_on()
         if load.counts["fenced"]:
             self._end_load(load)
             home.lose()
             old_load.start_consumers()
             self.kills["restored broker, refused"] += 1
-            return f"two brokers, {restored}: the old one had gone on, and it keeps the log"
+            return f"{text}: the log went on meanwhile, and the old one keeps it"
         self._lose(old, lost_s)
         load.start_consumers()
         wait_for(
@@ -263,8 +271,8 @@ class BucketTorture:
         self.home, self.load = home, load
         old.lose()
         self._end_load(old_load)
-        self.kills["old broker, fenced"] += 1
-        return f"two brokers, {restored}: the restored one took over, the old one is fenced"
+        self.kills[f"old broker, {'stopped and ' if is_stopped else ''}fenced"] += 1
+        return f"{text}: the restored one took over, the old one is fenced"
 
     def _end_load(self, load: Load) -> None:
         load.close()
