@@ -51,7 +51,7 @@ from ...storage.row_changes import (
     Change,
     encode_frames,
 )
-from ...storage.shipping.tick_format import CHANGES_BYTES_MAX, PIECE_BYTES_MAX
+from ...storage.shipping.tick_format import CHANGES_BYTES_MAX, TICK_BYTES
 from ...storage.state.state import StateStore
 from ...transport.errors import E_BUCKET, E_FENCED, Refused
 from ...transport.wire import protocol as p
@@ -599,7 +599,7 @@ class Shipping:
     def _push_one(self) -> bool:
         """Send one piece. Return True if more may follow at once."""
         oldest = self._unsent_ns() or time.monotonic_ns()
-        ranges, place, is_full = self._ranges(PIECE_BYTES_MAX)
+        ranges, place, is_full = self._ranges(TICK_BYTES)
         end = self._end_at(place)
         begins = False
         base_object = ""

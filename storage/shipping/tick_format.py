@@ -51,7 +51,7 @@ BOUNDARIES: Final = "boundary"
 STATES: Final = "state"
 WINDOW: Final = 4
 TAILS_EVERY: Final = 64
-TICK_BYTES: Final = 8 * 1024 * 1024
+TICK_BYTES: Final = 4 * 1024 * 1024
 # A piece has at most this many bytes of ranges, and of changes. Larger changes are an object.
 PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
 CHANGES_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -384,7 +384,7 @@ def test_the_bound_decides_when_a_tick_goes(world: World) -> None:
     world.topic("clicks").ship()
     world.poll(0.7)
     assert not world.encoder.jobs
-    world.poll(0.25)
+    world.poll(0.27)
     assert world.encoder.jobs
 
 
