@@ -51,9 +51,9 @@ BOUNDARIES: Final = "boundary"
 STATES: Final = "state"
 WINDOW: Final = 4
 TAILS_EVERY: Final = 64
+# A tick is sent when it has this many bytes, and a piece has at most this many bytes of ranges.
 TICK_BYTES: Final = 4 * 1024 * 1024
-# A piece has at most this many bytes of ranges, and of changes. Larger changes are an object.
-PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
+# The most bytes of changes in a piece. Larger ones are an object.
 CHANGES_BYTES_MAX: Final = 4 * 1024 * 1024
 INDEX_BYTES_MAX: Final = 64 * 1024 * 1024
 # One read of this size returns head and index of most ticks.

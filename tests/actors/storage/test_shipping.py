@@ -109,7 +109,7 @@ def test_a_piece_with_many_bytes_is_divided(
     topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic.start()
-    monkeypatch.setattr(shipping_module, "PIECE_BYTES_MAX", 500)
+    monkeypatch.setattr(shipping_module, "TICK_BYTES", 500)
     for _ in range(20):
         topic.harness.publish(blocks=2)
     topic.sync()
@@ -174,7 +174,7 @@ def test_log_files_count_as_archived_only_with_their_rows(
     topic.start()
     topic.publish()
     topic.settle()
-    monkeypatch.setattr(shipping_module, "PIECE_BYTES_MAX", 100)
+    monkeypatch.setattr(shipping_module, "TICK_BYTES", 100)
     while len(topic.harness.log.chunks) < 3:
         topic.harness.publish()
     topic.harness.sync()
@@ -193,7 +193,7 @@ def test_log_files_count_as_archived_only_with_their_rows(
 
 def test_the_end_is_never_inside_a_group(topic: ShipTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restore keeps what is below the end, so a part of a transaction would be visible."""
-    monkeypatch.setattr(shipping_module, "PIECE_BYTES_MAX", 400)
+    monkeypatch.setattr(shipping_module, "TICK_BYTES", 400)
     monkeypatch.setattr(topic.harness.log, "_options", _group_options(topic))
     topic.start()
     topic.publish()
@@ -221,7 +221,7 @@ def _group_options(topic: ShipTopic) -> object:
 def test_rows_never_mention_messages_that_are_not_shipped(
     topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shipping_module, "PIECE_BYTES_MAX", 300)
+    monkeypatch.setattr(shipping_module, "TICK_BYTES", 300)
     topic.start()
     for _ in range(10):
         topic.harness.publish(blocks=2)
@@ -900,7 +900,7 @@ def test_a_restore_finds_the_same_topic_whatever_happens(
         fake_clock() as now,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(shipping_module, "PIECE_BYTES_MAX", piece)
+        patch.setattr(shipping_module, "TICK_BYTES", piece)
         patch.setattr(shipping_module, "WAITING_BYTES_MAX", BIG)
         patch.setattr(row_dumps, "INLINE_BASE_BYTES", 4000 if inline else 0)
         topic = ShipTopic(Path(root), now, urgent=urgent)
