@@ -199,7 +199,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             chunks=tuple(ArchivedChunk(*row) for row in message.chunks),
         )
         gone = [ArchivedChunk(*row) for row in message.gone]
-        job = partial(self._manifests.write, made, gone)
+        job = partial(self._manifests.write, made, gone, message.removable)
         self._submit([self._control], mail.envelope, message.request, job, _as_number)
 
     def _ships(

@@ -104,6 +104,8 @@ class Archiver:
         self._pause_s = PAUSE_S
         self._retry_ns = 0
         self.trouble = ""
+        self._removable = 0  # what is below may be removed from the bucket
+        when_shipped(partial(self._may_remove, store.log.start))
 
     def gone(self) -> None:
         """Ask again for what the archive actor has not answered, because it died.
@@ -257,10 +259,15 @@ class Archiver:
         self._expiring.difference_update(gone)
         self._cache.forget_below(self._log.start)
         # A broker that is restored without this commit still has the rows of these chunks.
-        self._when_shipped(partial(self._expiry_shipped, rows))
+        self._when_shipped(partial(self._expiry_shipped, rows, self._log.start))
 
-    def _expiry_shipped(self, rows: Sequence[ArchivedChunk]) -> None:
+    def _expiry_shipped(self, rows: Sequence[ArchivedChunk], start: int) -> None:
         self._gone += [row for row in rows if row.place == self._place]
+        self._may_remove(start)
+
+    def _may_remove(self, start: int) -> None:
+        """Note that a restored broker would know that the log begins at `start`."""
+        self._removable = max(self._removable, start)
         self._manifest_due = True
 
     def _write_manifest(self) -> None:
@@ -284,6 +291,7 @@ class Archiver:
                 end=self._log.synced_end,
                 chunks=tuple(tuple(row) for _, row in rows),
                 gone=tuple(tuple(row) for row in gone),
+                removable=min(self._removable, self._log.start),
             ),
             partial(self._manifest_tried, frozenset(base for base, _ in rows), gone),
         )

@@ -7,6 +7,9 @@ that are below the topic's start, remove the old manifest. A process that is kil
 these steps leaves an old manifest, and the next one repeats the steps. A process that begins with a
 topic also removes objects below the start that no manifest names.
 
+A broker that is restored from the bucket may know only an earlier start, and then needs the objects
+behind that. So the caller says what is `removable`, and the rest is removed after a later write.
+
 Chunks at or above the start are never removed, whatever the new manifest says. If the state store
 was rebuilt from an older snapshot, it may not know a chunk that the bucket has.
 
@@ -98,6 +101,7 @@ class _Known:
     number: int
     older: list[int] = field(default_factory=list)
     written: bool = False
+    swept: bool = False
     lost: str = ""
 
 
@@ -119,10 +123,13 @@ class Manifests:
         numbers = _numbers(self._bucket, uuid)
         return _Known(numbers[-1] if numbers else 0, numbers)
 
-    def write(self, found: Manifest, gone: Sequence[ArchivedChunk] = ()) -> int:
+    def write(
+        self, found: Manifest, gone: Sequence[ArchivedChunk] = (), removable: int | None = None
+    ) -> int:
         """Write the next manifest, then remove what expired. Return its number.
 
-        `gone` are chunks that expired before a manifest named them.
+        `gone` are chunks that expired before a manifest named them. Only chunks below `removable`
+        are removed, by default all that are below the start.
 
         Raises `Superseded` if another broker writes here, or `BucketError`. If it fails after the
         new manifest was created, the next call goes on.
@@ -130,7 +137,10 @@ class Manifests:
         number = self._create(found)
         if gone:
             self._bucket.remove(sorted(objects_of(found.uuid, gone)))
-        self._clear(found)
+        below = found.start if removable is None else min(removable, found.start)
+        if below == found.start:
+            self._sweep(found)
+        self._clear(found, below)
         return number
 
     def _create(self, found: Manifest) -> int:
@@ -164,16 +174,17 @@ class Manifests:
                     f"{why}: the data directory is an older copy, or another broker with a copy "
                     "uses this prefix (see docs/bucket.md, Copies of a data directory)"
                 )
-        if not known.lost:
-            self._sweep(found)
         self._topics[found.uuid] = known
         return known
 
     def _sweep(self, found: Manifest) -> None:
         """Remove objects below the start that no manifest named before their process was killed.
 
-        Nothing is uploaded before the first manifest of a process is written.
+        This is done once. All chunks below the start are removable.
         """
+        known = self._topics[found.uuid]
+        if known.swept:
+            return
         kept = objects_of(found.uuid, found.chunks)
         left = [
             name
@@ -182,6 +193,7 @@ class Manifests:
         ]
         if left:
             self._bucket.remove(sorted(left))
+        known.swept = True
 
     def _taken(self, known: _Known, found: Manifest) -> None:
         name = manifest_object(found.uuid, known.number + 1)
@@ -199,8 +211,11 @@ class Manifests:
         known.number += 1
         known.older.append(known.number)
 
-    def _clear(self, found: Manifest) -> None:
-        """Remove the expired objects that older manifests name, then these manifests."""
+    def _clear(self, found: Manifest, below: int) -> None:
+        """Remove the expired objects that older manifests name, then these manifests.
+
+        A manifest stays while it names an object that expired and is not removable yet.
+        """
         known = self._topics[found.uuid]
         for number in [one for one in known.older if one != known.number]:
             name = manifest_object(found.uuid, number)
@@ -209,10 +224,12 @@ class Manifests:
             except (ObjectMissing, Damaged, ForeignDirectory):
                 old = None  # the next process removes what it named (`_sweep`)
             expired = [one for one in old.chunks if one.next_offset <= found.start] if old else []
-            if expired:
-                self._bucket.remove(sorted(objects_of(found.uuid, expired)))
-            self._bucket.remove([name])
-            known.older.remove(number)
+            removable = [one for one in expired if one.next_offset <= below]
+            if removable:
+                self._bucket.remove(sorted(objects_of(found.uuid, removable)))
+            if len(removable) == len(expired):
+                self._bucket.remove([name])
+                known.older.remove(number)
 
     def forget(self, uuid: str) -> None:
         """Remove all objects of a topic that was deleted. It may be repeated."""

@@ -286,10 +286,11 @@ class FetchSegment(Wire):
 @dataclass(frozen=True, slots=True)
 class WriteManifest(Wire):
     """Storage to the archive actor: write the list of the topic's chunks in the bucket, then remove
-    the objects of chunks below `start` that earlier lists name.
+    the objects of chunks below `removable` that earlier lists name.
 
     `chunks`: the fields of each `ArchivedChunk`. `gone`: chunks that expired before a list named
-    them. Done.data: {"number": the manifest's}. Failed: E_BUCKET, or E_FENCED if the bucket has the
+    them. `removable` is at most `start`: a broker that is restored from the bucket needs what is
+    between the two. Done.data: {"number": the manifest's}. Failed: E_BUCKET, or E_FENCED if the bucket has the
     archive of another copy of this topic.
     """
 
@@ -301,6 +302,7 @@ class WriteManifest(Wire):
     end: int
     chunks: tuple[tuple[int, ...], ...]
     gone: tuple[tuple[int, ...], ...] = ()
+    removable: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,13 +71,15 @@ class Place:
 
     def __init__(self, harness: ArchiveHarness) -> None:
         self.harness = harness
+        # What waits until it is shipped, or None if the topic is not shipped.
+        self.unshipped: list[Callable[[], object]] | None = None
         self.state = Commits(harness)
         self.link = Link()
         self.arrivals = 0
         self.archive_link = ArchiveLink(cast("Any", lambda: self.link))
         self.archiver = Archiver(
             harness.opened, IDENTITY.name, IDENTITY.uuid, "topic clicks",
-            cast("StateCommits", self.state), self.archive_link, self._arrived, is_on=True,
+            cast("StateCommits", self.state), self.archive_link, self._arrived, self._when_shipped, is_on=True,
         )  # fmt: skip
 
     def begin(self, *, writes: bool = True) -> None:
@@ -98,6 +100,12 @@ class Place:
         """Let the archive actor die."""
         self.archive_link.gone()
         self.archiver.gone()
+
+    def _when_shipped(self, action: Callable[[], object]) -> None:
+        if self.unshipped is None:
+            action()
+        else:
+            self.unshipped.append(action)
 
     def _arrived(self) -> None:
         self.arrivals += 1
@@ -287,7 +295,33 @@ def test_rows_of_expired_chunks_are_removed_and_then_listed(place: Place, clock:
     clock[0] += int(archiving.MANIFEST_S * 1e9)
     place.archiver.tick()
     (manifest,) = place.link.take(p.WriteManifest)
-    assert manifest.start == manifest.chunks[0][0] == start
+    assert manifest.start == manifest.chunks[0][0] == manifest.removable == start
+
+
+def test_objects_of_expired_chunks_stay_until_the_expiry_is_shipped(
+    place: Place, clock: list[int]
+) -> None:
+    """A broker that is restored before that needs them."""
+    place.archive_all()
+    place.unshipped = []
+    first, second, start = place.harness.log.chunks[:3]
+    place.harness.log.forget(start)
+    place.archiver.tick()
+    place.state.commit()
+    place.gone()  # the next archive actor must not remove them either
+    place.link.sent.clear()
+    place.archiver.tick()
+    (asked,) = place.link.take(p.OpenArchive)
+    place.link.answer(p.Done(asked.request, {"place": PLACE, "writes": True}))
+    (manifest,) = place.list_all()
+    assert (manifest.start, manifest.removable, manifest.gone) == (start, 0, ())
+    (action,) = place.unshipped
+    action()
+    clock[0] += int(archiving.MANIFEST_S * 1e9)
+    place.archiver.tick()
+    (manifest,) = place.list_all()
+    assert (manifest.start, manifest.removable) == (start, start)
+    assert [row[0] for row in manifest.gone] == [first, second]
 
 
 def test_a_chunk_that_expires_during_its_upload_leaves_no_row(place: Place) -> None:

@@ -71,6 +71,31 @@ def test_objects_of_expired_chunks_are_removed(bucket: FolderBucket) -> None:
     assert objects(bucket) == objects_of(UUID, [chunk(20), chunk(30)])
 
 
+def test_expired_objects_stay_until_they_are_removable(bucket: FolderBucket) -> None:
+    """A broker that is restored may not know yet that the chunks expired."""
+    manifests = Manifests(bucket)
+    before = objects(bucket)
+    manifests.write(manifest(0, 10, 20), removable=0)
+    manifests.write(manifest(20, start=20), removable=0)
+    manifests.write(manifest(20, 30, start=20), removable=0)
+    assert objects(bucket) == before
+    assert manifest_object(UUID, 1) in numbers(bucket), "the next process finds them by it"
+    manifests.write(manifest(20, start=20), removable=10)
+    assert objects(bucket) == objects_of(UUID, [chunk(10), chunk(20), chunk(30)])
+    manifests.write(manifest(20, start=20), removable=20)
+    assert objects(bucket) == objects_of(UUID, [chunk(20), chunk(30)])
+    assert numbers(bucket) == [manifest_object(UUID, 5)]
+
+
+def test_a_new_process_removes_nothing_before_it_is_removable(bucket: FolderBucket) -> None:
+    before = objects(bucket)
+    manifests = Manifests(bucket)
+    manifests.write(manifest(20, start=20), removable=10)
+    assert objects(bucket) == before
+    manifests.write(manifest(20, start=20), removable=20)
+    assert objects(bucket) == objects_of(UUID, [chunk(20), chunk(30)])
+
+
 def test_chunks_that_are_not_expired_stay_even_if_they_are_not_named(bucket: FolderBucket) -> None:
     """A state store that was rebuilt may have forgotten them."""
     manifests = Manifests(bucket)
