@@ -5,7 +5,6 @@ restored from the bucket under another name.
 from __future__ import annotations
 
 import random
-import select
 import shutil
 import signal
 import time
@@ -138,9 +137,8 @@ class Restores:
                 text += f", {kills} restore killed" if kills else ""
                 return text + (f", {failures} restores failed" if failures else "")
             failures += 1
-            if not data_dir.exists() and "E_BUCKET" in command.output():
-                select.select([], [], [], 0.1)
-                continue
+            if "E_BUCKET" not in command.output():
+                raise RestoreFailed(f"a restore failed, but not by the proxy: {command.output()}")
             if data_dir.exists():
                 raise RestoreFailed(f"a failed restore has left {data_dir}: {command.output()}")
         raise RestoreFailed(f"{RESTORES_MAX} restores failed: {command.output()}")

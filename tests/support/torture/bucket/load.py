@@ -26,7 +26,9 @@ WINDOW: Final = 6  # the most unanswered publishes of a producer to one topic
 MESSAGES: Final = 8  # the most messages of a publish
 DELAYED_SHARE: Final = 0.1
 DELAY_S_MAX: Final = 2.0
-READY: Final = 200
+READY: Final = 500
+BATCHES: Final = 32  # the most batches that are finished together
+RECEIVE_S: Final = 0.05
 CLOSE_S: Final = 0.2
 
 
@@ -216,24 +218,32 @@ class Consuming(_Client):
         )  # fmt: skip
         try:
             while not self.load.is_ending and not self.ending.is_set():
-                batch = consumer.receive_batch(0.05)
-                if batch is not None:
-                    self._finish(consumer, batch)
+                self._take(consumer)
         finally:
             with contextlib.suppress(zsq.ZsqError):
                 consumer.close(CLOSE_S)
 
-    def _finish(self, consumer: zsq.Consumer, batch: zsq.Batch) -> None:
+    def _take(self, consumer: zsq.Consumer) -> None:
+        """Receive some batches, finish them, and wait for the confirmation of all."""
         load, received_s, lifetime = self.load, time.monotonic(), self.load.lifetime
-        numbers = [
-            load.history.deliver(self.topic, offset, body or b"", lifetime)
-            for offset, body in zip(batch.offsets, batch.bodies, strict=True)
-        ]
+        numbers: list[int] = []
+        wait_s = RECEIVE_S
         try:
-            batch.finish()
-            consumer.flush()
+            for _ in range(BATCHES):
+                batch = consumer.receive_batch(wait_s)
+                if batch is None:
+                    break
+                numbers += [
+                    load.history.deliver(self.topic, offset, body or b"", lifetime)
+                    for offset, body in zip(batch.offsets, batch.bodies, strict=True)
+                ]
+                batch.finish()
+                wait_s = 0.0
+            if numbers:
+                consumer.flush()
         except (zsq.LeaseLost, zsq.BrokerUnreachable, zsq.Refused):
             load.counts["finishes in doubt"] += len(numbers)
             return
-        load.history.finish(self.topic, numbers, time.monotonic(), lifetime)
-        self.answered_s = received_s
+        if numbers:
+            load.history.finish(self.topic, numbers, time.monotonic(), lifetime)
+            self.answered_s = received_s

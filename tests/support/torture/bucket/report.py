@@ -47,6 +47,10 @@ def command(cycles: int, seed: int, kinds: list[str], parent: Path | None, *, ke
             flush=True,
         )
         return 1
+    except KeyboardInterrupt:
+        print(f"interrupted\n{summary(torture, time.monotonic() - began)}", flush=True)
+        shutil.rmtree(folder)
+        return 130
     print(summary(torture, time.monotonic() - began), flush=True)
     if not keep:
         shutil.rmtree(folder)
@@ -76,7 +80,7 @@ messages read {counts["read"]:,}, delivered {counts["delivered"]:,}, again {coun
 {counts["finished again"]:,}, confirmed at most {counts["finish span ms"]} ms before a publish that the bucket has
 broken promises {len(torture.history.complaints)}
 faults injected {sum(injected.values()):,} in {faults.get("requests", 0):,} requests: {_listed(injected)}
-zsq fsck without a finding: {torture.fscks}
+zsq fsck without a finding: {torture.fscks}; topics whose health was not OK at a check: {torture.unhealthy}
 all clients are served {recoveries[len(recoveries) // 2]:.2f} s after a cycle (half of them), {recoveries[-1]:.2f} s (the slowest)
 orphan processes {torture.orphans}
 {seconds:.0f} s on {machine}, seed {torture.seed}"""

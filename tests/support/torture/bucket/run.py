@@ -35,7 +35,7 @@ PROCESSES: Final = {
 ENDS_BROKER: Final = ("supervisor", "forkserver")
 RECOVERY_S: Final = 120.0
 READ_S: Final = 90.0
-QUIET_S: Final = 90.0
+QUIET_S: Final = 180.0
 QUIET_EVERY: Final = 20  # cycles between two checks of all promises
 # After the loss of a disk, the log is read again from where it ended so long before.
 BEHIND_S: Final = 20.0
@@ -75,6 +75,7 @@ class BucketTorture:
         self.clients: Counter[str] = Counter()
         self.orphans = 0
         self.fscks = 0
+        self.unhealthy = 0
         self.recoveries: list[float] = []
         self.began_s = time.monotonic()
         self._lifetime = 0
@@ -364,6 +365,7 @@ class BucketTorture:
             self.history.check_delayed(topic)
             self.history.check_delivered(topic)
         self._complain()
+        self.unhealthy += sum(row["health"] != "OK" for row in self._stats())
         self.load.pausing.clear()
         self.fsck()
         self._complain()
