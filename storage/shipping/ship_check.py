@@ -14,6 +14,7 @@ from crc32c import crc32c
 
 from ..archive.bucket_check import DAMAGE, NOTE, BucketFinding
 from ..bucket.bucket import Bucket, BucketRefuses, ObjectMissing
+from ..documents import loads
 from ..errors import Damaged, ForeignDirectory
 from ..row_changes import decode_frames, read_frames
 from .ship_log import Chain, find_chain, newest_boundary
@@ -73,7 +74,9 @@ class _LogCheck:
         self._advance = advance
         self._report = ShipReport()
         self._topics: dict[str, ShippedTopic] = {}
-        self._registries: set[int] = set()
+        # The number of each tick with a registry -> the uuids of the topics in it.
+        self._registries: dict[int, frozenset[str]] = {}
+        self._live: frozenset[str] | None = None  # the topics in the newest registry
 
     def run(self) -> ShipReport:
         there = sorted(map(number_of, self._bucket.names(f"{LOG}/")))
@@ -131,6 +134,7 @@ class _LogCheck:
         registry = -1 if found is None else found.index.registry_number
         if report.ticks and registry >= 0 and registry not in self._registries:
             self._add(DAMAGE, log_object(registry), "the newest registry is missing")
+        self._live = self._registries.get(registry)
 
     def _check_pieces(self, name: str, found: DecodedIndex, data: bytes) -> None:
         index = found.index
@@ -138,10 +142,12 @@ class _LogCheck:
         if index.registry:
             position, length, crc = index.registry
             registry = data[found.body + position : found.body + position + length]
-            self._registries.add(index.number)
+            self._registries[index.number] = frozenset()
             size += length
             if len(registry) != length or crc32c(registry) != crc:
                 self._add(DAMAGE, name, "its registry of topics is damaged")
+            else:
+                self._registries[index.number] = _topics_in(registry)
         for piece in index.pieces:
             topic = self._topics.setdefault(piece.uuid, ShippedTopic(piece.uuid))
             if wrong := topic.take(piece, index.number):
@@ -189,7 +195,13 @@ class _LogCheck:
             return False
 
     def _check_bases(self, names: set[str]) -> None:
-        needed = {topic.base: topic for topic in self._topics.values() if topic.base}
+        live = self._live
+        # The objects of a deleted topic are gone, and old ticks still name it.
+        needed = {
+            topic.base: topic
+            for topic in self._topics.values()
+            if topic.base and (not live or topic.uuid in live)
+        }
         for name, topic in sorted(needed.items()):
             if text := self._wrong_base(name):
                 self._add(DAMAGE, name, f"{text}; it has the rows of topic {topic.uuid}")
@@ -223,6 +235,13 @@ class _LogCheck:
         except Damaged as error:
             return str(error)
         return "" if name.endswith(f".{crc:08x}") else "its checksum does not match its name"
+
+
+def _topics_in(registry: bytes) -> frozenset[str]:
+    try:
+        return frozenset(str(row["uuid"]) for row in loads(registry)["topics"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return frozenset()  # then no topic counts as deleted
 
 
 def _wrong_piece(piece: Piece, body: bytes) -> str:

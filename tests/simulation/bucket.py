@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 URL = "s3://simulated/prefix"
 LATE = 0.6  # share of the requests on their way that take effect after their sender has died
+LATE_S = 3.0  # all of these have taken effect after this time
 READS = 2  # how often a read is repeated
 TWICE = 0.05  # share of the writes that take effect twice while the store is hostile
 

@@ -88,6 +88,8 @@ class Nemesis:
         world.network.unreachable_until.clear()
         for process in world.processes:
             process.asleep_until_ns = 0
+            if process.exiled:
+                process.kill("off")
         for connection in world.network.connections:
             connection.clogged_until_ns = connection.jammed_until_ns = 0
         world.wall_offset_ns = max(self._wall_max_ns, world.wall_offset_ns)
