@@ -75,7 +75,7 @@ class _LogCheck:
         self._report = ShipReport()
         self._topics: dict[str, ShippedTopic] = {}
         # The number of each tick with a registry -> the uuids of the topics in it.
-        self._registries: dict[int, frozenset[str]] = {}
+        self._registries: dict[int, frozenset[str] | None] = {}
         self._live: frozenset[str] | None = None  # the topics in the newest registry
 
     def run(self) -> ShipReport:
@@ -142,7 +142,7 @@ class _LogCheck:
         if index.registry:
             position, length, crc = index.registry
             registry = data[found.body + position : found.body + position + length]
-            self._registries[index.number] = frozenset()
+            self._registries[index.number] = None
             size += length
             if len(registry) != length or crc32c(registry) != crc:
                 self._add(DAMAGE, name, "its registry of topics is damaged")
@@ -200,7 +200,7 @@ class _LogCheck:
         needed = {
             topic.base: topic
             for topic in self._topics.values()
-            if topic.base and (not live or topic.uuid in live)
+            if topic.base and (live is None or topic.uuid in live)
         }
         for name, topic in sorted(needed.items()):
             if text := self._wrong_base(name):
@@ -237,11 +237,11 @@ class _LogCheck:
         return "" if name.endswith(f".{crc:08x}") else "its checksum does not match its name"
 
 
-def _topics_in(registry: bytes) -> frozenset[str]:
+def _topics_in(registry: bytes) -> frozenset[str] | None:
     try:
         return frozenset(str(row["uuid"]) for row in loads(registry)["topics"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
-        return frozenset()  # then no topic counts as deleted
+        return None  # then no topic counts as deleted
 
 
 def _wrong_piece(piece: Piece, body: bytes) -> str:

@@ -1,0 +1,47 @@
+"""Tests of the check of a log of ticks: what it says about the objects of topics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zsq.storage.archive.bucket_check import DAMAGE
+from zsq.storage.bucket.bucket_url import parse_bucket_url
+from zsq.storage.bucket.folder_bucket import FolderBucket
+from zsq.storage.files import Files
+from zsq.storage.shipping.ship_check import check_log
+from zsq.storage.shipping.tick_format import TICK, Index, Piece, encode_tick, log_object
+
+UUID = "00112233445566778899aabbccddeeff"
+BASE = f"state/{UUID}/0000000000000001.00000000"
+
+
+def bucket_with(folder: Path, registry: bytes) -> FolderBucket:
+    """Return a bucket with one tick, which names an object that is missing."""
+    bucket = FolderBucket(Files(), parse_bucket_url(f"file://{folder}"))
+    piece = Piece(UUID, 1, 1, True, BASE, 0, 100, 0, (), 0)
+    index = Index(TICK, 0, 0, "c" * 32, "d" * 32, "host", 1, "", -1, (), 0, (piece,))
+    bucket.create(log_object(0), encode_tick(index, [b""], registry).data)
+    return bucket
+
+
+def registry_of(*uuids: str) -> bytes:
+    rows = {f"topic-{number}": {"uuid": uuid} for number, uuid in enumerate(uuids)}
+    return json.dumps({"topics": rows}).encode()
+
+
+@pytest.mark.parametrize("registry", [registry_of(UUID), registry_of("f" * 32, UUID), b"garbage"])
+def test_the_missing_rows_of_a_topic_are_damage(tmp_path: Path, registry: bytes) -> None:
+    report = check_log(bucket_with(tmp_path, registry))
+    (finding,) = report.findings
+    assert (finding.level, finding.name) == (DAMAGE, BASE)
+    assert "it is missing; it has the rows of topic" in finding.text
+
+
+@pytest.mark.parametrize("registry", [registry_of(), registry_of("f" * 32)])
+def test_the_missing_rows_of_a_deleted_topic_are_no_damage(tmp_path: Path, registry: bytes) -> None:
+    """Old ticks name the topic until they are removed."""
+    report = check_log(bucket_with(tmp_path, registry))
+    assert (report.ticks, report.findings) == (1, [])
