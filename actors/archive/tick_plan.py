@@ -20,8 +20,8 @@ from ...storage.shipping.tick_format import TICK_BYTES, WINDOW
 
 URGENT_BYTES: Final = 1024 * 1024
 NEVER: Final = 1 << 62
-# Parts of the bound, in 32nds: the period, at least, and the time to wait for the topics' pieces. The
-# rest is for the upload.
+# Parts of the bound, in 32nds: the period, its least, and the time to wait for the topics' pieces.
+# The rest is for the upload.
 PERIOD: Final = 28
 PERIOD_LEAST: Final = 8
 COLLECT: Final = 3

@@ -51,6 +51,7 @@ from ...storage.row_changes import (
     Change,
     encode_frames,
 )
+from ...storage.shipping.log_facts import first_unarchived, is_adopted, size_of, stored_ns
 from ...storage.shipping.tick_format import CHANGES_BYTES_MAX, TICK_BYTES
 from ...storage.state.state import StateStore
 from ...transport.errors import E_BUCKET, E_FENCED, Refused
@@ -58,7 +59,6 @@ from ...transport.wire import protocol as p
 from ..runtime.pulses import ShippingPulse
 from ..settings import options
 from .archive_link import Answer, ArchiveLink
-from .log_facts import first_unarchived, is_adopted, size_of, stored_ns
 from .row_dumps import Entry, RowDumps
 from .sync_marks import MARKS_MAX, Mark, ShipPace, SyncMarks
 

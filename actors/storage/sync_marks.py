@@ -1,5 +1,5 @@
-"""Sync marks: when each part of a topic's log was synced, as far as it is not in the bucket, and how
-much of it there may be. Pure.
+"""Sync marks: when each part of a topic's log was synced, as far as it is not in the bucket, and
+how much of it there may be. Pure.
 
 A mark is a place between two blocks. So it is also a place where a piece of a tick may end.
 

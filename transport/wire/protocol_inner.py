@@ -290,8 +290,8 @@ class WriteManifest(Wire):
 
     `chunks`: the fields of each `ArchivedChunk`. `gone`: chunks that expired before a list named
     them. `removable` is at most `start`: a broker that is restored from the bucket needs what is
-    between the two. Done.data: {"number": the manifest's}. Failed: E_BUCKET, or E_FENCED if the bucket has the
-    archive of another copy of this topic.
+    between the two. Done.data: {"number": the manifest's}. Failed: E_BUCKET, or E_FENCED if the
+    bucket has the archive of another copy of this topic.
     """
 
     op: ClassVar[int] = 124

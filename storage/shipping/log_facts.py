@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from ...storage.directory.store import Store
-from ...storage.errors import StorageError
-from ...storage.log.log import Log
-from ...storage.log.log_format import (
+from ..directory.store import Store
+from ..errors import StorageError
+from ..log.log import Log
+from ..log.log_format import (
     ADOPTED,
     CHUNK_HEADER_BYTES,
     chunk_name,
