@@ -146,7 +146,8 @@ class BucketTorture:
         print(
             f"{cycle:5} {kind:10} at {at - self.began_s:7.2f} s, took "
             f"{time.monotonic() - at:5.2f} s: {text}{away}, served after {took:.1f} s; "
-            f"acknowledged {counts['acknowledged'] - acknowledged:5,}, in all {counts['acknowledged']:,}, "
+            f"acknowledged {counts['acknowledged'] - acknowledged:5,}, in all "
+            f"{counts['acknowledged']:,}, "
             f"checked {counts['checked']:,}, lost within the bound "
             f"{counts['lost within the bound']:,}, finished {counts['finished']:,}",
             flush=True,
