@@ -250,8 +250,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a chunk's object is removed before its removal is shipped": Defect(
         "actors/storage/archiving.py",
-        "        self._when_shipped(partial(self._expiry_shipped, rows))\n",
-        "        self._expiry_shipped(rows)\n",
+        "        self._when_shipped(partial(self._expiry_shipped, rows, self._log.start))\n",
+        "        self._expiry_shipped(rows, self._log.start)\n",
         faults=("lost_disk", "bucket_away"),
         ships=True,
     ),
