@@ -24,7 +24,12 @@ DEFECT_SEEDS: Final = 200
 FIRST_SEEDS: Final = {
     "a seek is answered before its commit": 170,
     "what a seek moved to is delivered before its commit": 115,
-    "a chunk's object is removed before its removal is shipped": 150,
+    "publishes are not held at the bound": 35,
+    "a takeover does not skip the window": 104,
+    "a broker that has lost goes on": 40,
+    "a chunk's object is removed before its removal is shipped": 151,
+    "readers do not wait until it is known what the bucket has": 522,
+    "delayed messages that may not move are due all the time": 20,
 }
 # Defects that this many seeds are enough to find, each by another rule of the ledger.
 # `simulation/broken.py` has all defects.
