@@ -73,6 +73,8 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._checking = False
         # Requests that came while the bucket is checked.
         self._held: list[tuple[Envelope, int, Callable[[], None]]] = []
+        # Lists that wait until it is known whether this broker may go on in the bucket.
+        self._early: list[tuple[Port, Mail, p.WriteManifest]] = []
         self._claimed: Claimed | None = None
         self._forgotten: set[str] = set()
         self._forget_ns = 0
@@ -188,6 +190,18 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._submit(self._fetches, mail.envelope, message.request, job, _as_bytes)
 
     def write_manifest(self, port: Port, mail: Mail, message: p.WriteManifest) -> None:
+        """Write a list, once this broker has taken over its log of ticks.
+
+        A restored copy that is refused must not write one: the broker that goes on would find it,
+        and would end its archive.
+        """
+        if self._is_early():
+            if len(self._early) >= HELD_MAX:
+                raise Refused(E_BUCKET, "the broker is taking over its log of ticks")
+            self._early.append((port, mail, message))
+            return
+        if self._shipper is not None and (self._claimed is None or self._claimed.writes):
+            self._shipper.check()
         made = Manifest(
             topic=message.topic,
             uuid=message.uuid,
@@ -218,10 +232,24 @@ class ArchiveActor(Actor[ArchiveStart]):
 
         return carry_out
 
+    def _is_early(self) -> bool:
+        writes = self._claimed is None or self._claimed.writes
+        return self._shipper is not None and writes and self._shipper.is_opening
+
+    def _write_early(self) -> None:
+        early, self._early = self._early, []
+        for port, mail, message in early:
+            try:
+                self.write_manifest(port, mail, message)
+            except Refused as error:
+                self.front.send(mail.envelope, p.Failed(message.request, error.code, error.text))
+
     def on_turn(self) -> None:
         shipper = self._shipper
         if shipper is None:
             return
+        if self._early and not self._is_early():
+            self._write_early()
         shipper.poll()
         if shipper.is_busy != self._polls:
             self._polls = shipper.is_busy

@@ -309,7 +309,13 @@ class Shipper:
 
     # Requests
 
-    def _check(self) -> None:
+    @property
+    def is_opening(self) -> bool:
+        """True until it is known whether this broker may go on, or cannot be known for now."""
+        return self.state in (ShipperState.CLOSED, ShipperState.TAKING) and not self.trouble
+
+    def check(self) -> None:
+        """Raise `Refused` if this broker has not taken over, or another copy has."""
         if self.state is ShipperState.LOST:
             raise Refused(E_FENCED, self.trouble)
         if self.state is not ShipperState.OPEN:
@@ -317,7 +323,7 @@ class Shipper:
 
     def open_topic(self, envelope: Envelope, message: p.OpenShipping) -> None:
         """Tell a topic what the log has of it, once no piece of it is on its way."""
-        self._check()
+        self.check()
         self._peers[message.uuid] = envelope
         self._opening[message.uuid] = (envelope, message.request)
         self._answer_opening()
@@ -338,7 +344,7 @@ class Shipper:
 
     def ship(self, envelope: Envelope, message: p.Ship) -> None:
         """Put a piece into one of the next ticks."""
-        self._check()
+        self.check()
         changes = len(message.changes)
         if changes and self._waiting_changes + changes > CHANGES_WAITING_MAX:
             # The topic ships all its rows again after a pause.
@@ -359,7 +365,7 @@ class Shipper:
         self._crowd.came(message.uuid, time.monotonic_ns(), self._plan)
 
     def upload_base(self, envelope: Envelope, message: p.ShipBase) -> None:
-        self._check()
+        self.check()
         thread = min(self._uploads, key=lambda one: one.pending)
         thread.submit(
             partial(self._base_uploaded, envelope, message.request),

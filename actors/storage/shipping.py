@@ -189,6 +189,8 @@ class Shipping:
         store.state.on_changes = partial(self._changed, STATE)
         if store.delayed is not None:
             store.delayed.on_changes = partial(self._changed, DELAYED)
+            # Those of the process before may not be in the bucket until the first rows are.
+            self._delayed_marks.append((self._serial, time.monotonic_ns()))
         self._note_synced(force=True)
 
     def set_bound(self, lag_s: float) -> None:

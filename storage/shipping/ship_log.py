@@ -48,6 +48,7 @@ from .tick_format import (
     number_of,
 )
 
+CREATES_MAX: Final = 3  # tries of a create that the store refuses although nothing is there
 ATTEMPTS_MAX: Final = 8
 # A successor that reads the end of the log reads at most this many indexes.
 TAILS_READ_MAX: Final = 1_000
@@ -309,15 +310,26 @@ class ShipLog:
         Raises `Fenced` if its number has another tick, or `BucketError`.
         """
         number = tick.index.number
-        try:
-            self._bucket.create(log_object(number), tick.data)
-        except ObjectExists:
-            found = read_index(self._bucket, number)
+        for left in reversed(range(CREATES_MAX)):
+            try:
+                self._bucket.create(log_object(number), tick.data)
+            except ObjectExists:
+                try:
+                    found = read_index(self._bucket, number)
+                except ObjectMissing:
+                    # S3 says so while an earlier request for this name is under way, also if that
+                    # one fails then.
+                    if left:
+                        continue
+                    raise
+            else:
+                return
             if found.digest != tick.digest:
                 raise Fenced(
                     f"{self._bucket.url}: copy {found.index.copy[:8]} of this broker on host "
                     f"{found.index.host} has taken over at number {number} of the log"
-                ) from None
+                )
+            return
 
     def with_digest(self, boundary: Boundary) -> Boundary:
         """Return the boundary with the epoch of its tick, and the digest that this tick follows."""

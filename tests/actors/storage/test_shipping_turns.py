@@ -123,6 +123,20 @@ def test_messages_that_are_older_than_the_start_of_the_machine_are_late(topic: S
     assert not topic.shipping.holds(1)
 
 
+def test_delayed_messages_of_the_process_before_count_until_the_rows_are_shipped(
+    topic: ShipTopic,
+) -> None:
+    topic.start()
+    topic.delay()
+    topic.restart()
+    topic.open()
+    assert not topic.shipping.holds(1)
+    topic.now[0] += 2 * NS
+    assert topic.shipping.holds(1)
+    topic.settle()
+    assert not topic.shipping.holds(1)
+
+
 # Reserved offsets, and the rows of dead archive actors
 
 

@@ -8,11 +8,19 @@ from typing import Final
 
 import pytest
 
-from zsq.storage.bucket.bucket import BucketAway, BucketError, BucketRefuses, Bytes
+from zsq.storage.bucket.bucket import (
+    BucketAway,
+    BucketError,
+    BucketRefuses,
+    Bytes,
+    ObjectExists,
+    ObjectMissing,
+)
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.folder_bucket import FolderBucket
 from zsq.storage.files import Files
 from zsq.storage.shipping.ship_log import (
+    CREATES_MAX,
     Fenced,
     ShipLog,
     Taken,
@@ -340,3 +348,26 @@ def test_damage_and_endless_races_are_told(bucket: Faulty, tmp_path: Path) -> No
     with pytest.raises(BucketError, match="does another copy"):
         again.take_over()
     assert original is bucket
+
+
+def test_a_create_that_is_refused_for_a_moment_is_tried_again(bucket: Faulty) -> None:
+    """S3 answers 409 while another request for the name is under way, which may fail."""
+    writer = Writer(bucket, "a")
+    writer.take_over()
+    tick = writer.encoded()
+    refused = [2]
+
+    def refuse(name: str) -> None:
+        if refused[0]:
+            refused[0] -= 1
+            bucket.before = refuse
+            raise ObjectExists(name)
+
+    bucket.before = refuse
+    writer.log.create(tick)
+    assert log_object(tick.index.number) in set(bucket.names("log/"))
+    refused[0], tick = 99, writer.encoded()
+    bucket.before = refuse
+    with pytest.raises(ObjectMissing):
+        writer.log.create(tick)
+    assert refused[0] == 99 - CREATES_MAX

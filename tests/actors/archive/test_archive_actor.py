@@ -1,0 +1,90 @@
+"""Tests of the archive actor: who may write the list of a topic's files."""
+
+from __future__ import annotations
+
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zsq.actors.archive.archive_actor import HELD_MAX, ArchiveActor
+from zsq.transport.errors import E_BUCKET, E_FENCED, Refused
+from zsq.transport.wire import protocol as p
+
+
+class Actor:
+    """An archive actor whose shipper and threads are replaced."""
+
+    _is_early: Any = ArchiveActor._is_early
+    _write_early: Any = ArchiveActor._write_early
+    write_manifest: Any = ArchiveActor.write_manifest
+    on_turn: Any = ArchiveActor.on_turn
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+        self.answers: list[Any] = []
+        self.refusal: Refused | None = None
+        self._early: list[Any] = []
+        self._claimed: Any = SimpleNamespace(writes=True)
+        self._shipper: Any = SimpleNamespace(
+            is_opening=True, check=self._check, poll=lambda: None, is_busy=False
+        )
+        self._polls = False
+        self._control = None
+        self._manifests = SimpleNamespace(write=lambda *_: 0)
+        self.given = SimpleNamespace(broker="b", writer="w")
+        self.front = SimpleNamespace(send=lambda envelope, message: self.answers.append(message))
+
+    def _check(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
+    def _submit(self, threads: Any, envelope: Any, request: int, job: Any, shape: Any) -> None:
+        self.written.append(request)
+
+    def ask(self, request: int) -> None:
+        message = p.WriteManifest(request, "t", "0" * 32, 0, 9, (), ())
+        mail = SimpleNamespace(envelope=(b"a",))
+        MethodType(ArchiveActor.write_manifest, self)(None, mail, message)
+
+
+def test_a_list_waits_until_it_is_known_that_this_broker_goes_on() -> None:
+    actor = Actor()
+    actor.ask(1)
+    actor.on_turn()
+    assert actor.written == []
+    actor._shipper.is_opening = False
+    actor.on_turn()
+    actor.ask(2)
+    assert actor.written == [1, 2]
+    assert actor.answers == []
+
+
+def test_a_copy_that_another_one_has_overtaken_writes_no_list() -> None:
+    """The broker that goes on would find it, and would end its archive."""
+    actor = Actor()
+    actor.ask(1)
+    actor.refusal = Refused(E_FENCED, "another copy has taken over")
+    actor._shipper.is_opening = False
+    actor.on_turn()
+    assert [one.code for one in actor.answers] == [E_FENCED]
+    with pytest.raises(Refused, match="another copy"):
+        actor.ask(2)
+    assert actor.written == []
+
+
+def test_the_lists_that_wait_are_bounded() -> None:
+    actor = Actor()
+    for request in range(HELD_MAX):
+        actor.ask(request)
+    with pytest.raises(Refused) as refusal:
+        actor.ask(HELD_MAX)
+    assert refusal.value.code == E_BUCKET
+
+
+def test_lists_do_not_wait_where_nothing_is_shipped() -> None:
+    actor = Actor()
+    actor._shipper = None
+    actor.ask(1)
+    actor.on_turn()
+    assert actor.written == [1]
