@@ -128,13 +128,19 @@ class _LogCheck:
             report.bytes += len(data)
             report.first = report.first if report.ticks > 1 else number
             report.last, report.time_ns = number, found.index.time_ns
-        for topic in self._topics.values():
-            for text in topic.missing():
-                self._add(DAMAGE, f"{LOG}/", f"topic {topic.uuid}: {text}")
         registry = -1 if found is None else found.index.registry_number
         if report.ticks and registry >= 0 and registry not in self._registries:
             self._add(DAMAGE, log_object(registry), "the newest registry is missing")
         self._live = self._registries.get(registry)
+        for topic in self._topics.values():
+            for text in topic.missing() if self._is_live(topic) else ():
+                self._add(DAMAGE, f"{LOG}/", f"topic {topic.uuid}: {text}")
+
+    def _is_live(self, topic: ShippedTopic) -> bool:
+        """Return False for a deleted topic. Its objects and its first ticks may be gone, and other
+        ticks still name it.
+        """
+        return self._live is None or topic.uuid in self._live
 
     def _check_pieces(self, name: str, found: DecodedIndex, data: bytes) -> None:
         index = found.index
@@ -195,12 +201,10 @@ class _LogCheck:
             return False
 
     def _check_bases(self, names: set[str]) -> None:
-        live = self._live
-        # The objects of a deleted topic are gone, and old ticks still name it.
         needed = {
             topic.base: topic
             for topic in self._topics.values()
-            if topic.base and (live is None or topic.uuid in live)
+            if topic.base and self._is_live(topic)
         }
         for name, topic in sorted(needed.items()):
             if text := self._wrong_base(name):

@@ -12,18 +12,24 @@ from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.folder_bucket import FolderBucket
 from zsq.storage.files import Files
 from zsq.storage.shipping.ship_check import check_log
-from zsq.storage.shipping.tick_format import TICK, Index, Piece, encode_tick, log_object
+from zsq.storage.shipping.tick_format import TICK, Index, Piece, Range, encode_tick, log_object
 
 UUID = "00112233445566778899aabbccddeeff"
 BASE = f"state/{UUID}/0000000000000001.00000000"
 
 
-def bucket_with(folder: Path, registry: bytes) -> FolderBucket:
-    """Return a bucket with one tick, which names an object that is missing."""
+def bucket_with(folder: Path, registry: bytes, *, follows: bool = False) -> FolderBucket:
+    """Return a bucket with one tick, which names an object that is missing. With `follows`, it has
+    the second half of a file instead, and the tick with the first half is missing.
+    """
+    folder.mkdir(exist_ok=True)
     bucket = FolderBucket(Files(), parse_bucket_url(f"file://{folder}"))
     piece = Piece(UUID, 1, 1, True, BASE, 0, 100, 0, (), 0)
+    body = b""
+    if follows:
+        piece, body = Piece(UUID, 1, 2, True, "", 0, 100, 0, (Range(0, 4, 8),), 0), b"half"
     index = Index(TICK, 0, 0, "c" * 32, "d" * 32, "host", 1, "", -1, (), 0, (piece,))
-    bucket.create(log_object(0), encode_tick(index, [b""], registry).data)
+    bucket.create(log_object(0), encode_tick(index, [body], registry).data)
     return bucket
 
 
@@ -45,3 +51,11 @@ def test_the_missing_rows_of_a_deleted_topic_are_no_damage(tmp_path: Path, regis
     """Old ticks name the topic until they are removed."""
     report = check_log(bucket_with(tmp_path, registry))
     assert (report.ticks, report.findings) == (1, [])
+
+
+def test_the_missing_bytes_of_a_deleted_topic_are_no_damage(tmp_path: Path) -> None:
+    live = check_log(bucket_with(tmp_path / "live", registry_of(UUID), follows=True))
+    assert [one.level for one in live.findings] == [DAMAGE]
+    assert "bytes 0 to 4 of the log file of offset 0 are missing" in live.findings[0].text
+    deleted = check_log(bucket_with(tmp_path / "deleted", registry_of(), follows=True))
+    assert deleted.findings == []
