@@ -123,7 +123,8 @@ def draw(seed: int) -> Scenario:
         dice, keeping = random.Random(f"{seed}/shipping"), random.Random(f"{seed}/keeping")
         plain = _shipped(dice, keeping, plain)
     dice = random.Random(f"{seed}/bounded")
-    if dice.random() >= BOUNDED or "lost_disk" in plain.faults:
+    keeps_less = plain.ships is not None and plain.ships.keep_bytes >= 0
+    if dice.random() >= BOUNDED or "lost_disk" in plain.faults or keeps_less:
         return plain
     return replace(
         plain,
