@@ -70,6 +70,8 @@ PAUSE_S: Final = 1.0
 PIECES_MAX: Final = 8  # pieces that are on their way at once
 OUT_BYTES_MAX: Final = 16 * 1024 * 1024
 EAGER_BYTES: Final = 1024 * 1024  # with so much new, a piece is sent at once
+# The most bytes of the log in a piece that must have the rows of delayed messages too.
+TOGETHER_BYTES: Final = 32 * 1024 * 1024
 WAITING_BYTES_MAX: Final = 16 * 1024 * 1024  # of changes; beyond that, all rows are shipped again
 # A topic that was never shipped begins with it when only this many log files are not archived.
 CATCH_UP_CHUNKS: Final = 3
@@ -151,6 +153,7 @@ class Shipping:
         self._arrived: deque[Entry] = deque()  # filled by the threads of the stores
         self._queue: deque[Entry] = deque()
         self._queue_bytes = 0
+        self._queue_delayed = 0  # entries about delayed messages in the queue
         # The serial of the last entry taken from `_arrived`. Entry 1 are the rows at the start.
         self._serial = 1
         self._pieced_serial = 0  # the entries up to this one are in the pieces so far
@@ -265,6 +268,7 @@ class Shipping:
             kept = [one for one in self._queue if one.kind != entry.kind]
             self._queue = deque(kept)
             self._queue_bytes = sum(one.size for one in kept)
+            self._queue_delayed = sum(one.kind == DELAYED for one in kept)
         # The upload of many rows takes long, and must not be overtaken by the changes meanwhile.
         share = 4 if self._base or self._dumping else 1
         if self._queue_bytes > share * WAITING_BYTES_MAX:
@@ -276,6 +280,7 @@ class Shipping:
         self._queue_bytes += entry.size
         if entry.kind != DELAYED:
             return
+        self._queue_delayed += 1
         time_ns = entry.time_ns
         if len(self._delayed_marks) >= MARKS_MAX:
             time_ns = self._delayed_marks.pop()[1]
@@ -284,7 +289,7 @@ class Shipping:
     def _drop_changes(self) -> None:
         """Forget the changes that wait, because they are too many. All rows are shipped later."""
         self._queue.clear()
-        self._queue_bytes = 0
+        self._queue_bytes = self._queue_delayed = 0
         self._forget_base()
         self._needs_base = True
 
@@ -544,6 +549,21 @@ class Shipping:
         """
         return self._is_first and (not self._has_base() or self._base_needs_upload())
 
+    def _waits_for_dump(self) -> bool:
+        """Return True until all rows are dumped, if some are about delayed messages.
+
+        Messages that were delayed are in the log when they are due. A broker that is restored with
+        them and without the rows about them would not know their producer. If the producer sent
+        them again, it would store them twice. If the rows are so many that they are uploaded first,
+        the log does not wait for them: publishers would wait too long.
+        """
+        return self._store.delayed is not None and self._awaits_base() and not self._has_base()
+
+    def _goes_together(self) -> bool:
+        """Return True if the next piece must have all of the log, and the rows about it."""
+        rows = self._has_base() and not self._base_needs_upload() and self._store.delayed is not None
+        return rows or (self._queue_delayed > 0 and not self._awaits_base())
+
     def push(self) -> None:
         """Send pieces with what is new, as far as the window allows."""
         self._drain()
@@ -557,6 +577,7 @@ class Shipping:
             and self._is_news()
             and not self._waits_for_archive()
             and not self._lacks_base()
+            and not self._waits_for_dump()
         ):
             if not self._push_one():
                 return
@@ -601,7 +622,8 @@ class Shipping:
     def _push_one(self) -> bool:
         """Send one piece. Return True if more may follow at once."""
         oldest = self._unsent_ns() or time.monotonic_ns()
-        ranges, place, is_full = self._ranges(TICK_BYTES)
+        together = self._goes_together()
+        ranges, place, is_full = self._ranges(TOGETHER_BYTES if together else TICK_BYTES)
         end = self._end_at(place)
         begins = False
         base_object = ""
@@ -613,12 +635,13 @@ class Shipping:
                 changes = [one for kind in (STATE, DELAYED) for one in self._base[kind].frames]
                 size = sum(map(len, changes))
         if begins or not (is_full or self._awaits_base()):
-            while self._queue and size < EAGER_BYTES:
+            while self._queue and size < (CHANGES_BYTES_MAX if together else EAGER_BYTES):
                 entry = self._queue[0]
                 if changes and size + entry.size > CHANGES_BYTES_MAX:
                     break
                 self._queue.popleft()
                 self._queue_bytes -= entry.size
+                self._queue_delayed -= entry.kind == DELAYED
                 changes += entry.frames
                 size += entry.size
         if size > CHANGES_BYTES_MAX:

@@ -17,6 +17,7 @@ from support.storage_harness import IDENTITY
 
 from zsq.actors.storage.archive_link import ArchiveLink
 from zsq.actors.storage.shipping import Shipping, ShippingState
+from zsq.storage.delayed.delayed_format import META, due_block, unwrap
 from zsq.storage.directory.store import Store
 from zsq.storage.errors import Damaged
 from zsq.storage.files import Files
@@ -28,9 +29,11 @@ from zsq.storage.shipping.tick_reader import ShippedTopic
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch, StateStore
 from zsq.storage.state.store_builder import StoreBuilder
+from zsq.transport.block.block import DELAYED as DELAYED_FLAG
 from zsq.transport.block.block import pack
 from zsq.transport.errors import E_BUCKET
 from zsq.transport.wire import protocol as p
+from zsq.transport.wire.codec import unpack_value
 
 UUID = IDENTITY.uuid
 NS = 1_000_000_000
@@ -184,6 +187,23 @@ class Ticks:
             chunk.close()
         return end
 
+    def moved(self) -> list[int]:
+        """Return the serials of delayed messages that are in the log."""
+        folder, found = self.folder(), []
+        for base, data in self.chunks.items():
+            (folder / chunk_name(base)).write_bytes(data)
+            try:
+                chunk = open_chunk(Files(), str(folder), base, IDENTITY.uuid_bytes, 256)
+            except Damaged:
+                continue  # a part of the header
+            found += [
+                one.header.sequence
+                for one in chunk.walk(CHUNK_HEADER_BYTES, columns=True)
+                if one.good and one.header is not None and one.header.flags & DELAYED_FLAG
+            ]
+            chunk.close()
+        return found
+
     def rows(self) -> tuple[dict[bytes, bytes], dict[bytes, bytes] | None, int]:
         """Build both stores. Return their rows, and the end of the log that the state mentions."""
         folder = self.folder()
@@ -298,6 +318,17 @@ class ShipTopic:
             rows = delayed.due(self.harness.now_ns + 10**9, 1000, 1)
             delayed.remove([row.key for row in rows], known=True)
 
+    def move(self) -> None:
+        """Move the first delayed messages to the log, as the topic does when they are due."""
+        delayed = self.store.delayed
+        if delayed is None:
+            return
+        rows = delayed.due(self.harness.now_ns + 10**9, 1000, 1)
+        for row in rows:
+            self.harness.log.append([due_block(row)], self.harness.now_ns)
+        self.sync()
+        delayed.remove([row.key for row in rows], known=True)
+
     # What the archive actor does
 
     def open(self) -> None:
@@ -373,6 +404,16 @@ class ShipTopic:
         raise AssertionError("the topic is never shipped completely")
 
     # Checks
+
+    def unknown_moves(self) -> list[int]:
+        """Return the serials of delayed messages that are in the log of the pieces so far, and of
+        which the rows in these pieces know nothing.
+        """
+        if not any(piece.begins for piece, _ in self.ticks.pieces):
+            return []
+        _, delayed, _ = self.ticks.rows()
+        known = -1 if delayed is None else unpack_value(unwrap(META, delayed[META]))["serial"]
+        return [serial for serial in self.ticks.moved() if serial >= known]
 
     def check(self) -> None:
         """Check that the log of ticks has the same topic as the directory."""

@@ -612,6 +612,7 @@ def test_a_waiter_is_not_called_before_a_commit_that_a_full_piece_leaves_out(
     serial = topic.shipping._serial - 1
     topic.shipping._waiters.append((0, serial, lambda: called.append(1)))
     monkeypatch.setattr(shipping_module, "EAGER_BYTES", 1)  # the base fills the piece
+    monkeypatch.setattr(topic.shipping, "_goes_together", lambda: False)
     topic.threads.finish()
     topic.pass_time(1)
     (first,) = topic.ship(1)
@@ -879,7 +880,8 @@ STEPS = st.lists(
     st.one_of(
         st.sampled_from(
             [
-                "publish", "write", "commit", "commit", "delay", "undelay", "roll", "tick", "run",
+                "publish", "write", "commit", "commit", "delay", "undelay", "move", "roll", "tick",
+                "run",
                 "deliver", "ship", "ship one", "upload", "open", "refuse", "restart", "again",
                 "archive", "wait", "big",
             ]
@@ -915,6 +917,7 @@ def test_a_restore_finds_the_same_topic_whatever_happens(
                 end = max(topic.ticks.log_end(), topic.ticks.topic.kept_from)
                 assert mentioned <= end
                 assert tail.end <= end
+            assert not inline or not topic.unknown_moves()
         topic.settle()
         topic.check()
         assert called == sorted(called)
@@ -932,6 +935,7 @@ def _step(topic: ShipTopic, step: str | tuple[str, int], called: list[int], numb
         "big": lambda: topic.commit(1000),
         "delay": topic.delay,
         "undelay": topic.undelay,
+        "move": topic.move,
         "roll": topic._roll,
         "tick": lambda: topic.pass_time(0.3),
         "run": topic.threads.run,

@@ -13,6 +13,7 @@ from support.ship_topic import NS, ShipTopic, fake_clock
 
 from zsq.actors.settings.options import SHIP_RESERVE
 from zsq.actors.storage import row_dumps
+from zsq.actors.storage import shipping as shipping_module
 
 
 @pytest.fixture
@@ -135,6 +136,45 @@ def test_delayed_messages_of_the_process_before_count_until_the_rows_are_shipped
     assert topic.shipping.holds(1)
     topic.settle()
     assert not topic.shipping.holds(1)
+
+
+# Delayed messages, which are in the log when they are due
+
+
+def test_the_log_waits_for_the_rows_of_delayed_messages_at_the_start(topic: ShipTopic) -> None:
+    """A broker that is restored without these rows would not know the producers, and would store
+    what they send again.
+    """
+    topic.start()
+    topic.delay()
+    topic.restart()
+    topic.move()
+    topic.open()
+    topic.pass_time(1)
+    topic.ship()
+    assert not topic.unknown_moves()
+    topic.threads.finish()
+    topic.pass_time(1)
+    while topic.ship(1):
+        assert not topic.unknown_moves()
+    topic.settle()
+    topic.check()
+
+
+def test_a_piece_has_the_log_and_the_rows_of_delayed_messages_together(
+    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.start()
+    monkeypatch.setattr(shipping_module, "TICK_BYTES", 200)
+    topic.publish(blocks=3)
+    topic.delay()
+    topic.move()
+    topic.publish(blocks=20)
+    topic.pass_time(1)
+    while topic.ship(1):
+        assert not topic.unknown_moves()
+    topic.settle()
+    topic.check()
 
 
 # Reserved offsets, and the rows of dead archive actors
