@@ -309,8 +309,12 @@ class ArchiveActor(Actor[ArchiveStart]):
     def _forget_next(self) -> None:
         writes = self._claimed is not None and self._claimed.writes
         due = time.monotonic_ns() >= self._forget_ns
-        if writes and due and self._forgotten and not self._control.pending:
-            uuid = min(self._forgotten)
+        if not writes or not due or self._control.pending:
+            return
+        shipper = self._shipper
+        known = [one for one in self._forgotten if shipper is None or shipper.may_remove(one)]
+        if known:
+            uuid = min(known)
             self._control.submit(partial(self._forgot, uuid), partial(self._remove_all, uuid))
 
     def _remove_all(self, uuid: str) -> None:

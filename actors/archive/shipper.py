@@ -118,6 +118,8 @@ class Flight:
     pause_s: float = PAUSE_S
     retry_ns: int = 0
     tails: dict[str, Tail] = field(default_factory=dict)
+    topics: frozenset[str] | None = None
+    """The topics of the registry that the tick has, or None if it has none."""
 
 
 class Registry(NamedTuple):
@@ -186,6 +188,8 @@ class Shipper:
         self._registry = NO_REGISTRY
         self._registry_number = -1
         self._registry_due = True
+        # The topics of the newest registry in the bucket, None if this process does not know.
+        self._shipped_topics: frozenset[str] | None = None
         # Objects with rows that may be in no tick yet, and those that are in a tick by now.
         self._fresh_bases: set[str] = set()
         self._used_bases: set[str] = set()
@@ -403,6 +407,14 @@ class Shipper:
         self._heard.discard(uuid)
         self._registry_due = True
 
+    def may_remove(self, uuid: str) -> bool:
+        """Return True if the bucket knows that this topic was deleted.
+
+        Until then a restored broker would have the topic, and would need its objects.
+        """
+        shipped = self._shipped_topics
+        return self.state is ShipperState.OPEN and shipped is not None and uuid not in shipped
+
     # Ticks
 
     @property
@@ -467,7 +479,7 @@ class Shipper:
         self._next_number += 1
         if registry:
             self._registry_number = number
-        flight = Flight(number, pieces)
+        flight = Flight(number, pieces, topics=self._registry.all if registry else None)
         self._flights.append(flight)
         index = Index(
             kind=TICK,
@@ -544,6 +556,8 @@ class Shipper:
         self.shipped_bytes += size
         self.shipped_ticks += 1
         self._last_number = flight.number
+        if flight.topics is not None:
+            self._shipped_topics = flight.topics
         topics = self._registry.topics
         self._tails = {uuid: tail for uuid, tail in flight.tails.items() if uuid in topics}
         for one in flight.pieces:

@@ -561,7 +561,9 @@ class Shipping:
 
     def _goes_together(self) -> bool:
         """Return True if the next piece must have all of the log, and the rows about it."""
-        rows = self._has_base() and not self._base_needs_upload() and self._store.delayed is not None
+        rows = (
+            self._has_base() and not self._base_needs_upload() and self._store.delayed is not None
+        )
         return rows or (self._queue_delayed > 0 and not self._awaits_base())
 
     def push(self) -> None:

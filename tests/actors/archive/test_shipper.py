@@ -452,6 +452,31 @@ def fill(world: World, topic: Topic, count: int) -> None:
         world.settle()
 
 
+def test_objects_of_a_deleted_topic_may_go_when_the_bucket_knows_it(world: World) -> None:
+    topic, other = world.topic("clicks"), world.topic("orders")
+    for one in (topic, other):
+        one.ship()
+    world.settle()
+    assert not world.shipper.may_remove(topic.uuid)
+    world.drop("clicks")
+    assert not world.shipper.may_remove(topic.uuid)
+    world.bucket.is_away = True
+    world.tick()
+    world.encode()
+    world.run(*world.creators)
+    assert not world.shipper.may_remove(topic.uuid), "the tick is not there"
+    world.bucket.is_away = False
+    world.settle()
+    assert world.shipper.may_remove(topic.uuid)
+    assert not world.shipper.may_remove(other.uuid)
+    world.start()
+    assert not world.shipper.may_remove(topic.uuid), "a new process does not know it yet"
+    world.open()
+    world.tick()
+    world.settle()
+    assert world.shipper.may_remove(topic.uuid)
+
+
 def collect(world: World) -> None:
     """Let the collection run."""
     world.tick(shipper_module.COLLECT_EVERY_NS / NS + 1)
