@@ -40,7 +40,7 @@ from ..archive import archive_format
 from ..archive.archive_format import INDEX, segments_of
 from ..archive.chunk_objects import ChunkObjects
 from ..archive.manifests import newest_manifest
-from ..bucket.bucket import Bucket, BucketRefuses, ObjectMissing
+from ..bucket.bucket import Bucket, BucketAway, BucketRefuses, ObjectMissing
 from ..delayed.delayed_recovery import check_delayed
 from ..directory.store import Store, StoreOptions, TopicIdentity, open_store
 from ..errors import Damaged, StorageError
@@ -196,12 +196,17 @@ class _TopicRestore:
     # The directory
 
     def finish(self) -> RestoredTopic:
-        """Make the directory from what was written. Problems of this topic are only noted."""
+        """Make the directory from what was written. Problems of this topic are only noted.
+
+        Raises `BucketAway`, which is no damage.
+        """
         if self.restored.problems:
             return self.restored
         try:
             self._build_stores()
             self._finish()
+        except BucketAway:
+            raise
         except StorageError as error:
             self.restored.problems.append(str(error))
         return self.restored
@@ -482,6 +487,8 @@ class _TopicRestore:
         for row in self._missing_files(rows, start):
             try:
                 objects.sums(self.shipped.uuid, row)
+            except BucketAway:
+                raise
             except StorageError as error:
                 self.restored.problems.append(str(error))
 

@@ -12,6 +12,7 @@ import pytest
 from support.shipping_harness import ShippingHarness, Wanted
 from support.storage_harness import IDENTITY, SMALL
 
+from zsq.storage.bucket.bucket import BucketAway
 from zsq.storage.checks.fsck import check_topic
 from zsq.storage.directory.store import Store, open_store
 from zsq.storage.errors import StorageError
@@ -156,6 +157,32 @@ def test_a_restore_has_what_was_shipped(harness: ShippingHarness) -> None:
     assert (topic.start, topic.end, topic.log_messages) == (0, wanted.reserved, 12)
     assert (topic.channels, topic.delayed_messages, topic.archived_messages) == (1, 2, 0)
     assert reader.is_end
+
+
+@pytest.mark.parametrize("fetches", [{"eager": True}, {"check": True}])
+def test_a_store_that_does_not_answer_is_no_damage(
+    harness: ShippingHarness, monkeypatch: pytest.MonkeyPatch, fetches: dict[str, bool]
+) -> None:
+    """Otherwise a person would leave the topic out of the restore."""
+    for _ in range(3):
+        harness.publish(blocks=4)
+        harness.sync()
+        harness.log.roll(harness.now_ns)
+    harness.archive()
+    harness.tick()
+    read = harness.bucket.read
+
+    def busy(name: str, start: int = 0, length: int | None = None) -> bytes:
+        if name.startswith("chunk/"):
+            raise BucketAway("503 SlowDown")
+        return read(name, start, length)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.bucket, "read", busy)
+        with pytest.raises(BucketAway):
+            restored(harness, "copy", **fetches)
+    topic, _, _ = restored(harness, "again", **fetches)
+    assert not topic.problems
 
 
 @pytest.mark.parametrize("seed", range(8))
