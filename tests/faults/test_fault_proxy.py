@@ -343,6 +343,9 @@ def case(
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     direct = open_bucket(url)
+    # The first requests to a server on a busy machine may take seconds, which is not tested here.
+    direct.create("warm", b"")
+    direct.remove(["warm"])
     with FaultProxy(server["AWS_ENDPOINT_URL"], Faults(1)) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         yield Case(direct, open_bucket(url, call_s=CALL_S), proxy)
