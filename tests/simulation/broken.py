@@ -198,8 +198,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a topic ships changes before the log that they mention": Defect(
         "actors/storage/shipping.py",
-        "        ranges, place, is_full = self._ranges(TICK_BYTES)\n",
-        "        ranges, place, is_full = self._ranges(TICK_BYTES)\n"
+        "        ranges, place, is_full = self._ranges(TOGETHER_BYTES if together else TICK_BYTES)\n",
+        "        ranges, place, is_full = self._ranges(TOGETHER_BYTES if together else TICK_BYTES)\n"
         "        if self._queue and ranges:\n"
         "            ranges, place, is_full = [], self._place, False\n",
         faults=("lost_disk",),
