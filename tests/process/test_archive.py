@@ -240,9 +240,7 @@ def test_nothing_is_lost_when_topic_and_archive_are_killed_together(broker: Brok
     assert numbers(broker) == list(range(count))
 
 
-def test_a_bucket_that_is_away_stops_no_archive_for_good(
-    archiving: Broker, tmp_path: Path
-) -> None:
+def test_a_bucket_that_is_away_stops_no_archive_for_good(archiving: Broker, tmp_path: Path) -> None:
     """Nothing is shipped here. Otherwise publishes would wait for the bucket."""
     broker = archiving
     count = publish(broker, 6)
