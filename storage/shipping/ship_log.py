@@ -17,7 +17,6 @@ so late that another process has taken over at this number, and the object was r
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -338,9 +337,21 @@ class ShipLog:
 
     def bound(self, boundary: Boundary) -> None:
         """Create a boundary, and remove older ones. It may be repeated."""
-        # If it exists, this process has created it, or an earlier one with the same digest.
-        with contextlib.suppress(ObjectExists):
-            self._bucket.create(boundary_object(boundary.number), encode_boundary(boundary))
+        name = boundary_object(boundary.number)
+        for left in reversed(range(CREATES_MAX)):
+            try:
+                self._bucket.create(name, encode_boundary(boundary))
+            except ObjectExists:
+                # This process has created it, or an earlier one with the same digest. But a store
+                # may say so although it is not there (see `create`). Without it, the log would be
+                # damaged as soon as a tick is removed.
+                try:
+                    self._bucket.size(name)
+                except ObjectMissing:
+                    if not left:
+                        raise
+                    continue
+            break
         names = [
             name
             for name in self._bucket.names(f"{BOUNDARIES}/")

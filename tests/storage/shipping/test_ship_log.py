@@ -371,3 +371,28 @@ def test_a_create_that_is_refused_for_a_moment_is_tried_again(bucket: Faulty) ->
     with pytest.raises(ObjectMissing):
         writer.log.create(tick)
     assert refused[0] == 99 - CREATES_MAX
+
+
+def test_ticks_are_removed_only_below_a_boundary_that_is_there(bucket: Faulty) -> None:
+    """A store may say that the boundary exists although it does not."""
+    writer = Writer(bucket, "a")
+    writer.take_over()
+    for _ in range(3):
+        writer.log.create(writer.encoded())
+    refused = [1]
+
+    def refuse(name: str) -> None:
+        if refused[0]:
+            refused[0] -= 1
+            bucket.before = refuse
+            raise ObjectExists(name)
+
+    bucket.before = refuse
+    boundary = writer.log.with_digest(Boundary(writer.number - 1, "", 1, writer.number - 1, 1))
+    writer.log.bound(boundary)
+    assert newest_boundary(bucket).number == boundary.number
+    refused[0] = 99
+    bucket.before = refuse
+    with pytest.raises(ObjectMissing):
+        writer.log.bound(boundary._replace(number=boundary.number + 1))
+    assert newest_boundary(bucket).number == boundary.number
