@@ -315,7 +315,10 @@ class Shipper:
 
     @property
     def is_opening(self) -> bool:
-        """True until it is known whether this broker may go on, or cannot be known for now."""
+        """True while it is not known yet whether this broker may go on in the bucket.
+
+        False after a takeover failed, so that requests are refused until the next one.
+        """
         return self.state in (ShipperState.CLOSED, ShipperState.TAKING) and not self.trouble
 
     def check(self) -> None:
