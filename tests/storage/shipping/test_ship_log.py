@@ -49,15 +49,19 @@ UUID: Final = "00112233445566778899aabbccddeeff"
 
 
 class Faulty(FolderBucket):
-    """A bucket that loses replies, and that calls a function before a create."""
+    """A bucket that loses replies, refuses creates, and calls a function before a create."""
 
     lost_replies = 0
+    false_conflicts = 0  # creates that are refused as if the object existed
     before: Callable[[str], None] | None = None
 
     def create(self, name: str, data: Bytes) -> None:
         if self.before is not None:
             before, self.before = self.before, None
             before(name)
+        if self.false_conflicts:
+            self.false_conflicts -= 1
+            raise ObjectExists(name)
         super().create(name, data)
         if self.lost_replies:
             self.lost_replies -= 1
@@ -355,22 +359,13 @@ def test_a_create_that_is_refused_for_a_moment_is_tried_again(bucket: Faulty) ->
     writer = Writer(bucket, "a")
     writer.take_over()
     tick = writer.encoded()
-    refused = [2]
-
-    def refuse(name: str) -> None:
-        if refused[0]:
-            refused[0] -= 1
-            bucket.before = refuse
-            raise ObjectExists(name)
-
-    bucket.before = refuse
+    bucket.false_conflicts = 2
     writer.log.create(tick)
     assert log_object(tick.index.number) in set(bucket.names("log/"))
-    refused[0], tick = 99, writer.encoded()
-    bucket.before = refuse
+    bucket.false_conflicts, tick = 99, writer.encoded()
     with pytest.raises(ObjectMissing):
         writer.log.create(tick)
-    assert refused[0] == 99 - CREATES_MAX
+    assert bucket.false_conflicts == 99 - CREATES_MAX
 
 
 def test_ticks_are_removed_only_below_a_boundary_that_is_there(bucket: Faulty) -> None:
@@ -379,20 +374,11 @@ def test_ticks_are_removed_only_below_a_boundary_that_is_there(bucket: Faulty) -
     writer.take_over()
     for _ in range(3):
         writer.log.create(writer.encoded())
-    refused = [1]
-
-    def refuse(name: str) -> None:
-        if refused[0]:
-            refused[0] -= 1
-            bucket.before = refuse
-            raise ObjectExists(name)
-
-    bucket.before = refuse
+    bucket.false_conflicts = 1
     boundary = writer.log.with_digest(Boundary(writer.number - 1, "", 1, writer.number - 1, 1))
     writer.log.bound(boundary)
     assert newest_boundary(bucket).number == boundary.number
-    refused[0] = 99
-    bucket.before = refuse
+    bucket.false_conflicts = 99
     with pytest.raises(ObjectMissing):
         writer.log.bound(boundary._replace(number=boundary.number + 1))
     assert newest_boundary(bucket).number == boundary.number
