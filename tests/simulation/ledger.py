@@ -133,6 +133,8 @@ class Ledger:
         # The offsets of deliveries that were on their way when the power failed, by number.
         self.old_offsets: dict[int, int] = {}
         self.removed: dict[str, set[int]] = {}  # by topic: messages that retention has removed
+        # Where a repeated commit says that its messages are. No client has seen them there.
+        self.told_places: dict[int, int] = {}
         self.losses = Losses(self)
         self.disasters = Disasters(self)
         self.channels: dict[str, ChannelLedger] = {}
@@ -233,6 +235,9 @@ class Ledger:
         rows = [row for row in self.disasters.accepted.get(topic, ()) if row.number in self.sent]
         places = {sent.number: sent.offset for sent in self.sent.values() if sent.topic == topic}
         places.update({row.number: row.offset for row in rows if row.offset >= 0})
+        for number, offset in self.told_places.items():
+            if places.get(number) == -1:
+                places[number] = offset
         found = {number for number, offset in places.items() if 0 <= offset < start}
         self.removed.setdefault(topic, set()).update(found)
         for row in self.channels.values():
@@ -399,6 +404,7 @@ class Ledger:
                 if (
                     below.key != sent.key
                     or below.offset >= sent.offset
+                    or below.offset < 0  # a disaster took it, and it lies behind by now
                     or other in mine
                     or other in row.answered
                     or other in row.doubtful

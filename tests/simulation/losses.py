@@ -128,15 +128,16 @@ class Losses:
         ]
         return bool(eras) and eras[-1] < len(self.cuts)
 
-    def judge(self, topic: str, stored: dict[int, int]) -> set[int]:
+    def judge(self, topic: str, stored: dict[int, int], removed: set[int]) -> set[int]:
         """Return the answered messages that a power cut has taken, and check that each of these
-        losses is allowed. `stored`: number -> offset.
+        losses is allowed. `stored`: number -> offset. `removed` went after all channels had them.
         """
         last = {write.number: write for write in self.writes.get(topic, ())}
+        gone_or_there = stored.keys() | removed
         missing = [
             sent
             for sent in self.ledger.sent.values()
-            if sent.topic == topic and sent.acked and sent.number not in stored
+            if sent.topic == topic and sent.acked and sent.number not in gone_or_there
         ]
         for sent in missing:
             self._may_go(sent, last.get(sent.number))
@@ -148,7 +149,12 @@ class Losses:
                     default=-1,
                 )
                 lost = min(
-                    (write.offset for write in writes if write.number not in stored), default=kept
+                    (
+                        write.offset
+                        for write in writes
+                        if write.number not in stored and write.number not in removed
+                    ),
+                    default=kept,
                 )
                 if kept > lost:
                     self.ledger.broken(f"a power cut took offset {lost} of {topic} and left {kept}")

@@ -91,6 +91,9 @@ class Stager:
             ledger.broken(
                 f"version {version} of {len(flat)} rows was committed with {answer['messages']}"
             )
+        if answer["repeated"]:
+            places = range(answer["first_offset"], answer["first_offset"] + len(flat))
+            ledger.told_places.update(zip(flat, places, strict=True))
         ledger.acknowledged(
             flat, None if answer["repeated"] else answer["first_offset"], durable=True
         )

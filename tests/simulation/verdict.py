@@ -104,7 +104,7 @@ def check_stored(ledger: Ledger, url: str, topic: str) -> None:
         ledger,
         topic,
         stored,
-        ledger.losses.judge(topic, found.offsets)
+        ledger.losses.judge(topic, found.offsets, removed)
         if topic in ledger.losses.modes
         else ledger.disasters.excused.get(topic, set()),
         removed,
