@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -64,7 +64,7 @@ from ..log.log_format import (
     index_name,
     parse_chunk_name,
 )
-from ..row_changes import DELAYED, STATE, Frame, read_frames
+from ..row_changes import DELAYED, STATE, Frame, decode_frames, read_frames
 from ..state.channel_row import ChannelRow
 from ..state.state import StateBatch, StateStore, Table
 from ..state.store_builder import StoreBuilder
@@ -127,7 +127,7 @@ def restore_topics(
     with problems is incomplete. Raises `StorageError` or `OSError`.
     """
     making = [
-        _TopicRestore(files, bucket, reader.topics[uuid], target, eager, check, advance)
+        TopicRestore(files, bucket, reader.topics[uuid], target, eager, check, advance)
         for uuid, target in targets.items()
     ]
     by_uuid = {one.shipped.uuid: one for one in making}
@@ -137,10 +137,10 @@ def restore_topics(
     for loaded in reader.pieces(list(by_uuid)):
         by_uuid[loaded.piece.uuid].take(loaded.number, loaded.piece, loaded.body)
     with ThreadPoolExecutor(TOPICS_AT_ONCE, thread_name_prefix="zsq-restore") as threads:
-        return list(threads.map(_TopicRestore.finish, making))
+        return list(threads.map(TopicRestore.finish, making))
 
 
-class _TopicRestore:
+class TopicRestore:
     """The restore of one topic."""
 
     def __init__(
@@ -156,6 +156,7 @@ class _TopicRestore:
         self._eager = eager
         self._check = check
         self._advance = advance
+        self._builders: list[StoreBuilder] = []
         self._changes_path = f"{target.directory}/{CHANGES_NAME}"
         self._changes_bytes = 0
 
@@ -175,6 +176,50 @@ class _TopicRestore:
         if position < len(body) and self.shipped.needs_changes(piece, number):
             self._append(self._changes_path, body[position:], self._changes_bytes)
             self._changes_bytes += len(body) - position
+
+    def settle(self) -> None:
+        """Build the stores from what was taken so far, and keep them open for `follow`."""
+        self._builders = [
+            StoreBuilder(self._files, f"{self._folder}/{name}", kind)
+            for name, kind in ((STATE_NAME, STATE), (DELAYED_NAME, DELAYED))
+        ]
+        self._feed(self._base_frames())
+        self._feed(self._change_frames())
+        self._files.remove(self._changes_path)
+
+    def _feed(self, frames: Iterable[Frame]) -> None:
+        for frame in frames:
+            for builder in self._builders:
+                builder.take(frame)
+        for builder in self._builders:
+            builder.flush()
+
+    def follow(self, number: int, piece: Piece, body: memoryview) -> None:
+        """Write what a piece has, which `shipped` has taken just now. `settle` was called before.
+
+        Raises `BucketRefuses` if an object with all rows is gone, because newer rows exist.
+        """
+        position = 0
+        for base_offset, start, stop in piece.ranges:
+            if self.shipped.needs_range(base_offset, number):
+                self._write(base_offset, start, body[position : position + stop - start])
+            position += stop - start
+        if piece.begins:
+            self._feed(self._base_frames())
+        self._feed(decode_frames(body[position:]))
+        for base in self._bases():
+            if base < self.shipped.kept_from:
+                self._files.remove(f"{self._folder}/{chunk_name(base)}")
+
+    def close(self) -> None:
+        """Close the stores of a topic that is not needed any more."""
+        for builder in self._builders:
+            builder.close()
+        self._builders = []
+
+    def name(self, identity: TopicIdentity) -> None:
+        """Say which topic this is, if it was not known at the beginning."""
+        self._identity, self.restored.name = identity, identity.name
 
     def _write(self, base_offset: int, start: int, data: memoryview) -> None:
         path = f"{self._folder}/{chunk_name(base_offset)}"
@@ -256,21 +301,13 @@ class _TopicRestore:
     # The stores
 
     def _build_stores(self) -> None:
-        builders = [
-            StoreBuilder(self._files, f"{self._folder}/{name}", kind)
-            for name, kind in ((STATE_NAME, STATE), (DELAYED_NAME, DELAYED))
-        ]
         try:
-            for frames in (self._base_frames(), self._change_frames()):
-                for frame in frames:
-                    for builder in builders:
-                        builder.take(frame)
-            for builder in builders:
+            if not self._builders:
+                self.settle()
+            for builder in self._builders:
                 builder.finish()
         finally:
-            for builder in builders:
-                builder.close()
-        self._files.remove(self._changes_path)
+            self.close()
 
     def _base_frames(self) -> Iterator[Frame]:
         """Yield the frames of the object with all rows, and check the checksum in its name."""
@@ -325,12 +362,29 @@ class _TopicRestore:
         follow in a later piece. The manifest was written before that.
         """
         rows = dict(table.archived)
-        if self._gaps(rows, table):
+        if self._gaps(rows, table) or self._ends_early(rows):
             manifest = newest_manifest(self._bucket, self.shipped.uuid)
             for row in manifest.chunks if manifest is not None else ():
                 if table.start < row.next_offset <= self.shipped.end:
                     rows.setdefault(row.base_offset, row)
         return dict(sorted(rows.items()))
+
+    def _ends_early(self, rows: Mapping[int, ArchivedChunk]) -> bool:
+        """Return True if the last chunk lacks its footer, although the log goes on behind it.
+
+        It was archived before its footer was shipped, and the ongoing chunk was empty.
+        """
+        bases = self._bases()
+        if not bases or bases[-1] in rows:
+            return False
+        try:
+            chunk = self._open_chunk(bases[-1])
+        except Damaged:  # not even the header is there
+            return True
+        try:
+            return not chunk.sealed and _complete(chunk, IN_GROUP)[1] < self.shipped.end
+        finally:
+            chunk.close()
 
     def _gaps(self, rows: Mapping[int, ArchivedChunk], table: Table) -> list[Bad]:
         """Return the offsets below the last chunk that are in no chunk."""
@@ -419,11 +473,7 @@ class _TopicRestore:
         try:
             if chunk.sealed:
                 return
-            position, offset, time_ns = CHUNK_HEADER_BYTES, 0, 0
-            for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=True):
-                header = stretch.header
-                if stretch.good and header is not None and not header.flags & unfinished:
-                    position, offset, time_ns = stretch.end, header.next_offset, header.time_ns
+            position, offset, time_ns = _complete(chunk, unfinished)
             if not offset:  # it never had a message
                 self._files.remove(chunk.path)
                 return
@@ -570,6 +620,20 @@ class _TopicRestore:
         found.channels = len(table.channels)
         if store.delayed is not None:
             found.delayed_messages = store.delayed.summary.messages
+
+
+def _complete(chunk: Chunk, unfinished: int) -> tuple[int, int, int]:
+    """Return where the last complete block or group ends: its position, offset and time.
+
+    A block with the flags `unfinished` is not the last one of a group. The offset is 0 if there is
+    no complete one.
+    """
+    found = CHUNK_HEADER_BYTES, 0, 0
+    for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=True):
+        header = stretch.header
+        if stretch.good and header is not None and not header.flags & unfinished:
+            found = stretch.end, header.next_offset, header.time_ns
+    return found
 
 
 def stepped_over(row: ChannelRow, gaps: Sequence[Hole]) -> ChannelRow:

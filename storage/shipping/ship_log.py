@@ -17,7 +17,7 @@ so late that another process has taken over at this number, and the object was r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ..bucket.bucket import Bucket, BucketError, BucketRefuses, ObjectExists, ObjectMissing
@@ -52,6 +52,7 @@ ATTEMPTS_MAX: Final = 8
 # A successor that reads the end of the log reads at most this many indexes.
 TAILS_READ_MAX: Final = 1_000
 NEW_LOG: Final = Boundary(0, "", 0, 0, 0)
+NOTHING: Final[Mapping[int, DecodedIndex]] = {}
 
 
 class Fenced(BucketError):
@@ -184,11 +185,16 @@ def check_follows(bucket: Bucket, found: DecodedIndex, previous: str) -> None:
         )
 
 
-def replay_tails(bucket: Bucket, chain: Chain) -> tuple[dict[str, Tail], int]:
-    """Return the tails of all topics at the end of the chain, and the newest registry's tick."""
+def replay_tails(
+    bucket: Bucket, chain: Chain, recent: Mapping[int, DecodedIndex] = NOTHING
+) -> tuple[dict[str, Tail], int]:
+    """Return the tails of all topics at the end of the chain, and the newest registry's tick.
+
+    `recent` are indexes that are known, by their numbers.
+    """
     behind: list[DecodedIndex] = []
     for number in chain.numbers[::-1][:TAILS_READ_MAX]:
-        found = read_index(bucket, number)
+        found = recent.get(number) or read_index(bucket, number)
         if behind:
             check_follows(bucket, behind[-1], found.digest)
         behind.append(found)
@@ -238,25 +244,36 @@ def may_continue(chain: Chain, own: Copy | None, archive: str) -> str:
 class ShipLog:
     """Creates ticks in the bucket. Any number of threads may call `create`."""
 
-    def __init__(self, bucket: Bucket, archive: str, copy: str, host: str) -> None:
+    def __init__(
+        self, bucket: Bucket, archive: str, copy: str, host: str, addresses: Sequence[str] = ()
+    ) -> None:
         self._bucket = bucket
         self.archive = archive
         self.copy = copy
         self.host = host
+        self.addresses = tuple(addresses)
         # Takeovers, which are never removed. All of them from `_known_from` on are here.
         self._kept: set[int] = set()
         self._known_from = 0
 
-    def take_over(self, own: Copy | None, time_ns: int, reserve: int) -> Taken:
+    def take_over(
+        self,
+        own: Copy | None,
+        time_ns: int,
+        reserve: int,
+        lease_ms: int = 0,
+        recent: Mapping[int, DecodedIndex] = NOTHING,
+    ) -> Taken:
         """Begin an epoch. The tails reserve `reserve` offsets beyond the ends of the topics.
 
-        Raises `Fenced` if the data directory may not continue the log, or `BucketError`.
+        `recent` are indexes of the last ticks that are known, by their numbers. Raises `Fenced` if
+        the data directory may not continue the log, or `BucketError`.
         """
         for _ in range(ATTEMPTS_MAX):
             chain = find_chain(self._bucket)
             if why := may_continue(chain, own, self.archive):
                 raise Fenced(f"{self._bucket.url}: {why}")
-            tails, registry = replay_tails(self._bucket, chain)
+            tails, registry = replay_tails(self._bucket, chain, recent)
             tails = {
                 uuid: tail._replace(reserved=max(tail.reserved, tail.end + reserve))
                 for uuid, tail in tails.items()
@@ -276,6 +293,8 @@ class ShipLog:
                 registry_number=registry,
                 pieces=(),
                 tails=tails,
+                addresses=self.addresses,
+                lease_ms=lease_ms,
             )
             encoded = encode_tick(index, ())
             try:

@@ -154,6 +154,9 @@ class Index(NamedTuple):
     * `registry`: (position, size, crc) of the registry in this tick, or () without one.
     * `registry_number`: the tick that has the newest registry, -1 if there is none.
     * `tails`: of all topics, or None.
+    * `addresses`: where clients reach the writer.
+    * `lease_ms`: how long it may acknowledge publishes after this tick, 0 if no standby limits it.
+    * `is_released`: the writer has stopped, and acknowledges nothing more.
     """
 
     kind: int
@@ -169,6 +172,9 @@ class Index(NamedTuple):
     registry_number: int
     pieces: tuple[Piece, ...]
     tails: Mapping[str, Tail] | None = None
+    addresses: tuple[str, ...] = ()
+    lease_ms: int = 0
+    is_released: bool = False
 
 
 def log_object(number: int) -> str:
@@ -298,6 +304,7 @@ def decode_index(data: bytes) -> DecodedIndex:
         row = unpack_value(encoded)
         row["pieces"] = tuple(_piece(one) for one in row["pieces"])
         row["registry"] = tuple(map(int, row["registry"]))
+        row["addresses"] = tuple(map(str, row.get("addresses", ())))
         if row["tails"] is not None:
             row["tails"] = {str(uuid): _tail(one) for uuid, one in row["tails"].items()}
         index = Index(**row)

@@ -99,6 +99,11 @@ class StoreBuilder:
             self._files.sync_folder(self._path)
         return True
 
+    def flush(self) -> None:
+        """Write what was taken so far. It is not synced."""
+        if self._env is not None:
+            self._flush()
+
     def close(self) -> None:
         """Close the environment. It may be incomplete if `finish` was not called."""
         if self._env is not None:

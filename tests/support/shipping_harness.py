@@ -362,3 +362,36 @@ class ShippingHarness(ArchiveHarness):
         self.files.reset()
         self.open()
         self.take_over()
+
+    def do_something(self, random: Random) -> None:
+        """Do one of the things that change a topic or its log of ticks."""
+        self.now_ns += 5
+        do = random.randrange(20)
+        if do < 6:
+            self.publish(blocks=random.randint(1, 3))
+            if random.random() < 0.7:
+                self.sync()
+        elif do < 8:
+            self.channel(random.choice(("one", "two")), random.randint(0, self.log.end))
+        elif do == 8:
+            end = self.log.end
+            self.commit_state(
+                StateBatch(
+                    hole_puts=[("one", random.randint(0, end), 1, 1, random.choice((0, 99)))]
+                )
+            ) if "one" in self.opened.state.load().channels else self.channel("one", end)
+        elif do == 9:
+            self.delay(random.randint(1, 3))
+        elif do == 10:
+            self.move_due()
+        elif do == 11 and len(self.log.chunks) > 1:
+            self.archive(random.randint(1, 2))
+        elif do == 12 and random.random() < 0.5:
+            self.restart()
+            self.take_over()
+        else:
+            self.tick(
+                random.choice((200, 1000, 1 << 20)), begin=random.random() < 0.15,
+                base_object=random.random() < 0.3, registry=random.random() < 0.1,
+                empty=random.random() < 0.1,
+            )  # fmt: skip

@@ -23,7 +23,6 @@ from zsq.storage.shipping.restore import RestoredTopic, Target, restore_topics, 
 from zsq.storage.shipping.tick_format import Copy
 from zsq.storage.shipping.tick_reader import TickReader
 from zsq.storage.state.channel_row import ChannelRow
-from zsq.storage.state.state import StateBatch
 from zsq.transport.block.block import pack
 
 OPTIONS = replace(SMALL, cache_bytes=1)
@@ -191,38 +190,8 @@ def test_every_tick_is_a_point_to_restore_to(tmp_path: Path, seed: int) -> None:
     harness = ShippingHarness(tmp_path, seed)
     harness.open()
     harness.take_over()
-    names = ("one", "two")
     for step in range(40):
-        harness.now_ns += 5
-        do = random.randrange(20)
-        if do < 6:
-            harness.publish(blocks=random.randint(1, 3))
-            if random.random() < 0.7:
-                harness.sync()
-        elif do < 8:
-            harness.channel(random.choice(names), random.randint(0, harness.log.end))
-        elif do == 8:
-            end = harness.log.end
-            harness.commit_state(
-                StateBatch(
-                    hole_puts=[("one", random.randint(0, end), 1, 1, random.choice((0, 99)))]
-                )
-            ) if "one" in harness.opened.state.load().channels else harness.channel("one", end)
-        elif do == 9:
-            harness.delay(random.randint(1, 3))
-        elif do == 10:
-            harness.move_due()
-        elif do == 11 and len(harness.log.chunks) > 1:
-            harness.archive(random.randint(1, 2))
-        elif do == 12 and random.random() < 0.5:
-            harness.restart()
-            harness.take_over()
-        else:
-            harness.tick(
-                random.choice((200, 1000, 1 << 20)), begin=random.random() < 0.15,
-                base_object=random.random() < 0.3, registry=random.random() < 0.1,
-                empty=random.random() < 0.1,
-            )  # fmt: skip
+        harness.do_something(random)
         if step == 25 and harness.uuid in harness.tails:
             harness.bound()
     harness.tick()
