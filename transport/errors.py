@@ -40,6 +40,7 @@ E_LIMIT: Final = "E_LIMIT"
 E_NOT_EMPTY: Final = "E_NOT_EMPTY"
 E_NOT_FOUND: Final = "E_NOT_FOUND"
 E_SEQUENCE: Final = "E_SEQUENCE"
+E_STANDBY: Final = "E_STANDBY"  # this broker is a standby: another one is the primary
 E_TIMEOUT: Final = "E_TIMEOUT"
 E_TOO_BIG: Final = "E_TOO_BIG"
 E_TOPIC_FAILED: Final = "E_TOPIC_FAILED"

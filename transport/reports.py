@@ -297,6 +297,8 @@ class BucketStats(TypedDict):
     cost: float
     shipped_bytes: int
     shipped_ticks: int
+    epoch: int
+    standbys: int
 
 
 class GatewayStats(TypedDict):

@@ -40,11 +40,13 @@ from ...storage.shipping.tick_format import state_folder
 from ...transport.errors import E_BUCKET, E_CHECKSUM, E_FENCED, Refused
 from ...transport.memory import return_large_memory
 from ...transport.wire import protocol as p
+from ..primitives.lease_cell import LeaseCell
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Envelope, Mail, Port
 from ..runtime.worker_thread import WorkerThread
 from ..settings.starts import ArchiveStart
-from .shipper import POLL_MS, Shipper
+from .primacy import Primacy
+from .shipper import POLL_MS, Shipper, ShipperState
 
 log = logging.getLogger("zsq")
 
@@ -56,6 +58,7 @@ CHECK_PAUSE_S: Final = 10.0
 HELD_MAX: Final = 1_000  # requests that wait for the check
 # A tick is sent again if the store does not answer for this time.
 SHIP_CALL_S: Final = 15.0
+RELEASE_S: Final = 5.0  # a handover that takes longer is given up
 _S: Final = 1_000_000_000
 _Shape = Callable[[Any], dict[str, Any]]
 
@@ -79,6 +82,9 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._forgotten: set[str] = set()
         self._forget_ns = 0
         self._polls = False
+        self._beat_ms = 0.0
+        self._is_lost = False
+        self._release_ns = 0
         self._bucket = self._open(FIRST_CALL_S if given.first else CALL_S)
         if given.first:
             self._check_first()
@@ -111,6 +117,10 @@ class ArchiveActor(Actor[ArchiveStart]):
         given = self.given
         if not given.ship_lag_s:
             return None
+        try:
+            cell = LeaseCell(given.run_dir, make=True)
+        except OSError as error:
+            raise StartFailed(f"{given.run_dir}: the lease cannot be written: {error}") from error
         bucket = self._open(SHIP_CALL_S)
         bucket.counts_of(self._bucket)
         return Shipper(
@@ -122,6 +132,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             self._threads,
             self.front_send,
             lambda uuid: self.supervisor.send((), p.WakeTopic(uuid)),
+            Primacy(cell, given.addresses),
             self._forgotten.add,
         )
 
@@ -130,8 +141,18 @@ class ArchiveActor(Actor[ArchiveStart]):
             self._shipper.set_bound(told.bucket_lag_s)
 
     def _ship_now(self, port: Port, mail: Mail, message: p.ShipNow) -> None:
-        if self._shipper is not None:
-            self._shipper.ship_now()
+        if self._shipper is None:
+            return
+        self._shipper.ship_now()
+        if message.is_last:
+            self._shipper.release()
+            self._release_ns = time.monotonic_ns() + int(RELEASE_S * _S)
+
+    def on_stop(self) -> bool:
+        """Return True when a handover is in the bucket, or does not get there in time."""
+        shipper = self._shipper
+        releases = shipper is not None and shipper.is_releasing
+        return not releases or time.monotonic_ns() > self._release_ns
 
     def front_send(self, envelope: Envelope, message: p.Wire) -> bool:
         return self.front.send(envelope, message)
@@ -257,6 +278,14 @@ class ArchiveActor(Actor[ArchiveStart]):
                 self.every(POLL_MS, self._poll)
             else:
                 self.cease(self._poll)
+        if shipper.beat_ms != self._beat_ms:
+            self.cease(shipper.beat)
+            self._beat_ms = shipper.beat_ms
+            if self._beat_ms:
+                self.every(self._beat_ms, shipper.beat)
+        if shipper.state is ShipperState.LOST and not self._is_lost:
+            self._is_lost = True
+            self.pulse()  # the supervisor stops the broker
 
     def _poll(self) -> None:
         """Wake the loop, so that a tick that is due is sent."""
@@ -393,7 +422,8 @@ class ArchiveActor(Actor[ArchiveStart]):
 
     def statistics(self) -> dict[str, object]:
         counts = self._bucket.counts
-        shipping = {"shipping": "off", "lag_s": 0.0, "shipped_bytes": 0, "shipped_ticks": 0}
+        counted = ("shipped_bytes", "shipped_ticks", "epoch", "standbys")
+        shipping = {"shipping": "off", "lag_s": 0.0, **dict.fromkeys(counted, 0)}
         trouble = self._trouble or self._failing
         if self._shipper is not None:
             shipping = self._shipper.statistics()

@@ -26,7 +26,7 @@ import socket
 import time
 import uuid as uuids
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -40,6 +40,7 @@ from ...storage.errors import Damaged, StorageError
 from ...storage.files import Files
 from ...storage.log.log_format import TEMPORARY_SUFFIX
 from ...storage.shipping.ship_log import Fenced, ShipLog, Taken, find_chain, read_index
+from ...storage.shipping.standbys import NO_STANDBY, Notice, Terms, terms_of
 from ...storage.shipping.tick_format import (
     COPY_NAME,
     STATES,
@@ -63,6 +64,7 @@ from ...transport.wire import protocol as p
 from ..runtime.port import Envelope
 from ..runtime.worker_thread import WorkerThread
 from ..settings.options import SHIP_RESERVE
+from .primacy import Primacy
 from .tick_encoder import Encoded, TickEncoder
 from .tick_plan import NEVER, Crowd, TickPlan
 
@@ -113,7 +115,10 @@ class Flight:
     number: int
     pieces: Sequence[WaitingPiece]
     tick: EncodedTick | None = None
+    terms: Terms = NO_STANDBY
     is_done: bool = False
+    first_ns: int = 0
+    """The time at which it was begun first. A standby may have seen it soon afterwards."""
     began_ns: int = 0
     pause_s: float = PAUSE_S
     retry_ns: int = 0
@@ -129,6 +134,15 @@ class Registry(NamedTuple):
     data: bytes
     topics: frozenset[str]
     all: frozenset[str]
+
+
+class _Takeover(NamedTuple):
+    """A takeover that was begun at `begun_ns`, and the standbys that were known then."""
+
+    ship_log: ShipLog
+    taken: Taken
+    notices: Mapping[str, Notice]
+    begun_ns: int
 
 
 NO_REGISTRY: Final = Registry((0, 0, 0), b"", frozenset(), frozenset())
@@ -150,8 +164,10 @@ class Shipper:
         threads: Callable[[str, int], list[WorkerThread]],
         send: Send,
         wake: Callable[[str], object],
+        primacy: Primacy,
         forget_archive: Callable[[str], object] = lambda uuid: None,
     ) -> None:
+        self.primacy = primacy
         self._forget_archive = forget_archive
         self._is_swept = False
         self._bucket = bucket
@@ -205,6 +221,9 @@ class Shipper:
         self.shipped_ticks = 0
         self._lag_ns = 0
         self._hurries = False
+        self.is_releasing = False
+        """True until the tick exists with which this broker hands over."""
+        self._released = -1  # the number of that tick
 
     def set_bound(self, lag_s: float) -> None:
         self._plan.lag_ns = int(lag_s * _NS)
@@ -212,6 +231,12 @@ class Shipper:
     def ship_now(self) -> None:
         """Send each piece at once from now on, because the broker stops."""
         self._hurries = True
+
+    def release(self) -> None:
+        """Say in the log of ticks that this broker acknowledges nothing more. All topics ended."""
+        if self.state is ShipperState.OPEN:
+            self.primacy.end()
+            self.is_releasing = True
 
     # Takeover
 
@@ -226,7 +251,7 @@ class Shipper:
         self.state, self._archive = ShipperState.TAKING, archive
         self._control.submit(self._taken, self._take_over)
 
-    def _take_over(self) -> tuple[ShipLog, Taken]:
+    def _take_over(self) -> _Takeover:
         """Read or make the identity of this data directory, and take over. Runs in a thread."""
         own = self._read_copy()
         if own is None or own.archive != self._archive:
@@ -234,13 +259,20 @@ class Shipper:
             is_new = True
         else:
             is_new = False
-        ship_log = ShipLog(self._bucket, self._archive, own.copy, socket.gethostname())
+        primacy = self.primacy
+        ship_log = ShipLog(
+            self._bucket, self._archive, own.copy, socket.gethostname(), primacy.addresses
+        )
         if is_new:
             self._write_copy(own)
-        taken = ship_log.take_over(None if is_new else own, time.time_ns(), SHIP_RESERVE)
+        notices = primacy.watch_for(own.copy).look(self._bucket, time.monotonic_ns())
+        terms, begun_ns = terms_of(notices.values()), time.monotonic_ns()
+        taken = ship_log.take_over(
+            None if is_new else own, time.time_ns(), SHIP_RESERVE, terms.lease_ns // 1_000_000
+        )
         if own.after >= 0:
             self._write_copy(Copy(own.archive, own.copy))
-        return ship_log, taken
+        return _Takeover(ship_log, taken, notices, begun_ns)
 
     def _read_copy(self) -> Copy | None:
         path = f"{self._data_dir}/{COPY_NAME}"
@@ -275,8 +307,11 @@ class Shipper:
             return
         if isinstance(value, Exception):
             raise value
-        self._log, taken = value
+        self._log, taken = value.ship_log, value.taken
         index = taken.takeover
+        self.primacy.looked(value.notices)
+        self.primacy.exists(value.begun_ns, self.primacy.terms)
+        self._sent_ns = value.begun_ns
         self._epoch, self._takeover = index.epoch, index.number
         self._next_number, self._last_number = after(index), index.number
         self._registry_number = taken.registry_number
@@ -291,6 +326,8 @@ class Shipper:
 
     def _lose(self, why: str) -> None:
         log.error("shipping ends: %s", why)
+        self.primacy.end()
+        self.is_releasing = False
         self.state, self.trouble = ShipperState.LOST, why
         for flight in self._flights:
             self._refuse(flight.pieces)
@@ -423,7 +460,8 @@ class Shipper:
     @property
     def is_busy(self) -> bool:
         """True while pieces wait, or ticks are on their way."""
-        return bool(self._waiting or self._flights) and self.state is ShipperState.OPEN
+        waits = bool(self._waiting or self._flights) or self.is_releasing
+        return waits and self.state is ShipperState.OPEN
 
     def poll(self) -> None:
         """Send what is due. The archive actor calls it on each turn of its loop."""
@@ -435,6 +473,9 @@ class Shipper:
                 flight.retry_ns = 0
                 self._create(flight)
         while self._is_due(now):
+            self._begin_tick()
+        if self.is_releasing and self._released < 0 and not self._waiting and not self._flights:
+            self._released = self._next_number
             self._begin_tick()
 
     def _is_due(self, now: int) -> bool:
@@ -455,12 +496,50 @@ class Shipper:
         if self.state is not ShipperState.OPEN:
             return
         self._look_at_registry()
+        if self.primacy.must_look(time.monotonic_ns()):
+            self._look_for_standbys()
         if not self._is_swept:
             self._is_swept = True
             self._control.submit(self._listed, self._topics_with_objects)
         if self._registry_due and not self._waiting and len(self._flights) < WINDOW:
             self._begin_tick()
+        self._beat_if_due()
         self._collect()
+
+    # Standbys
+
+    def _look_for_standbys(self) -> None:
+        assert self._log is not None
+        watch = self.primacy.watch_for(self._log.copy)
+        look = partial(watch.look, self._bucket, time.monotonic_ns())
+        self._control.submit(self._looked_for_standbys, look)
+
+    def _looked_for_standbys(self, value: Any) -> None:
+        if isinstance(value, StorageError):
+            return  # the next look is soon
+        if isinstance(value, Exception):
+            raise value
+        if self.primacy.looked(value) and self.state is ShipperState.OPEN:
+            self._sent_ns = 0  # a tick tells the new terms at once
+            self._beat_if_due()
+
+    def _beat_if_due(self) -> None:
+        """Create a tick without news if the last one is too old for a standby."""
+        now = time.monotonic_ns()
+        due_ns = self.primacy.beats_at(self._sent_ns)
+        is_wanted = bool(due_ns or not self._sent_ns) and not self.is_releasing
+        if is_wanted and now >= due_ns and not self._flights:
+            self._begin_tick()
+
+    @property
+    def beat_ms(self) -> float:
+        """The interval at which `beat` must be called, 0 for never."""
+        return self.primacy.terms.heartbeat_ns / 1_000_000 / 2
+
+    def beat(self) -> None:
+        """Let standbys know that this broker lives."""
+        if self.state is ShipperState.OPEN:
+            self._beat_if_due()
 
     def _begin_tick(self) -> None:
         pieces: list[WaitingPiece] = []
@@ -482,7 +561,13 @@ class Shipper:
         self._next_number += 1
         if registry:
             self._registry_number = number
-        flight = Flight(number, pieces, topics=self._registry.all if registry else None)
+        flight = Flight(
+            number,
+            pieces,
+            terms=self.primacy.terms,
+            first_ns=self._sent_ns,
+            topics=self._registry.all if registry else None,
+        )
         self._flights.append(flight)
         index = Index(
             kind=TICK,
@@ -497,6 +582,9 @@ class Shipper:
             registry=(),
             registry_number=self._registry_number,
             pieces=(),
+            addresses=self.primacy.addresses,
+            lease_ms=flight.terms.lease_ns // 1_000_000,
+            is_released=number == self._released,
         )
         given = [(one.piece, one.message) for one in pieces]
         encoder = self._tick_encoder
@@ -559,6 +647,9 @@ class Shipper:
         self.shipped_bytes += size
         self.shipped_ticks += 1
         self._last_number = flight.number
+        self.primacy.exists(flight.first_ns, flight.terms)
+        if flight.number == self._released:
+            self.is_releasing = False
         if flight.topics is not None:
             self._shipped_topics = flight.topics
         topics = self._registry.topics
@@ -741,4 +832,5 @@ class Shipper:
             "shipped_ticks": self.shipped_ticks,
             "log_bytes": self._sizes_bytes,
             "epoch": self._epoch,
+            "standbys": len(self.primacy.notices),
         }

@@ -14,6 +14,7 @@ import errno
 import os
 import resource
 import signal
+import socket
 from typing import Final
 
 import setproctitle
@@ -126,3 +127,13 @@ class Trimming:
         self._since_ns = now_ns
         self._owed = now_ns - self._stirred_ns < REST_NS
         return True
+
+
+def advertised(gateway: str) -> tuple[str, ...]:
+    """Return the addresses of a ZeroMQ gateway, "host:port", as other machines may use them."""
+    host, _, port = gateway.rpartition(":")
+    if not host or port == "0":
+        return ()
+    if host in ("*", "0.0.0.0", "[::]"):
+        host = socket.gethostname()
+    return (f"tcp://{host}:{port}",)

@@ -485,6 +485,7 @@ DRAIN_MAX: Final = 256  # messages read from one socket in one turn of the loop
 
 
 BUCKET_LAG_S: Final = 1.0
+PATIENCE_S: Final = 10.0  # of a standby
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,7 +504,8 @@ class ServeOptions:
     which full log files are archived, "" for none. `bucket_cache_bytes` is the size of the cache on
     the disk, for each topic, for what is read from the bucket. `bucket_lag_s` is the bound within
     which everything newer is shipped to the bucket. 0 means that it is not shipped. `bucket_costs`
-    are the costs of 1,000 requests that write, and of 1,000 that read.
+    are the costs of 1,000 requests that write, and of 1,000 that read. As a standby, the broker
+    takes over when the primary was quiet for `patience_s` seconds.
     """
 
     data_dir: Path
@@ -528,6 +530,7 @@ class ServeOptions:
     bucket_cache_bytes: int = BUCKET_CACHE_BYTES
     bucket_lag_s: float = BUCKET_LAG_S
     bucket_costs: tuple[float, float] = (0.0, 0.0)
+    patience_s: float = PATIENCE_S
 
 
 def push_listen(serve_options: ServeOptions) -> str:

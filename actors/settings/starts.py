@@ -114,8 +114,9 @@ class ArchiveStart(ActorStart):
     `url` is the bucket's. `broker` is the broker's uuid. `writer` identifies this run of the
     broker. `known` is the identity of the archive that the broker used last, or "", and `fresh` the
     identity of a new one. `first` means that the broker starts, so it ends if the bucket cannot be
-    used. `data_dir` is the data directory, and `ship_lag_s` the bound of shipping, or 0. `costs`
-    are those of 1,000 requests that write, and that read.
+    used. `data_dir` is the data directory, `run_dir` the run directory, and `ship_lag_s` the bound
+    of shipping, or 0. `costs` are those of 1,000 requests that write, and that read. `addresses`
+    are where clients reach the broker.
     """
 
     url: str
@@ -125,6 +126,8 @@ class ArchiveStart(ActorStart):
     fresh: str
     first: bool = True
     data_dir: str = ""
+    run_dir: str = ""
+    addresses: tuple[str, ...] = ()
     ship_lag_s: float = 0.0
     costs: tuple[float, float] = (0.0, 0.0)
 

@@ -92,7 +92,7 @@ _VIEW: Final = "statistics/statistics.py"
 _METRICS: Final = "gateways/http/api/metrics.py"
 _RETENTION: Final = "storage/retention.py"
 _ARCHIVE: Final = "storage/archiving.py"
-_SHIPPING: Final = "storage/shipping.py"
+_SHIPPING: Final = "storage/bucket/shipping.py"
 _SHIPPER: Final = "archive/shipper.py"
 _ARCHIVE_ACTOR: Final = "archive/archive_actor.py"
 _DELAYED: Final = "storage/delayed.py"
@@ -142,6 +142,8 @@ _BROKER: Final = (
        metric="zsq_bucket_cost_total", default=0.0),
     _S("bucket", "shipped_bytes", "bytes", _SHIPPER, "bytes of ticks that were shipped", metric="zsq_bucket_shipped_bytes_total"),
     _S("bucket", "shipped_ticks", "ticks", _SHIPPER, "ticks that were shipped", metric="zsq_bucket_shipped_ticks_total"),
+    _S("bucket", "epoch", "number", _SHIPPER, "number of the takeovers so far", metric="zsq_bucket_epoch", default=0),
+    _S("bucket", "standbys", "standbys", _SHIPPER, "standbys that follow this broker", metric="zsq_bucket_standbys", default=0),
     _S("bucket", "write_requests", "requests", _ARCHIVE_ACTOR,
        "requests that stored or listed objects, since the archive's process began", metric="zsq_bucket_write_requests_total"),
     _S("bucket", "read_requests", "requests", _ARCHIVE_ACTOR, "requests that read objects", metric="zsq_bucket_read_requests_total"),

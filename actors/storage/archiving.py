@@ -39,7 +39,7 @@ from ...storage.log.log_format import chunk_name
 from ...transport.errors import E_CHECKSUM, E_FENCED
 from ...transport.wire import protocol as p
 from ..runtime.pulses import ArchivePulse
-from .archive_link import ArchiveLink
+from .bucket.archive_link import ArchiveLink
 from .commits import StateCommits
 
 log = logging.getLogger("zsq")

@@ -45,15 +45,17 @@ from ..runtime.pulses import StoragePulse
 from ..runtime.worker_thread import LazyThread, WorkerThread
 from ..settings import options
 from ..settings.starts import StorageStart
-from .archive_link import ArchiveLink
 from .archiving import Archiver, no_archive
 from .backups import Backups, BackupState
+from .bucket.archive_link import ArchiveLink
+from .bucket.ship_parts import no_shipping
+from .bucket.shipping import Shipping
+from .bucket.topic_lease import TopicLease
 from .channels import Channels, OldestTimes
 from .commits import StateCommits
 from .delayed import DelayedListener, DelayedMessages, sequences
 from .reads import Archived, Reads
 from .retention import LogUpkeep, RetentionRunner
-from .shipping import Shipping, no_shipping
 from .stages import Stages
 from .staging import StageCommits
 
@@ -197,6 +199,7 @@ class StorageActor:
         self._ships = False  # the timer of shipping runs
         self._withholds = False
         self._unshipped: dict[int, Sequence[tuple[int, int]]] = {}  # delayed messages: not answered
+        self._unleased: list[tuple[int, Sequence[tuple[int, int]]]] = []  # as above
         self._stop_ns = 0  # since when a stop waits for the bucket
         self._space = Space(self.store.files, self.store.directory, self.store.reserve_bytes)
         self._shortage = Shortage()
@@ -233,6 +236,7 @@ class StorageActor:
             may_move=lambda: self._shipping is None or self._shipping.may_move(options.DELAYED_MOVE_ROWS),
         )  # fmt: skip
         self._link = ArchiveLink(lambda: self._host.open_dealer(given.archive))
+        self._lease = TopicLease(given.archive, self._host, self._answer_leased)
         self._shipping = self._make_shipping()
         self._archiver = self._make_archiver()
         stages = Stages()
@@ -409,14 +413,25 @@ class StorageActor:
 
     def may_append(self, messages: int = 0) -> bool:
         """Return False while publishes of so many messages must wait, because too much is not in
-        the bucket.
+        the bucket, or because a standby may have taken over.
         """
-        return self._shipping is None or not self._shipping.holds(messages)
+        return self._shipping is None or not (
+            self._shipping.holds(messages) or self._lease.holds_publishes()
+        )
+
+    def _answer_leased(self) -> None:
+        """Answer what waited while a standby might have taken over."""
+        if not self._lease.withholds():
+            unleased, self._unleased = self._unleased, []
+            for request, keys in unleased:
+                self._listener.delayed_stored(request, keys)
+            self._answer_durable()
 
     def _check_shipping(self) -> None:
         """Raise `Refused` if publishes have waited too long for the bucket."""
         if self._shipping is not None:
             self._shipping.check()
+            self._lease.check()
         elif self.answers_shipped:
             raise Refused(E_BUCKET, NOT_SHIPPED)
 
@@ -518,6 +533,8 @@ class StorageActor:
         if self.answers_shipped:
             self._unshipped[request] = keys
             self._when_shipped(partial(self._delayed_shipped, request))
+        elif self._unleased or self._lease.withholds():
+            self._unleased.append((request, keys))
         else:
             self._listener.delayed_stored(request, keys)
 
@@ -687,6 +704,8 @@ class StorageActor:
         while self._unsynced and self._unsynced[0].end <= synced_end:
             done = self._unsynced.popleft()
             self._producers.stored(done.producers, done.time_ns)
+        if self._written and not self.answers_shipped and self._lease.withholds():
+            return
         end = self._durable_end()
         while self._written and self._written[0].end <= end:
             done = self._written.popleft()

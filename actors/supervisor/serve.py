@@ -45,7 +45,9 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
         lock = files.lock(str(data_dir / "lock"))
         registry = Registry(files, data_dir, serve_options.node_id)
         registry.open()
-        claimed = rundir.claim(registry.uuid)
+        # The log of ticks shows which one of two copies may go on, on any number of machines.
+        ships = bool(serve_options.bucket) and serve_options.bucket_lag_s > 0
+        claimed = None if ships else rundir.claim(registry.uuid)
         clear_imports_at_start(files, data_dir, registry)
         registry.memory.clear()
         run_dir = rundir.make(data_dir)
@@ -78,5 +80,6 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
     finally:
         registry.memory.close()
         rundir.clear(data_dir, run_dir)
-        claimed.close()
+        if claimed is not None:
+            claimed.close()
         files.close(lock)

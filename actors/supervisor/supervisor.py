@@ -16,17 +16,18 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import zmq
 
+from ...transport.errors import E_BUCKET, E_NOT_FOUND, Refused
 from ...transport.memory import release_memory
 from ...transport.wire import protocol as p
 from ...transport.wire.sockets import make_context
 from ..runtime import logs
 from ..runtime.child import Failure, Phase
 from ..runtime.port import Mail, Port
-from ..runtime.process import Trimming, has_terminal
+from ..runtime.process import Trimming, advertised, has_terminal
 from ..runtime.process_table import Child, ProcessTable
 from ..runtime.processes import Processes
 from ..security import audit
@@ -53,6 +54,9 @@ from .topics.topic_group import TopicGroup
 
 log = logging.getLogger("zsq")
 
+# The broker is no longer primary. This is no exit code of a process: `standby/role.py` sees it.
+EXIT_NOT_PRIMARY: Final = 100
+
 
 class Supervisor:
     """One run of the broker on one data directory."""
@@ -77,6 +81,8 @@ class Supervisor:
         self._memory = Trimming(time.monotonic_ns())
         self._memory_ns = 0
         self._generation_over = False
+        self._hands_over = False  # the standby may take over when all is shipped
+        self._hand_over_next = False
         self._ready = False
         self.context = make_context(options.SOCKETS_MAX)
         self.port = Port(self.context, zmq.ROUTER)
@@ -111,7 +117,7 @@ class Supervisor:
             registry.node, registry.uuid, self.state.started, self.state.groups, self.processes, self.singles.children,
             self.disk, self.alarms, self._troubles,
         )  # fmt: skip
-        self.commands = Commands(self.requests, view)
+        self.commands = Commands(self.requests, view, self.hand_over)
         self.service = ServiceManager(os.environ)
 
     def _troubles(self) -> str:
@@ -192,6 +198,8 @@ class Supervisor:
                 known=self.state.registry.bucket,
                 fresh=uuid.uuid4().hex,
                 data_dir=str(given.data_dir),
+                run_dir=self.run_dir,
+                addresses=advertised(given.gateway),
                 ship_lag_s=given.bucket_lag_s,
                 costs=given.bucket_costs,
             )
@@ -244,6 +252,9 @@ class Supervisor:
             self.singles.tell_names()
         if not self._ready:
             self._tell_ready()
+        if self._hand_over_next:  # after the reply to the client
+            self._hand_over_next = False
+            self.stop(EXIT_NOT_PRIMARY, "this broker hands over to its standby and stops")
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Only note the signal, because it may have interrupted a send between two frames.
@@ -283,6 +294,7 @@ class Supervisor:
                 child.stats, child.pulsed_ns = {**child.stats, **stats}, time.monotonic_ns()
                 if child.spec.kind == "archive":
                     self.singles.note_archive(child)
+                    self._stop_if_lost(child)
                 if not message.request:
                     child.news_ns = child.pulsed_ns
                 if message.request:
@@ -323,6 +335,12 @@ class Supervisor:
             )
         else:
             self.commands.on_mail(mail)
+
+    def _stop_if_lost(self, archive: Child) -> None:
+        """Stop at once if another broker has taken over. Two must not serve the same topics."""
+        if archive.stats.get("shipping") == "lost" and not self.state.stopping:
+            why = archive.stats.get("trouble", "")
+            self.stop(EXIT_NOT_PRIMARY, f"this broker is not primary any more and stops: {why}")
 
     def _wake_topic(self, envelope: tuple[bytes, ...], uuid: str) -> None:
         """Wake a topic that the archive actor needs, if it is asleep."""
@@ -397,8 +415,16 @@ class Supervisor:
                     f": {child.failure}" if child.failure else "",
                 )
             self.singles.tell_gone(child)
+            self._note_unshipped(child)
             if not self.singles.ended(child) and child.owner is not None:
                 self._group_lost(child)
+
+    def _note_unshipped(self, child: Child) -> None:
+        """Do not hand over if a topic has ended before all of it was in the bucket."""
+        if child.spec.kind == "topic" and child.stats.get("storage", {}).get("is_shipping"):
+            if self._hands_over:
+                log.error("%s is not in the bucket completely", child.spec.title)
+            self._hands_over = False
 
     def _group_lost(self, child: Child) -> None:
         self.state.guarded(child.owner, lambda: child.owner.died(child))
@@ -430,13 +456,31 @@ class Supervisor:
         for group in self.state.groups.values():
             group.stop(lambda: None)
 
+    def hand_over(self) -> None:
+        """Stop, so that a standby takes over at once. Raises `Refused` if there is none."""
+        archives = self.singles.of_kind("archive")
+        if not any(child.stats.get("shipping") == "open" for child in archives):
+            why = self.singles.archive_trouble() or "it ships nothing to a bucket"
+            raise Refused(E_BUCKET, f"this broker cannot hand over: {why}")
+        if not any(child.stats.get("standbys") for child in archives):
+            raise Refused(
+                E_NOT_FOUND,
+                "this broker cannot hand over, because no standby follows it: start one with zsq "
+                "standby, and wait until `zsq stats` shows it (20 s)",
+            )
+        self._hands_over = True
+        self._hand_over_next = True
+
     def _stop_last(self) -> None:
         """Stop the archive actor when nothing else runs: topics ship their last changes while they
-        stop.
+        stop. If this broker hands over, the archive actor says in the bucket that all is there.
         """
         archives = self.singles.of_kind("archive")
         if archives and len(archives) == len(self.processes.children):
             for child in archives:
+                if self._hands_over and child.state == "up":
+                    self._hands_over = False
+                    self.processes.send(child, p.ShipNow(is_last=True))
                 self.processes.stop_child(child)
 
     def _now_and_then(self, now: int) -> None:

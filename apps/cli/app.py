@@ -131,6 +131,8 @@ NOT_REACHED: Final = 3
 SECTIONS: Final = {
     "Run a broker": {
         "serve": CommandPlace("run.serve:serve", "Run the broker in the foreground."),
+        "standby": CommandPlace("run.serve:standby", "Follow a broker through its bucket, and take over."),
+        "handover": CommandPlace("manage.handover:handover", "Let the standby take over from the primary."),
         "doctor": CommandPlace("run.doctor:doctor", "Check this machine."),
         "config": CommandPlace("run.config:config", "Show the options of serve, and the source of each."),
         "completion": CommandPlace("completion:completion", "Complete commands, topics and channels in bash, zsh or fish."),
@@ -163,6 +165,7 @@ SECTIONS: Final = {
     "A stopped broker's files": {
         "fsck": CommandPlace("files.fsck:fsck", "Check all files, and repair them."),
         "dump": CommandPlace("files.dump:dump", "Print any file as readable lines."),
+        "rescue": CommandPlace("files.rescue:rescue", "Show or publish what a former primary had not shipped."),
         "import-nsqd": CommandPlace("files.nsqd:import_nsqd", "Import the data of a stopped nsqd."),
         "export-nsqd": CommandPlace("files.nsqd:export_nsqd", "Write a data directory for nsqd."),
     },
@@ -177,7 +180,10 @@ SECTIONS: Final = {
     "--url",
     envvar="ZSQ_URL",
     metavar="URL",
-    help="Address of the broker: tcp://host:port or ipc://DATA_DIR/run.",
+    help=(
+        "Address of the broker: tcp://host:port or ipc://DATA_DIR/run. For a broker with a standby: "
+        "both, with a comma between them."
+    ),
 )
 @click.option(
     "--key-file",

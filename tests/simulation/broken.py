@@ -197,7 +197,7 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "a topic ships changes before the log that they mention": Defect(
-        "actors/storage/shipping.py",
+        "actors/storage/bucket/shipping.py",
         "        ranges, place, is_full = self._ranges(TOGETHER_BYTES if together else TICK_BYTES)\n",
         "        ranges, place, is_full = self._ranges(TOGETHER_BYTES if together else TICK_BYTES)\n"
         "        if self._queue and ranges:\n"
@@ -206,14 +206,14 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "publishes are not held at the bound": Defect(
-        "actors/storage/shipping.py",
+        "actors/storage/bucket/shipping.py",
         "        return oldest > 0 and now_ns - oldest > self._lag_ns\n",
         "        return False\n",
         faults=("lost_disk", "bucket_away"),
         ships=True,
     ),
     "offsets are given out that are not reserved": Defect(
-        "actors/storage/shipping.py",
+        "actors/storage/bucket/shipping.py",
         "        runs_out = self._taken_end + messages > self.reserved\n",
         "        runs_out = False\n",
         faults=("lost_disk", "bucket_away"),
@@ -256,7 +256,7 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "the first piece of a topic does not have its rows": Defect(
-        "actors/storage/shipping.py",
+        "actors/storage/bucket/shipping.py",
         "        return self._is_first and (not self._has_base() or self._base_needs_upload())\n",
         "        return False\n",
         faults=("lost_disk",),

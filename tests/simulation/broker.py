@@ -41,7 +41,7 @@ from .bucket import URL, PatientBucket
 from .disasters import watch as watch_disasters
 from .disk import Disk
 from .losses import Losses, watch_log
-from .shipping import ShipPlan
+from .shipping import ShipPlan, SimLeaseCell
 from .shipping import prepare as prepare_shipping
 from .sockets import Descriptor
 from .threads import Flag
@@ -285,6 +285,7 @@ class Broker:
                 self.world.trouble(process, error)
             process.kill("cannot start")
             self.world.leave()
+        SimLeaseCell.begin_broker()
         self.supervisor = supervisor.Supervisor(self.options, registry, RUN_DIR)
         self.supervisor.run()
 

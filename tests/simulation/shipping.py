@@ -9,11 +9,11 @@ import io
 import json
 import random
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from zsq.actors.archive import archive_actor, shipper
 from zsq.actors.settings import options
-from zsq.actors.storage import row_dumps, shipping
+from zsq.actors.storage.bucket import row_dumps, shipping, topic_lease
 
 from .contents import InlineThreads
 from .world import MS
@@ -90,6 +90,29 @@ def hasten(plan: ShipPlan) -> None:
     module.INLINE_BASE_BYTES = plan.inline_max
 
 
+class SimLeaseCell:
+    """The cell of the lease, without a run directory. Each broker has one, also an exile."""
+
+    _shared: ClassVar[list[int]] = [0]
+
+    def __init__(self, run_dir: str, *, make: bool = False) -> None:
+        self._cell = SimLeaseCell._shared
+
+    @classmethod
+    def begin_broker(cls) -> None:
+        cls._shared = [0]
+
+    @property
+    def until_ns(self) -> int:
+        return self._cell[0]
+
+    def write(self, until_ns: int) -> None:
+        self._cell[0] = until_ns
+
+    def holds(self, now_ns: int) -> bool:
+        return not self._cell[0] or now_ns < self._cell[0]
+
+
 def prepare() -> None:
     """Let the restore run in one simulated thread, and the actor's timer run often."""
     from zsq.storage.delayed import delayed_recovery
@@ -106,6 +129,9 @@ def prepare() -> None:
     for module in (restore, tick_reader):
         anything: Any = module
         anything.ThreadPoolExecutor = InlineThreads
+    for module in (archive_actor, topic_lease):
+        anything = module
+        anything.LeaseCell = SimLeaseCell
     actor: Any = archive_actor.ArchiveActor
     plain = actor.every
     actor.every = lambda self, ms, call: plain(self, 60 if ms == 1_000 else ms, call)

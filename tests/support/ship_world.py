@@ -13,7 +13,9 @@ from typing import Any, cast
 import pytest
 from support.ship_bucket import FakeBucket, FakeThread
 
+from zsq.actors.archive.primacy import Primacy
 from zsq.actors.archive.shipper import Shipper, ShipperState
+from zsq.actors.primitives.lease_cell import LeaseCell
 from zsq.storage.log.log_format import chunk_name
 from zsq.storage.shipping.ship_log import find_chain, replay_tails
 from zsq.storage.shipping.tick_format import Tail, decode_index, log_object
@@ -128,10 +130,11 @@ class World:
         self.control = FakeThread("control")
         self.uploads = [FakeThread("upload-0"), FakeThread("upload-1")]
         self.made: list[FakeThread] = []
+        self.cell = LeaseCell(str(self.root), make=True)
         self.shipper = Shipper(
             cast("Any", self.bucket), str(self.root), int(self.lag_s * NS),
             cast("Any", self.control), cast("Any", self.uploads), cast("Any", self._threads),
-            self._send, self.woken.append,
+            self._send, self.woken.append, Primacy(self.cell, ("tcp://one:4153",)),
         )  # fmt: skip
         self.encoder, *self.creators = self.made
 

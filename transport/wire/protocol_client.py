@@ -239,6 +239,8 @@ class Manage(Wire):
     """Manage a topic, or a channel if one is named. `action`: create, delete, pause, unpause,
     empty, configure. `options` depend on the action.
 
+    Without a topic: handover (the broker stops, and its standby takes over).
+
     Only on topics: chunks (Done.data: their statistics), delayed (`do`: list, count, cancel), close
     and open (`to`: publishers, consumers). Only on channels: seek (to `offset`, or to `time_ns`),
     peek (Done.data: the channel's position, and the messages that it holds, by offset). Without a

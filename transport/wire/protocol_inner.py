@@ -387,9 +387,13 @@ class ShipAgain(Wire):
 
 @dataclass(frozen=True, slots=True)
 class ShipNow(Wire):
-    """Supervisor to archive actor: the broker stops, so put what waits into the bucket at once."""
+    """Supervisor to archive actor: the broker stops, so put what waits into the bucket at once.
+
+    `is_last`: all topics have ended, and everything is shipped. So a standby may take over now.
+    """
 
     op: ClassVar[int] = 66
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,13 +41,19 @@ from . import dead_letter_topics, deletion, moving, relayed, sync_modes
 from .requests import Requests, starting
 
 # A topic that is named in one of these actions only selects rows of the answer.
-_ABOUT_ALL: Final = ("list", "audit", "overview")
+_ABOUT_ALL: Final = ("list", "audit", "overview", "handover")
 
 
 class Commands:
-    """The handlers of clients' requests. `view` contains the data that statistics show."""
+    """The handlers of clients' requests. `view` contains the data that statistics show.
 
-    def __init__(self, requests: Requests, view: BrokerView) -> None:
+    `hand_over` makes the broker hand over to a standby.
+    """
+
+    def __init__(
+        self, requests: Requests, view: BrokerView, hand_over: Callable[[], None] = lambda: None
+    ) -> None:
+        self._hand_over = hand_over
         self._requests = requests
         self._broker = requests.broker
         self._view = view
@@ -269,6 +275,10 @@ class Commands:
         if message.action == "audit":
             entries = self._requests.audit_log.newest(count_of(message.options), message.topic)
             self._requests.done(message.request, {"entries": tuple(entries)})
+            return
+        if message.action == "handover":
+            self._hand_over()
+            self._requests.done(message.request, {})
             return
         if message.action == "overview":
             self._requests.done(message.request, {**self._overview.answer(message.options)})

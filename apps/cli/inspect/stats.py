@@ -88,6 +88,8 @@ def _of_bucket(found: BucketStats | None) -> str:
         *([f"shipping {found['shipping']}, lag {_age(found['lag_s'])}"] if ships else []),
         *([f"cost {cost:,.4f}"] if cost else []),
     ]
+    if found.get("standbys"):
+        parts.append(f"{found['standbys']} standby{'s' if found['standbys'] > 1 else ''}")
     return f"bucket {found['url']}: {', '.join(parts)}\n"
 
 

@@ -72,6 +72,14 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
         found = replace(found, bucket_cache_bytes=given.bucket_cache_bytes)
     if given.bucket_lag is not None:
         found = replace(found, bucket_lag_s=max(0.0, given.bucket_lag))
+    usual = max(found.patience_s, 2 * found.bucket_lag_s)
+    found = replace(found, patience_s=usual if given.patience is None else given.patience)
+    if found.bucket and found.patience_s < 2 * found.bucket_lag_s:
+        raise click.UsageError(
+            f"--patience {found.patience_s:g} s is too short for --bucket-lag "
+            f"{found.bucket_lag_s:g} s: a primary that is only slow would be taken for dead; give "
+            "at least twice that time"
+        )
     if given.bucket_cost is not None:
         found = replace(found, bucket_costs=given.bucket_cost)
     if found.sync == "bucket" and not (found.bucket and found.bucket_lag_s):

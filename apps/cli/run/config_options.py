@@ -100,6 +100,11 @@ def _read(context: click.Context, _: click.Parameter, path: Path | None) -> Path
     return path
 
 
+def standby_parameters() -> list[click.Parameter]:
+    """Return the parameters of `zsq standby`: a bucket, and the options of `zsq serve`."""
+    return [click.Argument(["url"], required=False), *serve_parameters(needs_data_dir=True)]
+
+
 def serve_parameters(*, needs_data_dir: bool) -> list[click.Parameter]:
     """Return the options of `zsq serve`, for a `Configured` command."""
     text = (

@@ -32,6 +32,9 @@ BUCKET_LAG_S: Final = 1.0
 
 BUCKET_LAG_S_MIN: Final = 0.05
 BUCKET_LAG_S_MAX: Final = 3_600.0
+PATIENCE_S: Final = 10.0
+PATIENCE_S_MIN: Final = 1.0
+PATIENCE_S_MAX: Final = 7_200.0
 
 _PUSH_PLACE: Final = "port 4154 beside port 4153, else any free port of the same host"
 _BY_MEMORY: Final = "one for each 16 MiB of memory, 64 to 2,500"
@@ -157,6 +160,12 @@ class GivenOptions:
             "Copy everything newer than the full log files to the bucket within this time, and let publishes wait when it takes longer. "
             "none: copy only full log files. Changing from or to none needs a restart."
         ), live=True, usual=BUCKET_LAG_S,
+    )  # fmt: skip
+    patience: float | None = _row(
+        None, Value("TIME", BoundedSeconds(PATIENCE_S_MIN, PATIENCE_S_MAX)), (
+            "As a standby, take over when the primary was quiet for this time (docs/standby.md). At least twice --bucket-lag, "
+            "which is also the default if that is longer."
+        ), usual=PATIENCE_S,
     )  # fmt: skip
     bucket_cost: tuple[float, float] | None = _row(
         None, Value("WRITES,READS", Costs()),

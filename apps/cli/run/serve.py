@@ -14,7 +14,7 @@ import click
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
 from .broker_options import serve_options
-from .config_options import ARGUMENTS, Configured, serve_parameters
+from .config_options import ARGUMENTS, Configured, serve_parameters, standby_parameters
 from .option_table import ROWS, SECRETS, GivenOptions, key
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ConfigReload:
         self._arguments: list[str] = context.meta[ARGUMENTS]
         names = [name + end for name in SECRETS for end in ("", "_FILE")]
         self._secrets = {name: environment[name] for name in names if name in environment}
-        self._begun = self._now = GivenOptions.of(context.params)
+        self._begun = self._now = GivenOptions.of(with_url(context.params))
 
     def read(self) -> Fresh:
         """Read the options again.
@@ -43,8 +43,9 @@ class ConfigReload:
         from ....actors.supervisor.reloading import Fresh
 
         try:
-            with self._command.make_context("serve", list(self._arguments)) as context:
-                given = GivenOptions.of(context.params)
+            name = self._command.name
+            with self._command.make_context(name, list(self._arguments)) as context:
+                given = GivenOptions.of(with_url(context.params))
             options = serve_options(given, dict(self._secrets))
         except click.ClickException as error:
             raise UsageError(E_BAD_ARGUMENT, error.format_message()) from None
@@ -73,7 +74,35 @@ def serve(context: click.Context, /, **given: Any) -> int:
     With --sync always (the default) a publish is acknowledged after fdatasync. SIGHUP reloads the
     configuration; zsq config shows it.
     """
+    return run(context, given, is_standby=False)
+
+
+@click.command(cls=Configured, params=standby_parameters())
+@click.pass_context
+def standby(context: click.Context, /, url: str | None, **given: Any) -> int:
+    """Follow the broker of the bucket URL on DIR, and take over when it is gone.
+
+    All options of zsq serve count once this broker is primary. URL is the same as --bucket. Clients
+    name both brokers: --url tcp://one:4153,tcp://two:4153. See docs/standby.md.
+    """
+    options = with_url({**given, "url": url})
+    if not options["bucket"]:
+        raise click.UsageError("a standby follows a bucket: give its URL, or set --bucket")
+    return run(context, options, is_standby=True)
+
+
+def with_url(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters with the argument of `zsq standby` as the option that it stands for."""
+    found = dict(given)
+    if url := found.pop("url", None):
+        found["bucket"] = url
+    return found
+
+
+def run(context: click.Context, given: Mapping[str, Any], *, is_standby: bool) -> int:
+    """Run a broker in the foreground."""
     check_python(sys.version_info[:3])
+    environment = dict(os.environ)
 
     # Made before the secrets are removed from the environment.
     again = ConfigReload(context, os.environ)
@@ -82,6 +111,12 @@ def serve(context: click.Context, /, **given: Any) -> int:
 
     # Imports take half of the time of a start. The forkserver does its imports in parallel.
     forkserver.begin()
+    if is_standby and not options.bucket_lag_s:
+        raise click.UsageError("a standby needs what the primary ships: set --bucket-lag to a time")
+    if options.bucket and options.bucket_lag_s:
+        from ....actors.standby.role import run_broker
+
+        return run_broker(options, again.read, environment, is_standby=is_standby)
     from ....actors.supervisor.serve import serve as serve_broker
 
     return serve_broker(options, again.read)

@@ -25,9 +25,15 @@ class Actor:
         self.answers: list[Any] = []
         self.refusal: Refused | None = None
         self._early: list[Any] = []
+        self._polls, self._beat_ms, self._is_lost = False, 0.0, False
         self._claimed: Any = SimpleNamespace(writes=True)
         self._shipper: Any = SimpleNamespace(
-            is_opening=True, check=self._check, poll=lambda: None, is_busy=False
+            is_opening=True,
+            check=self._check,
+            poll=lambda: None,
+            is_busy=False,
+            beat_ms=0.0,
+            state=None,
         )
         self._polls = False
         self._control = None

@@ -13,8 +13,8 @@ from support.archive_harness import SEGMENT_BYTES, ArchiveHarness, fill
 from support.storage_harness import IDENTITY
 
 from zsq.actors.storage import archiving
-from zsq.actors.storage.archive_link import ArchiveLink
 from zsq.actors.storage.archiving import Archiver
+from zsq.actors.storage.bucket.archive_link import ArchiveLink
 from zsq.actors.storage.commits import StateCommits
 from zsq.storage.archive import archive_format, chunk_cache, chunk_objects
 from zsq.storage.errors import NotHere, OutOfReach

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from support.ship_topic import NS, ShipTopic, fake_clock
 
 from zsq.actors.settings.options import SHIP_RESERVE
-from zsq.actors.storage import row_dumps
-from zsq.actors.storage import shipping as shipping_module
-from zsq.actors.storage.shipping import PATIENCE_S, PIECES_MAX, ShippingState
+from zsq.actors.storage.bucket import row_dumps
+from zsq.actors.storage.bucket import shipping as shipping_module
+from zsq.actors.storage.bucket.ship_parts import ShippingState
+from zsq.actors.storage.bucket.shipping import PATIENCE_S, PIECES_MAX
 from zsq.storage.log.log_format import chunk_name
 from zsq.storage.state.state import StateBatch
 from zsq.transport.errors import E_BUCKET, E_FENCED, Refused

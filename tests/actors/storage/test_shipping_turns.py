@@ -12,8 +12,8 @@ import pytest
 from support.ship_topic import NS, ShipTopic, fake_clock
 
 from zsq.actors.settings.options import SHIP_RESERVE
-from zsq.actors.storage import row_dumps
-from zsq.actors.storage import shipping as shipping_module
+from zsq.actors.storage.bucket import row_dumps
+from zsq.actors.storage.bucket import shipping as shipping_module
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.actors.storage.sync_marks import (
+from zsq.actors.storage.bucket.sync_marks import (
     LIMIT_FIRST,
     LIMIT_LEAST,
     MARKS_MAX,

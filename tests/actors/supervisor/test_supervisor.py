@@ -434,6 +434,7 @@ def test_the_archive_actor_is_told_to_stop_when_nothing_else_runs(place: Place) 
     supervisor.singles.of_kind = lambda kind: [archive] if kind == "archive" else []
     parts: dict[str, Any] = {
         "service": SimpleNamespace(stopping=lambda: None), "requests": SimpleNamespace(stop=lambda: None),
+        "_hands_over": False,
     }  # fmt: skip
     vars(supervisor).update(parts)
     supervisor.state.registry = SimpleNamespace(folder=lambda row: "/nowhere")

@@ -24,7 +24,7 @@ from zsq.transport.errors import NotFound
 # These commands answer with an exit code and print text only if something differs from what was
 # asked, or they run until they are stopped.
 SHOW_NOTHING = {
-    "serve", "completion", "topic create", "topic close", "topic open", "topic retire", "topic delete", "topic pause", "topic unpause",
+    "serve", "standby", "handover", "completion", "topic create", "topic close", "topic open", "topic retire", "topic delete", "topic pause", "topic unpause",
     "topic empty", "channel create", "channel delete", "channel pause", "channel unpause", "channel empty",
 }  # fmt: skip
 # These commands may lack JSON output.
@@ -219,6 +219,13 @@ def test_a_user_who_waits_for_a_broker_is_told_why(capsys: pytest.CaptureFixture
         options.hint(url)
         options.hint("tcp://:x")
         assert capsys.readouterr().err == ""
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            other = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+            options.hint(f"{other},{url}")
+            assert capsys.readouterr().err == "", "one of the addresses answers"
+            options.hint(f"{other},{other}")
+            assert f"at {other},{other} yet (Connection refused)" in capsys.readouterr().err
 
 
 def test_work_in_many_steps_draws_seldom(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,7 +276,7 @@ def test_control_characters_of_a_body_are_escaped() -> None:
 
 BUCKET = {
     "url": "file:///b", "trouble": "", "shipping": "open", "lag_s": 0.25, "write_requests": 1_234, "read_requests": 5, "remove_requests": 0,
-    "sent_bytes": 7 << 20, "received_bytes": 0, "cost": 0.0123, "shipped_bytes": 1, "shipped_ticks": 1,
+    "sent_bytes": 7 << 20, "received_bytes": 0, "cost": 0.0123, "shipped_bytes": 1, "shipped_ticks": 1, "epoch": 3, "standbys": 1,
 }  # fmt: skip
 
 
@@ -284,10 +284,14 @@ def test_the_line_of_a_bucket_has_its_lag_and_cost_only_where_they_are_known() -
     found = statistics()
     found["bucket"] = BUCKET
     requests = "bucket file:///b: 1,234 write requests (7 MiB), 5 read requests (0 MiB)"
-    assert stats.head(found).endswith(f"{requests}, shipping open, lag 0.2 s, cost 0.0123\n")
-    found["bucket"] = BUCKET | {"shipping": "off", "cost": 0.0}
+    assert stats.head(found).endswith(
+        f"{requests}, shipping open, lag 0.2 s, cost 0.0123, 1 standby\n"
+    )
+    found["bucket"] = BUCKET | {"shipping": "off", "cost": 0.0, "standbys": 0}
     assert stats.head(found).endswith(f"{requests}\n")
-    earlier = {"shipping", "lag_s", "cost", "shipped_bytes", "shipped_ticks"}
+    earlier = {
+        "shipping", "lag_s", "cost", "shipped_bytes", "shipped_ticks", "epoch", "standbys",
+    }  # fmt: skip
     found["bucket"] = {name: value for name, value in BUCKET.items() if name not in earlier}
     assert stats.head(found).endswith(f"{requests}\n")
 

@@ -182,6 +182,10 @@ def audit(count: int, topic: str) -> Asking[list[AuditEntry]]:
     return list(answer["entries"])
 
 
+def handover() -> Asking[None]:
+    yield from ask(Question(lambda number: Manage(number, "handover", "", "", {})))
+
+
 def chunks(topic: str) -> Asking[Chunks]:
     return manage("chunks", topic)
 

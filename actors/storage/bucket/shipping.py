@@ -34,15 +34,13 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from ...storage.delayed.delayed import DelayedStore
-from ...storage.directory.store import Store
-from ...storage.errors import StorageError, StoreFailed
-from ...storage.row_changes import (
+from ....storage.delayed.delayed import DelayedStore
+from ....storage.directory.store import Store
+from ....storage.row_changes import (
     DELAYED,
     DELAYED_BEGIN,
     DELAYED_NONE,
@@ -51,15 +49,16 @@ from ...storage.row_changes import (
     Change,
     encode_frames,
 )
-from ...storage.shipping.log_facts import first_unarchived, is_adopted, size_of, stored_ns
-from ...storage.shipping.tick_format import CHANGES_BYTES_MAX, TICK_BYTES
-from ...storage.state.state import StateStore
-from ...transport.errors import E_BUCKET, E_FENCED, Refused
-from ...transport.wire import protocol as p
-from ..runtime.pulses import ShippingPulse
-from ..settings import options
+from ....storage.shipping.log_facts import first_unarchived, is_adopted, size_of, stored_ns
+from ....storage.shipping.tick_format import CHANGES_BYTES_MAX, TICK_BYTES
+from ....storage.state.state import StateStore
+from ....transport.errors import E_BUCKET, E_FENCED, Refused
+from ....transport.wire import protocol as p
+from ...runtime.pulses import ShippingPulse
+from ...settings import options
 from .archive_link import Answer, ArchiveLink
 from .row_dumps import Entry, RowDumps
+from .ship_parts import Sent, ShippingState, Threads, check_dump
 from .sync_marks import MARKS_MAX, Mark, ShipPace, SyncMarks
 
 log = logging.getLogger("zsq")
@@ -76,35 +75,6 @@ WAITING_BYTES_MAX: Final = 16 * 1024 * 1024  # of changes; beyond that, all rows
 # A topic that was never shipped begins with it when only this many log files are not archived.
 CATCH_UP_CHUNKS: Final = 3
 _S: Final = 1_000_000_000
-
-
-class ShippingState(Enum):
-    CLOSED = "closed"
-    OPENING = "opening"
-    OPEN = "open"
-    FENCED = "fenced"
-    OFF = "off"
-
-
-@dataclass(slots=True)
-class Sent:
-    """A piece on its way. `place` is where its ranges end, and `serial` its last entry."""
-
-    message: p.Ship
-    place: tuple[int, int]
-    serial: int
-    request: int = 0
-    size: int = field(default=0)
-
-
-class Threads(Protocol):
-    """The threads that own the stores: each runs a job with its store, in order with commits."""
-
-    def read_state(self, job: Callable[[Any], Any], then: Callable[[Any], None]) -> None: ...
-
-    def read_delayed(self, job: Callable[[Any], Any], then: Callable[[Any], None]) -> None:
-        """Run a job. Its argument is None if the topic has no delayed messages."""
-        ...
 
 
 class Shipping:
@@ -129,6 +99,7 @@ class Shipping:
     ) -> None:
         self._store = store
         self._log = store.log
+        self._begun_end = store.log.end
         self._uuid = uuid
         self._title = title
         self._link = link
@@ -306,7 +277,7 @@ class Shipping:
         self._threads.read_state(partial(self._dump, STATE, STATE_BEGIN), self._state_dumped)
 
     def _state_dumped(self, value: Any) -> None:
-        _check(value)
+        check_dump(value)
         if value:
             self._dump_failed(value)
             return
@@ -315,7 +286,7 @@ class Shipping:
         )
 
     def _delayed_dumped(self, value: Any) -> None:
-        _check(value)
+        check_dump(value)
         if value:
             self._dump_failed(value)
             return
@@ -681,8 +652,9 @@ class Shipping:
         )
 
     def _wanted_reserve(self, end: int) -> int:
-        # A fast topic must not wait for offsets.
-        recent = max(0, self._log.end - max(self.shipped_end, 0))
+        # A fast topic must not wait for offsets. Those that a restore has skipped do not count:
+        # otherwise each takeover would skip twice as many as the one before.
+        recent = max(0, self._log.end - max(self.shipped_end, self._begun_end))
         return max(end, self._taken_end) + self._wanted + max(options.SHIP_RESERVE, 2 * recent)
 
     @property
@@ -705,7 +677,9 @@ class Shipping:
         found: list[tuple[int, int, int]] = []
         left = bytes_max
         while True:
-            if chunk != active and (self._is_in_archive(chunk) or chunk not in self._log.chunks):
+            if chunk != active and (
+                self._is_in_archive(chunk, position) or chunk not in self._log.chunks
+            ):
                 following = self._log.reader.next_base(chunk)
                 chunk, position = (active, 0) if following is None else (following, 0)
                 continue
@@ -723,14 +697,20 @@ class Shipping:
             assert following is not None
             chunk, position = following, 0
 
-    def _is_in_archive(self, chunk: int) -> bool:
-        """Return True if a chunk is in the archive, and a restore will know this."""
+    def _is_in_archive(self, chunk: int, position: int) -> bool:
+        """Return True if a chunk is in the archive, and a restore will know this.
+
+        The end of a chunk is shipped if its first bytes are, up to `position`. Otherwise a restore
+        would find it without its footer, until the rows about it are shipped.
+        """
         row = self._store.archived.get(chunk)
         if row is None:
             return False
         # A chunk whose file may leave the disk is in a manifest.
         is_listed = chunk in self._log.reader.remote
-        is_known = chunk < self._pieced_kept or row.next_offset <= self.shipped_end
+        is_known = chunk < self._pieced_kept or (
+            row.next_offset <= self.shipped_end and not position
+        )
         return is_listed or is_known or not self._enforced
 
     def _cut_at_mark(
@@ -985,16 +965,3 @@ class Shipping:
     def end(self) -> None:
         """Remove temporary files."""
         self._dumps.remove()
-
-
-def no_shipping() -> ShippingPulse:
-    """Return the statistics of a topic that is not shipped."""
-    return {"shipping": "off", "is_shipping": False, "shipped_end": 0, "ship_lag_s": 0.0}
-
-
-def _check(value: Any) -> None:
-    """Raise `StoreFailed` if a dump failed. The process ends then, and recovers."""
-    if isinstance(value, (StorageError, OSError)):
-        raise StoreFailed(f"the rows of a store cannot be read: {value}") from value
-    if isinstance(value, Exception):
-        raise value

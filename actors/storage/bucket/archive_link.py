@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
-from ...transport.wire import protocol as p
-from ..runtime.port import Mail, Port
+from ....transport.wire import protocol as p
+from ...runtime.port import Mail, Port
 
 Answer = p.Done | p.Failed
 Then = Callable[[Answer], object]

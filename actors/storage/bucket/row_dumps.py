@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from ...storage.files import Files
-from ...storage.row_changes import DELAYED, STATE, Row, encode_frames
+from ....storage.files import Files
+from ....storage.row_changes import DELAYED, STATE, Row, encode_frames
 
 INLINE_BASE_BYTES: Final = 1024 * 1024
 BASE_NAME: Final = "shipping.base"

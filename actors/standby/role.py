@@ -1,0 +1,244 @@
+"""Role: whether this broker is primary or standby, and what to do at each change.
+
+| this data directory | the log of ticks | `zsq standby` | `zsq serve` |
+|---|---|---|---|
+| has no registry | anything | follows | is a new broker |
+| was primary | its last tick is ours | is primary | is primary |
+| was primary | its last tick is ours, and is released | as below | is primary |
+| was primary | another one has taken over | sets aside, and follows | the same, once it notices |
+
+A former primary cannot use its old data: a part of it may contradict what the new primary has. What
+the bucket does not have is set aside first (`rescue.py`). Then the data is removed.
+
+A process that was primary becomes a standby by replacing itself with a fresh one (`exec`). Its pid
+stays, so a service manager does not notice. A standby becomes primary in the same process, because
+that takes less time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, NoReturn
+
+from ...storage.bucket.bucket import Bucket, BucketError
+from ...storage.bucket.bucket_url import parse_bucket_url
+from ...storage.bucket.object_store import open_bucket
+from ...storage.errors import ForeignDirectory, Locked, StorageError
+from ...storage.files import Files
+from ...storage.shipping.tick_format import COPY_NAME, Copy
+from ...transport.wire.credentials import open_to_others
+from ..runtime import logs
+from ..runtime.actor import StartFailed
+from ..runtime.process import advertised, set_title
+from ..settings.options import ServeOptions
+from ..supervisor.reloading import Fresh
+from ..supervisor.serve import serve
+from ..supervisor.supervisor import EXIT_NOT_PRIMARY
+from ..supervisor.topics import sleepers
+from ..supervisor.topics.registry import OLD_NAME, REGISTRY_NAME
+from .standby import StandbyLoop, StandbyThread
+from .standby_gateway import StandbyGateway
+from .takeover import FOLLOWED, TOPICS, TakeoverFailed, read_copy, standing
+
+log = logging.getLogger("zsq")
+
+ROLE: Final = "ZSQ_ROLE"  # the variable by which a former primary says that it is a standby now
+STANDBY: Final = "standby"
+CALL_S: Final = 5.0
+PAUSE_S: Final = 2.0
+END_S: Final = 3.0
+# What a broker has in its data directory, the registry first: without it, it is no broker's.
+_OWN: Final = (
+    REGISTRY_NAME, OLD_NAME, f"{REGISTRY_NAME}.tmp", COPY_NAME, sleepers.NAME, TOPICS, "trash",
+    FOLLOWED,
+)  # fmt: skip
+
+SetAside = Callable[[Files, Bucket, Any], object]
+
+
+def run_broker(
+    given: ServeOptions,
+    read_again: Callable[[], Fresh] | None,
+    environment: Mapping[str, str],
+    *,
+    is_standby: bool,
+) -> int:
+    """Run a broker in one role after the other, until SIGTERM or SIGINT. Return the exit code.
+
+    `environment` is that of the start of this process.
+    """
+    if is_standby or environment.get(ROLE) == STANDBY:
+        code = _Standing(given).run()
+        if code is not None:
+            return code
+    code = serve(given, read_again)
+    if code == EXIT_NOT_PRIMARY:
+        _restart(environment)
+    return code
+
+
+def _restart(environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process with a fresh one that is a standby."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    arguments = [sys.executable, *sys.orig_argv[1:]]
+    os.execve(sys.executable, arguments, {**environment, ROLE: STANDBY})
+
+
+class _Standing:
+    """One run as a standby."""
+
+    def __init__(self, given: ServeOptions) -> None:
+        self._given = given
+        self._files = Files()
+        self._data_dir = given.data_dir.absolute()
+        self._ends = threading.Event()  # a signal came, or the thread has ended
+        self._is_told = False
+
+    def run(self) -> int | None:
+        """Return the exit code, or None if this broker is primary now."""
+        given = self._given
+        logs.set_up(given.log_level, given.log_format, logs.SUPERVISOR)
+        lock = self._lock()
+        if lock is None:
+            return 1
+        set_title(f"standby {self._data_dir}")
+        before = {
+            number: signal.signal(number, self._on_signal)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        }
+        try:
+            return self._stand_by()
+        except StartFailed as error:
+            return self._fail(str(error))
+        except (StorageError, TakeoverFailed) as error:
+            return self._fail(str(error))
+        except OSError as error:
+            return self._fail(f"cannot use data directory {self._data_dir}: {error}")
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._files.close(lock)
+
+    def _say(self, text: str, level: int = logging.INFO) -> None:
+        logs.say(text, self._given.log_format, level)
+
+    def _fail(self, text: str) -> int:
+        self._say(f"zsq: {text}", logging.ERROR)
+        return 1
+
+    def _lock(self) -> int | None:
+        try:
+            if not self._files.exists(str(self._data_dir)):
+                self._files.make_folder(str(self._data_dir))
+            if why := open_to_others(self._data_dir, self._data_dir.stat()):
+                self._fail(f"the data directory {why}")
+                return None
+            return self._files.lock(str(self._data_dir / "lock"))
+        except Locked as error:
+            self._fail(
+                f"{self._data_dir} is in use by another zsq (pid {error.pid}); stop that one first"
+            )
+        except (OSError, StorageError) as error:
+            self._fail(f"cannot use data directory {self._data_dir}: {error}")
+        return None
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            return  # the settings are read when this broker is primary
+        if self._is_told:
+            os._exit(1)
+        self._is_told = True
+        self._ends.set()
+
+    def _stand_by(self) -> int | None:
+        bucket = open_bucket(parse_bucket_url(self._given.bucket), call_s=CALL_S)
+        files, data_dir = self._files, self._data_dir
+        if files.exists(f"{data_dir}/{REGISTRY_NAME}"):
+            is_primary = self._look_back(bucket)
+            if is_primary is None:
+                return 0
+            if is_primary:
+                return None
+        self._remove_old()
+        return self._follow(bucket)
+
+    def _look_back(self, bucket: Bucket) -> bool | None:
+        """Find out whether this former primary is still primary. If not, set aside what it has.
+
+        Return None if a signal came.
+        """
+        data_dir = self._data_dir
+        own = read_copy(self._files, f"{data_dir}/{COPY_NAME}")
+        if own is None:
+            raise ForeignDirectory(
+                f"{data_dir} is the data directory of a broker that has shipped nothing to a "
+                "bucket; a standby would remove its messages: use another directory"
+            )
+        found = None
+        while found is None:
+            try:
+                found = standing(bucket, own)
+            except BucketError as error:
+                log.error("cannot find out who is primary: %s; it is tried again", error)
+                if self._ends.wait(PAUSE_S):
+                    return None
+        if found.is_newest and not found.is_released:
+            return True
+        self._set_aside(bucket, own)
+        why = "it has handed over" if found.is_newest else f"{found.who} has taken over"
+        self._say(f"this broker is a standby now: {why}")
+        return False
+
+    def _set_aside(self, bucket: Bucket, own: Copy) -> None:
+        """Put what the bucket does not have into files, once."""
+
+    def _remove_old(self) -> None:
+        """Remove what a broker or an unfinished takeover has left."""
+        for name in _OWN:
+            path = f"{self._data_dir}/{name}"
+            if not self._files.exists(path):
+                continue
+            if self._files.is_folder(path):
+                self._files.remove_tree(path)
+            else:
+                self._files.remove(path)
+            self._files.sync_folder(str(self._data_dir))
+
+    def _follow(self, bucket: Bucket) -> int | None:
+        given = self._given
+        addresses = advertised(given.gateway)
+        make = partial(
+            StandbyLoop, self._files, bucket, self._data_dir, given.patience_s, addresses
+        )
+        thread = StandbyThread(make, self._ends.set)
+        gateway = StandbyGateway(given, thread.loop.status)
+        gateway.open()
+        from ... import __version__
+
+        self._say(
+            f"zsq {__version__} is a standby of {given.bucket}: {', '.join(gateway.places)} (pid "
+            f"{os.getpid()})"
+        )
+        try:
+            thread.start()
+            self._ends.wait()
+            thread.stop()
+            # A call to a bucket that does not answer must not delay the end.
+            if not thread.join(END_S if self._is_told else 3_600.0):
+                log.info("ends while the bucket does not answer")
+                gateway.close()
+                logging.shutdown()
+                os._exit(0)
+        finally:
+            gateway.close()
+        if thread.failure is not None:
+            raise thread.failure
+        return None if thread.is_primary and not self._is_told else 0

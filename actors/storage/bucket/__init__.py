@@ -1,0 +1,1 @@
+"""The storage of a topic and the bucket: shipping, and the lease of the primary."""

@@ -1,0 +1,82 @@
+"""Topic lease: withholds the answers of a topic while a standby may have taken over.
+
+The lease of the primary is in a cell that all its processes share (`lease_cell.py`). While it is
+over, publishes that are stored are not answered, and new ones wait. If the primary reaches the
+bucket again, it gets a new lease, and they are answered. If a standby has taken over, they are
+never answered, and the clients send them to the standby.
+
+A topic that answers publishes when they are in the bucket needs no lease: a publish is in the
+bucket only if no standby has taken over before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from ....transport.errors import E_STANDBY, Refused
+from ...primitives.lease_cell import LeaseCell
+
+RETRY_MS: Final = 20.0
+# Publishes are refused when they have waited for so long.
+PATIENCE_S: Final = 5.0
+_NS: Final = 1_000_000_000
+
+
+class Timers(Protocol):
+    """What the lease needs of its actor."""
+
+    def every(self, interval_ms: float, function: Callable[[], None]) -> None: ...
+    def cease(self, function: Callable[[], None]) -> None: ...
+
+
+class TopicLease:
+    """The lease as one topic sees it. `retry` is called from time to time while it is over.
+
+    `archive` is the endpoint of the archive actor, "" without a bucket.
+    """
+
+    def __init__(self, archive: str, timers: Timers, retry: Callable[[], None]) -> None:
+        self._run_dir = archive.removeprefix("ipc://").rpartition("/")[0] if archive else ""
+        self._timers = timers
+        self._retry = retry
+        self._cell: LeaseCell | None = None
+        self._over_ns = 0  # since when it is over
+
+    def withholds(self) -> bool:
+        """Return True if nothing may be acknowledged now."""
+        if not self._run_dir:
+            return False
+        if self._cell is None:
+            with contextlib.suppress(OSError, ValueError):  # the archive actor has not made it yet
+                self._cell = LeaseCell(self._run_dir)
+            if self._cell is None:
+                return False
+        now_ns = time.monotonic_ns()
+        if self._cell.holds(now_ns):
+            if self._over_ns:
+                self._over_ns = 0
+                self._timers.cease(self._retry)
+            return False
+        if not self._over_ns:
+            self._over_ns = now_ns
+            self._timers.every(RETRY_MS, self._retry)
+        return True
+
+    def holds_publishes(self) -> bool:
+        """Return True if publishes must wait. After `PATIENCE_S`, `check` refuses them instead."""
+        return self.withholds() and not self._is_overdue()
+
+    def _is_overdue(self) -> bool:
+        return self._over_ns > 0 and time.monotonic_ns() - self._over_ns > PATIENCE_S * _NS
+
+    def check(self) -> None:
+        """Raise `Refused` if publishes have waited too long."""
+        if self.withholds() and self._is_overdue():
+            raise Refused(
+                E_STANDBY,
+                "this broker does not reach the bucket, and its standby may have taken over: it "
+                "accepts nothing until it knows",
+            )

@@ -1,0 +1,101 @@
+"""Tests of what a primary owes to its standbys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zsq.actors.archive.primacy import Primacy
+from zsq.actors.primitives.lease_cell import OVER, LeaseCell
+from zsq.storage.shipping.standbys import LOOK_S, NO_STANDBY, Notice, terms_for
+
+S = 1_000_000_000
+SLOW = Notice("a" * 32, "one", (), 10.0, 5)
+FAST = Notice("b" * 32, "two", (), 2.0, 6)
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> LeaseCell:
+    return LeaseCell(str(tmp_path), make=True)
+
+
+@pytest.fixture
+def primacy(cell: LeaseCell) -> Primacy:
+    return Primacy(cell, ("tcp://one:4153",))
+
+
+def test_without_a_standby_there_is_no_lease_and_no_heartbeat(
+    primacy: Primacy, cell: LeaseCell
+) -> None:
+    assert not primacy.looked({})
+    primacy.exists(5 * S, NO_STANDBY)
+    assert cell.until_ns == 0
+    assert primacy.beats_at(5 * S) == 0
+
+
+def test_the_lease_is_there_before_a_tick_says_it(primacy: Primacy, cell: LeaseCell) -> None:
+    primacy.exists(5 * S, NO_STANDBY)
+    assert primacy.looked({"a": SLOW})
+    assert cell.until_ns == 5 * S + terms_for(10.0).lease_ns
+    assert primacy.beats_at(5 * S) == 7 * S
+    primacy.exists(6 * S, primacy.terms)
+    assert cell.until_ns == 6 * S + terms_for(10.0).lease_ns
+
+
+def test_a_lease_counts_from_the_begin_of_a_tick_and_never_goes_back(
+    primacy: Primacy, cell: LeaseCell
+) -> None:
+    primacy.looked({"a": SLOW})
+    for begun_s in (6, 9, 8):
+        primacy.exists(begun_s * S, primacy.terms)
+    assert cell.until_ns == 9 * S + terms_for(10.0).lease_ns
+
+
+def test_a_less_patient_standby_makes_the_lease_shorter_at_once(
+    primacy: Primacy, cell: LeaseCell
+) -> None:
+    primacy.looked({"a": SLOW})
+    old = primacy.terms
+    primacy.exists(6 * S, old)
+    assert primacy.looked({"a": SLOW, "b": FAST})
+    assert cell.until_ns == 6 * S + terms_for(2.0).lease_ns
+    primacy.exists(7 * S, old)  # a tick that was begun before it was known
+    assert cell.until_ns == 7 * S + terms_for(2.0).lease_ns
+
+
+def test_the_lease_stays_until_a_tick_says_that_there_is_no_standby(
+    primacy: Primacy, cell: LeaseCell
+) -> None:
+    primacy.looked({"a": SLOW})
+    old = primacy.terms
+    primacy.exists(6 * S, old)
+    assert primacy.looked({})
+    assert cell.until_ns == 6 * S + old.lease_ns
+    primacy.exists(7 * S, old)
+    assert cell.until_ns, "this tick has a lease"
+    primacy.exists(8 * S, NO_STANDBY)
+    assert cell.until_ns == 0
+
+
+def test_a_tick_without_a_lease_does_not_end_a_newer_one(primacy: Primacy, cell: LeaseCell) -> None:
+    primacy.looked({"a": SLOW})
+    primacy.exists(6 * S, NO_STANDBY)  # it was begun before the standby was known
+    assert cell.until_ns
+
+
+def test_a_broker_that_has_lost_never_has_a_lease_again(primacy: Primacy, cell: LeaseCell) -> None:
+    primacy.looked({"a": SLOW})
+    primacy.exists(6 * S, primacy.terms)
+    primacy.end()
+    assert cell.until_ns == OVER
+    primacy.exists(7 * S, primacy.terms)
+    primacy.looked({})
+    primacy.exists(8 * S, NO_STANDBY)
+    assert cell.until_ns == OVER
+
+
+def test_a_primary_looks_for_standbys_from_time_to_time(primacy: Primacy) -> None:
+    assert primacy.must_look(S)
+    assert not primacy.must_look(S + int(LOOK_S * S) - 1)
+    assert primacy.must_look(S + int(LOOK_S * S))
