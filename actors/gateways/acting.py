@@ -49,11 +49,9 @@ class ActingProducer(Producer):
 
     def __init__(self, url: str, *, timeout: float, via: str) -> None:
         super().__init__(url, timeout=timeout)
-        address, *rest = self._options
-        self._options = (
-            replace(address, by={"user": "", "from": "", "via": via, **ACTING.get()}),
-            *rest,
-        )  # type: ignore[assignment]
+        addresses, *rest = self._options
+        by = {"user": "", "from": "", "via": via, **ACTING.get()}
+        self._options = (addresses.on_behalf(by), *rest)  # type: ignore[assignment]
 
 
 # Seconds for which a list of topics is used before it is requested again.

@@ -21,7 +21,7 @@ from zsq.actors.supervisor import run_directory as rundir
 from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.range_reader import RangeReader
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
-from zsq.transport.client.core import link
+from zsq.transport.wire import addresses
 from zsq.transport.wire.address import RUN_ID_FILE, Address, direct_address, parse, read_run_id
 
 CLIENTS = ("producer", "consumer", "admin", "reader")
@@ -172,7 +172,7 @@ def test_a_run_directory_whose_socket_does_not_answer_is_left_for_the_gateway(
     run_id = read_run_id(str(shared.data_dir / "run"))
     (tmp_path / RUN_ID_FILE).write_text(run_id)
     tried = Address(f"ipc://{tmp_path}", True, run_id=run_id)
-    monkeypatch.setattr(link, "direct_address", lambda _: tried)
+    monkeypatch.setattr(addresses, "direct_address", lambda _: tried)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "supervisor"))  # no process listens, so the connection is refused
         with zsq.Producer(shared.tcp, timeout=20) as producer:
@@ -180,7 +180,7 @@ def test_a_run_directory_whose_socket_does_not_answer_is_left_for_the_gateway(
                 producer.publish(topic, b"one")
                 assert ways(producer) == {shared.tcp}
             assert producer._made is not None
-            assert producer._made.engine._unusable == {run_id}, "it was tried"
+            assert producer._made.engine.rotation._unusable == {run_id}, "it was tried"
 
 
 def test_a_client_follows_its_broker_through_a_kill(broker: Broker) -> None:

@@ -207,8 +207,15 @@ def direct_address(told: Mapping[str, object]) -> Address | None:
     return Address(f"ipc://{run_dir}", True, run_id=run_id)
 
 
+def given_url(url: str | None) -> str:
+    """Return the URL that a client uses: the given one, else $ZSQ_URL, else the default."""
+    return url or os.environ.get("ZSQ_URL") or DEFAULT_URL
+
+
 def parse(url: str | None, key_file: KeyFile = None, transport: str | None = None) -> Address:
-    """Return the address of a URL. None means $ZSQ_URL, or tcp://127.0.0.1:4153.
+    """Return the address of one URL. None means $ZSQ_URL, or tcp://127.0.0.1:4153.
+
+    `addresses.parse_all` accepts several.
 
     Keys are not needed over ipc, so this reads no key file for ipc. `transport`: with "auto", a
     client of a gateway on this machine connects to the actors directly. With "tcp" it does not.
@@ -218,7 +225,7 @@ def parse(url: str | None, key_file: KeyFile = None, transport: str | None = Non
     chosen = transport or os.environ.get("ZSQ_TRANSPORT") or "auto"
     if chosen not in TRANSPORTS:
         raise UsageError(E_BAD_ARGUMENT, f"transport must be 'auto' or 'tcp', not {chosen!r}")
-    url = url or os.environ.get("ZSQ_URL") or DEFAULT_URL
+    url = given_url(url)
     scheme, _, rest = url.partition("://")
     if scheme == "ipc" and rest:
         return Address(f"ipc://{rest.rstrip('/')}", True)
@@ -226,6 +233,7 @@ def parse(url: str | None, key_file: KeyFile = None, transport: str | None = Non
     if (
         scheme == "tcp"
         and host
+        and not any(char in host for char in " ,/")
         and colon
         and port.isascii()
         and port.isdecimal()

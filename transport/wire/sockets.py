@@ -46,11 +46,17 @@ PROBE_BYTES_MAX: Final = 4096
 _ZERO_COPY_RECV: Final = 10
 RECONNECT_MS: Final = 50
 RECONNECT_MS_MAX: Final = 1_000
+# For a client with several addresses. It must notice soon that a machine is silent, so ZeroMQ sends
+# heartbeats of its own. They are answered without the peer's Python code.
+PING_MS: Final = 2_000
+PONG_MS: Final = 5_000
+NO_RECONNECT_MS: Final = 60_000
 assert HIGH_WATER_MARK > WINDOW_BLOCKS_MAX
 
-# zmq calls these events CONNECTED, DISCONNECTED, CLOSED and CONNECT_RETRIED.
+# zmq calls these events CONNECTED, DISCONNECTED, HANDSHAKE_SUCCEEDED, CLOSED and CONNECT_RETRIED.
 CONNECTED_EVENTS: Final = int(zmq.EVENT_CONNECTED)
 GONE_EVENTS: Final = int(zmq.EVENT_DISCONNECTED)
+GREETED_EVENTS: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 RETRY_EVENTS: Final = int(zmq.EVENT_CLOSED) | int(zmq.EVENT_CONNECT_RETRIED)
 _EVENT: Final = struct.Struct("=HI")
 
@@ -103,18 +109,25 @@ def _secure(socket: Socket, credentials: Credentials | None) -> None:
         socket.setsockopt(zmq.CURVE_SECRETKEY, credentials.secret.encode())
 
 
-def make_dealer(credentials: Credentials | None = None) -> Socket:
+def make_dealer(credentials: Credentials | None = None, *, moves: bool = False) -> Socket:
     """Return an unconnected DEALER.
 
     After `connect`, it tries until it is connected. Messages sent before that wait in its pipe.
+    `moves`: True if its owner has another address. The owner closes the socket when the connection
+    is refused. If the peer is silent, the connection ends by itself after `PING_MS` + `PONG_MS`.
     """
     socket: Socket = context().socket(zmq.DEALER)
     _secure(socket, credentials)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
+    if moves:
+        socket.setsockopt(zmq.RECONNECT_IVL, NO_RECONNECT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, PING_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, PONG_MS)
+    else:
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, HEARTBEAT_MS // 1000)
     return socket
@@ -160,7 +173,7 @@ def watch(socket: Socket) -> Socket:
     It reports when the peer is reached, is gone, cannot be reached, or ends the handshake.
     """
     return socket.get_monitor_socket(
-        CONNECTED_EVENTS | GONE_EVENTS | RETRY_EVENTS | HANDSHAKE_EVENTS
+        CONNECTED_EVENTS | GREETED_EVENTS | GONE_EVENTS | RETRY_EVENTS | HANDSHAKE_EVENTS
     )
 
 

@@ -4,8 +4,7 @@ smallest one that is not.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import zmq
@@ -38,7 +37,7 @@ def test_a_block_of_another_version_is_refused() -> None:
 
 
 def test_a_producers_batches_are_bounded() -> None:
-    address = cast("Any", SimpleNamespace(heartbeat_ms=1_000))
+    address = parse("tcp://127.0.0.1:1")
     engine = ProducerEngine(address, 1, 1 << 40, 1 << 40, None)
     assert (engine.batch_bytes, engine.batch_count) == (lane.BATCH_BYTES_MAX, BLOCK_COUNT_MAX)
     engine = ProducerEngine(address, 1, 10, 20, None)

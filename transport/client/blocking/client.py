@@ -13,7 +13,8 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 from ...errors import E_CLOSING, Refused, ZsqError
 from ...names import check_name
 from ...settings import ChannelOptions, NewChannelOptions, RetentionSettings
-from ...wire.address import Address, DefaultTimeout, Target, parse, url_last
+from ...wire.address import DefaultTimeout, Target, url_last
+from ...wire.addresses import Url, parse_all
 from ...wire.answers import (
     AuditEntry,
     ChannelConfigured,
@@ -74,11 +75,11 @@ class AskerBase:
     """
 
     def __init__(
-        self, url: str | None, target: Target, timeout: float | None, *, patient: bool = False, key_file: KeyFile = None,
+        self, url: Url, target: Target, timeout: float | None, *, patient: bool = False, key_file: KeyFile = None,
         transport: str | None = None,
     ) -> None:  # fmt: skip
         check_times(timeout, None)
-        self._address: Address = parse(url, key_file, transport)
+        self._address = parse_all(url, key_file, transport)
         self._target = target
         self._timeout = timeout
         self._hasty = isinstance(timeout, DefaultTimeout)
@@ -190,7 +191,7 @@ class AdminBase(AskerBase):
 
     def __init__(
         self,
-        url: str | None = None,
+        url: Url = None,
         *,
         timeout: float | None = TIMEOUT_S,
         key_file: KeyFile = None,
@@ -204,13 +205,13 @@ class ReaderBase(AskerBase):
 
     @overload
     def __init__(
-        self, topic: str, *, url: str | None = None, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None,
+        self, topic: str, *, url: Url = None, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None,
         transport: str | None = None,
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self,
-        url: str | None,
+        url: Url,
         topic: str,
         *,
         timeout: float | None = TIMEOUT_S,
@@ -221,7 +222,7 @@ class ReaderBase(AskerBase):
 
     @url_last("topic")
     def __init__(
-        self, topic: str, *, url: str | None = None, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None,
+        self, topic: str, *, url: Url = None, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None,
         transport: str | None = None,
     ) -> None:  # fmt: skip
         target = Target("reader", check_name(topic), create=False)

@@ -26,7 +26,8 @@ from typing import Any, Final, Self, TypedDict, Unpack, overload
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, ZsqError
 from ...names import check_name
 from ...settings import NewChannelOptions
-from ...wire.address import DefaultTimeout, parse, url_last
+from ...wire.address import DefaultTimeout, url_last
+from ...wire.addresses import Url, parse_all
 from ...wire.credentials import KeyFile
 from ...wire.protocol import MESSAGE_TIMEOUT_MS_MAX, MESSAGE_TIMEOUT_MS_MIN
 from ..core import message as reasons
@@ -224,12 +225,12 @@ class ConsumerBase:
         topic: str,
         channel: str,
         *,
-        url: str | None = None,
+        url: Url = None,
         **options: Unpack[ConsumerOptions],
     ) -> None: ...
     @overload
     def __init__(
-        self, url: str | None, topic: str, channel: str, **options: Unpack[ConsumerOptions]
+        self, url: Url, topic: str, channel: str, **options: Unpack[ConsumerOptions]
     ) -> None:
         """Deprecated: pass the URL by name, as in `Consumer(topic, channel, url=url)`."""
 
@@ -239,7 +240,7 @@ class ConsumerBase:
         topic: str,
         channel: str,
         *,
-        url: str | None = None,
+        url: Url = None,
         ready: int = READY,
         message_timeout: float | None = None,
         timeout: float | None = None,
@@ -253,7 +254,7 @@ class ConsumerBase:
         check_times(timeout, heartbeat_ms)
         self.topic = check_name(topic)
         self.channel = check_name(channel, "channel")
-        self._address = parse(url, key_file, transport)
+        self._address = parse_all(url, key_file, transport)
         self._options = (
             ready,
             message_timeout,

@@ -10,7 +10,8 @@ from typing import Any, Final, Self
 
 from ...block.block import MESSAGE_BYTES_MAX, Block
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, option
-from ...wire.address import Address, DefaultTimeout, parse
+from ...wire.address import DefaultTimeout
+from ...wire.addresses import Addresses, Url, parse_all
 from ...wire.codec import HeaderValue
 from ...wire.credentials import KeyFile
 from ...wire.protocol import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
@@ -157,7 +158,7 @@ def check_times(timeout: float | None, heartbeat_ms: int | None) -> None:
 
 
 def make_engine(
-    address: Address,
+    address: Addresses,
     linger_ms: float,
     batch_bytes: int,
     batch_count: int,
@@ -184,7 +185,7 @@ class ProducerBase:
 
     def __init__(
         self,
-        url: str | None = None,
+        url: Url = None,
         *,
         linger_ms: float = 0.0,
         batch_bytes: int = 256 * 1024,
@@ -197,7 +198,7 @@ class ProducerBase:
     ) -> None:
         check_times(timeout, heartbeat_ms)
         self._options = (
-            parse(url, key_file, transport),
+            parse_all(url, key_file, transport),
             linger_ms,
             batch_bytes,
             batch_count,
@@ -233,7 +234,11 @@ class Producer(ProducerBase):
     own producer id.
 
     - `url`: The address of the broker, tcp://host:4153 or ipc:///DATA_DIR/run. The default is
-      $ZSQ_URL, else tcp://127.0.0.1:4153.
+      $ZSQ_URL, else tcp://127.0.0.1:4153. For a broker with a standby, give the addresses of both,
+      as a list or with commas between them: "tcp://a:4153,tcp://b:4153". The client uses the one
+      that is the primary. When it is gone or says that it is a standby, the client goes to the next
+      address by itself, and continues there as after a restart of the broker. It uses no other
+      addresses, and the same keys for all.
     - `linger_ms`: With 0, each publish is durable when it returns. With a larger value, a publish
       returns at once. Messages are then collected into blocks until this time has passed, or until
       `batch_count` or `batch_bytes` is reached. `Receipt.wait` and `flush` wait until messages are

@@ -10,6 +10,7 @@ from ...block.block import Block
 from ...errors import E_BAD_ARGUMENT, E_DATA_LOSS, DataLoss, UsageError
 from ...names import check_name
 from ...wire.address import Target
+from ...wire.addresses import Url
 from ...wire.credentials import KeyFile
 from ..core.message import Fetched
 from ..core.reading import fetch, fetched, gaps, skipped
@@ -41,7 +42,7 @@ class RangeReader(Asker):
 
     def __init__(
         self,
-        url: str | None,
+        url: Url,
         topic: str,
         start: int,
         end: int,

@@ -21,7 +21,8 @@ from typing import Any, Final, Self
 
 from ...block.block import Block
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
-from ...wire.address import Target, parse
+from ...wire.address import Target
+from ...wire.addresses import Url, parse_all
 from ...wire.answers import Aborted, Committed
 from ...wire.credentials import KeyFile
 from ...wire.protocol import (
@@ -65,7 +66,7 @@ class StageWriter:
 
     def __init__(
         self,
-        url: str | None,
+        url: Url,
         topic: str,
         app: str,
         version: int,
@@ -83,7 +84,7 @@ class StageWriter:
         check_transaction(app, version, kind)
         if window_bytes < 1:
             raise UsageError(E_BAD_ARGUMENT, f"window_bytes must be at least 1, not {window_bytes}")
-        self._address = parse(url, key_file, transport)
+        self._address = parse_all(url, key_file, transport)
         self._target = Target("stage", check_stage_topic(topic), create=create)
         self._transaction = (app, version, kind, partition, window_bytes)
         self._timeout = timeout
@@ -237,7 +238,7 @@ class StageCommitter(Asker):
 
     def __init__(
         self,
-        url: str | None,
+        url: Url,
         topic: str,
         *,
         timeout: float | None = STAGE_TIMEOUT_S,

@@ -38,6 +38,7 @@ from ...errors import (
 )  # fmt: skip
 from ...names import check_name
 from ...wire.address import Address, Target
+from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import HeaderValue, encode, pack_headers
 from ...wire.dead_letter import with_address
 from ...wire.protocol import DELAY_MS_MAX, Failed, Pub, PubDelayed, Welcome, Wire
@@ -109,7 +110,8 @@ class Lane:
         self.engine = engine
         self.topic = topic
         self.session = ProducerSession(fresh_ids(), engine.patient)
-        self.link = Link(engine, engine.address, Target("topic", topic), self, engine.heartbeat_ms)
+        self.link = Link(engine, engine.rotation, Target("topic", topic), self)
+        self.link.heartbeat_ms = self._heartbeat_ms()
         self.refused: ZsqError | None = None  # why the last attempt to get a link failed
         self.asked = 0  # the number of callers that wait for the size limit of the broker
         # An idle lane does not create a deleted topic again.
@@ -119,6 +121,7 @@ class Lane:
         self.gather: Gather | None = None
         self._forgotten = 0
         self._uuid = ""  # the uuid of the topic to which the last link led
+        self._place = self.link.given  # the address of that link
         engine.add(self.link)
 
     # Outgoing messages
@@ -162,7 +165,7 @@ class Lane:
     @property
     def message_bytes_max(self) -> int:
         """The largest message that the broker takes; 0 while that is unknown."""
-        if not self.link.opened:
+        if not self.link.opened or self.link.left:
             return 0
         found = self.link.opened.get("message_bytes", MESSAGE_BYTES_MAX)
         return found if type(found) is int else MESSAGE_BYTES_MAX
@@ -180,13 +183,16 @@ class Lane:
         return (
             f"{full.code} {full.text}"
             if full is not None
-            else self.link.trouble or self.link.state.value
+            else self.link.why() or self.link.state.value
         )
 
     # Incoming messages: the link's peer
 
     def greeting(self) -> Wire:
-        return self.session.begin(self.engine.heartbeat_ms)
+        return self.session.begin(self._heartbeat_ms())
+
+    def _heartbeat_ms(self) -> int:
+        return self.engine.heartbeat_ms or self.link.given.heartbeat_ms
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         if type(message) is Failed:
@@ -213,7 +219,11 @@ class Lane:
     def _why_forgotten(self) -> str:
         """Return the reason why the topic no longer has all blocks that it had confirmed."""
         if self._uuid and self._uuid != self.link.opened.get("uuid"):
-            return "was deleted and created again, without the messages that were published before"
+            here, before = self.link.given.url, self._place.url
+            what = f"at {here} is another topic than at {before}"
+            if here == before:
+                what = "was deleted and created again"
+            return f"{what}, without the messages that were published before"
         return (
             "lost blocks that it had confirmed as stored (this can happen if its sync mode is "
             "not `always`)"
@@ -221,6 +231,7 @@ class Lane:
 
     def on_up(self, now_ns: int) -> None:
         self._uuid = self.link.opened.get("uuid", "")
+        self._place = self.link.given
         self.link.heartbeat_ms = self.session.heartbeat_ms
         self.pump(now_ns)
 
@@ -250,7 +261,7 @@ class ProducerEngine(Engine):
 
     def __init__(
         self,
-        address: Address,
+        address: Address | Addresses,
         linger_ns: int,
         batch_bytes: int,
         batch_count: int,
@@ -258,12 +269,12 @@ class ProducerEngine(Engine):
         patient: bool = False,
     ) -> None:
         super().__init__()
-        self.address = address
+        self.rotation = Rotation(address)
         self.patient = patient
         self.linger_ns = linger_ns
         self.batch_bytes = min(batch_bytes, BATCH_BYTES_MAX)
         self.batch_count = min(batch_count, BLOCK_COUNT_MAX)
-        self.heartbeat_ms = heartbeat_ms or address.heartbeat_ms
+        self.heartbeat_ms = heartbeat_ms  # None: the default of each address
         self.lanes: dict[str, Lane] = {}
         self.failed: list[PendingBlock] = []
 
@@ -406,17 +417,19 @@ class ProducerEngine(Engine):
             raise self.too_late(timeout, True)
         self.raise_failed()
 
-    def too_late(self, timeout: float | None, sent: bool) -> BrokerUnreachable:
+    def too_late(self, timeout: float | None, sent: bool) -> ZsqError:
         """Return the error of a publish that was not answered in time."""
         what = (
             "it was sent, so it may be stored; it is sent again when the broker returns"
             if sent
             else "nothing was sent"
         )
-        text = (
-            f"{self.address.url} did not confirm within {so_long(timeout)} "
-            f"({self.trouble() or 'no answer'}); {what}. {advice()}"
-        )
+        late = f"{self.rotation.url} did not confirm within {so_long(timeout)}"
+        refusal = self.rotation.refusal()
+        if refusal is not None:
+            return from_wire(refusal.code, f"{late}: {refusal.text}; {what}")
+        why = self.trouble() or self.rotation.why() or "no answer"
+        text = f"{late} ({why}); {what}. {advice()}"
         return BrokerUnreachable(E_TIMEOUT, text)
 
     def raise_failed(self) -> None:

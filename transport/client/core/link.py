@@ -12,6 +12,12 @@ socket is then closed without linger. After a pause (50 ms, doubling to 1 s, wit
 starts again on a new socket. A new socket is necessary: the old one's pipe may outlive its server,
 and the contents of that pipe must never arrive out of order.
 
+A client may have several addresses (`wire/addresses.py`). An attempt has failed at an address when
+nothing arrived: the connection was refused, or the peer did not complete ZeroMQ's handshake within
+`REACH_NS`. It has also failed when the broker answers that it is not the primary. The link then
+tries the next address at once, and pauses when it has tried all of them. A link that was up first
+returns to the same address, because only one process of the broker may have ended.
+
 `LINK_TABLE` defines the state machine, and `Link` carries it out. The peer (`Peer`) defines the
 protocol of the link.
 
@@ -44,6 +50,7 @@ from ...errors import (
     E_CLOSING,
     E_FORBIDDEN,
     E_HELLO,
+    E_STANDBY,
     E_UNREACHABLE,
     BrokerUnreachable,
     CorruptBlock,
@@ -55,10 +62,11 @@ from ...errors import (
     option,
 )
 from ...wire import sockets
-from ...wire.address import Address, Target, direct_address
+from ...wire.address import Target
+from ...wire.addresses import NOT_PRIMARY, Rotation
 from ...wire.codec import encode, frames_blocks
 from ...wire.handshake import HANDSHAKE_EVENTS, suspicion, verdict, what_answers
-from ...wire.protocol import Beat, Bye, Done, Failed, Lookup, Open, Wire
+from ...wire.protocol import Beat, Bye, Done, Failed, Lookup, Open, Unstored, Wire
 from .producer_session import Reaction
 
 if TYPE_CHECKING:
@@ -71,6 +79,8 @@ PATIENCE_S: Final = (1, 10, 60)  # a missing broker is logged after these waits,
 PROBED_NS: Final = 100_000_000  # how often to check whether the probe got an answer
 MS: Final = 1_000_000
 ATTEMPT_NS: Final = 10_000 * MS  # the time for one attempt to find, open and greet the target
+# With several addresses: the time in which the peer must complete ZeroMQ's handshake.
+REACH_NS: Final = 3_000 * MS
 BACKOFF_MS: Final = 50
 BACKOFF_MS_MAX: Final = 1_000
 LATER_MS: Final = 250  # the pause before a block is sent to a full topic again
@@ -88,7 +98,9 @@ FAR_NS: Final = 1 << 62
 _BEAT: Final = [b"", encode(Beat())]
 _BYE: Final = [b"", encode(Bye())]
 # Refusals whose reason may disappear by itself.
-AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_UNREACHABLE})
+AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_STANDBY, E_UNREACHABLE})
+# Those after which another address may be better.
+AWAY: Final = frozenset({E_CLOSING, E_UNREACHABLE})
 Ready = list[tuple[int, int]]
 _T = TypeVar("_T")
 Steps = Generator[tuple[Callable[[], bool], int], bool, _T]
@@ -177,37 +189,6 @@ class Engine:
         self.waiters: list[Waiter] = []
         self._sockets: dict[int, Link] = {}
         self._monitors: dict[int, Link] = {}
-        # The run directories that gateways named, by the gateway's URL.
-        self._direct: dict[str, Address] = {}
-        # The run ids of run directories over which nothing has answered.
-        self._unusable: set[str] = set()
-
-    # Direct links
-
-    def way_to(self, address: Address) -> Address:
-        """Return the run directory that a gateway named, while it is usable, else the address."""
-        direct = self._direct.get(address.url)
-        if direct is not None and not direct.current:
-            del self._direct[address.url]
-            direct = None
-        return direct or address
-
-    def learn_way(self, address: Address, opened: dict[str, Any]) -> bool:
-        """Note the run directory that a gateway named. Return True if links can use it."""
-        direct = direct_address(opened) if address.auto else None
-        if direct is None or direct.run_id in self._unusable:
-            return False
-        self._direct[address.url] = direct
-        return True
-
-    def forget_way(self, address: Address, *, unusable: bool) -> None:
-        """Go to the gateway again.
-
-        `unusable` is True if nothing has ever answered over the run directory.
-        """
-        direct = self._direct.pop(address.url, None)
-        if direct is not None and unusable:
-            self._unusable.add(direct.run_id)
 
     # Links
 
@@ -219,6 +200,13 @@ class Engine:
         self._monitors[monitor_fd] = link
         self.epoll.register(socket_fd, select.EPOLLIN)
         self.epoll.register(monitor_fd, select.EPOLLIN)
+
+    def reached(self, link: Link, now_ns: int) -> None:
+        """Note that this link has reached the broker. All links go to the same address."""
+        if link.rotation.reached(link.given):
+            for other in self.links:
+                if other.up and other.rotation is link.rotation and other.given != link.given:
+                    other.restart(now_ns, f"the broker is now at {link.given.url}", at_once=True)
 
     def forget(self, socket_fd: int, monitor_fd: int) -> None:
         for table, fd in ((self._sockets, socket_fd), (self._monitors, monitor_fd)):
@@ -273,12 +261,10 @@ class Engine:
             return FAR_NS
         since_ns = min(link.wanted_ns for link in waiting)
         if self.hasty and not self.met and now_ns >= since_ns + self.patience_ns:
-            lost = [link for link in waiting if link.unheard and link.address.local]
+            lost = [link for link in waiting if link.deserted]
             for link in lost:
                 link.give_up(
-                    BrokerUnreachable(
-                        E_UNREACHABLE, f"{link.trouble}; nothing was sent. {advice()}"
-                    )
+                    BrokerUnreachable(E_UNREACHABLE, f"{link.why()}; nothing was sent. {advice()}")
                 )
             if lost:
                 return now_ns
@@ -302,6 +288,8 @@ class Engine:
         link = waiting[0]
         if self.met or link.unheard or link.address.direct or waited_ns < self.patience_ns:
             return
+        if link.rotation.several:
+            return  # the link does not stay at an address that is silent
         if self._probe is None:
             self._probe = sockets.Probe(*link.address.place())
         elif self._probe.answer:
@@ -320,11 +308,11 @@ class Engine:
                 if len(waiting) == 1
                 else f"{link.target} and {len(waiting) - 1} more"
             )
-            why = link.trouble or "no answer"
+            why = link.why() or "no answer"
             log.warning(
                 "%s: no broker at %s for %d s (%s); waiting for it. %s",
                 what,
-                link.address.url,
+                link.rotation.url if link.rotation.several else link.address.url,
                 seconds,
                 why,
                 advice(),
@@ -476,16 +464,17 @@ class Link:
     def __init__(
         self,
         engine: Engine,
-        address: Address,
+        rotation: Rotation,
         target: Target,
         peer: Peer,
         heartbeat_ms: int = 0,
         again: frozenset[str] = AGAIN,
     ) -> None:
         self.engine = engine
+        self.rotation = rotation
+        self.given = rotation.present  # the address of this attempt, as the user gave it
         # The address for this attempt: the given one, or the run directory that the gateway named.
-        self.address = address
-        self._given = address
+        self.address = self.given
         # True when something has arrived over a run directory that a gateway named.
         self._direct_heard = False
         self.target = target
@@ -496,6 +485,7 @@ class Link:
         self.refusal: ZsqError | None = None
         # The reply of the supervisor or the gateway about the target.
         self.opened: dict[str, Any] = {}
+        self.left = False  # True if `opened` is about a broker that the link has left
         self.heartbeat_ms = heartbeat_ms
         self.sent_ns = self.heard_ns = self._beat_ns = 0
         # A function that returns True if a caller waits for this link.
@@ -503,6 +493,14 @@ class Link:
         # The time when a caller began to wait. It is `FAR_NS` while the link is up or not needed.
         self.wanted_ns = FAR_NS
         self.unheard = False  # True if the last connection was refused
+        # True if the peer of this attempt was connected, so that what was sent may have arrived.
+        self.touched = False
+        # The number of the request to which the broker replied that it is not the primary, else 0.
+        self.turned_away = 0
+        self._shaken = False  # True if the peer has completed ZeroMQ's handshake
+        self._answered = False  # True if anything has arrived in this attempt
+        self._arrived = False  # True if it has led to the broker
+        self._tried = 0  # the number of addresses that failed since the last pause
         self._backoff = Backoff()
         self._socket: sockets.Socket | None = None
         self._monitor: sockets.Socket | None = None
@@ -545,7 +543,10 @@ class Link:
         self._request += 1
         target = self.target
         create = self.creates = target.create and (self.busy is None or self.busy())
-        self.address = self.engine.way_to(self._given)
+        self.given = self.rotation.present
+        self.address = self.rotation.way_to(self.given)
+        self.touched = self._shaken = self._answered = self._arrived = False
+        self.unheard = self.unheard and not self.rotation.several
         try:
             self._connect(self.address.endpoint())
         except (zmq.ZMQError, OSError) as error:
@@ -583,10 +584,10 @@ class Link:
                 dict(self.address.by),
             )
             self.send([b"", encode(asked)], now_ns)
-        self.engine.sooner(now_ns + ATTEMPT_NS)
+        self.engine.sooner(now_ns + (REACH_NS if self.rotation.several else ATTEMPT_NS))
 
     def _connect(self, endpoint: str) -> None:
-        socket = sockets.make_dealer(self.address.credentials)
+        socket = sockets.make_dealer(self.address.credentials, moves=self.rotation.several)
         try:
             monitor = sockets.watch(socket)
             socket.connect(endpoint)
@@ -616,7 +617,8 @@ class Link:
 
     def _greeted(self, now_ns: int) -> None:
         self._step(_E.GREETED)
-        self._attempts = 0
+        if self._answered or not self.rotation.several:
+            self._arrive(now_ns)
         self._known = True
         self.trouble = ""
         self.refusal = None
@@ -627,6 +629,11 @@ class Link:
         self.peer.on_up(now_ns)
         if self.heartbeat_ms:
             self.engine.sooner(now_ns + self.heartbeat_ms * MS)
+
+    def _arrive(self, now_ns: int) -> None:
+        self._arrived = True
+        self._attempts = self._tried = 0
+        self.engine.reached(self, now_ns)
 
     # Ending
 
@@ -647,30 +654,59 @@ class Link:
         """Close this link and start again."""
         self._die(now_ns, why, at_once=at_once)
 
-    def _die(self, now_ns: int, why: str, *, at_once: bool = False) -> None:
+    def _die(
+        self,
+        now_ns: int,
+        why: str,
+        error: ZsqError | None = None,
+        *,
+        at_once: bool = False,
+        elsewhere: bool = False,
+    ) -> None:
+        """Close the socket and plan the next attempt.
+
+        `elsewhere`: True if the broker has answered, but does not serve at this address.
+        """
         before = self.state
         self.trouble = self.engine.answers or why
-        self.refusal = None
+        self.refusal = error
         log.debug("link to %s: %s", self.target, why)
-        if self.address.run_id and (
-            before not in (_S.GREETING, _S.UP) or self.target.kind == "supervisor"
-        ):
-            self.engine.forget_way(self._given, unusable=not self._direct_heard)
+        direct = bool(self.address.run_id)
+        if direct and (before not in (_S.GREETING, _S.UP) or self.target.kind == "supervisor"):
+            self.rotation.forget_way(self.given, unusable=not self._direct_heard)
+        failed = elsewhere or not (direct or self._answered)
+        if failed:
+            self.rotation.failed(self.given, self.trouble, error, unheard=self.unheard)
+            self.left = self.rotation.several
         self._disconnect()
         self._step(_E.DIED)
-        pause_ms = (
-            0.0
-            if at_once
-            else min(BACKOFF_MS_MAX, BACKOFF_MS << min(self._attempts, 8))
-            * random.uniform(0.5, 1.0)
-        )
-        self._attempts += 1
-        self._again_ns = now_ns + int(pause_ms * MS)
+        self._again_ns = now_ns + (0 if at_once else self._pause_ns(now_ns, failed))
         self.engine.sooner(self._again_ns)
         if before in (_S.GREETING, _S.UP):
             self.peer.on_lost()
         if self.wanted_ns == FAR_NS and self.needed():
             self._want(now_ns)
+
+    def _pause_ns(self, now_ns: int, failed: bool) -> int:
+        """Return the pause before the next attempt: 0 if the next address is not tried yet."""
+        self._tried += failed
+        if failed and self._tried < len(self.rotation.each):
+            return 0
+        self._tried = 0
+        pause_ms = min(BACKOFF_MS_MAX, BACKOFF_MS << min(self._attempts, 8))
+        self._attempts += 1
+        return max(int(pause_ms * random.uniform(0.5, 1.0) * MS), self._backoff.until_ns - now_ns)
+
+    def follows(self, code: str) -> bool:
+        """Return True if the link goes on at the next address when the broker answers this."""
+        return code in NOT_PRIMARY and (code == E_STANDBY or self.rotation.several)
+
+    def _turn_away(self, now_ns: int, error: ZsqError, request: int = 0) -> None:
+        """Leave a broker that has answered that it is not the primary."""
+        self._backoff.refused(now_ns)
+        self.turned_away = request
+        self._die(now_ns, str(error), error, elsewhere=True)
+        self.turned_away = 0
 
     def give_up(self, error: ZsqError) -> None:
         """Fail everything that waits, because no process listens at the broker's address.
@@ -685,9 +721,11 @@ class Link:
         self.peer.on_refused(error)
 
     def _refuse(self, now_ns: int, error: ZsqError) -> None:
+        if self.follows(error.code):
+            self._turn_away(now_ns, error)
+            return
         if error.code in self.passing:
-            self._die(now_ns, str(error))
-            self.refusal = error
+            self._die(now_ns, str(error), error, elsewhere=error.code in AWAY)
             return
         before = self.state
         self.trouble = str(error)
@@ -713,6 +751,17 @@ class Link:
     @property
     def waiting(self) -> bool:
         return self.state is _S.WAITING
+
+    @property
+    def deserted(self) -> bool:
+        """True if nothing listens at any address, and all of them are on this machine."""
+        if self.rotation.several:
+            return self.rotation.deserted
+        return self.unheard and self.address.local
+
+    def why(self) -> str:
+        """Return why the link is not up, for each address."""
+        return self.rotation.why() or self.trouble
 
     @property
     def down(self) -> bool:
@@ -749,6 +798,7 @@ class Link:
                 break
             taken += 1
             self.heard_ns = now_ns
+            self._answered = self.touched = True
             self._direct_heard = self._direct_heard or bool(self.address.run_id)
             try:
                 _, message, payload = sockets.open_frames(frames)
@@ -767,6 +817,8 @@ class Link:
             self.engine.answers = ""
             if self.state is _S.UP:
                 self.wanted_ns = FAR_NS
+                if not self._arrived:
+                    self._arrive(now_ns)
             if taken == RECEIVE_MAX:
                 self.engine.sooner(0)
         return taken
@@ -781,6 +833,9 @@ class Link:
                 "the broker closed the link",
                 at_once=self.state is _S.UP and now_ns - self._since_ns > BACKOFF_MS_MAX * MS,
             )
+        elif (type(message) is Failed or type(message) is Unstored) and self.follows(message.code):
+            request = message.request if type(message) is Failed else 0
+            self._turn_away(now_ns, from_wire(message.code, message.text), request)
         elif type(message) is Failed and (
             message.code == E_HELLO or self.state is not _S.UP or _ends(message)
         ):
@@ -804,7 +859,7 @@ class Link:
             if not isinstance(endpoint, str) or not endpoint:
                 self._die(now_ns, f"the supervisor does not know the address of {self.target}")
                 return
-            self.opened = message.data
+            self.opened, self.left = message.data, False
             self._disconnect()
             try:
                 self._connect(endpoint)
@@ -812,8 +867,8 @@ class Link:
                 self._die(now_ns, f"cannot connect to {self.target} at {endpoint}: {error}")
                 return
         else:
-            self.opened = message.data
-            if self.engine.learn_way(self._given, message.data):
+            self.opened, self.left = message.data, False
+            if self.rotation.learn_way(self.given, message.data):
                 self.send(_BYE, now_ns)
                 self._disconnect(BYE_LINGER_MS)
                 self._attempt(now_ns)
@@ -834,24 +889,27 @@ class Link:
             and self.address.direct
             and self.target.kind != "supervisor"
         )
-        fixed = not by_lookup and not self.address.run_id
+        fixed = not by_lookup and not self.address.run_id and not self.rotation.several
         if events:
             # ZeroMQ also tries again after a failed handshake, but then something listens there.
             self.unheard = bool(events & sockets.RETRY_EVENTS) and not events & (
                 sockets.CONNECTED_EVENTS | HANDSHAKE_EVENTS
             )
+        self.touched = self.touched or bool(events & sockets.CONNECTED_EVENTS)
+        self._shaken = self._shaken or bool(events & sockets.GREETED_EVENTS)
         if events & HANDSHAKE_EVENTS:
             self._shut_out(now_ns, events)
         elif events & sockets.GONE_EVENTS or (not fixed and events & sockets.RETRY_EVENTS):
             self.receive(now_ns)  # receive the last messages of the peer
             if self._monitor is not None:
-                self._die(now_ns, "the connection was lost")
+                missing = self.rotation.several and self.unheard
+                self._die(now_ns, self._nothing() if missing else "the connection was lost")
         elif self.unheard:
-            self.trouble = (
-                f"nothing listens at {self.address.url}"
-                if self.address.local
-                else f"nothing answers at {self.address.url}"
-            )
+            self.trouble = self._nothing()
+
+    def _nothing(self) -> str:
+        verb = "listens" if self.address.local else "answers"
+        return f"nothing {verb} at {self.address.url}"
 
     def _shut_out(self, now_ns: int, events: int) -> None:
         """Process a failed handshake. A link that was up before tries again."""
@@ -879,6 +937,12 @@ class Link:
         self._flush(now_ns)
         if self._socket is None:
             return self._again_ns if self.waiting else FAR_NS
+        reach_ns = self._since_ns + REACH_NS
+        if self.rotation.several and not (self._shaken or self._answered):
+            if now_ns >= reach_ns:
+                self._die(now_ns, f"{self.trouble or 'no answer'} within {REACH_NS // S} s")
+                return self._again_ns
+            return min(reach_ns, self._beat(now_ns)) if self.up else reach_ns
         if self.up:
             return self._beat(now_ns)
         if now_ns >= self._since_ns + ATTEMPT_NS:

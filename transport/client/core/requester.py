@@ -10,11 +10,13 @@ from ...errors import (
     E_BAD_COMMAND,
     E_BUCKET,
     E_CLOSING,
+    E_DATA_LOSS,
     E_LIMIT,
     E_TIMEOUT,
     E_TOPIC_FAILED,
     E_UNREACHABLE,
     BrokerUnreachable,
+    DataLoss,
     Refused,
     UsageError,
     ZsqError,
@@ -22,6 +24,7 @@ from ...errors import (
     from_wire,
 )
 from ...wire.address import Address, Target
+from ...wire.addresses import NOT_PRIMARY, Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Blocks, Done, Failed, Wire
 from .asking import Question, Reply
@@ -74,13 +77,18 @@ class RequestEngine(Engine):
     With `patient`, requests that the broker refuses for now are repeated until the time-out.
     """
 
-    def __init__(self, address: Address, target: Target, *, patient: bool = False) -> None:
+    def __init__(
+        self, address: Address | Addresses, target: Target, *, patient: bool = False
+    ) -> None:
         super().__init__()
-        self.address = address
+        self.rotation = Rotation(address)
         self.target = target
+        self._place = self.rotation.present  # the address of the last link
+        self._known_uuid = ""  # the uuid of the topic to which that link led
         self._later = LATER if patient else frozenset()
         self._put_off: ZsqError | None = None  # the last refusal after which a request waits
-        self.link = Link(self, address, target, self, again=AGAIN | PASSING if patient else AGAIN)
+        again = AGAIN | PASSING if patient else AGAIN
+        self.link = Link(self, self.rotation, target, self, again=again)
         self.add(self.link)
         self._requests: dict[int, Request] = {}
         self._number = 0
@@ -153,8 +161,25 @@ class RequestEngine(Engine):
         return None
 
     def on_up(self, now_ns: int) -> None:
+        self._compare_topic()
         self._send_waiting(now_ns)
         self.sooner(0)  # the sends may have consumed the events for replies
+
+    def _compare_topic(self) -> None:
+        """Fail the requests of a reader if the topic at the next address is not the same one.
+
+        Offsets of one topic mean nothing in another one. A standby that takes over keeps the uuids
+        of its topics. A topic that was created again at the same address is not checked here, as
+        without a standby (see `Reader.uuid`).
+        """
+        before, here = self._place, self.link.given
+        known, self._known_uuid, self._place = self._known_uuid, self.uuid, here
+        if self.target.kind == "reader" and before != here and known not in ("", self.uuid):
+            text = (
+                f"topic {self.target.topic} at {here.url} is another topic than at {before.url} "
+                f"(uuid {self.uuid}, not {known}), so its offsets have other messages"
+            )
+            self.on_refused(DataLoss(E_DATA_LOSS, text))
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         if not isinstance(message, Done | Failed | Blocks):
@@ -195,9 +220,11 @@ class RequestEngine(Engine):
     def on_lost(self) -> None:
         self._put_off = None  # if the time ends now, the lost link is the reason
         for number, request in list(self._requests.items()):
-            if request.sent and not request.repeatable:
+            # If nothing can have arrived, or the broker did nothing, the request is sent again.
+            kept = not self.link.touched or number == self.link.turned_away
+            if request.sent and not request.repeatable and not kept:
                 del self._requests[number]
-                text = f"the link to {self.address.url} was lost before {self.target} replied"
+                text = f"the link to {self.link.given.url} was lost before {self.target} replied"
                 text += "; check whether the request took effect before you repeat it"
                 request.settle(error=BrokerUnreachable(E_UNREACHABLE, text))
             request.sent = False
@@ -210,16 +237,14 @@ class RequestEngine(Engine):
     def too_late(self, timeout: float | None) -> ZsqError:
         if self._put_off is not None:
             return self._put_off
-        refusal = self.link.refusal
-        if isinstance(refusal, Refused) and refusal.code not in AGAIN:
-            text = (
-                f"{self.target} at {self.address.url} could not be reached for "
-                f"{so_long(timeout)}: {refusal.text}"
-            )
+        where = f"{self.target} at {self.rotation.url}"
+        away, refusal = self.rotation.refusal(), self.link.refusal
+        if isinstance(refusal, Refused) and refusal.code in AGAIN | NOT_PRIMARY:
+            refusal = None
+        refusal = away or refusal
+        if isinstance(refusal, Refused):
+            text = f"{where} could not be reached for {so_long(timeout)}: {refusal.text}"
             return from_wire(refusal.code, text)
-        why = self.link.trouble or ("no answer" if self.link.up else self.link.state.value)
-        text = (
-            f"{self.target} at {self.address.url} did not answer within {so_long(timeout)} "
-            f"({why}). {advice()}"
-        )
+        why = self.link.why() or ("no answer" if self.link.up else self.link.state.value)
+        text = f"{where} did not answer within {so_long(timeout)} ({why}). {advice()}"
         return BrokerUnreachable(E_TIMEOUT, text)

@@ -28,6 +28,7 @@ from ...errors import (
 )
 from ...wire import sockets
 from ...wire.address import Address, Target
+from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Abort, Push, Wire
 from .link import AGAIN, BYE_LINGER_MS, Engine, Link, LinkState, so_long
@@ -45,19 +46,18 @@ class StageEngine(Engine):
 
     def __init__(
         self,
-        address: Address,
+        address: Address | Addresses,
         target: Target,
         session: StageSession,
         heartbeat_ms: int | None = None,
     ) -> None:
         super().__init__()
-        self.address = address
+        self.rotation = Rotation(address)
         self.session = session
         # The last time when the number of arrived or durable blocks reached a new maximum.
         self.progress_ns = 0
-        self.link = Link(
-            self, address, target, self, heartbeat_ms or address.heartbeat_ms, AGAIN | PASSING
-        )
+        beat_ms = heartbeat_ms or self.rotation.present.heartbeat_ms
+        self.link = Link(self, self.rotation, target, self, beat_ms, AGAIN | PASSING)
         self.add(self.link)
         self._push: sockets.Socket | None = None
         self._push_endpoint = ""
@@ -167,10 +167,10 @@ class StageEngine(Engine):
         if self.link.address.direct:
             endpoint, route = opened.get("push"), LOCAL_ROUTE
         else:
-            host = self.address.url.rpartition(":")[0]
+            host = self.link.given.url.rpartition(":")[0]
             endpoint, route = f"{host}:{opened.get('push_port')}", opened.get("route", b"")
         try:
-            self._push = sockets.make_push(str(endpoint), self.address.credentials)
+            self._push = sockets.make_push(str(endpoint), self.link.given.credentials)
         except zmq.ZMQError as error:
             raise UsageError(E_BAD_COMMAND, f"cannot push to {endpoint}: {error}") from None
         # If the topic is deleted from now on, it is not created again.
@@ -209,7 +209,8 @@ class StageEngine(Engine):
         """Return the error for a time-out without progress."""
         session, link = self.session, self.link
         refusal = session.refusal or link.refusal
-        where = f"{link.target} at {self.address.url}"
+        where = f"{link.target} at {self.rotation.url}"
+        away = self.rotation.refusal()
         have = (
             f"{session.received} of {session.total} blocks have arrived, {session.base} are durable"
         )
@@ -218,7 +219,10 @@ class StageEngine(Engine):
                 refusal.code,
                 f"{where} accepted no more blocks for {so_long(timeout)}: {refusal.text} ({have})",
             )
-        why = self._stalled or link.trouble or ("no answer" if link.up else link.state.value)
+        if away is not None:
+            text = f"{where}: no progress for {so_long(timeout)}: {away.text} ({have})"
+            return Refused(away.code, text)
+        why = self._stalled or link.why() or ("no answer" if link.up else link.state.value)
         return BrokerUnreachable(
             E_TIMEOUT, f"{where}: no progress for {so_long(timeout)} ({why}); {have}. {advice()}"
         )

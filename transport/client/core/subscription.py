@@ -12,10 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ...block.block import Block
-from ...errors import E_LEASE, E_LIMIT, E_TIMEOUT, BrokerUnreachable, LeaseLost, ZsqError, advice
+from ...errors import (
+    E_LEASE,
+    E_LIMIT,
+    E_TIMEOUT,
+    BrokerUnreachable,
+    LeaseLost,
+    ZsqError,
+    advice,
+    from_wire,
+)
 from ...names import check_name
 from ...settings import CHANNEL
 from ...wire.address import Address, Target
+from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Wire
 from .consumer_session import Confirm, ConsumerSession, ConsumerState, LeasedBlock
@@ -40,7 +50,7 @@ class ConsumerEngine(Engine):
 
     def __init__(
         self,
-        address: Address,
+        address: Address | Addresses,
         topic: str,
         channel: str,
         session: ConsumerSession,
@@ -48,13 +58,14 @@ class ConsumerEngine(Engine):
         settings: Mapping[str, object],
     ) -> None:
         super().__init__()
-        self.address = address
+        self.rotation = Rotation(address)
         self.session = session
-        self.heartbeat_ms = heartbeat_ms or address.heartbeat_ms
+        self._wanted_heartbeat_ms = heartbeat_ms  # None: the default of each address
         self.target = Target(
             "channel", check_name(topic), check_name(channel, "channel"), settings=settings
         )
-        self.link = Link(self, address, self.target, self, self.heartbeat_ms)
+        self.link = Link(self, self.rotation, self.target, self)
+        self.link.heartbeat_ms = self._heartbeat_ms()
         self.error: ZsqError | None = None  # the broker's refusal of the subscription
         self.down_ns = time.monotonic_ns()  # when the last link was lost
         self.closing = False
@@ -97,7 +108,10 @@ class ConsumerEngine(Engine):
     # Incoming messages: the link's peer
 
     def greeting(self) -> Wire:
-        return self.session.begin(self.heartbeat_ms)
+        return self.session.begin(self._heartbeat_ms())
+
+    def _heartbeat_ms(self) -> int:
+        return self._wanted_heartbeat_ms or self.link.given.heartbeat_ms
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         return self.session.on_word(message, blocks, now_ns)
@@ -185,13 +199,13 @@ class ConsumerEngine(Engine):
                 raise full
             raise self.too_late(timeout, "no link to")
 
-    def too_late(self, timeout: float | None, what: str) -> BrokerUnreachable:
-        why = self.link.trouble or self.link.state.value
-        text = (
-            f"{what} {self.target} at {self.address.url} within {so_long(timeout)} ({why}). "
-            f"{advice()}"
-        )
-        return BrokerUnreachable(E_TIMEOUT, text)
+    def too_late(self, timeout: float | None, what: str) -> ZsqError:
+        late = f"{what} {self.target} at {self.rotation.url} within {so_long(timeout)}"
+        refusal = self.rotation.refusal()
+        if refusal is not None:
+            return from_wire(refusal.code, f"{late}: {refusal.text}")
+        why = self.link.why() or self.link.state.value
+        return BrokerUnreachable(E_TIMEOUT, f"{late} ({why}). {advice()}")
 
     # Steps of calls; see `Steps`. `closing`: True if the consumer takes no more messages
 

@@ -30,6 +30,7 @@ from zsq.transport.client.core.producer_session import Reaction
 from zsq.transport.errors import ZsqError
 from zsq.transport.wire import sockets
 from zsq.transport.wire.address import Address, Target, parse, read_run_id
+from zsq.transport.wire.addresses import Rotation
 from zsq.transport.wire.codec import decode, encode
 from zsq.transport.wire.protocol import Beat, Bye, Done, Lookup, Wire
 
@@ -61,7 +62,9 @@ def engine() -> Iterator[Engine]:
 
 
 def begun(engine: Engine, address: Address, target: Target) -> Link:
-    made = Link(engine, address, target, _Quiet())
+    """Start a link. All links of an engine with the same address share its rotation."""
+    rotation = next((one.rotation for one in engine.links), Rotation(address))
+    made = Link(engine, rotation, target, _Quiet())
     engine.add(made)
     made.start(0)
     return made

@@ -36,6 +36,7 @@ from zsq.transport.client.core.requester import RequestEngine
 from zsq.transport.client.core.subscription import ConsumerEngine
 from zsq.transport.errors import BrokerUnreachable, UsageError, ZsqError
 from zsq.transport.wire.address import DefaultTimeout, Target, parse
+from zsq.transport.wire.addresses import Rotation
 
 S = 1_000 * MS
 Broker = Any
@@ -304,7 +305,7 @@ class _Quiet:
 def test_a_link_that_was_given_up_starts_again_when_needed(nowhere: str) -> None:
     engine = Engine()
     peer = _Quiet()
-    link = Link(engine, parse(nowhere), Target("topic", "t"), peer)
+    link = Link(engine, Rotation(parse(nowhere)), Target("topic", "t"), peer)
     engine.add(link)
     try:
         link.start(0)
