@@ -14,7 +14,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ...transport.wire.address import parse
+from ...transport.wire.addresses import parse_all
 from ...transport.wire.protocol import DEFAULT_URL
 from .options import SinkOptions, SourceOptions, sink_options, source_options, wrong
 from .schema import ddl, simple
@@ -55,7 +55,7 @@ class ZsqDataSource(DataSource):
         if options.from_bucket:
             return options
         return replace(
-            options, credentials=parse(options.url, options.key_file or None).credentials
+            options, credentials=parse_all(options.url, options.key_file or None).credentials
         )
 
     def _sink(self, streaming: bool) -> SinkOptions:
@@ -63,7 +63,7 @@ class ZsqDataSource(DataSource):
             self.options, os.environ.get("ZSQ_URL") or DEFAULT_URL, streaming=streaming
         )
         return replace(
-            options, credentials=parse(options.url, options.key_file or None).credentials
+            options, credentials=parse_all(options.url, options.key_file or None).credentials
         )
 
     def _checked(self, schema: StructType, options: SourceOptions) -> SourceOptions:

@@ -62,7 +62,9 @@ _KAFKA: Final = {
     ),
     "groupidprefix": "use option 'channel' if a channel should follow the query",
     "kafka.group.id": "use option 'channel' if a channel should follow the query",
-    "kafka.bootstrap.servers": "use option 'url', such as tcp://HOST:4153",
+    "kafka.bootstrap.servers": (
+        "use option 'url', such as tcp://HOST:4153, or tcp://A:4153,tcp://B:4153 with a standby"
+    ),
 }
 
 
@@ -254,12 +256,22 @@ def _is_bucket(url: str) -> bool:
     return url.partition("://")[0] in SCHEMES
 
 
+def _refuse_brokers(url: str) -> None:
+    """Refuse a bucket in a list of brokers."""
+    if any(part.strip().startswith(("tcp://", "ipc://")) for part in url.split(",")):
+        raise wrong(
+            f"option 'url' is {url!r}, which names a bucket and a broker: give either a bucket, or "
+            "the addresses of brokers"
+        )
+
+
 def _bucket(given: Mapping[str, str], url: str, *, streaming: bool | None) -> str:
     """Return whether archived messages are read from the bucket: auto, always, or never."""
     mode = given.get("bucket", "").lower()
     if mode not in {"", AUTO, ALWAYS, NEVER}:
         raise wrong(f"option 'bucket' is {given['bucket']!r}; it takes 'auto', 'always' or 'never'")
     if _is_bucket(url):
+        _refuse_brokers(url)
         parse_bucket_url(url)
         if mode == NEVER:
             raise wrong(

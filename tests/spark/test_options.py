@@ -113,6 +113,14 @@ def test_the_transport_is_the_user_s_choice_or_that_of_the_environment() -> None
     assert (source(transport="TCP").transport, sink(transport="auto").transport) == ("tcp", "auto")
 
 
+def test_the_url_may_be_a_list_of_brokers_but_not_of_a_bucket_and_a_broker() -> None:
+    url = "tcp://a:4153,tcp://b:4153"
+    assert (source(url=url).url, sink(url=url).url) == (url, url)
+    assert not source(url=url).from_bucket
+    with pytest.raises(UsageError, match="names a bucket and a broker"):
+        source(url="file:///bucket,tcp://a:4153")
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
