@@ -127,8 +127,9 @@ def _with_broker(command: Command, how_long: str) -> Command:
         callback=_resolve,
         metavar="URL",
         help=(
-            "Address of the broker: tcp://host:port or ipc://DATA_DIR/run. Default: ZSQ_URL, "
-            f"else {DEFAULT_URL}."
+            "Address of the broker: tcp://host:port or ipc://DATA_DIR/run; several addresses, for "
+            "a broker and its standby, with commas between them. Default: ZSQ_URL, else "
+            f"{DEFAULT_URL}."
         ),
     )(command)
 
@@ -157,7 +158,7 @@ def _resolve(context: click.Context, _: click.Parameter, value: str | None) -> s
         raise click.BadParameter(
             f"{found!r} is not a broker's address; use tcp://HOST:PORT or ipc://DATA_DIR/run"
         )
-    if found.startswith("tcp://") and not context.resilient_parsing and sys.stderr.isatty():
+    if "ipc://" not in found and not context.resilient_parsing and sys.stderr.isatty():
         patience = threading.Timer(HINT_S, hint, (found,))
         patience.daemon = True
         patience.start()
@@ -165,22 +166,25 @@ def _resolve(context: click.Context, _: click.Parameter, value: str | None) -> s
 
 
 def hint(url: str) -> None:
-    """Tell a waiting user that nothing listens at the address.
+    """Tell a waiting user that nothing listens at the address, or at any of several.
 
     A broker that is starting answers soon, but one that was not started never does.
     """
     import socket
 
-    host, _, port = url.removeprefix("tcp://").rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), HINT_S).close()
-    except OSError as error:
-        click.echo(
-            f"zsq: no broker answers at {url} yet ({error.strerror or error}); still trying",
-            err=True,
-        )
-    except (ValueError, OverflowError):  # the client reports what is wrong with the address
-        return
+    reasons = []
+    for one in url.split(","):
+        host, _, port = one.strip().removeprefix("tcp://").rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), HINT_S).close()
+        except OSError as error:
+            reasons.append(error.strerror or str(error))
+        except (ValueError, OverflowError):  # the client reports what is wrong with the address
+            return
+        else:
+            return
+    why = "; ".join(dict.fromkeys(reasons))
+    click.echo(f"zsq: no broker answers at {url} yet ({why}); still trying", err=True)
 
 
 def _remember_key_file(context: click.Context, _: click.Parameter, value: str | None) -> None:

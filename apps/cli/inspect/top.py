@@ -117,7 +117,7 @@ def _json_lines(
 
 def _rows(picture: Picture, screen: Screen, usage: Usage, url: str) -> list[Row]:
     used = None
-    if screen.view == "processes" and url.startswith("ipc://"):
+    if screen.view == "processes" and url.startswith("ipc://") and "tcp://" not in url:
         used = usage.look(row["pid"] for row in picture.rows("processes", 0))
     return screen.arranged(picture.rows(screen.view, time.time_ns(), used))
 
