@@ -78,6 +78,9 @@ Rules for messages:
 
 `find_stuck` searches for a state after which a move is never completed, although both brokers are
 started again and the store answers.
+
+The tests use small bounds. `Rules(messages=0, starts=2)` takes 13 seconds for 70,380 states, and
+finds nothing.
 """
 
 from __future__ import annotations

@@ -27,12 +27,8 @@ def test_no_state_of_a_small_world_breaks_a_promise(rules: Rules, states: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rules", "states"),
-    [(Rules(moves=2), 88_492), (Rules(messages=0, starts=2), 70_380)],
-)
-def test_no_state_of_a_larger_world_breaks_a_promise(rules: Rules, states: int) -> None:
-    assert explore(rules) == states
+def test_no_state_of_a_larger_world_breaks_a_promise() -> None:
+    assert explore(Rules(moves=2)) == 88_492
 
 
 @pytest.mark.parametrize(

@@ -29,16 +29,8 @@ def test_no_state_of_a_small_world_breaks_a_promise(rules: Rules, states: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rules", "states"),
-    [
-        (Rules(sync=True, ticks=1, starts=2, drift=0), 71_083),
-        (Rules(ticks=1, starts=2, deaths=1, drift=0), 165_785),
-        (Rules(ticks=0, starts=3, handovers=1, drift=0), 164_923),
-    ],
-)
-def test_no_state_of_a_larger_world_breaks_a_promise(rules: Rules, states: int) -> None:
-    assert explore(rules) == states
+def test_no_state_of_a_larger_world_breaks_a_promise() -> None:
+    assert explore(Rules(sync=True, ticks=1, starts=2, drift=0)) == 71_083
 
 
 def test_a_primary_that_keeps_its_times_is_never_held_up() -> None:
