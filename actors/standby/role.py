@@ -4,7 +4,7 @@
 |---|---|---|---|
 | has no registry | anything | follows | is a new broker |
 | was primary | its last tick is ours | is primary | is primary |
-| was primary | its last tick is ours, and is released | as below | is primary |
+| was primary | its last tick is ours, and is released | waits for the standby first | is primary |
 | was primary | another one has taken over | sets aside, and follows | the same, once it notices |
 
 A former primary cannot use its old data: a part of it may contradict what the new primary has. What
@@ -22,9 +22,10 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from ...storage.bucket.bucket import Bucket, BucketError
 from ...storage.bucket.bucket_url import parse_bucket_url
@@ -42,9 +43,10 @@ from ..supervisor.serve import serve
 from ..supervisor.supervisor import EXIT_NOT_PRIMARY
 from ..supervisor.topics import sleepers
 from ..supervisor.topics.registry import OLD_NAME, REGISTRY_NAME
+from .rescue import set_aside_broker
 from .standby import StandbyLoop, StandbyThread
 from .standby_gateway import StandbyGateway
-from .takeover import FOLLOWED, TOPICS, TakeoverFailed, read_copy, standing
+from .takeover import FOLLOWED, TOPICS, Standing, TakeoverFailed, read_copy, standing
 
 log = logging.getLogger("zsq")
 
@@ -52,14 +54,13 @@ ROLE: Final = "ZSQ_ROLE"  # the variable by which a former primary says that it 
 STANDBY: Final = "standby"
 CALL_S: Final = 5.0
 PAUSE_S: Final = 2.0
+HANDED_S: Final = 0.2  # how often a broker that has handed over looks for its successor
 END_S: Final = 3.0
 # What a broker has in its data directory, the registry first: without it, it is no broker's.
 _OWN: Final = (
     REGISTRY_NAME, OLD_NAME, f"{REGISTRY_NAME}.tmp", COPY_NAME, sleepers.NAME, TOPICS, "trash",
     FOLLOWED,
 )  # fmt: skip
-
-SetAside = Callable[[Files, Bucket, Any], object]
 
 
 def run_broker(
@@ -173,6 +174,7 @@ class _Standing:
     def _look_back(self, bucket: Bucket) -> bool | None:
         """Find out whether this former primary is still primary. If not, set aside what it has.
 
+        After a handover, wait for the standby. If none takes over, this broker is primary again.
         Return None if a signal came.
         """
         data_dir = self._data_dir
@@ -182,23 +184,28 @@ class _Standing:
                 f"{data_dir} is the data directory of a broker that has shipped nothing to a "
                 "bucket; a standby would remove its messages: use another directory"
             )
-        found = None
-        while found is None:
+        begun_ns = time.monotonic_ns()
+        while (found := self._standing(bucket, own)) is not None:
+            waited_s = (time.monotonic_ns() - begun_ns) / 1e9
+            if found.is_newest and (not found.is_released or waited_s > self._given.patience_s):
+                return True
+            if not found.is_newest:
+                self._say(set_aside_broker(self._files, bucket, str(data_dir)).sentence)
+                self._say(f"this broker is a standby now: {found.who} has taken over")
+                return False
+            if self._ends.wait(HANDED_S):
+                return None
+        return None
+
+    def _standing(self, bucket: Bucket, own: Copy) -> Standing | None:
+        """Ask the bucket until it answers. Return None if a signal came."""
+        while True:
             try:
-                found = standing(bucket, own)
+                return standing(bucket, own)
             except BucketError as error:
                 log.error("cannot find out who is primary: %s; it is tried again", error)
                 if self._ends.wait(PAUSE_S):
                     return None
-        if found.is_newest and not found.is_released:
-            return True
-        self._set_aside(bucket, own)
-        why = "it has handed over" if found.is_newest else f"{found.who} has taken over"
-        self._say(f"this broker is a standby now: {why}")
-        return False
-
-    def _set_aside(self, bucket: Bucket, own: Copy) -> None:
-        """Put what the bucket does not have into files, once."""
 
     def _remove_old(self) -> None:
         """Remove what a broker or an unfinished takeover has left."""

@@ -55,6 +55,7 @@ class Broker:
         )
         self.log = data_dir.parent / f"{data_dir.name}.log"
         self.program: tuple[str, ...] = ("-m", "zsq")
+        self.command = "serve"
         self.process: subprocess.Popen[bytes] | None = None
         self._known: set[int] = set()
         self._begin = 0  # position in the log file where this run of the broker begins
@@ -77,7 +78,7 @@ class Broker:
         command = [
             sys.executable,
             *self.program,
-            "serve",
+            self.command,
             "--data-dir",
             str(self.data_dir),
             "--listen",
@@ -88,6 +89,15 @@ class Broker:
             self.process = subprocess.Popen(
                 [*command, *self.extra], stdout=log, stderr=log, start_new_session=True
             )
+
+    def wait_said(self, text: str, timeout_s: float = START_S) -> None:
+        """Wait until the broker has written this text to its log since its start."""
+        wait_for(lambda: text.encode() in self._said(self._begin), timeout_s, text)
+
+    def signal_all(self, number: int) -> None:
+        """Send a signal to all processes of the broker at once."""
+        assert self.process is not None
+        os.killpg(self.process.pid, number)
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
         wait_for(

@@ -20,24 +20,27 @@ PAUSE_S: Final = 0.1
 
 @click.command()
 @with_broker
-def handover(admin: Admin) -> None:
+def handover(url: str, timeout: float) -> None:
     """Let the primary stop, and its standby take over at once.
 
     The primary ships everything first, so nothing is lost. Then it becomes a standby itself. Name
     both brokers, so that the command can wait for the new primary: --url
     tcp://one:4153,tcp://two:4153.
     """
-    before = _epoch(admin)
-    begun_s = time.monotonic()
-    admin.handover()
-    if "," not in str(admin.url):
-        say("the primary hands over to its standby")
-        return
-    while time.monotonic() - begun_s < WAIT_S:
-        if _epoch(admin) > before:
-            say(f"the standby is primary, {time.monotonic() - begun_s:.1f} s after the command")
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        before = _epoch(admin)
+        begun_s = time.monotonic()
+        admin.handover()
+        if "," not in url:
+            say("the primary hands over to its standby")
             return
-        time.sleep(PAUSE_S)
+        while time.monotonic() - begun_s < WAIT_S:
+            if _epoch(admin) > before:
+                say(f"the standby is primary, {time.monotonic() - begun_s:.1f} s after the command")
+                return
+            time.sleep(PAUSE_S)
     raise ZsqError(E_TIMEOUT, f"no standby has taken over within {WAIT_S:g} s: see its log")
 
 

@@ -1,0 +1,232 @@
+"""Tests of a broker and its standby in real processes, with a folder as bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support import zsq_command
+from support.broker import Broker, wait_for
+
+import zsq
+from zsq.transport.errors import E_NOT_FOUND, E_STANDBY, NotFound, Refused
+
+TOPIC = "clicks"
+PATIENCE_S = 2.0
+
+
+class Pair:
+    """A primary and its standby, which know each other."""
+
+    def __init__(self, folder: Path, *extra: str) -> None:
+        self.bucket = folder / "bucket"
+        self.bucket.mkdir()
+        more = ("--bucket", f"file://{self.bucket}", "--patience", f"{PATIENCE_S:g}s", *extra)
+        self.one = Broker(folder / "one", *more, http=True)
+        self.two = Broker(folder / "two", *more, http=True)
+        self.two.command = "standby"
+        self.number = 0
+        self.urls = f"{self.one.tcp},{self.two.tcp}"
+
+    def begin(self) -> None:
+        """Start both. The primary starts twice, because it looks for standbys at its start."""
+        self.one.start()
+        self.publish(1)
+        wait_for(lambda: self.lag_of(self.one) == 0.0, what="everything is shipped")
+        self.one.stop()
+        self.two.launch()
+        self.two.wait_said("follows file://")
+        self.one.start()
+        self.one.wait_said("takes over when this broker is gone for 2 s")
+        wait_for(lambda: self.status(self.two)["takes_over_in_s"] <= PATIENCE_S, what="a heartbeat")
+
+    def publish(self, count: int, url: str = "") -> None:
+        bodies = [f"{self.number + at}".encode() for at in range(count)]
+        with zsq.Producer(url or self.one.tcp, timeout=30) as producer:
+            for body in bodies:
+                producer.publish(TOPIC, body)
+        self.number += count
+
+    def read(self, url: str) -> list[int]:
+        with zsq.Reader(TOPIC, url=url, timeout=20) as reader:
+            start, end = reader.head()
+        with zsq.RangeReader(url, TOPIC, start, end, timeout=20) as blocks:
+            return [int(bytes(body or b"")) for block in blocks for body in block.body.values()]
+
+    def lag_of(self, broker: Broker) -> float:
+        with zsq.Admin(broker.tcp, timeout=10) as admin:
+            return float(admin.stats()["bucket"]["lag_s"])
+
+    def status(self, broker: Broker) -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(f"http://127.0.0.1:{broker.http}/health").json()
+        return found
+
+    def wait_shipped(self, broker: Broker) -> None:
+        def is_shipped() -> bool:
+            with zsq.Admin(broker.tcp, timeout=10) as admin:
+                return all(row["ship_lag_s"] == 0.0 for row in admin.stats()["topics"])
+
+        wait_for(is_shipped, what="everything is shipped")
+
+    def close(self) -> None:
+        for broker in (self.one, self.two):
+            with contextlib.suppress(ProcessLookupError, AssertionError):
+                broker.signal_all(signal.SIGCONT)
+            broker.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    try:
+        made.begin()
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_standby_takes_over_from_a_killed_broker_which_then_follows(pair: Pair) -> None:
+    pair.publish(100)
+    pair.wait_shipped(pair.one)
+    with pytest.raises(Refused) as caught, zsq.Admin(pair.two.tcp, timeout=2) as admin:
+        admin.stats()
+    assert caught.value.code == E_STANDBY
+    assert pair.one.tcp in str(caught.value)
+    pair.one.signal_all(signal.SIGKILL)
+    pair.two.wait_ready()
+    pair.publish(10, pair.urls)
+    assert pair.read(pair.two.tcp) == list(range(111))
+    assert pair.one.process is not None
+    pair.one.process.wait(20)
+    pair.one.launch()
+    pair.one.wait_said("is a standby of")
+    pair.one.wait_said("follows file://")
+    assert pair.status(pair.one)["primary"] == [pair.two.tcp]
+
+
+def test_a_stopped_primary_acknowledges_nothing_when_it_goes_on(pair: Pair) -> None:
+    pair.publish(10)
+    pair.wait_shipped(pair.one)
+    told: list[object] = []
+
+    def publish_late() -> None:
+        try:
+            with zsq.Producer(pair.one.tcp, timeout=20) as producer:
+                producer.publish(TOPIC, b"-1")
+                producer.flush()
+                told.append("acknowledged")
+        except zsq.ZsqError as error:
+            told.append(error)
+
+    pair.one.signal_all(signal.SIGSTOP)
+    pair.two.wait_ready()
+    late = threading.Thread(target=publish_late)
+    late.start()
+    pair.publish(10, pair.two.tcp)
+    pair.one.signal_all(signal.SIGCONT)
+    pair.one.wait_said("this broker is not primary any more and stops")
+    pair.one.wait_said("is a standby of")
+    late.join(60)
+    assert isinstance(told[0], zsq.ZsqError), told
+    assert pair.read(pair.two.tcp) == list(range(21))
+
+
+def test_a_handover_loses_nothing_and_can_be_done_again(pair: Pair) -> None:
+    pair.publish(50)
+    done = zsq_command.run_text("--url", pair.urls, "handover")
+    assert done.returncode == 0, done.stderr
+    assert "the standby is primary" in done.stdout
+    assert pair.read(pair.two.tcp) == list(range(51))
+    pair.one.wait_said("this broker is a standby now: ")
+    pair.publish(50, pair.urls)
+    wait_for(lambda: _standbys(pair.two) == 1, 40, what="the new primary knows its standby")
+    done = zsq_command.run_text("--url", pair.urls, "handover")
+    assert done.returncode == 0, done.stderr
+    pair.publish(1, pair.urls)
+    assert pair.read(pair.one.tcp) == list(range(102))
+
+
+def _shipping(broker: Broker) -> str:
+    with zsq.Admin(broker.tcp, timeout=10) as admin:
+        return str(admin.stats()["bucket"]["shipping"])
+
+
+def _standbys(broker: Broker) -> int:
+    with zsq.Admin(broker.tcp, timeout=10) as admin:
+        return int(admin.stats()["bucket"]["standbys"])
+
+
+def take(consumer: Any) -> int:
+    message = consumer.receive(60)
+    message.finish()
+    return int(message.body)
+
+
+def test_a_consumer_goes_on_at_the_standby(pair: Pair) -> None:
+    got: set[int] = set()
+    with zsq.Consumer(TOPIC, "work", url=pair.urls, timeout=60) as consumer:
+        pair.publish(20)
+        while len(got) < 20:
+            got.add(take(consumer))
+        pair.wait_shipped(pair.one)
+        pair.one.signal_all(signal.SIGKILL)
+        assert pair.one.process is not None
+        pair.one.process.wait(20)
+        pair.publish(20, pair.urls)
+        while len(got) < 41:
+            got.add(take(consumer))
+    assert got == set(range(41))
+
+
+def test_nobody_hands_over_without_a_standby(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    one = Broker(tmp_path / "one", "--bucket", f"file://{tmp_path}/bucket")
+    try:
+        one.start()
+        wait_for(lambda: _shipping(one) == "open", what="the broker ships")
+        with zsq.Admin(one.tcp, timeout=10) as admin, pytest.raises(NotFound) as caught:
+            admin.handover()
+        assert caught.value.code == E_NOT_FOUND
+    finally:
+        one.close()
+
+
+def test_a_standby_tells_over_http_what_it_does(pair: Pair) -> None:
+    base = f"http://127.0.0.1:{pair.two.http}"
+    assert httpx.get(f"{base}/ping").text == "OK"
+    assert httpx.get(f"{base}/ready").status_code == 503
+    assert httpx.post(f"{base}/pub?topic=t", content=b"x").status_code == 503
+    found = httpx.get(f"{base}/stats").json()
+    assert found["role"] == "standby"
+    assert found["topics"] == 1
+    assert "zsq_standby_following 1" in httpx.get(f"{base}/metrics").text
+    assert json.loads(httpx.get(f"{base}/health").text)["state"] == "following"
+
+
+def test_a_standby_stops_and_the_primary_goes_on_without_it(pair: Pair) -> None:
+    assert pair.two.stop() == 0
+    assert not list((pair.bucket / "standby").glob("*"))
+    wait_for(lambda: _standbys(pair.one) == 0, 40, what="the primary has noticed it")
+    pair.publish(10)
+    assert pair.read(pair.one.tcp) == list(range(11))
+
+
+def test_data_that_was_never_shipped_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    one = Broker(tmp_path / "one")
+    one.start()
+    one.stop()
+    two = Broker(tmp_path / "one", "--bucket", f"file://{tmp_path}/bucket")
+    two.command = "standby"
+    two.launch()
+    assert two.process is not None
+    assert two.process.wait(20) == 1
+    assert "has shipped nothing" in two.log.read_text()
+    assert (tmp_path / "one" / "registry.json").exists()
