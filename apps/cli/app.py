@@ -165,7 +165,7 @@ SECTIONS: Final = {
     "A stopped broker's files": {
         "fsck": CommandPlace("files.fsck:fsck", "Check all files, and repair them."),
         "dump": CommandPlace("files.dump:dump", "Print any file as readable lines."),
-        "rescue": CommandPlace("files.rescue:rescue", "Show or publish what a former primary had not shipped."),
+        "rescue": CommandPlace("files.rescue:rescue", "Show or publish what an old primary had not shipped."),
         "import-nsqd": CommandPlace("files.nsqd:import_nsqd", "Import the data of a stopped nsqd."),
         "export-nsqd": CommandPlace("files.nsqd:export_nsqd", "Write a data directory for nsqd."),
     },

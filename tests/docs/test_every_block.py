@@ -112,6 +112,7 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
         "zsq restore s3://BUCKET/PREFIX --data-dir data",
     ): "tests/apps/cli/files/test_restore_bucket.py",
     ("spark.md", "history = ("): "tests/spark/test_archived.py",
+    ("bucket.md", "zsq rescue DATA_DIR"): "tests/apps/cli/files/test_rescue.py",
     (
         "bucket.md",
         "zsq fsck s3://BUCKET/PREFIX [TOPIC]",
