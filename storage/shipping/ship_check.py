@@ -6,6 +6,7 @@ meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 from crc32c import crc32c
 
 from ..archive.bucket_check import DAMAGE, NOTE, BucketFinding
-from ..bucket.bucket import Bucket, BucketRefuses, ObjectMissing
+from ..bucket.bucket import Bucket, BucketAway, BucketRefuses, ObjectMissing
 from ..documents import loads
 from ..errors import Damaged, ForeignDirectory
 from ..row_changes import decode_frames, read_frames
@@ -35,6 +36,7 @@ from .tick_format import (
 from .tick_reader import ChainCheck, ShippedTopic
 
 READ_BYTES: Final = 4 * 1024 * 1024
+ATTEMPTS_MAX: Final = 5
 
 Advance = Callable[[int], object]
 
@@ -63,9 +65,20 @@ class ShipReport:
 def check_log(bucket: Bucket, advance: Advance = lambda count: None) -> ShipReport:
     """Return the findings about the log of ticks of this prefix.
 
-    Raises `BucketError` if the store refuses or does not answer.
+    If the broker removes old ticks meanwhile, the check begins again. Raises `BucketError` if the
+    store refuses or does not answer.
     """
-    return _LogCheck(bucket, advance).run()
+    for _ in range(ATTEMPTS_MAX):
+        with contextlib.suppress(_LogMoved):
+            return _LogCheck(bucket, advance).run()
+    raise BucketAway(
+        f"{bucket.url}: the broker removed old ticks {ATTEMPTS_MAX} times during the check; check "
+        "again when it is less busy"
+    )
+
+
+class _LogMoved(Exception):
+    """Ticks that were about to be read are gone, and the log begins behind them now."""
 
 
 class _LogCheck:
@@ -109,8 +122,9 @@ class _LogCheck:
             try:
                 data = self._bucket.read(name)
             except ObjectMissing:
-                if newest_boundary(self._bucket).number <= number:
-                    self._add(DAMAGE, name, "it is missing")
+                if newest_boundary(self._bucket).number > number:
+                    raise _LogMoved from None
+                self._add(DAMAGE, name, "it is missing")
                 continue
             self._advance(len(data))
             try:

@@ -44,6 +44,8 @@ from .losses import Losses, watch_log
 from .shipping import ShipPlan, SimLeaseCell
 from .shipping import prepare as prepare_shipping
 from .sockets import Descriptor
+from .standby import StandbyMachine
+from .standby import prepare as prepare_standby
 from .threads import Flag
 from .world import MS, Process, S, World, the_world
 
@@ -222,6 +224,7 @@ class Broker:
         self.number = 0
         self.process: Process | None = None
         self.supervisor: supervisor.Supervisor | None = None
+        self.standby: StandbyMachine | None = None
 
     def lose_disk(self) -> None:
         """Forget the data directory, whose content was destroyed."""
@@ -232,6 +235,8 @@ class Broker:
     def start(self) -> None:
         self.number += 1
         if not self.disk.files.exists(str(self.data_dir)):
+            if self.standby is not None and self.standby.waits:
+                return
             process = self.process = Process(self.world, f"restore [{self.number}]", "restore")
             process.run(partial(self._restore, process), delay_ns=MS)
             return
@@ -357,6 +362,7 @@ def prepare() -> None:
     module = restoring
     module.open_bucket = lambda url: PatientBucket(the_world().bucket)
     prepare_shipping()
+    prepare_standby()
     watch_failures()
     watch_shipper()
     watch_log()

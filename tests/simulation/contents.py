@@ -22,13 +22,15 @@ from zsq.storage.bucket.bucket import ObjectExists, ObjectMissing
 from zsq.storage.bucket.bucket_url import BucketUrl
 from zsq.storage.delayed.delayed import rows_from
 from zsq.storage.delayed.delayed_format import decode_row
-from zsq.storage.directory.store import StoreOptions, TopicIdentity, open_store
+from zsq.storage.directory.store import Store, StoreOptions, TopicIdentity, open_store
+from zsq.storage.errors import Damaged
 from zsq.storage.files import Files
 from zsq.storage.log.log_format import STATE_NAME, chunk_name
 from zsq.storage.shipping.ship_check import check_log
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateStore, Table
 from zsq.storage.state.state_rows import HoleRow
+from zsq.transport.block.block import Block
 
 from . import world as worlds
 
@@ -149,7 +151,7 @@ def _topic(folder: str, name: str, row: TopicRow, objects: Mapping[str, bytes]) 
     try:
         messages: dict[int, bytes] = {}
         offset, end = store.log.start, store.log.end
-        while blocks := store.log.reader.read(offset, 1 << 22, end):
+        while blocks := _read(store, offset, end):
             for block in blocks:
                 first = block.header.first_offset
                 for index, body in enumerate(block.body.values()):
@@ -166,6 +168,16 @@ def _topic(folder: str, name: str, row: TopicRow, objects: Mapping[str, bytes]) 
     finally:
         store.close()
     return found_topic
+
+
+def _read(store: Store, offset: int, end: int) -> list[Block]:
+    """Return the next blocks, none behind the damage of a power cut in a topic that is not
+    synced.
+    """
+    try:
+        return store.log.reader.read(offset, 1 << 22, end)
+    except Damaged:
+        return []
 
 
 def differences(data_dir: str, url: BucketUrl, objects: Mapping[str, bytes]) -> list[str]:

@@ -143,6 +143,7 @@ class Disasters:
         calm_ns = world.disturbed_ns if is_well else world.now_ns
         self.struck.append(Disaster(world.now_ns, len(world.incarnations), calm_ns))
         self._pending = True
+        self.ledger.removed_below.clear()  # the removal may be undone
         for row in self.ledger.channels.values():
             row.held.clear()
             row.not_before.clear()

@@ -133,6 +133,7 @@ class Ledger:
         # The offsets of deliveries that were on their way when the power failed, by number.
         self.old_offsets: dict[int, int] = {}
         self.removed: dict[str, set[int]] = {}  # by topic: messages that retention has removed
+        self.removed_below: dict[str, int] = {}
         # Where a repeated commit says that its messages are. No client has seen them there.
         self.told_places: dict[int, int] = {}
         self.losses = Losses(self)
@@ -227,6 +228,13 @@ class Ledger:
         for row in rows:
             row.doubtful |= row.seen
 
+    def gone(self, topic: str) -> set[int]:
+        """Return the messages that retention has removed, also those that were answered later."""
+        start = self.removed_below.get(topic, 0)
+        late = {one.number for one in self.sent.values() if one.topic == topic and one.acked}
+        late = {number for number in late if 0 <= self.sent[number].offset < start}
+        return self.removed.get(topic, set()) | late
+
     def removes(self, topic: str, start: int) -> None:
         """Record that a topic removes its messages below `start`. All channels must have finished
         them.
@@ -240,6 +248,7 @@ class Ledger:
                 places[number] = offset
         found = {number for number, offset in places.items() if 0 <= offset < start}
         self.removed.setdefault(topic, set()).update(found)
+        self.removed_below[topic] = start
         for row in self.channels.values():
             is_plain = row.tags is None and not row.attempts_max and not row.moves
             if row.topic != topic or not is_plain or row.is_new:
@@ -436,6 +445,8 @@ class Ledger:
             for move in row.moves[known:]
             if move.place == place
             or (move.place < place and self.disasters.is_skipped(row.topic, move.place))
+            # Retention removed what it moved to, because all channels had finished that before.
+            or move.place < place <= self.removed_below.get(row.topic, 0)
         ]
         if not mine:
             self.broken(

@@ -9,8 +9,10 @@ back, a broker that is started again) is planned together with it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from .standby import EXILES_NS
 from .world import MS, Process, S, World
 
 if TYPE_CHECKING:
@@ -211,6 +213,19 @@ class Nemesis:
             self.done["restored again"] = self.done.get("restored again", 0) + 1
             self._lose_disk()
 
+    def replaced(self) -> None:
+        """Take the broker for lost, because its standby takes over now."""
+        if not self.broker.alive:
+            return
+        if self.healed and self.world.now_ns > self._calm_ns():
+            self.world.violation("a standby takes over from a broker that is well")
+        self.done["replaced"] = self.done.get("replaced", 0) + 1
+        self._lose_disk()
+
+    def _calm_ns(self) -> int:
+        """Return from when on no fault, late request or exile disturbs the broker any more."""
+        return self.world.disturbed_ns + EXILES_NS + 4 * S
+
     def _lose_disk(self) -> None:
         world, broker = self.world, self.broker
         self.crew.ledger.disasters.strike(broker)
@@ -222,6 +237,8 @@ class Nemesis:
                 process.exiled = True
                 process.asleep_until_ns = world.now_ns + self.rng.choice(EXILES_MS) * MS
                 self.done["exiles"] = self.done.get("exiles", 0) + 1
+                if broker.standby is not None:
+                    world.after(EXILES_NS, partial(process.kill, "off"))
         broker.kill_all()
         world.disk.destroy()
         broker.lose_disk()

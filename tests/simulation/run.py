@@ -28,6 +28,7 @@ from .network import Network
 from .operator import Operator
 from .scenario import Scenario, draw
 from .shipping import hasten
+from .standby import StandbyMachine
 from .verdict import check_stored, depths
 from .workload import Crew
 from .world import MS, Process, S, Stuck, World
@@ -87,6 +88,9 @@ class Run:
         self.broker.took_move = self._took_move
         self.broker.restored = partial(self.ledger.disasters.restored, self.broker)
         self.broker.fenced = self.nemesis.fenced
+        if self.scenario.patience_s:
+            self.broker.standby = StandbyMachine(world, self.broker, self.scenario.patience_s)
+            self.broker.standby.replaced = self.nemesis.replaced
 
     def play(self) -> Result:
         world = self.world
@@ -94,6 +98,8 @@ class Run:
         worlds.enter(world)
         world.note(str(self.scenario))
         self.broker.start()
+        if self.broker.standby is not None:
+            self.broker.standby.begin()
         observer = Process(world, "observer")
         task = observer.run(self._observe)
         try:

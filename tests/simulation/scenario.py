@@ -13,6 +13,7 @@ from .mortal import MortalPlan
 from .nemesis import KINDS
 from .shipping import ShipPlan, draw_keeping, draw_plan
 from .staging import StagePlan
+from .standby import draw_patience
 from .workload import ChannelPlan, ProducerPlan
 
 
@@ -40,6 +41,7 @@ class Scenario:
     mortal: MortalPlan | None = None
     bounded: BoundedPlan | None = None
     ships: ShipPlan | None = None
+    patience_s: float = 0.0  # of a standby, 0 without one
     archived: bool = False  # True if log files are archived in a bucket, and leave the disk at once
 
     @property
@@ -121,7 +123,7 @@ def draw(seed: int) -> Scenario:
             strikes=plain.strikes and plain.strikes + 3,
         )  # fmt: skip
         dice, keeping = random.Random(f"{seed}/shipping"), random.Random(f"{seed}/keeping")
-        plain = _shipped(dice, keeping, plain)
+        plain = _shipped(dice, keeping, plain, seed)
     dice = random.Random(f"{seed}/bounded")
     keeps_less = plain.ships is not None and plain.ships.keep_bytes >= 0
     if dice.random() >= BOUNDED or "lost_disk" in plain.faults or keeps_less:
@@ -134,7 +136,7 @@ def draw(seed: int) -> Scenario:
     )
 
 
-def _shipped(dice: random.Random, keeping: random.Random, plain: Scenario) -> Scenario:
+def _shipped(dice: random.Random, keeping: random.Random, plain: Scenario, seed: int) -> Scenario:
     """Let the broker ship. If disks are lost, all topics answer at least after the sync, and none
     is deleted.
     """
@@ -149,6 +151,7 @@ def _shipped(dice: random.Random, keeping: random.Random, plain: Scenario) -> Sc
     plain = replace(plain, ships=plan)
     if not plain.strikes or (dice.random() >= DISASTERS and "lost_disk" not in ONLY):
         return plain
+    plain = replace(plain, patience_s=draw_patience(seed))
     faults = plain.faults
     if not ONLY:
         faults = (*faults, *dice.choice((("lost_disk",), ("lost_disk", "lost_disk"))))

@@ -33,7 +33,10 @@ class Shipped:
 
     def take(self, tick: bytes) -> None:
         """Note what a tick has that was just created."""
-        for piece in decode_index(tick).index.pieces:
+        index = decode_index(tick).index
+        for uuid, tail in (index.tails or {}).items():  # a takeover reserves offsets too
+            self.reserved[uuid] = max(self.reserved.get(uuid, 0), tail.reserved)
+        for piece in index.pieces:
             self.ends[piece.uuid] = max(self.ends.get(piece.uuid, 0), piece.end)
             self.reserved[piece.uuid] = max(self.reserved.get(piece.uuid, 0), piece.reserved)
 

@@ -96,7 +96,7 @@ def check_stored(ledger: Ledger, url: str, topic: str) -> None:
         found.read_on(ledger, topic, reader)
         _check_seen(ledger, topic, found, reader)
     stored = found.times
-    removed = ledger.removed.get(topic, set())
+    removed = ledger.gone(topic)
     for number, times in stored.items():
         if times > 1:
             ledger.broken(f"{number} is stored {times} times in {topic}")
@@ -126,7 +126,7 @@ def _check_seen(ledger: Ledger, topic: str, found: Stored, reader: zsq.Reader) -
         return  # see `Losses.judge`
     world = the_world()
     is_late = world.broker.options.sync == "bucket"
-    excused = ledger.disasters.excused.get(topic, set()) | ledger.removed.get(topic, set())
+    excused = ledger.disasters.excused.get(topic, set()) | ledger.gone(topic)
     acked = {
         sent.number
         for sent in ledger.sent.values()

@@ -679,6 +679,33 @@ def test_publishes_wait_at_the_reserved_offsets(topic: ShipTopic) -> None:
     assert not topic.shipping.holds(topic.shipping.reserved - topic.harness.log.end)
 
 
+def test_what_an_earlier_process_stored_does_not_count_for_the_next_reservation(
+    topic: ShipTopic,
+) -> None:
+    """A restored topic begins behind what was reserved. If that counted, each restore would skip
+    twice as many offsets as the one before.
+    """
+    topic.start()
+    topic.shipping.shipped_end = 0
+    topic.shipping._begun_end = end = 1 << 40  # as if the log had been restored up to here
+    assert topic.shipping._wanted_reserve(0) < end + 2 * SHIP_RESERVE
+
+
+def test_the_footer_of_an_archived_log_file_is_shipped_if_its_beginning_is(
+    topic: ShipTopic,
+) -> None:
+    """Otherwise a restore would find the file without its footer until the rows are shipped."""
+    topic.start()
+    topic.publish()
+    topic.settle()
+    topic.harness.log.roll(topic.harness.now_ns)
+    row = topic.harness.upload(0)
+    topic.store.archived[0] = row
+    topic.shipping.shipped_end = row.next_offset
+    assert not topic.shipping._is_in_archive(0, 100)
+    assert topic.shipping._is_in_archive(0, 0)
+
+
 def test_a_commit_waits_for_offsets_and_goes_on(topic: ShipTopic) -> None:
     topic.start()
     tried: list[bool] = []

@@ -20,7 +20,7 @@ from zsq.storage.files import Files
 from zsq.storage.log.damage import Hole, gap_text
 from zsq.storage.log.log_format import chunk_name
 from zsq.storage.shipping.restore import RestoredTopic, Target, restore_topics, stepped_over
-from zsq.storage.shipping.tick_format import Copy
+from zsq.storage.shipping.tick_format import Copy, Piece
 from zsq.storage.shipping.tick_reader import TickReader
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.transport.block.block import pack
@@ -339,3 +339,30 @@ def test_the_name_of_the_chunk_after_a_gap_is_the_reservation(harness: ShippingH
     names = {path.name for path in Path(directory).iterdir()}
     assert chunk_name(topic.end) in names
     assert f"{topic.end:020d}-1.bad" in names
+
+
+def test_an_archived_log_file_without_its_footer_is_restored_from_the_archive(
+    harness: ShippingHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lost broker had shipped its messages, and had then archived it. The ongoing log file was
+    empty, and began behind the gap of an earlier restore.
+    """
+    harness.publish(blocks=4)
+    harness.sync()
+    harness.tick(begin=True)
+    harness.log.roll(harness.now_ns)
+    end = harness.log.end
+    harness.archive()
+    shipped = harness.shipped
+    shipped.sequence += 1
+    piece = Piece(
+        harness.uuid, shipped.stream, shipped.sequence, False, "", end + 100, end + 200, 0, (), 0
+    )
+    monkeypatch.setattr(harness, "_piece", lambda *_: (piece, b""))
+    harness.tick()
+    topic, directory, _ = restored(harness, "copy")
+    assert not topic.problems
+    store = opened(directory)
+    assert store.log.end == end + 200
+    assert list(store.state.load().archived) == [0]
+    store.close()

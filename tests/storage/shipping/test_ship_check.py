@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.shipping_harness import ShippingHarness
 
 from zsq.storage.archive.bucket_check import DAMAGE
 from zsq.storage.bucket.bucket_url import parse_bucket_url
@@ -59,3 +60,36 @@ def test_the_missing_bytes_of_a_deleted_topic_are_no_damage(tmp_path: Path) -> N
     assert "bytes 0 to 4 of the log file of offset 0 are missing" in live.findings[0].text
     deleted = check_log(bucket_with(tmp_path / "deleted", registry_of(), follows=True))
     assert deleted.findings == []
+
+
+def test_the_check_begins_again_if_the_broker_removes_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the first tick that is left would seem to follow nothing."""
+    harness = ShippingHarness(tmp_path)
+    harness.open()
+    harness.take_over()
+    for _ in range(2):
+        while harness.number % 8:  # a boundary is a tick with the tails of all topics
+            harness.publish()
+            harness.sync()
+            harness.tick()
+        harness.log.roll(harness.now_ns)
+        harness.archive()
+        harness.publish()
+        harness.tick(begin=True, registry=True)
+    read = harness.bucket.read
+    gone = log_object(harness.number - 3)
+
+    def remove_first(name: str, start: int = 0, length: int | None = None) -> bytes:
+        if name == gone and length is None:
+            monkeypatch.setattr(harness.bucket, "read", read)
+            harness.bound()
+        return read(name, start, length)
+
+    monkeypatch.setattr(harness.bucket, "read", remove_first)
+    report = check_log(harness.bucket)
+    assert harness.bucket.read is read, "the ticks were removed meanwhile"
+    assert report.first == harness.number - 1
+    assert not report.damaged, report.findings
+    harness.abandon()

@@ -301,6 +301,9 @@ class Admin(AdminBase, Asker):
     async def audit(self, count: int = 100, topic: str = "") -> list[AuditEntry]:
         return await self._carry_out(administration.audit(count, topic))
 
+    async def handover(self) -> None:
+        return await self._carry_out(administration.handover())
+
     async def chunks(self, topic: str) -> Chunks:
         return await self._carry_out(administration.chunks(topic))
 

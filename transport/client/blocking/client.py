@@ -439,6 +439,14 @@ class Admin(AdminBase, Asker):
         """
         return self._carry_out(administration.audit(count, topic))
 
+    def handover(self) -> None:
+        """Let the primary stop, and its standby take over. See docs/standby.md.
+
+        The call returns when the primary begins to stop. Raises `NotFound` if no standby follows
+        it, or `Refused` if it ships nothing to a bucket.
+        """
+        self._carry_out(administration.handover())
+
     def chunks(self, topic: str) -> Chunks:
         """Return the log files of a topic: {"chunks": the newest 1,000, "older": the sum of the
         others, "total": the sum of all}.

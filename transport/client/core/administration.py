@@ -183,7 +183,10 @@ def audit(count: int, topic: str) -> Asking[list[AuditEntry]]:
 
 
 def handover() -> Asking[None]:
-    yield from ask(Question(lambda number: Manage(number, "handover", "", "", {})))
+    # The new primary would hand back if it got the request again.
+    yield from ask(
+        Question(lambda number: Manage(number, "handover", "", "", {}), repeatable=False)
+    )
 
 
 def chunks(topic: str) -> Asking[Chunks]:
