@@ -61,6 +61,7 @@ from ...storage.shipping.tick_format import (
 )
 from ...transport.errors import E_BUCKET, E_FENCED, Refused
 from ...transport.wire import protocol as p
+from ..primitives.lease_cell import boot_ns
 from ..runtime.port import Envelope
 from ..runtime.worker_thread import WorkerThread
 from ..settings.options import SHIP_RESERVE
@@ -118,7 +119,7 @@ class Flight:
     terms: Terms = NO_STANDBY
     is_done: bool = False
     first_ns: int = 0
-    """The time at which it was begun first. A standby may have seen it soon afterwards."""
+    """The time of `boot_ns` at which it was begun first. A standby may have seen it soon afterwards."""
     began_ns: int = 0
     pause_s: float = PAUSE_S
     retry_ns: int = 0
@@ -266,7 +267,7 @@ class Shipper:
         if is_new:
             self._write_copy(own)
         notices = primacy.watch_for(own.copy).look(self._bucket, time.monotonic_ns())
-        terms, begun_ns = terms_of(notices.values()), time.monotonic_ns()
+        terms, begun_ns = terms_of(notices.values()), boot_ns()
         taken = ship_log.take_over(
             None if is_new else own, time.time_ns(), SHIP_RESERVE, terms.lease_ns // 1_000_000
         )
@@ -311,7 +312,7 @@ class Shipper:
         index = taken.takeover
         self.primacy.looked(value.notices)
         self.primacy.exists(value.begun_ns, self.primacy.terms)
-        self._sent_ns = value.begun_ns
+        self._sent_ns = time.monotonic_ns()
         self._epoch, self._takeover = index.epoch, index.number
         self._next_number, self._last_number = after(index), index.number
         self._registry_number = taken.registry_number
@@ -565,7 +566,7 @@ class Shipper:
             number,
             pieces,
             terms=self.primacy.terms,
-            first_ns=self._sent_ns,
+            first_ns=boot_ns(),
             topics=self._registry.all if registry else None,
         )
         self._flights.append(flight)

@@ -1,20 +1,32 @@
 """Lease cell: until when a primary may acknowledge publishes, in memory that its processes share.
 
 The archive actor writes it, and all topics read it. See `storage/shipping/standbys.py`. It is a
-file of 8 bytes in the run directory, which the processes map: a monotonic time in nanoseconds, or 0
-if no lease is needed, because there is no standby. A read costs some 200 ns and no call of the
-system.
+file of 8 bytes in the run directory, which the processes map: a time of `boot_ns`, or 0 if no lease
+is needed, because there is no standby. A read costs some 200 ns and no call of the system. Each
+start of a broker makes a new run directory, so no lease outlives a broker.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import time
 from typing import Final
 
 FILE: Final = "lease"
 OVER: Final = 1  # a time that is over
 _BYTES: Final = 8
+
+
+def boot_ns() -> int:
+    """Return the time in nanoseconds since the machine started.
+
+    It goes on while the machine is suspended, and `time.monotonic_ns` does not on Linux. (If a
+    hypervisor pauses a virtual machine, all clocks of the machine may stand still.)
+    """
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return time.monotonic_ns()
 
 
 class LeaseCell:

@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import random
+import time
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
@@ -132,6 +133,9 @@ def prepare() -> None:
     for module in (archive_actor, topic_lease):
         anything = module
         anything.LeaseCell = SimLeaseCell
+    for module in (shipper, topic_lease):
+        anything = module
+        anything.boot_ns = time.monotonic_ns
     actor: Any = archive_actor.ArchiveActor
     plain = actor.every
     actor.every = lambda self, ms, call: plain(self, 60 if ms == 1_000 else ms, call)

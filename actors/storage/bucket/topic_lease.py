@@ -12,12 +12,11 @@ bucket only if no standby has taken over before.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from ....transport.errors import E_STANDBY, Refused
-from ...primitives.lease_cell import LeaseCell
+from ...primitives.lease_cell import LeaseCell, boot_ns
 
 RETRY_MS: Final = 20.0
 # Publishes are refused when they have waited for so long.
@@ -54,7 +53,7 @@ class TopicLease:
                 self._cell = LeaseCell(self._run_dir)
             if self._cell is None:
                 return False
-        now_ns = time.monotonic_ns()
+        now_ns = boot_ns()
         if self._cell.holds(now_ns):
             if self._over_ns:
                 self._over_ns = 0
@@ -70,7 +69,7 @@ class TopicLease:
         return self.withholds() and not self._is_overdue()
 
     def _is_overdue(self) -> bool:
-        return self._over_ns > 0 and time.monotonic_ns() - self._over_ns > PATIENCE_S * _NS
+        return self._over_ns > 0 and boot_ns() - self._over_ns > PATIENCE_S * _NS
 
     def check(self) -> None:
         """Raise `Refused` if publishes have waited too long."""

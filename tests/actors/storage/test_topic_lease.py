@@ -28,7 +28,7 @@ class Timers:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     now = [10 * S]
-    monkeypatch.setattr(f"{TopicLease.__module__}.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr(f"{TopicLease.__module__}.boot_ns", lambda: now[0])
     return now
 
 
