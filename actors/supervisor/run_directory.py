@@ -99,10 +99,11 @@ class TwinRuns(Exception):
     """
 
 
-def claim(uuid: str) -> socket.socket:
+def claim(uuid: str, copy: str = "") -> socket.socket:
     """Claim the broker's uuid on this machine for as long as the returned socket exists.
 
-    Raises `TwinRuns` if another broker has claimed it.
+    `copy` is the identity of the data directory if the broker ships to a bucket. Raises `TwinRuns`
+    if another broker has claimed it.
 
     A copy of a data directory has the same uuid, and its lock does not show that the original is in
     use. The claim is an abstract unix socket. The kernel releases it when the process ends for any
@@ -114,7 +115,7 @@ def claim(uuid: str) -> socket.socket:
     Any user of the machine can bind this name. If another user has bound it, this broker starts
     nevertheless.
     """
-    name = f"\0zsq-broker-{uuid}"
+    name = f"\0zsq-broker-{uuid}{copy}"
     claimed = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         claimed.bind(name)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Final
 
 from ...storage.errors import ForeignDirectory, Locked, StorageError
 from ...storage.files import Files
+from ...storage.shipping.tick_format import COPY_NAME, decode_copy
 from ...transport.wire.credentials import open_to_others
 from ..runtime import logs
 from ..runtime.process import set_title
@@ -23,6 +26,8 @@ from .reloading import Fresh
 from .supervisor import Supervisor
 from .topics import sleepers
 from .topics.registry import Registry
+
+COPY_BYTES_MAX: Final = 64 * 1024
 
 
 def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = None) -> int:
@@ -45,9 +50,7 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
         lock = files.lock(str(data_dir / "lock"))
         registry = Registry(files, data_dir, serve_options.node_id)
         registry.open()
-        # The log of ticks shows which one of two copies may go on, on any number of machines.
-        ships = bool(serve_options.bucket) and serve_options.bucket_lag_s > 0
-        claimed = None if ships else rundir.claim(registry.uuid)
+        claimed = rundir.claim(registry.uuid, _copy_of(files, data_dir))
         clear_imports_at_start(files, data_dir, registry)
         registry.memory.clear()
         run_dir = rundir.make(data_dir)
@@ -80,6 +83,20 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
     finally:
         registry.memory.close()
         rundir.clear(data_dir, run_dir)
-        if claimed is not None:
-            claimed.close()
+        claimed.close()
         files.close(lock)
+
+
+def _copy_of(files: Files, data_dir: Path) -> str:
+    """Return which copy of a broker this data directory is, or "" if it has shipped nothing.
+
+    A broker and its standby have the same uuid. They may run on one machine, because the log of
+    ticks in the bucket shows which one is primary.
+    """
+    path = str(data_dir / COPY_NAME)
+    if not files.exists(path):
+        return ""
+    try:
+        return decode_copy(files.read_file(path, COPY_BYTES_MAX)).copy
+    except StorageError:
+        return ""  # the archive actor says what is wrong

@@ -90,6 +90,14 @@ def serve_elsewhere(broker: LocalBroker, data: str, *options: str) -> Iterator[L
 
 
 @contextlib.contextmanager
+def standby_of(broker: LocalBroker, data: str, *options: str) -> Iterator[LocalBroker]:
+    """Run a standby of a broker on another data directory beside it."""
+    log = broker.folder / f"broker-{data}.log"
+    with _serve(broker.folder, log, options, data=data, command="standby") as standby:
+        yield standby
+
+
+@contextlib.contextmanager
 def _serve(
     folder: Path,
     log: Path,
@@ -97,8 +105,9 @@ def _serve(
     program: Sequence[str] = ZSQ,
     environment: Mapping[str, str] | None = None,
     data: str = DATA,
+    command: str = "serve",
 ) -> Iterator[LocalBroker]:
-    line = [sys.executable, "-P", *program, "serve", "--data-dir", str(folder / data), *options]
+    line = [sys.executable, "-P", *program, command, "--data-dir", str(folder / data), *options]
     env = {**os.environ, **(environment or {})}
     with log.open("wb") as out:
         # The broker runs in its own session, so that Ctrl-C reaches only this process. This process
@@ -108,13 +117,14 @@ def _serve(
         )
     try:
         broker = LocalBroker(process, folder, log, data)
-        _wait_until_ready(broker)
+        if command == "serve":
+            wait_until_ready(broker)
         yield broker
     finally:
         _end(process)
 
 
-def _wait_until_ready(broker: LocalBroker) -> None:
+def wait_until_ready(broker: LocalBroker) -> None:
     deadline = time.monotonic() + READY_WAIT_S
     while b" ready: " not in broker.log.read_bytes():
         broker.check()

@@ -14,6 +14,7 @@ from local_setup.s3_servers import BUCKET, Traffic, find_weed, free_ports, seawe
 
 URL: Final = f"s3://{BUCKET}/demo"
 LAG_S: Final = 1.0
+PATIENCE_S: Final = 2.0  # of the standby
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +24,31 @@ class BucketServer:
     metrics_port: int
     listen: str
     listen_push: str
+    standby_listen: str = ""
+    standby_push: str = ""
 
     @property
     def url(self) -> str:
-        """Return the address of the broker."""
-        return f"tcp://{self.listen}"
+        """Return the address of the broker, and that of its standby if there is one."""
+        places = filter(None, (self.listen, self.standby_listen))
+        return ",".join(f"tcp://{place}" for place in places)
 
     @property
     def options(self) -> tuple[str, ...]:
         """Return the options of the broker."""
+        return self._options(self.listen, self.listen_push)
+
+    @property
+    def standby_options(self) -> tuple[str, ...]:
+        """Return the options of the standby."""
+        return self._options(self.standby_listen, self.standby_push)
+
+    def _options(self, listen: str, push: str) -> tuple[str, ...]:
+        patience = ("--patience", f"{PATIENCE_S:g}s") if self.standby_listen else ()
         return (
-            *("--listen", self.listen, "--listen-push", self.listen_push),
+            *("--listen", listen, "--listen-push", push),
             *("--bucket", URL, "--bucket-lag", f"{LAG_S:g}s"),
+            *patience,
         )
 
     def traffic(self) -> Traffic:
@@ -42,13 +56,14 @@ class BucketServer:
 
 
 @contextlib.contextmanager
-def bucket_server() -> Iterator[BucketServer]:
-    """Run SeaweedFS in a temporary directory.
+def bucket_server(*, with_standby: bool) -> Iterator[BucketServer]:
+    """Run SeaweedFS in a temporary directory. Choose addresses for a broker, and for a standby.
 
     Its address and credentials are in the environment of this process until the end of the context,
     so that brokers, `zsq restore` and Spark find it.
     """
-    metrics, broker, push = free_ports(3)
+    metrics, broker, push, standby, standby_push = free_ports(5)
+    places = [f"127.0.0.1:{port}" for port in (broker, push, standby, standby_push)]
     kept = dict(os.environ)
     with (
         tempfile.TemporaryDirectory(prefix="zsq-demo-s3-", ignore_cleanup_errors=True) as folder,
@@ -56,7 +71,7 @@ def bucket_server() -> Iterator[BucketServer]:
     ):
         os.environ.update(environment)
         try:
-            yield BucketServer(metrics, f"127.0.0.1:{broker}", f"127.0.0.1:{push}")
+            yield BucketServer(metrics, *places[: 4 if with_standby else 2])
         finally:
             os.environ.clear()
             os.environ.update(kept)

@@ -12,11 +12,12 @@ from zsq.transport.client.blocking.client import Admin
 
 from . import work
 from .audit import Auditor
-from .bucket import BucketServer
+from .bucket import PATIENCE_S, BucketServer
 from .crew import Crew
 from .live import LivePublisher, Reminders
 from .loss import FINISHED_S, Before, Loss, Sampled, is_moment
 from .loss_report import Lost
+from .takeover import Takeover
 
 # Spark's batch job does not push these rows. They are published one block after the other, while
 # the broker is lost.
@@ -32,7 +33,7 @@ class Drill:
     ) -> None:
         self.pushed = len(bodies) - LIVE_ROWS
         self.live = LivePublisher(server.url, bodies, self.pushed)
-        self.loss = Loss(server)
+        self.loss = Takeover(server) if server.standby_listen else Loss(server)
         self._auditor = Auditor(server.url, bodies)
         self._admin = admin
         self._console = console
@@ -61,6 +62,8 @@ class Drill:
             streamed, self.live.rows, self._auditor.paused_at, now
         ):
             return broker
+        if isinstance(self.loss, Takeover) and not self._knows_standby():
+            return broker
         self._reminders.publish()
         self._recent.add(time.monotonic(), crew.sum_of(work.HANDLED))
         before = Before(
@@ -72,13 +75,27 @@ class Drill:
         again = self.loss.happen(broker, before)
         self.live.hurry()
         self._auditor.resume()
+        if isinstance(self.loss, Takeover):
+            how = f"the standby took over by itself, with --patience {PATIENCE_S:g}s"
+        else:
+            how = f"restored from the bucket in {self.loss.restore_s:.1f} s"
         self._console.print(
-            f"restored from the bucket in {self.loss.restore_s:.1f} s; broker in {again.data_dir}, "
-            f"pid {again.process.pid}, {self.loss.ready_s:.1f} s after the kill"
+            f"{how}; broker in {again.data_dir}, pid {again.process.pid}, "
+            f"{self.loss.ready_s:.1f} s after the kill"
         )
         self._waiting = frozenset(row["key"] for row in self._admin.delayed_list(work.REMINDERS))
         self._kept_sync = all(topic["sync"] == SYNC for topic in self._admin.stats()["topics"])
         return again
+
+    def begin(self, broker: LocalBroker) -> None:
+        """Start the standby, if this drill has one."""
+        if isinstance(self.loss, Takeover):
+            standby = self.loss.begin(broker)
+            self._console.print(f"standby in {standby.data_dir}, pid {standby.process.pid}")
+
+    def _knows_standby(self) -> bool:
+        """Return True when the primary knows its standby. It looks every 20 s."""
+        return bool(self._admin.stats()["bucket"]["standbys"])
 
     def check(self) -> None:
         """Raise an error if one of the clients has failed."""

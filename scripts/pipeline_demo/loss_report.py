@@ -11,10 +11,11 @@ from rich.table import Table
 
 from . import work
 from .audit import Auditor
-from .bucket import LAG_S, URL
+from .bucket import LAG_S, PATIENCE_S, URL
 from .flights import Tally
 from .live import REMINDERS, Acknowledged, LivePublisher, Reminders
 from .loss import FINISHED_S, Loss
+from .takeover import Takeover
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def check_loss(
     seconds = f"{FINISHED_S:.0f} s"
     before = split_at(live.acknowledged, loss.gone_at)[0]
     return {
-        f"lost and restored in the middle: Spark had read {loss.before.streamed:,} rows": (
+        f"lost and {'taken over' if isinstance(loss, Takeover) else 'restored'} in the middle: Spark had read {loss.before.streamed:,} rows": (
             loss.happened
             and 0 < loss.before.streamed < len(bodies)
             and 0 < len(before) < len(live.acknowledged)
@@ -86,7 +87,11 @@ def split_at(
 
 def print_loss(console: Console, lost: Lost, handled: Tally, restarts: Sequence[str]) -> None:
     """Print what was lost, how long the restore took, and what it read from the bucket."""
-    table = Table("lost, and restored from the bucket", box=box.SIMPLE_HEAD)
+    is_taken = isinstance(lost.loss, Takeover)
+    title = (
+        "lost, and taken over by its standby" if is_taken else "lost, and restored from the bucket"
+    )
+    table = Table(title, box=box.SIMPLE_HEAD)
     table.add_column("", justify="right")
     table.add_column("")
     for name, value, note in loss_rows(lost, handled.repeated):
@@ -98,7 +103,7 @@ def print_loss(console: Console, lost: Lost, handled: Tally, restarts: Sequence[
         else "Spark's query waited while the broker was away, and went on by itself",
         markup=False,
     )
-    console.print("the seconds of the channels and of the stream contain the loss and the restore")
+    console.print("the seconds of the channels and of the stream contain the loss")
 
 
 def loss_rows(lost: Lost, repeated: int) -> list[tuple[str, str, str]]:
@@ -119,12 +124,25 @@ def loss_rows(lost: Lost, repeated: int) -> list[tuple[str, str, str]]:
         ("acknowledged live before the kill", f"{early:,} rows", ""),
         ("acknowledged live after it", f"{late:,} rows", f"blocks refused and sent again: {lost.live.refused}"),
         ("kill and destruction", f"{loss.destroy_s:.1f} s", ""),
+        *(_takeover_rows(loss) if isinstance(loss, Takeover) else _restore_rows(loss)),
+        ("first publish in the bucket, after the kill", first, f"--sync bucket, --bucket-lag {LAG_S:g}s"),
+    ]  # fmt: skip
+
+
+def _restore_rows(loss: Loss) -> list[tuple[str, str, str]]:
+    return [
         ("zsq restore", f"{loss.restore_s:.1f} s", f"of {URL}, to another directory"),
         ("fetched by zsq restore", _size(loss.fetched.sent_bytes), f"{loss.fetched.requests} requests, by the S3 server's count"),
         ("fetched later, when needed", _size(loss.later.sent_bytes), f"{loss.later.requests} requests, by the broker and by Spark"),
         ("start of the restored broker", f"{loss.start_s:.1f} s", f"ready {loss.ready_s:.1f} s after the kill"),
-        ("first publish in the bucket, after the kill", first, f"--sync bucket, --bucket-lag {LAG_S:g}s"),
         ("offsets that are never used", f"{loss.skipped:,}", "reserved by the lost broker; readers step over them"),
+    ]  # fmt: skip
+
+
+def _takeover_rows(loss: Takeover) -> list[tuple[str, str, str]]:
+    return [
+        ("takeover by the standby", f"{loss.ready_s:.1f} s", f"after the kill, with --patience {PATIENCE_S:g}s"),
+        ("fetched during the takeover", _size(loss.fetched.sent_bytes), f"{loss.fetched.requests} requests, by the S3 server's count"),
     ]  # fmt: skip
 
 

