@@ -40,6 +40,7 @@ from ..runtime.process import advertised, set_title
 from ..settings.options import ServeOptions
 from ..supervisor.reloading import Fresh
 from ..supervisor.serve import serve
+from ..supervisor.service_manager import ServiceManager
 from ..supervisor.supervisor import EXIT_NOT_PRIMARY
 from ..supervisor.topics import sleepers
 from ..supervisor.topics.registry import OLD_NAME, REGISTRY_NAME
@@ -56,6 +57,8 @@ CALL_S: Final = 5.0
 PAUSE_S: Final = 2.0
 HANDED_S: Final = 0.2  # how often a broker that has handed over looks for its successor
 END_S: Final = 3.0
+NEVER_S: Final = 3_600.0
+TICK_S: Final = 1.0
 # What a broker has in its data directory, the registry first: without it, it is no broker's.
 _OWN: Final = (
     REGISTRY_NAME, OLD_NAME, f"{REGISTRY_NAME}.tmp", COPY_NAME, sleepers.NAME, TOPICS, "trash",
@@ -102,6 +105,8 @@ class _Standing:
         self._data_dir = given.data_dir.absolute()
         self._ends = threading.Event()  # a signal came, or the thread has ended
         self._is_told = False
+        # The variables must stay in the environment: the supervisor needs them later.
+        self._service = ServiceManager(dict(os.environ))
 
     def run(self) -> int | None:
         """Return the exit code, or None if this broker is primary now."""
@@ -115,6 +120,9 @@ class _Standing:
             number: signal.signal(number, self._on_signal)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         }
+        ticking = threading.Event()
+        ticker = threading.Thread(target=self._tick, args=(ticking,), name="zsq-service")
+        ticker.start()
         try:
             return self._stand_by()
         except StartFailed as error:
@@ -124,9 +132,16 @@ class _Standing:
         except OSError as error:
             return self._fail(f"cannot use data directory {self._data_dir}: {error}")
         finally:
+            ticking.set()
+            ticker.join()
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._files.close(lock)
+
+    def _tick(self, over: threading.Event) -> None:
+        """Tell the service manager that this process lives, also while the bucket is away."""
+        while not over.wait(TICK_S):
+            self._service.tick(time.monotonic_ns(), "finding out who is primary")
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         logs.say(text, self._given.log_format, level)
@@ -234,12 +249,13 @@ class _Standing:
             f"zsq {__version__} is a standby of {given.bucket}: {', '.join(gateway.places)} (pid "
             f"{os.getpid()})"
         )
+        self._service.ready(f"standby of {given.bucket}")
         try:
             thread.start()
             self._ends.wait()
             thread.stop()
             # A call to a bucket that does not answer must not delay the end.
-            if not thread.join(END_S if self._is_told else 3_600.0):
+            if not thread.join(END_S if self._is_told else NEVER_S):
                 log.info("ends while the bucket does not answer")
                 gateway.close()
                 logging.shutdown()

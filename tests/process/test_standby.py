@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -230,3 +231,25 @@ def test_data_that_was_never_shipped_is_not_removed(tmp_path: Path) -> None:
     assert two.process.wait(20) == 1
     assert "has shipped nothing" in two.log.read_text()
     assert (tmp_path / "one" / "registry.json").exists()
+
+
+def test_a_standby_that_has_nothing_to_follow_yet_waits_and_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells so to the service manager, which would end it otherwise."""
+    (tmp_path / "bucket").mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(tmp_path / "notify"))
+        heard.settimeout(20)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        two = Broker(tmp_path / "two", "--bucket", f"file://{tmp_path}/bucket")
+        two.command = "standby"
+        try:
+            two.launch()
+            words = heard.recv(4096).decode().split("\n")
+            while "READY=1" not in words:
+                words = heard.recv(4096).decode().split("\n")
+            assert f"STATUS=standby of file://{tmp_path}/bucket" in words
+            two.wait_said("no broker has shipped its data there")
+        finally:
+            assert two.stop() == 0
