@@ -56,6 +56,7 @@ class Broker:
         self.log = data_dir.parent / f"{data_dir.name}.log"
         self.program: tuple[str, ...] = ("-m", "zsq")
         self.command = "serve"
+        self.environment: dict[str, str] = {}  # in addition to that of this process
         self.process: subprocess.Popen[bytes] | None = None
         self._known: set[int] = set()
         self._begin = 0  # position in the log file where this run of the broker begins
@@ -87,7 +88,11 @@ class Broker:
         with self.log.open("ab") as log:
             self._begin = log.tell()
             self.process = subprocess.Popen(
-                [*command, *self.extra], stdout=log, stderr=log, start_new_session=True
+                [*command, *self.extra],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, **self.environment},
             )
 
     def wait_said(self, text: str, timeout_s: float = START_S) -> None:

@@ -1,6 +1,7 @@
 """`scripts/torture`: kill the processes of a real broker under load, and count lost messages. With
 --soak, run a mixed load for some time instead (see `support/soak/run.py`). With --bucket, the
-broker has a bucket, and loses its disk too (see `bucket/run.py`).
+broker has a bucket, and loses its disk too (see `bucket/run.py`). With --standby, a standby takes
+over (see `standby/run.py`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from pathlib import Path
 from support.soak import run as soak_run
 from support.soak.run import Soak
 from support.torture import ledger as l
-from support.torture.bucket import report
 from support.torture.bucket import run as bucket_run
+from support.torture.bucket.report import BUCKET, command
 from support.torture.kills import SHARES
 from support.torture.run import Torture, Violation, memory_folder
+from support.torture.standby import run as standby_run
+from support.torture.standby.report import STANDBY
 
 import zsq
 
@@ -44,12 +47,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="give the broker a bucket behind a fault proxy, and lose its disk in some cycles",
     )
     parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="give it a standby too: kill, stop, or cut off the primary, or hand over",
+    )
+    parser.add_argument(
         "--seed", type=int, help="of the choice of kills, victims and times (default: drawn)"
     )
     parser.add_argument(
         "--kinds",
         help=f"which kills (default: all), of {', '.join(SHARES)}; with --bucket, of "
-        f"{', '.join(bucket_run.SHARES)}",
+        f"{', '.join(bucket_run.SHARES)}; with --standby, of {', '.join(standby_run.SHARES)}",
     )
     parser.add_argument(
         "--folder",
@@ -59,6 +67,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="leave data and ledger for a look")
     found = parser.parse_args(arguments)
     shares = bucket_run.SHARES if found.bucket else SHARES
+    shares = standby_run.SHARES if found.standby else shares
     found.kinds = found.kinds or ",".join(shares)
     unknown = [kind for kind in found.kinds.split(",") if kind not in shares]
     if unknown or found.cycles < 1 or (found.soak is not None and not found.soak > 0):
@@ -76,8 +85,10 @@ def main(arguments: list[str]) -> int:
     if options.soak is not None:
         return soak(options, seed)
     kinds = options.kinds.split(",")
+    if options.standby:
+        return command(STANDBY, options.cycles, seed, kinds, options.folder, keep=options.keep)
     if options.bucket:
-        return report.command(options.cycles, seed, kinds, options.folder, keep=options.keep)
+        return command(BUCKET, options.cycles, seed, kinds, options.folder, keep=options.keep)
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=options.folder))
     memory = memory_folder()
     print(f"torture: {options.cycles} cycles, seed {seed}, data in {folder}", flush=True)

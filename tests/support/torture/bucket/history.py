@@ -51,13 +51,14 @@ class Sent:
     """A publish. `number` and `offset` are those of its first message.
 
     `lifetime` is the one in which it was acknowledged, or -1. A delayed message has no offset
-    before it is due, and `is_delayed` is True.
+    before it is due, and `is_delayed` is True. `producer` is the client that sent it.
     """
 
     number: int
     count: int
     sent_s: float
     is_delayed: bool = False
+    producer: str = ""
     acked_s: float = 0.0
     lifetime: int = -1
     offset: int = -1
@@ -102,6 +103,7 @@ class BucketHistory:
         self.topics = [TopicHistory(name, sync_bucket) for name, sync_bucket in topics]
         self.sent: list[Sent] = []
         self.lost_lifetimes: set[int] = set()
+        self.losses: list[tuple[TopicHistory, Sent]] = []
         self.complaints: list[str] = []
         self.counts: Counter[str] = Counter()
 
@@ -111,10 +113,12 @@ class BucketHistory:
 
     # Publishes
 
-    def send(self, count: int, now_s: float, *, is_delayed: bool = False) -> Sent:
+    def send(
+        self, count: int, now_s: float, *, is_delayed: bool = False, producer: str = ""
+    ) -> Sent:
         assert count <= BLOCK
         with self.lock:
-            sent = Sent(len(self.sent) * BLOCK, count, now_s, is_delayed)
+            sent = Sent(len(self.sent) * BLOCK, count, now_s, is_delayed, producer)
             self.sent.append(sent)
             return sent
 
@@ -253,6 +257,7 @@ class BucketHistory:
                     f"acknowledged before the disk was lost: the bound is {self.lag_s:g} s"
                 )
         sent.is_lost = True
+        self.losses.append((of, sent))
         self.counts["lost within the bound"] += missing
 
     def delayed_missing(self, topic: int) -> list[Sent]:
@@ -302,6 +307,8 @@ class BucketHistory:
     def _finished_before(self, of: TopicHistory, number: int, lifetime: int) -> None:
         at_s, before = of.finished.pop(number)
         self.counts["finished again"] += 1
+        first_s = [at for one, at in of.first_s.items() if one > before]
+        self.counts["finished at a former primary"] += at_s > min(first_s, default=at_s)
         what = f"{of.name}: message {number} is delivered after its finish was confirmed"
         if before == lifetime or before not in self.lost_lifetimes:
             self.complain(f"{what}, although no disk was lost since")

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from typing import Final
+from typing import Any, Final
 
 from support.torture.bucket.history import BucketHistory, Sent
 
@@ -30,18 +30,21 @@ READY: Final = 500
 BATCHES: Final = 32  # the most batches that are finished together
 RECEIVE_S: Final = 0.05
 CLOSE_S: Final = 0.2
+SENT_MAX: Final = 5_000  # publishes of a producer to one topic that are remembered for checks
 
 
 class Load:
     """The clients of one broker. They go on while the broker is killed and started again.
 
-    `lifetime` is that of the broker's data directory. Each producer uses another transport.
+    `lifetime` is that of the broker's data directory. With several addresses in `url`, `lifetimes`
+    has that of each. Each producer uses another transport.
     """
 
     def __init__(self, history: BucketHistory, url: str, lifetime: int, seed: int) -> None:
         self.history = history
         self.url = url
         self.lifetime = lifetime
+        self.lifetimes: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
         self.pausing = threading.Event()
         self._ending = threading.Event()
@@ -66,6 +69,16 @@ class Load:
         for consumer in self._consumers:
             consumer.join(PATIENCE_S)
         self._consumers = []
+
+    def lifetime_of(self, client: zsq.Producer | zsq.Consumer) -> int:
+        """Return the lifetime of the data directory whose broker this client has reached last."""
+        made: Any = client._made
+        place = getattr(made.engine.rotation, "_last", None) if made is not None else None
+        return self.lifetimes.get(place.url if place is not None else "", self.lifetime)
+
+    def sent(self, topic: int) -> list[Sent]:
+        """Return the last publishes to this topic."""
+        return [sent for producer in self._producers for sent in tuple(producer.sent[topic])]
 
     def close(self) -> None:
         """End all clients. What they have not got an answer for stays without one."""
@@ -143,7 +156,9 @@ class Producing(_Client):
         super().__init__(load, f"producer {transport}")
         topics = len(load.history.topics)
         self.transport = transport
+        self.identity = f"{load.url} {transport} {id(self)}"
         self.turns = 0
+        self.sent: list[deque[Sent]] = [deque(maxlen=SENT_MAX) for _ in range(topics)]
         self.answered_s = [0.0] * topics  # when the newest answered publish was sent
         self._random = chance
         self._out: list[deque[tuple[Sent, zsq.Receipt]]] = [deque() for _ in range(topics)]
@@ -161,7 +176,7 @@ class Producing(_Client):
         try:
             while not load.is_ending:
                 for topic in range(len(self._out)):
-                    self._take_answers(topic)
+                    self._take_answers(producer, topic)
                     if not load.pausing.is_set() and self._is_due(topic):
                         self._send(producer, topic)
                 self.turns += 1
@@ -178,7 +193,8 @@ class Producing(_Client):
         self._next_s[topic] = now + chance.uniform(0.5, 1.5) * PACE_S
         delay = chance.uniform(0.1, DELAY_S_MAX) if chance.random() < DELAYED_SHARE else None
         count = 1 if delay is not None else chance.randint(1, MESSAGES)
-        sent = history.send(count, now, is_delayed=delay is not None)
+        sent = history.send(count, now, is_delayed=delay is not None, producer=self.identity)
+        self.sent[topic].append(sent)
         try:
             receipt = producer.publish_many(
                 history.topics[topic].name, history.bodies(sent), delay=delay, wait=False
@@ -188,7 +204,7 @@ class Producing(_Client):
         else:
             self._out[topic].append((sent, receipt))
 
-    def _take_answers(self, topic: int) -> None:
+    def _take_answers(self, producer: zsq.Producer, topic: int) -> None:
         out, load = self._out[topic], self.load
         while out and out[0][1].done:
             sent, receipt = out.popleft()
@@ -196,8 +212,9 @@ class Producing(_Client):
                 load.failed(receipt.error, f"{self.name}: a publish of {sent.count} messages")
                 continue
             offset = receipt.offset
+            lifetime = load.lifetime_of(producer)
             load.history.acknowledged(
-                topic, sent, -1 if offset is None else offset, time.monotonic(), load.lifetime
+                topic, sent, -1 if offset is None else offset, time.monotonic(), lifetime
             )
             self.answered_s[topic] = max(self.answered_s[topic], sent.sent_s)
 
@@ -225,7 +242,7 @@ class Consuming(_Client):
 
     def _take(self, consumer: zsq.Consumer) -> None:
         """Receive some batches, finish them, and wait for the confirmation of all."""
-        load, received_s, lifetime = self.load, time.monotonic(), self.load.lifetime
+        load, received_s, lifetime = self.load, time.monotonic(), -1
         numbers: list[int] = []
         wait_s = RECEIVE_S
         try:
@@ -233,6 +250,7 @@ class Consuming(_Client):
                 batch = consumer.receive_batch(wait_s)
                 if batch is None:
                     break
+                lifetime = load.lifetime_of(consumer)
                 numbers += [
                     load.history.deliver(self.topic, offset, body or b"", lifetime)
                     for offset, body in zip(batch.offsets, batch.bodies, strict=True)

@@ -4,7 +4,6 @@ cycle kills processes, or loses the disk, and then checks all promises (see `his
 
 from __future__ import annotations
 
-import contextlib
 import random
 import select
 import shutil
@@ -12,19 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from support.broker import wait_for
 from support.fault_proxy import REFUSE, SILENT
 from support.torture.bucket import store as stores
-from support.torture.bucket.history import BucketHistory
+from support.torture.bucket.checks import RECOVERY_S, BucketChecks
 from support.torture.bucket.homes import LAG_S, Home, Restores
-from support.torture.bucket.load import CHANNEL, DELAY_S_MAX, Load
-from support.torture.processes import holders_of
+from support.torture.bucket.load import DELAY_S_MAX, Load
 
-import zsq
-
-TOPICS: Final = (("safe", True), ("fast", False))
 # The number of cycles of each kind among twenty.
 SHARES: Final = {"process": 8, "everything": 4, "disk": 5, "two": 3}
 # The number of kills of each process among the kills of a process.
@@ -33,17 +28,7 @@ PROCESSES: Final = {
     "supervisor": 2, "forkserver": 1,
 }  # fmt: skip
 ENDS_BROKER: Final = ("supervisor", "forkserver")
-RECOVERY_S: Final = 120.0
-READ_S: Final = 90.0
-QUIET_S: Final = 180.0
-QUIET_EVERY: Final = 20  # cycles between two checks of all promises
-# After the loss of a disk, the log is read again from where it ended so long before.
-BEHIND_S: Final = 20.0
 AWAY_SHARE: Final = 0.15  # the share of cycles in which the store is away for some time
-
-
-class BrokenPromise(Exception):
-    """A promise was broken. The text says which one and where."""
 
 
 def plan(cycles: int, seed: int, kinds: Sequence[str]) -> list[str]:
@@ -57,31 +42,16 @@ def plan(cycles: int, seed: int, kinds: Sequence[str]) -> list[str]:
     return found[:cycles]
 
 
-class BucketTorture:
+class BucketTorture(BucketChecks):
     """One run in `folder`, with a cycle of each of these kinds. Each cycle prints a line."""
 
     def __init__(self, folder: Path, kinds: Sequence[str], seed: int) -> None:
-        self.seed = seed
+        super().__init__(folder, seed)
         self._kinds = kinds
-        self.random = random.Random(seed)
-        self.history = BucketHistory(TOPICS, LAG_S)
-        self.folder = folder / "brokers"
-        self.folder.mkdir()
         self._server_folder = folder / "server"
-        self.cycles_done: Counter[str] = Counter()
         self.kills: Counter[str] = Counter()
         self.restored: Counter[str] = Counter()
-        self.faults: dict[str, int] = {}
-        self.clients: Counter[str] = Counter()
-        self.orphans = 0
-        self.fscks = 0
-        self.unhealthy = 0
-        self.recoveries: list[float] = []
-        self.began_s = time.monotonic()
         self._lifetime = 0
-        self._homes: list[Home] = []
-        self._loads: list[Load] = []
-        self._reads: list[tuple[float, list[int]]] = []
 
     # Cycles
 
@@ -91,13 +61,10 @@ class BucketTorture:
             self.restores = Restores(self.store, self.folder, self.random, self.restored)
             try:
                 self._begin()
-                for cycle, kind in enumerate(self._kinds, 1):
-                    self._cycle(cycle, kind)
-                    if cycle % QUIET_EVERY == 0 and cycle < len(self._kinds):
-                        self._quiet()
+                self._run_cycles(self._kinds)
                 self._end()
             finally:
-                self.faults = self.store.proxy.counts()
+                self.faults.update(self.store.proxy.counts())
                 self._close()
 
     def _home(self, port: int = 0) -> Home:
@@ -116,10 +83,7 @@ class BucketTorture:
     def _begin(self) -> None:
         self.home = self._home()
         self.home.start()
-        with zsq.Admin(self.home.url) as admin:
-            for name, sync_bucket in TOPICS:
-                admin.create_topic(name, sync="bucket" if sync_bucket else "always")
-                admin.create_channel(name, CHANNEL, start="earliest")
+        self._create_topics()
         self.load = self._load(self.home)
         self.load.start_consumers()
         self._recovered(time.monotonic())
@@ -152,9 +116,6 @@ class BucketTorture:
             f"{counts['lost within the bound']:,}, finished {counts['finished']:,}",
             flush=True,
         )
-
-    def _pause(self, least_s: float, most_s: float) -> None:
-        select.select([], [], [], self.random.uniform(least_s, most_s))
 
     def _take_away(self) -> str:
         """Take the store away for some time, in some cycles, until just before the kill."""
@@ -217,17 +178,9 @@ class BucketTorture:
         self.kills["everything, disk lost"] += 1
         self.home = self._home(old.broker.port)
         restored = self.restores.restore(self.home.folder, killed=self.random.random() < 0.35)
-        self._lose(old, lost_s)
+        self._lose(old.lifetime, lost_s)
         self.load.lifetime = self.home.lifetime
         return f"{text}killed all {number} and lost the disk, {restored}" + self._start(self.home)
-
-    def _lose(self, home: Home, lost_s: float) -> None:
-        """Record the loss of a disk at this time. What was read last must be read again."""
-        self.history.lose_disk(home.lifetime)
-        before = [row for row in self._reads if row[0] < lost_s - BEHIND_S]
-        self._reads = before[-1:]
-        for topic in range(len(TOPICS)):
-            self.history.read_again(topic, before[-1][1][topic] if before else 0)
 
     def _two(self) -> str:
         """Restore the broker while the old one pauses, let that go on, and see which one wins.
@@ -262,7 +215,7 @@ class BucketTorture:
             old_load.start_consumers()
             self.kills["restored broker, refused"] += 1
             return f"{text}: the log went on meanwhile, and the old one keeps it"
-        self._lose(old, lost_s)
+        self._lose(old.lifetime, lost_s)
         load.start_consumers()
         wait_for(
             lambda: old_load.counts["fenced"] or self.history.complaints,
@@ -276,11 +229,6 @@ class BucketTorture:
         self.kills[f"old broker, {'stopped and ' if is_stopped else ''}fenced"] += 1
         return f"{text}: the restored one took over, the old one is fenced"
 
-    def _end_load(self, load: Load) -> None:
-        load.close()
-        self._loads.remove(load)
-        self.clients += load.counts
-
     def _settle(self) -> None:
         """Pause the producers until all is answered and, in most cases, in the bucket."""
         self.load.pausing.set()
@@ -289,139 +237,5 @@ class BucketTorture:
         while time.monotonic() < deadline and not self._is_shipped():
             select.select([], [], [], 0.05)
 
-    def _stats(self) -> list[dict[str, Any]]:
-        with zsq.Admin(self.home.url) as admin:
-            return [dict(row) for row in admin.stats()["topics"]]
-
     def _is_shipped(self) -> bool:
         return not any(row["ship_lag_s"] or row["delayed_count"] for row in self._stats())
-
-    # Checks
-
-    def _recovered(self, since_s: float) -> float:
-        """Wait until every client has an answer for what it sent or received after this time.
-        Return the seconds.
-        """
-        deadline = time.monotonic() + RECOVERY_S
-        while silent := self.load.silent(since_s):
-            if time.monotonic() > deadline:
-                raise BrokenPromise(
-                    f"these clients are not served within {RECOVERY_S:g} s: {silent}"
-                )
-            self._complain()
-            select.select([], [], [], 0.01)
-        return time.monotonic() - since_s
-
-    def _complain(self) -> None:
-        if found := self.history.complaints:
-            raise BrokenPromise("; ".join(found[:5]))
-        assert self.home.broker.process is not None
-        if self.home.broker.process.poll() is not None:
-            raise BrokenPromise(
-                f"the broker ended by itself with code {self.home.broker.process.returncode}"
-            )
-
-    def read(self) -> None:
-        """Read what is new in all topics, and check all publishes that were acknowledged before."""
-        for topic in range(len(TOPICS)):
-            wanted = self.history.to_check(topic)
-            self._read_topic(topic)
-            self.history.check(topic, wanted)
-        self._reads.append((time.monotonic(), [one.position for one in self.history.topics]))
-
-    def _read_topic(self, topic: int) -> None:
-        history = self.history.topics[topic]
-        deadline = time.monotonic() + READ_S
-        with zsq.Reader(history.name, url=self.home.url, timeout=READ_S, patient=True) as reader:
-            while time.monotonic() < deadline:
-                try:
-                    found = reader.read(history.position, 1 << 20)
-                except (zsq.Refused, zsq.BrokerUnreachable):
-                    continue
-                for block in found.blocks:
-                    for index, body in enumerate(block.body.values()):
-                        if (offset := block.first_offset + index) >= history.position:
-                            self.history.read(topic, offset, body or b"")
-                    history.position = max(history.position, block.first_offset + block.count)
-                history.position = max(history.position, found.next_offset)
-                if history.position >= found.head:
-                    return
-        raise BrokenPromise(f"{history.name} could not be read within {READ_S:g} s")
-
-    def _quiet(self) -> None:
-        """Pause the producers. All delayed messages come, all channels become empty, and `zsq fsck`
-        finds nothing.
-        """
-        self.load.pausing.set()
-        deadline = time.monotonic() + QUIET_S
-        while not (self.load.is_idle and self._is_drained()):
-            if time.monotonic() > deadline:
-                raise BrokenPromise(
-                    f"the channels are not empty after {QUIET_S:g} s: {self._stats()}"
-                )
-            self._complain()
-            select.select([], [], [], 0.05)
-        self.read()
-        for topic in range(len(TOPICS)):
-            self.history.check_delayed(topic)
-            self.history.check_delivered(topic)
-        self._complain()
-        self.unhealthy += sum(row["health"] != "OK" for row in self._stats())
-        self.load.pausing.clear()
-        self.fsck()
-        self._complain()
-        print(f"      quiet: {self.history.counts['read']:,} messages read", flush=True)
-
-    def _is_drained(self) -> bool:
-        try:
-            rows = self._stats()
-        except zsq.ZsqError:
-            return False
-        return not any(
-            row["delayed_count"]
-            or any(
-                one["depth"] + one["in_flight_count"] + one["deferred_count"]
-                for one in row["channels"]
-            )
-            for row in rows
-        )
-
-    def fsck(self) -> None:
-        """Check the bucket without faults, while the broker runs."""
-        log = self.folder / "fsck.log"
-        command = stores.Command(log, self.store.direct, "fsck", stores.URL)
-        if not command.wait(stores.FSCK_S):
-            command.kill()
-            raise BrokenPromise(f"zsq fsck did not end within {stores.FSCK_S:g} s")
-        if command.code != 0:
-            raise BrokenPromise(f"zsq fsck ended with code {command.code}: {command.output()}")
-        self.fscks += 1
-
-    def _end(self) -> None:
-        """Check everything, and read the whole log again."""
-        self.store.proxy.heal()
-        self._quiet()
-        for topic in range(len(TOPICS)):
-            self.history.read_again(topic, 0)
-        self.read()
-        self._complain()
-        self._end_load(self.load)
-        if (code := self.home.broker.stop()) != 0:
-            raise BrokenPromise(f"the broker's last end had code {code}")
-        self.fsck()
-        for home in self._homes:
-            self.orphans += home.end() + len(holders_of(home.folder))
-            if not home.broker.log.exists():
-                continue
-            if b"Traceback" in (said := home.broker.log.read_bytes()):
-                said = said[said.index(b"Traceback") :][:2000]
-                raise BrokenPromise(f"{home.broker.log} has a traceback: {said.decode()}")
-        if self.orphans:
-            raise BrokenPromise(f"{self.orphans} processes outlived their broker")
-
-    def _close(self) -> None:
-        for home in self._homes:
-            home.end()
-        for load in list(self._loads):
-            with contextlib.suppress(RuntimeError):
-                self._end_load(load)

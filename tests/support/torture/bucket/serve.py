@@ -31,7 +31,7 @@ def main(host: str, arguments: list[str]) -> None:
     context: Any = multiprocessing.get_context("forkserver")
     preload, claim = context.set_forkserver_preload, run_directory.claim
     context.set_forkserver_preload = lambda modules: preload([*modules, MODULE])
-    run_directory.claim = lambda uuid: claim(f"{uuid}-{host}")
+    run_directory.claim = lambda uuid, *more: claim(f"{uuid}-{host}", *more)
     sys.argv = ["zsq", *arguments]
     zsq()
 

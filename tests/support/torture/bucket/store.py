@@ -11,11 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from support.fault_proxy import FaultProxyProcess, Faults
+from support.fault_proxy import FAULTS, FaultProxyProcess, Faults
 
 from local_setup.s3_servers import BUCKET, find_weed, seaweedfs
 
@@ -49,6 +49,11 @@ def plan(seed: int) -> Faults:
         delay_after=0.02,
         delay_s=0.2,
     )
+
+
+def fewer(faults: Faults, share: float) -> Faults:
+    """Return a plan with this share of the faults."""
+    return replace(faults, **{name: share * getattr(faults, name) for name in FAULTS})
 
 
 @dataclass(frozen=True)

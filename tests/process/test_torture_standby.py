@@ -1,0 +1,123 @@
+"""Tests of the standby torture: takeovers of several kinds keep all promises, and the checker of
+publishes and reads finds every broken rule. `scripts/torture --standby` makes longer runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import s3_server
+from support.torture.standby.linear import NEVER, Publish, Read, violations
+from support.torture.standby.report import summary
+from support.torture.standby.run import StandbyTorture
+
+SEED = 4
+KINDS = ("stop", "handover", "kill")
+
+
+@pytest.mark.timeout(400)
+def test_takeovers_of_several_kinds_keep_all_promises(tmp_path: Path) -> None:
+    s3_server.program("weed")
+    torture = StandbyTorture(tmp_path, KINDS, SEED)
+    torture.run()
+    print(summary(torture, 0.0))
+    assert set(torture.cycles_done) == set(KINDS)
+    assert torture.history.complaints == []
+    assert torture.takeovers["stop"] >= 1
+    assert torture.history.counts["checked"] > 500
+    assert torture.counts["publishes checked"] > 100
+    assert torture.counts["reads checked"] > 10
+    assert torture.orphans == 0
+
+
+# The checker of publishes and reads. The first history breaks no rule, and each other test changes
+# it so that it breaks one.
+
+A = Publish("one", 0, 2, 1.0, 1.1, 0)
+B = Publish("two", 64, 1, 2.0, 2.1, 2)
+C = Publish("one", 128, 1, 3.0, 3.1, 70_000)
+OPEN = Publish("two", 192, 1, 3.0)
+ROWS = ((0, 0), (1, 1), (2, 64), (70_000, 128))
+EARLY = Read(2.5, 2.6, 0, NEVER, ROWS[:3])
+LATE = Read(4.0, 4.1, 0, NEVER, ROWS)
+
+
+def found(publishes: list[Publish], reads: list[Read], lost: set[int] | None = None) -> str:
+    (text,) = violations(publishes, reads, lost or ())
+    return text
+
+
+@pytest.mark.smoke
+def test_a_history_in_order_breaks_no_rule() -> None:
+    assert violations([A, B, C, OPEN], [EARLY, LATE]) == []
+
+
+@pytest.mark.smoke
+def test_a_publish_without_an_answer_may_be_there_or_not() -> None:
+    seen = Read(4.0, 4.1, 0, NEVER, (*ROWS, (70_001, 192)))
+    assert violations([A, B, C, OPEN], [seen]) == []
+
+
+@pytest.mark.smoke
+def test_what_a_takeover_loses_is_left_out() -> None:
+    rows = (ROWS[0], ROWS[1], ROWS[3])
+    assert violations([A, B, C], [EARLY, Read(4.0, 4.1, 0, NEVER, rows)], {64}) == []
+
+
+@pytest.mark.smoke
+def test_a_read_need_not_have_what_is_acknowledged_while_it_runs() -> None:
+    assert violations([A, B, C], [Read(3.05, 4.0, 0, NEVER, ROWS[:3])]) == []
+
+
+@pytest.mark.smoke
+def test_a_read_need_not_have_what_is_behind_its_end() -> None:
+    assert violations([A, B, C], [Read(4.0, 4.1, 0, 2, ROWS[:2])]) == []
+
+
+@pytest.mark.smoke
+def test_an_acknowledged_message_that_a_later_read_does_not_have_is_found() -> None:
+    text = found([A, B, C], [Read(4.0, 4.1, 0, NEVER, ROWS[:3])])
+    assert text.startswith("message 128 was acknowledged at 70000 0.900 s before a read began")
+
+
+@pytest.mark.smoke
+def test_a_message_that_is_read_before_it_is_sent_is_found() -> None:
+    early = Read(0.5, 0.6, 0, NEVER, ROWS[:2])
+    assert "message 0 at 0 was read before it was sent" in violations([A], [early])
+
+
+@pytest.mark.smoke
+def test_a_message_that_disappears_is_found() -> None:
+    unanswered = Publish("one", 0, 1, 1.0)
+    first, later = Read(2.0, 2.1, 0, NEVER, ((0, 0),)), Read(3.0, 3.1, 0, NEVER, ())
+    assert found([unanswered], [first, later]) == ("a read has None at 0, and an earlier one had 0")
+
+
+@pytest.mark.smoke
+def test_an_offset_with_another_message_is_found() -> None:
+    one, other = Publish("one", 0, 1, 1.0), Publish("two", 64, 1, 1.0)
+    reads = [Read(2.0, 2.1, 0, NEVER, ((0, 0),)), Read(3.0, 3.1, 0, NEVER, ((0, 64),))]
+    assert found([one, other], reads) == "a read has 64 at 0, and an earlier one had 0"
+
+
+@pytest.mark.smoke
+def test_messages_of_a_producer_in_another_order_are_found() -> None:
+    first, second = Publish("one", 0, 1, 1.0), Publish("one", 64, 1, 1.05)
+    text = found([first, second], [Read(4.0, 4.1, 0, NEVER, ((0, 64), (1, 0)))])
+    assert text == ("message 64 is at 0, and message 0, which the same producer sent before, at 1")
+
+
+@pytest.mark.smoke
+def test_a_later_publish_at_a_lower_offset_is_found() -> None:
+    first, second = Publish("one", 0, 1, 1.0, 1.1, 5), Publish("two", 64, 1, 2.0, 2.1, 4)
+    text = found([first, second], [Read(4.0, 4.1, 0, NEVER, ((4, 64), (5, 0)))])
+    assert text == (
+        "message 64 is at 4, and message 0, which was acknowledged before that one was sent, at 5"
+    )
+
+
+@pytest.mark.smoke
+def test_a_publish_in_two_pieces_is_found() -> None:
+    text = found([Publish("one", 0, 2, 1.0)], [Read(4.0, 4.1, 0, NEVER, ((0, 0), (9, 1)))])
+    assert text == "the publish of message 0, acknowledged at -1, is at [0, 9]"
