@@ -8,6 +8,7 @@
 | AWAY | the bucket answers again | FOLLOWING |
 | FOLLOWING | its patience is over, and the takeover was created | TAKING |
 | FOLLOWING | its patience is over, but the log has gone on | FOLLOWING |
+| TAKING | the bucket does not answer | STARTING, and at once TAKING again |
 | TAKING | the data directory is complete | the broker starts in this process |
 
 One thread talks to the bucket, and does one thing after the other (`StandbyLoop`). The main thread
@@ -181,7 +182,12 @@ class StandbyLoop:
         return self._poll_s
 
     def _failed(self, error: BucketError) -> float:
-        """Wait for the bucket, or begin again if the log is not what was expected."""
+        """Wait for the bucket, or begin again if the log is not what was expected.
+
+        A takeover that was begun is begun again too: its directories are half made.
+        """
+        if self.state is StandbyState.TAKING:
+            return self._begin_again(str(error))
         if isinstance(error, BucketAway) or self.state is StandbyState.STARTING:
             if not self.trouble:
                 log.error("cannot follow: %s; it is tried again", error)

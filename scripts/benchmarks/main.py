@@ -347,14 +347,18 @@ def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) 
 @click.option("--mib", type=click.IntRange(256, 100_000), default=1024, help="MiB to archive.")
 @click.option(
     "--part",
-    type=click.Choice(("archive", "shipping")),
-    help="Measure only this part: the archive and Spark's reads from it, or shipping and restore.",
+    type=click.Choice(("archive", "shipping", "takeover")),
+    help=(
+        "Measure only this part: the archive and Spark's reads from it, shipping and restore, or "
+        "takeovers by a standby."
+    ),
 )
 @_common
 def bucket(mib: int, part: str | None, size: int, rounds: int, **common: Any) -> None:
     """Measure a broker with a bucket, restores, and Spark's reads from it. Runs SeaweedFS."""
     from .measures.bucket import bucket as measure  # Spark is an extra
     from .measures.shipping import shipping as measure_shipping
+    from .measures.takeover import takeover as measure_takeover
 
     del size
     weed = Path(sys.executable).with_name("weed")
@@ -369,9 +373,11 @@ def bucket(mib: int, part: str | None, size: int, rounds: int, **common: Any) ->
         settings = {"published": f"{mib:,} MiB", "rounds": rounds}
         report = Report("bucket", settings, machine.describe(Path(folder)))
         try:
-            if part != "archive":
+            if part in (None, "takeover"):
+                measure_takeover(report, f"s3://{BUCKET}/takeover", rounds)
+            if part in (None, "shipping"):
                 measure_shipping(report, f"s3://{BUCKET}/ship", Path(folder) / "server", rounds)
-            if part != "shipping":
+            if part in (None, "archive"):
                 measure(report, f"s3://{BUCKET}/bench", mib, rounds)
         except (BrokerFailed, MemberFailed, ZsqError, OSError, ServerFailed) as error:
             sys.exit(f"bench: {error}")

@@ -189,6 +189,27 @@ def test_a_takeover_whose_answer_was_lost_is_finished(
     assert loop._turn() is None, "and does not wait for its patience again"
 
 
+def test_a_takeover_that_the_bucket_interrupts_begins_again(
+    harness: ShippingHarness, loop: StandbyLoop, now: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that were built by then are half a directory."""
+    ship(harness)
+    follow(loop)
+    now[0] += int(STRANGER_S * S)
+    finish = loop._follower.finish
+
+    def interrupted(identities: Any) -> list[Any]:
+        finish(identities)
+        raise BucketAway("503 SlowDown")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._follower, "finish", interrupted)
+        assert loop._turn()
+    assert loop.status().state == "starting"
+    assert loop._turn() == 0.0
+    assert loop._turn() is None
+
+
 def test_a_standby_that_was_killed_after_its_takeover_goes_on_at_once(
     harness: ShippingHarness, loop: StandbyLoop, now: list[int], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
