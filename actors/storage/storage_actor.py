@@ -403,6 +403,11 @@ class StorageActor:
         """
         return self._withholds and self.answers_shipped
 
+    @property
+    def is_fenced(self) -> bool:
+        """True if another broker has taken over. What has no answer then gets none."""
+        return self._shipping is not None and self._shipping.is_fenced
+
     def _release_answers(self) -> None:
         self._withholds = False
 

@@ -452,10 +452,10 @@ class TopicActor(Actor[TopicStart]):
         """Answer all blocks that were taken, and send Bye to the producers.
 
         They then connect to the topic's next process. After that, the storage writes and commits
-        what is left.
+        what is left. If another broker has taken over, blocks without an answer get none.
         """
         if not self._is_over:
-            if not self.ordering.idle():
+            if not self.ordering.idle() and not self.storage.is_fenced:
                 return False
             self._is_over = True
             for peer in self.ordering.peers():

@@ -78,6 +78,7 @@ class FakeStorage:
         self.ships = True
         self.waits_for_bucket = False
         self.withholds_answers = False
+        self.is_fenced = False
 
     def recovered(self) -> Recovered:
         return self._recovered

@@ -148,6 +148,19 @@ def test_a_topic_answers_its_blocks_before_its_storage_stops(shell: Shell) -> No
     assert shell.wires["front"].take() == [], "told once"
 
 
+def test_a_topic_does_not_wait_for_answers_when_another_broker_has_taken_over(
+    shell: Shell,
+) -> None:
+    shell.hello()
+    shell.hear("front", p.Pub(), pack([b"x"], producer_id=9, sequence=0))
+    shell.topic.on_turn()
+    shell.topic.stopping = True
+    assert not shell.topic.on_stop()
+    shell.storage.is_fenced = True
+    assert shell.topic.on_stop()
+    assert shell.wires["front"].take() == [p.Bye()]
+
+
 def test_an_order_is_answered_when_storage_has_committed_it(shell: Shell) -> None:
     wire = shell.wires["supervisor"]
     shell.hear("supervisor", p.SetPaused(1, True))
