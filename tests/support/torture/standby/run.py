@@ -287,7 +287,7 @@ class StandbyTorture(BucketChecks):
         self._await_state(self._standby(), "following")
         self.read()
         self._account(is_final=False)
-        durable_s = self._durable_s(before, at)
+        durable_s = self._durable_s(before)
         if durable_s is not None:
             self.durable_s[kind].append(durable_s)
         self.takeovers[kind] += self._lifetime - before
@@ -302,10 +302,12 @@ class StandbyTorture(BucketChecks):
             flush=True,
         )
 
-    def _durable_s(self, before: int, at_s: float) -> float | None:
-        """Return when the first publish after the takeover was in the bucket, after `at_s`."""
+    def _durable_s(self, before: int) -> float | None:
+        """Return how long after the fault the first publish after the takeover was in the bucket.
+        Return None without a takeover.
+        """
         first_s = self.history.topics[SAFE].first_s.get(before + 1)
-        return None if first_s is None else first_s - at_s
+        return None if first_s is None else first_s - self._faults_s[before]
 
     def _kill(self, old: Machine, before: int) -> str:
         old.kill()
@@ -344,9 +346,10 @@ class StandbyTorture(BucketChecks):
             self._pause(max(0.0, left_s), max(0.0, left_s))
         finally:
             old.home.broker.signal_all(signal.SIGCONT)
+        text = f"stopped for {time.monotonic() - stopped_s:.1f} s"
         self._await_state(old, "following")
         self._unpin(pinned, late)
-        return f"stopped for {time.monotonic() - stopped_s:.1f} s"
+        return text
 
     def _cut(self, old: Machine, before: int) -> str:
         """Cut the primary's path to the bucket. Its clients still reach it."""
@@ -361,9 +364,10 @@ class StandbyTorture(BucketChecks):
             self._pause(seconds, seconds)
         finally:
             old.proxy.back()
+        text = f"cut ({how}) for {time.monotonic() - cut_s:.1f} s"
         self._await_state(old, "following")
         self._unpin(pinned, late)
-        return f"cut ({how}) for {time.monotonic() - cut_s:.1f} s"
+        return text
 
     def _partial(self, old: Machine, before: int) -> str:
         """Stop one process of the primary for some time. A standby takes over if it is the one
@@ -375,6 +379,7 @@ class StandbyTorture(BucketChecks):
             return f"no {kind} process"
         process = self.random.choice(sorted(found, key=lambda one: one.title))
         pinned = self._pin(old)
+        self._faults_s[before] = time.monotonic()
         send(process, signal.SIGSTOP)
         try:
             until(lambda: self._lifetime > before or self._is_broken(), NO_TAKEOVER_S)
