@@ -112,6 +112,16 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
         "zsq restore s3://BUCKET/PREFIX --data-dir data",
     ): "tests/apps/cli/files/test_restore_bucket.py",
     ("spark.md", "history = ("): "tests/spark/test_archived.py",
+    ("standby.md", "mkdir bucket"): "tests/process/test_standby.py",
+    (
+        "standby.md",
+        "zsq standby file://$PWD/bucket --data-dir two",
+    ): "tests/process/test_standby.py",
+    (
+        "standby.md",
+        "export ZSQ_URL=tcp://127.0.0.1:4153,tcp://127.0.0.1:4253",
+    ): "tests/process/test_standby.py",
+    ("standby.md", "zsq handover --url"): "tests/process/test_standby.py",
     ("bucket.md", "zsq rescue DATA_DIR"): "tests/apps/cli/files/test_rescue.py",
     (
         "bucket.md",
@@ -162,6 +172,11 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("../README.md", "import zsq.apps.spark"): "the tutorial has all of it",
     ("../README.md", "./scripts/demo"): "it takes minutes; continuous integration runs it",
     ("operations.md", "processes = 10 + topics + channels"): "a formula",
+    ("standby.md", "producers, consumers"): "a picture",
+    ("standby.md", "# on both: the address of the store"): "it needs two machines and a store",
+    ("standby.md", "[Service]"): "it needs systemd",
+    ("standby.md", "import time"): "it measures, and does not end",
+    ("runbooks.md", ""): "they need two machines",
     (
         "operations.md",
         "zsq stats --json | python3 -c '",
