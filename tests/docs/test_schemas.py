@@ -19,8 +19,10 @@ from .test_examples import instructions, understood
 from .walking import ROOT
 
 COMPOSE: Final = ROOT / "docs" / "examples" / "compose.yaml"
+PAIR: Final = ROOT / "docs" / "examples" / "compose-standby.yaml"
 SCHEMAS: Final = {
     COMPOSE: "vendor.compose-spec",
+    PAIR: "vendor.compose-spec",
     ROOT / ".github/workflows/ci.yml": "vendor.github-workflows",
     ROOT / ".github/ISSUE_TEMPLATE/bug.yml": "vendor.github-issue-forms",
     ROOT / ".github/ISSUE_TEMPLATE/feature.yml": "vendor.github-issue-forms",
@@ -96,3 +98,26 @@ def test_the_compose_file_uses_options_and_commands_that_exist() -> None:
     environment = dict(word.split("=", 1) for word in shlex.split(dict(instructions())["ENV"]))
     assert names <= understood([*command, "--data-dir", environment["ZSQ_DATA_DIR"]]).params.keys()
     assert broker["volumes"] == [f"data:{environment['ZSQ_DATA_DIR']}"]
+
+
+def test_the_pair_uses_options_and_commands_that_exist_and_waits_for_its_bucket() -> None:
+    services = yaml.safe_load(PAIR.read_text())["services"]
+    image = dict(word.split("=", 1) for word in shlex.split(dict(instructions())["ENV"]))
+    for name, command in (("one", "serve"), ("two", "standby")):
+        broker = services[name]
+        assert broker["command"] == [command]
+        assert broker["volumes"] == [f"{name}:{image['ZSQ_DATA_DIR']}"]
+        settings = {
+            key.removeprefix("ZSQ_SERVE_").lower(): value
+            for key, value in broker["environment"].items()
+            if key.startswith("ZSQ_SERVE_")
+        }
+        line = [command, "--data-dir", image["ZSQ_DATA_DIR"], "--bucket", settings["bucket"]]
+        given = understood(line).params
+        assert settings.keys() - {"no_nsq"} <= given.keys()
+        assert broker["depends_on"] == {"bucket": {"condition": "service_completed_successfully"}}
+        assert all(place.startswith("127.0.0.1:") for place in broker["ports"])
+    compile(services["bucket"]["command"][0], "bucket", "exec")
+    assert settings["bucket"].startswith("s3://zsq/")
+    assert '"/zsq"' in services["bucket"]["command"][0]
+    assert broker["environment"]["AWS_ENDPOINT_URL"] == "http://store:8333"
