@@ -420,14 +420,20 @@ class ArchiveActor(Actor[ArchiveStart]):
         for thread in self._all_threads():
             thread.close()
 
+    def _all_trouble(self) -> str:
+        """Return why the bucket cannot be used, or "". Another broker's takeover comes first."""
+        if self._shipper is None:
+            return self._trouble or self._failing
+        if self._shipper.state is ShipperState.LOST:
+            return self._shipper.trouble
+        return self._trouble or self._failing or self._shipper.trouble
+
     def statistics(self) -> dict[str, object]:
         counts = self._bucket.counts
         counted = ("shipped_bytes", "shipped_ticks", "epoch", "standbys")
         shipping = {"shipping": "off", "lag_s": 0.0, **dict.fromkeys(counted, 0)}
-        trouble = self._trouble or self._failing
         if self._shipper is not None:
             shipping = self._shipper.statistics()
-            trouble = trouble or self._shipper.trouble
         requests = counts.write_requests, counts.read_requests
         return {
             **shipping,
@@ -436,7 +442,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             ),
             "url": self.given.url,
             "archive": self._claimed.claim.archive if self._claimed is not None else "",
-            "trouble": trouble,
+            "trouble": self._all_trouble(),
             "write_requests": counts.write_requests,
             "read_requests": counts.read_requests,
             "remove_requests": counts.remove_requests,

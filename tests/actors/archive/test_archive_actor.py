@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from zsq.actors.archive.archive_actor import HELD_MAX, ArchiveActor
+from zsq.actors.archive.shipper import ShipperState
 from zsq.transport.errors import E_BUCKET, E_FENCED, Refused
 from zsq.transport.wire import protocol as p
 
@@ -19,6 +20,7 @@ class Actor:
     _write_early: Any = ArchiveActor._write_early
     write_manifest: Any = ArchiveActor.write_manifest
     on_turn: Any = ArchiveActor.on_turn
+    _all_trouble: Any = ArchiveActor._all_trouble
 
     def __init__(self) -> None:
         self.written: list[int] = []
@@ -34,7 +36,9 @@ class Actor:
             is_busy=False,
             beat_ms=0.0,
             state=None,
+            trouble="",
         )
+        self._trouble = self._failing = ""
         self._polls = False
         self._control = None
         self._manifests = SimpleNamespace(write=lambda *_: 0)
@@ -77,6 +81,15 @@ def test_a_copy_that_another_one_has_overtaken_writes_no_list() -> None:
     with pytest.raises(Refused, match="another copy"):
         actor.ask(2)
     assert actor.written == []
+
+
+def test_a_takeover_is_named_before_other_trouble_with_the_bucket() -> None:
+    actor = Actor()
+    actor._failing = "it does not answer"
+    actor._shipper.trouble = "another copy has taken over"
+    assert actor._all_trouble() == "it does not answer"
+    actor._shipper.state = ShipperState.LOST
+    assert actor._all_trouble() == "another copy has taken over"
 
 
 def test_the_lists_that_wait_are_bounded() -> None:
