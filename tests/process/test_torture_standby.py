@@ -76,6 +76,11 @@ def test_a_read_need_not_have_what_is_behind_its_end() -> None:
 
 
 @pytest.mark.smoke
+def test_a_read_may_begin_within_a_publish() -> None:
+    assert violations([A, B, C], [Read(4.0, 4.1, 1, NEVER, ROWS[1:])]) == []
+
+
+@pytest.mark.smoke
 def test_an_acknowledged_message_that_a_later_read_does_not_have_is_found() -> None:
     text = found([A, B, C], [Read(4.0, 4.1, 0, NEVER, ROWS[:3])])
     assert text.startswith("message 128 was acknowledged at 70000 0.900 s before a read began")
