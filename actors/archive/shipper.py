@@ -119,7 +119,7 @@ class Flight:
     terms: Terms = NO_STANDBY
     is_done: bool = False
     first_ns: int = 0
-    """The time of `boot_ns` at which it was begun first. A standby may have seen it soon afterwards."""
+    """The time of `boot_ns` at which it was begun first. A standby may see it soon afterwards."""
     began_ns: int = 0
     pause_s: float = PAUSE_S
     retry_ns: int = 0

@@ -258,7 +258,7 @@ def metrics(status: StandbyStatus) -> str:
         ("zsq_standby_following", "1 while the bucket answers.", int(status.state == "following")),
         ("zsq_standby_tick", "The number of the last tick that was applied.", status.number),
         ("zsq_standby_quiet_seconds", "The time since the last new tick.", status.quiet_s),
-        ("zsq_standby_patience_seconds", "When it takes over.", status.patience_s),
+        ("zsq_standby_patience_seconds", "Its --patience.", status.patience_s),
         ("zsq_standby_applied_bytes", "Bytes that were applied.", status.applied_bytes),
     )
     return "".join(

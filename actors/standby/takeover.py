@@ -140,7 +140,7 @@ def read_copy(files: Files, path: str) -> Copy | None:
 
 
 class Standing(NamedTuple):
-    """What the log of ticks says of a data directory that was a primary.
+    """The place of a data directory that was a primary, by the log of ticks.
 
     `is_newest` means that nobody has taken over since. `is_released` means that it has handed over,
     and that a standby should have taken over.

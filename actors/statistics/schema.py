@@ -142,7 +142,7 @@ _BROKER: Final = (
        metric="zsq_bucket_cost_total", default=0.0),
     _S("bucket", "shipped_bytes", "bytes", _SHIPPER, "bytes of ticks that were shipped", metric="zsq_bucket_shipped_bytes_total"),
     _S("bucket", "shipped_ticks", "ticks", _SHIPPER, "ticks that were shipped", metric="zsq_bucket_shipped_ticks_total"),
-    _S("bucket", "epoch", "number", _SHIPPER, "number of the takeovers so far", metric="zsq_bucket_epoch", default=0),
+    _S("bucket", "epoch", "number", _SHIPPER, "takeovers and starts of a primary so far", metric="zsq_bucket_epoch", default=0),
     _S("bucket", "standbys", "standbys", _SHIPPER, "standbys that follow this broker", metric="zsq_bucket_standbys", default=0),
     _S("bucket", "write_requests", "requests", _ARCHIVE_ACTOR,
        "requests that stored or listed objects, since the archive's process began", metric="zsq_bucket_write_requests_total"),

@@ -181,8 +181,8 @@ SECTIONS: Final = {
     envvar="ZSQ_URL",
     metavar="URL",
     help=(
-        "Address of the broker: tcp://host:port or ipc://DATA_DIR/run. For a broker with a standby: "
-        "both, with a comma between them."
+        "Address of the broker: tcp://host:port or ipc://DATA_DIR/run. For a broker with a "
+        "standby: both, with a comma between them."
     ),
 )
 @click.option(

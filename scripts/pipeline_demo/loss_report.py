@@ -41,8 +41,9 @@ def check_loss(
     loss, live, auditor = lost.loss, lost.live, lost.auditor
     seconds = f"{FINISHED_S:.0f} s"
     before = split_at(live.acknowledged, loss.gone_at)[0]
+    how = "taken over" if isinstance(loss, Takeover) else "restored"
     return {
-        f"lost and {'taken over' if isinstance(loss, Takeover) else 'restored'} in the middle: Spark had read {loss.before.streamed:,} rows": (
+        f"lost and {how} in the middle: Spark had read {loss.before.streamed:,} rows": (
             loss.happened
             and 0 < loss.before.streamed < len(bodies)
             and 0 < len(before) < len(live.acknowledged)

@@ -44,7 +44,7 @@ BEYOND_LEASE: Final = 1.25
 
 
 class Notice(NamedTuple):
-    """What a standby says of itself. `addresses` are those of its gateway, once it is primary."""
+    """The notice of a standby. `addresses` are those of its gateway, once it is primary."""
 
     copy: str
     host: str

@@ -25,7 +25,7 @@ _NS: Final = 1_000_000_000
 
 
 class Timers(Protocol):
-    """What the lease needs of its actor."""
+    """The timers of an actor."""
 
     def every(self, interval_ms: float, function: Callable[[], None]) -> None: ...
     def cease(self, function: Callable[[], None]) -> None: ...

@@ -24,7 +24,8 @@ from zsq.transport.errors import NotFound
 # These commands answer with an exit code and print text only if something differs from what was
 # asked, or they run until they are stopped.
 SHOW_NOTHING = {
-    "serve", "standby", "handover", "completion", "topic create", "topic close", "topic open", "topic retire", "topic delete", "topic pause", "topic unpause",
+    "serve", "standby", "handover",
+    "completion", "topic create", "topic close", "topic open", "topic retire", "topic delete", "topic pause", "topic unpause",
     "topic empty", "channel create", "channel delete", "channel pause", "channel unpause", "channel empty",
 }  # fmt: skip
 # These commands may lack JSON output.
