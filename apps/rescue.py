@@ -86,7 +86,7 @@ class PublishedFile:
 
 
 class PublishPlan(NamedTuple):
-    """How to publish. `to` "" means the topic that the messages had."""
+    """The way to publish. `to` "" means the topic that the messages had."""
 
     url: str
     to: str = ""
