@@ -303,6 +303,7 @@ class Shipper:
         if isinstance(value, (StorageError, OSError)):
             self.state = ShipperState.CLOSED
             self._note(value)
+            self._refuse_opening(E_BUCKET)
             self._retry_ns = time.monotonic_ns() + int(self._pause_s * _NS)
             self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
             return
@@ -324,6 +325,7 @@ class Shipper:
         }
         self._tick_encoder = TickEncoder(self._files, taken.digest, dict(self._tails))
         self.state, self.trouble, self._pause_s = ShipperState.OPEN, "", PAUSE_S
+        self._answer_opening()
 
     def _lose(self, why: str) -> None:
         log.error("shipping ends: %s", why)
@@ -333,11 +335,14 @@ class Shipper:
         for flight in self._flights:
             self._refuse(flight.pieces)
         self._refuse(self._waiting)
-        for envelope, request in self._opening.values():
-            self._send(envelope, p.Failed(request, E_FENCED, self.trouble))
+        self._refuse_opening(E_FENCED)
         self._flights.clear()
         self._waiting.clear()
         self._waiting_bytes = self._waiting_changes = self._waiting_urgent = self._oldest_ns = 0
+
+    def _refuse_opening(self, code: str) -> None:
+        for envelope, request in self._opening.values():
+            self._send(envelope, p.Failed(request, code, self.trouble))
         self._opening.clear()
 
     def _refuse(self, pieces: Sequence[WaitingPiece] | deque[WaitingPiece]) -> None:
@@ -367,14 +372,18 @@ class Shipper:
             raise Refused(E_BUCKET, self.trouble or "the broker is taking over its log of ticks")
 
     def open_topic(self, envelope: Envelope, message: p.OpenShipping) -> None:
-        """Tell a topic what the log has of it, once no piece of it is on its way."""
-        self.check()
+        """Tell a topic what the log has of it, once no piece of it is on its way.
+
+        While this process takes over the log, the topic waits for the answer.
+        """
+        if not self.is_opening:
+            self.check()
         self._peers[message.uuid] = envelope
         self._opening[message.uuid] = (envelope, message.request)
         self._answer_opening()
 
     def _answer_opening(self) -> None:
-        if not self._opening:
+        if not self._opening or self.state is not ShipperState.OPEN:
             return
         busy = {one.piece.uuid for one in self._waiting}
         busy |= {one.piece.uuid for flight in self._flights for one in flight.pieces}

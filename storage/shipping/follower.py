@@ -18,8 +18,9 @@ boundary. If it is above, the follower has to begin again.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from crc32c import crc32c
@@ -34,6 +35,7 @@ from .tick_format import TAKEOVER, DecodedIndex, after, decode_index, log_object
 from .tick_reader import ChainCheck, LogMoved, ShippedTopic, TickReader
 
 UNKNOWN: Final = "?"  # the name of a topic until the takeover
+AHEAD: Final = 4  # ticks that are read at once while the follower is behind
 
 
 class Follower:
@@ -51,6 +53,10 @@ class Follower:
         self.registry = b""
         """The newest registry of topics, b"" if there is none yet."""
         self.applied_bytes = 0
+        self._readers: ThreadPoolExecutor | None = None
+        self._ahead: deque[Future[bytes]] = deque()  # from `_number_ahead` on
+        self._number_ahead = -1
+        self._is_behind = False  # the last tick was there already when it was asked for
         self.recent: dict[int, DecodedIndex] = {}
         """The last ticks that were applied, by their numbers, back to one with all tails."""
 
@@ -105,7 +111,7 @@ class Follower:
         assert self._check is not None
         name = log_object(self.number)
         try:
-            data = self._bucket.read(name)
+            data = self._next()
         except ObjectMissing:
             return False
         try:
@@ -121,7 +127,43 @@ class Follower:
         self.recent[self.number] = found
         self.last, self.number = found, after(found.index)
         self.applied_bytes += len(data)
+        self._is_behind = True
         return True
+
+    def _next(self) -> bytes:
+        """Return the next tick. While there are more, read the ones after it in threads.
+
+        Raises `ObjectMissing` if there is none yet.
+        """
+        if self._number_ahead != self.number:  # the last tick was a takeover, or all was new
+            self._forget_ahead()
+            self._number_ahead = self.number
+        waiting = self._ahead
+        if not waiting:
+            waiting.append(self._read(self.number))
+        if self._is_behind:
+            while len(waiting) < AHEAD:
+                waiting.append(self._read(self.number + len(waiting)))
+        try:
+            data = waiting.popleft().result()
+        except BaseException:
+            # What was read behind it may be older than what is there when it is asked again.
+            self._forget_ahead()
+            self._is_behind = False
+            raise
+        self._number_ahead += 1
+        return data
+
+    def _read(self, number: int) -> Future[bytes]:
+        if self._readers is None:
+            self._readers = ThreadPoolExecutor(AHEAD, thread_name_prefix="zsq-follow")
+        return self._readers.submit(self._bucket.read, log_object(number))
+
+    def _forget_ahead(self) -> None:
+        for one in self._ahead:
+            one.cancel()
+        self._ahead.clear()
+        self._number_ahead = -1
 
     def look(self) -> bool:
         """Return True if the tick that is read next can still be the next one.
@@ -187,6 +229,11 @@ class Follower:
 
     def close(self) -> None:
         """Close all stores."""
+        self._forget_ahead()
+        self._is_behind = False
+        if self._readers is not None:
+            self._readers.shutdown(wait=False, cancel_futures=True)
+            self._readers = None
         for topic in self._topics.values():
             topic.close()
         self._topics = {}

@@ -157,6 +157,7 @@ class TopicRestore:
         self._check = check
         self._advance = advance
         self._builders: list[StoreBuilder] = []
+        self._followed_from = 0  # `kept_from` when `follow` last removed log files
         self._changes_path = f"{target.directory}/{CHANGES_NAME}"
         self._changes_bytes = 0
 
@@ -207,9 +208,11 @@ class TopicRestore:
         if piece.begins:
             self._feed(self._base_frames())
         self._feed(decode_frames(body[position:]))
-        for base in self._bases():
-            if base < self.shipped.kept_from:
-                self._files.remove(f"{self._folder}/{chunk_name(base)}")
+        if piece.kept_from > self._followed_from:
+            self._followed_from = piece.kept_from
+            for base in self._bases():
+                if base < self.shipped.kept_from:
+                    self._files.remove(f"{self._folder}/{chunk_name(base)}")
 
     def close(self) -> None:
         """Close the stores of a topic that is not needed any more."""

@@ -185,11 +185,24 @@ def test_results_that_arrive_after_the_loss_change_nothing(world: World) -> None
     assert set(world.failed().values()) == {E_FENCED}
 
 
-def test_requests_before_the_takeover_are_refused(tmp_path: Path, now: list[int]) -> None:
+def test_topics_wait_for_the_takeover(tmp_path: Path, now: list[int]) -> None:
+    world = World(tmp_path, now)
+    first = world.topic("clicks").open()
+    world.shipper.open(ARCHIVE)
+    second = world.topic("views").open()
+    assert (world.answered(), world.failed()) == ([], {})
+    world.run(world.control)
+    assert world.answered() == [first, second]
+
+
+def test_topics_are_refused_while_the_takeover_fails(tmp_path: Path, now: list[int]) -> None:
     world = World(tmp_path, now)
     topic = world.topic("clicks")
     first = topic.open()
+    world.bucket.is_away = True
     world.shipper.open(ARCHIVE)
+    world.run(world.control)
+    assert world.failed() == {first: E_BUCKET}
     second = topic.open()
     assert world.failed() == {first: E_BUCKET, second: E_BUCKET}
 
