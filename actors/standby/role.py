@@ -3,6 +3,8 @@
 | this data directory | the log of ticks | `zsq standby` | `zsq serve` |
 |---|---|---|---|
 | has no registry | anything | follows | is a new broker |
+| has no registry | there is none, with `--first` | is a new broker | is a new broker |
+| has no topic, and never shipped | anything | follows | is primary, if the bucket is its own |
 | was primary | its last tick is ours | is primary | is primary |
 | was primary | its last tick is ours, and is released | waits for the standby first | is primary |
 | was primary | another one has taken over | sets aside, and follows | the same, once it notices |
@@ -27,12 +29,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, NoReturn
 
-from ...storage.bucket.bucket import Bucket, BucketError
+from ...storage.archive.archive_format import BROKER_NAME
+from ...storage.bucket.bucket import Bucket, BucketError, ObjectMissing
 from ...storage.bucket.bucket_url import parse_bucket_url
 from ...storage.bucket.object_store import open_bucket
 from ...storage.errors import ForeignDirectory, Locked, StorageError
 from ...storage.files import Files
-from ...storage.shipping.tick_format import COPY_NAME, Copy
+from ...storage.shipping.tick_format import COPY_NAME, LOG, Copy
 from ...transport.wire.credentials import open_to_others
 from ..runtime import logs
 from ..runtime.actor import StartFailed
@@ -44,7 +47,8 @@ from ..supervisor.service_manager import ServiceManager
 from ..supervisor.supervisor import EXIT_NOT_PRIMARY
 from ..supervisor.topics import sleepers
 from ..supervisor.topics.registry import OLD_NAME, REGISTRY_NAME
-from .rescue import set_aside_broker
+from ..supervisor.topics.registry_format import decode
+from .rescue import REGISTRY_BYTES_MAX, set_aside_broker
 from .standby import StandbyLoop, StandbyThread
 from .standby_gateway import StandbyGateway
 from .takeover import FOLLOWED, TOPICS, Standing, TakeoverFailed, read_copy, standing
@@ -72,13 +76,15 @@ def run_broker(
     environment: Mapping[str, str],
     *,
     is_standby: bool,
+    is_first: bool = False,
 ) -> int:
     """Run a broker in one role after the other, until SIGTERM or SIGINT. Return the exit code.
 
-    `environment` is that of the start of this process.
+    `environment` is that of the start of this process. With `is_first`, a standby of a bucket that
+    is still empty is the primary of a new broker.
     """
     if is_standby or environment.get(ROLE) == STANDBY:
-        code = _Standing(given).run()
+        code = _Standing(given, is_first).run()
         if code is not None:
             return code
     code = serve(given, read_again)
@@ -99,8 +105,9 @@ def _restart(environment: Mapping[str, str]) -> NoReturn:
 class _Standing:
     """One run as a standby."""
 
-    def __init__(self, given: ServeOptions) -> None:
+    def __init__(self, given: ServeOptions, is_first: bool) -> None:
         self._given = given
+        self._is_first = is_first
         self._files = Files()
         self._data_dir = given.data_dir.absolute()
         self._ends = threading.Event()  # a signal came, or the thread has ended
@@ -183,8 +190,25 @@ class _Standing:
                 return 0
             if is_primary:
                 return None
+        elif self._is_first and not self._is_there(bucket):
+            self._say(f"{self._given.bucket} is empty: this broker is the primary of a new one")
+            return None
         self._remove_old()
         return self._follow(bucket)
+
+    def _is_there(self, bucket: Bucket) -> bool:
+        """Return True if a broker uses this prefix, or if the bucket does not tell."""
+        try:
+            bucket.size(BROKER_NAME)
+        except ObjectMissing:
+            return any(True for _ in bucket.names(f"{LOG}/"))
+        except BucketError as error:
+            log.error("cannot find out whether the bucket is empty: %s", error)
+        return True
+
+    def _has_topics(self) -> bool:
+        path = f"{self._data_dir}/{REGISTRY_NAME}"
+        return bool(decode(self._files.read_file(path, REGISTRY_BYTES_MAX), path).topics)
 
     def _look_back(self, bucket: Bucket) -> bool | None:
         """Find out whether this former primary is still primary. If not, set aside what it has.
@@ -194,6 +218,8 @@ class _Standing:
         """
         data_dir = self._data_dir
         own = read_copy(self._files, f"{data_dir}/{COPY_NAME}")
+        if own is None and not self._has_topics():
+            return False  # it was started once, and was never used
         if own is None:
             raise ForeignDirectory(
                 f"{data_dir} is the data directory of a broker that has shipped nothing to a "

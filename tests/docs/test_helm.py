@@ -84,11 +84,10 @@ def test_the_pods_run_commands_and_options_that_exist() -> None:
     assert (shell, flag) == ("sh", "-c")
     words = script.split("exec zsq ", 1)[1].split()
     url = variables()["ZSQ_SERVE_BUCKET"]
-    understood(["serve", *words[1:], "--no-nsq", "--bucket", url])
-    understood(["standby", *words[1:], "--no-nsq", url])
+    understood([*words, "--no-nsq", url])
     stop = container()["lifecycle"]["preStop"]["exec"]["command"][-1]
     understood(stop.split(" &&")[0].split()[1:])
-    assert variables()["ZSQ_URL"] == f"ipc://{words[2]}/run"
+    assert variables()["ZSQ_URL"] == f"ipc://{words[-1]}/run"
 
 
 def test_the_parts_of_the_chart_fit_together() -> None:

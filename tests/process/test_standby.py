@@ -219,10 +219,29 @@ def test_a_standby_stops_and_the_primary_goes_on_without_it(pair: Pair) -> None:
     assert pair.read(pair.one.tcp) == list(range(11))
 
 
+def test_two_standbys_of_an_empty_bucket_begin_a_broker(tmp_path: Path) -> None:
+    """So both machines have the same command from their first start on."""
+    (tmp_path / "bucket").mkdir()
+    more = ("--bucket", f"file://{tmp_path}/bucket", "--first")
+    one, two = Broker(tmp_path / "one", *more), Broker(tmp_path / "two", *more)
+    one.command = two.command = "standby"
+    try:
+        one.start()
+        with zsq.Producer(one.tcp, timeout=20) as producer:
+            producer.publish(TOPIC, b"x")
+        two.launch()
+        two.wait_said("follows file://")
+    finally:
+        one.close()
+        two.close()
+
+
 def test_data_that_was_never_shipped_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     one = Broker(tmp_path / "one")
     one.start()
+    with zsq.Producer(one.tcp, timeout=20) as producer:
+        producer.publish(TOPIC, b"x")
     one.stop()
     two = Broker(tmp_path / "one", "--bucket", f"file://{tmp_path}/bucket")
     two.command = "standby"

@@ -102,7 +102,12 @@ def _read(context: click.Context, _: click.Parameter, path: Path | None) -> Path
 
 def standby_parameters() -> list[click.Parameter]:
     """Return the parameters of `zsq standby`: a bucket, and the options of `zsq serve`."""
-    return [click.Argument(["url"], required=False), *serve_parameters(needs_data_dir=True)]
+    first = click.Option(
+        ["--first"],
+        is_flag=True,
+        help="If the bucket is still empty, begin a new broker as its primary.",
+    )
+    return [click.Argument(["url"], required=False), first, *serve_parameters(needs_data_dir=True)]
 
 
 def serve_parameters(*, needs_data_dir: bool) -> list[click.Parameter]:

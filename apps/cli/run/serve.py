@@ -79,7 +79,7 @@ def serve(context: click.Context, /, **given: Any) -> int:
 
 @click.command(cls=Configured, params=standby_parameters())
 @click.pass_context
-def standby(context: click.Context, /, url: str | None, **given: Any) -> int:
+def standby(context: click.Context, /, url: str | None, first: bool, **given: Any) -> int:
     """Follow the broker of the bucket URL on DIR, and take over when it is gone.
 
     All options of zsq serve count once this broker is primary. URL is the same as --bucket. Clients
@@ -88,18 +88,21 @@ def standby(context: click.Context, /, url: str | None, **given: Any) -> int:
     options = with_url({**given, "url": url})
     if not options["bucket"]:
         raise click.UsageError("a standby follows a bucket: give its URL, or set --bucket")
-    return run(context, options, is_standby=True)
+    return run(context, options, is_standby=True, is_first=first)
 
 
 def with_url(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters with the argument of `zsq standby` as the option that it stands for."""
     found = dict(given)
+    found.pop("first", None)
     if url := found.pop("url", None):
         found["bucket"] = url
     return found
 
 
-def run(context: click.Context, given: Mapping[str, Any], *, is_standby: bool) -> int:
+def run(
+    context: click.Context, given: Mapping[str, Any], *, is_standby: bool, is_first: bool = False
+) -> int:
     """Run a broker in the foreground."""
     check_python(sys.version_info[:3])
     environment = dict(os.environ)
@@ -116,7 +119,9 @@ def run(context: click.Context, given: Mapping[str, Any], *, is_standby: bool) -
     if options.bucket and options.bucket_lag_s:
         from ....actors.standby.role import run_broker
 
-        return run_broker(options, again.read, environment, is_standby=is_standby)
+        return run_broker(
+            options, again.read, environment, is_standby=is_standby, is_first=is_first
+        )
     from ....actors.supervisor.serve import serve as serve_broker
 
     return serve_broker(options, again.read)
