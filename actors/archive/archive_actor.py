@@ -176,7 +176,8 @@ class ArchiveActor(Actor[ArchiveStart]):
     def _check(self) -> Claimed:
         """Raise a `BucketError` if the store is not fit, or the prefix is another broker's."""
         given = self.given
-        probe(self._bucket, self._files)
+        if not given.is_probed:
+            probe(self._bucket, self._files)
         return claim(self._bucket, given.broker, given.known, given.fresh)
 
     def _threads(self, name: str, count: int) -> list[WorkerThread]:

@@ -505,7 +505,8 @@ class ServeOptions:
     the disk, for each topic, for what is read from the bucket. `bucket_lag_s` is the bound within
     which everything newer is shipped to the bucket. 0 means that it is not shipped. `bucket_costs`
     are the costs of 1,000 requests that write, and of 1,000 that read. As a standby, the broker
-    takes over when the primary was quiet for `patience_s` seconds.
+    takes over when the primary was quiet for `patience_s` seconds. `is_probed` is True if this
+    process has found out as a standby that the bucket is fit.
     """
 
     data_dir: Path
@@ -531,6 +532,7 @@ class ServeOptions:
     bucket_lag_s: float = BUCKET_LAG_S
     bucket_costs: tuple[float, float] = (0.0, 0.0)
     patience_s: float = PATIENCE_S
+    is_probed: bool = False
 
 
 def push_listen(serve_options: ServeOptions) -> str:

@@ -116,7 +116,7 @@ class ArchiveStart(ActorStart):
     identity of a new one. `first` means that the broker starts, so it ends if the bucket cannot be
     used. `data_dir` is the data directory, `run_dir` the run directory, and `ship_lag_s` the bound
     of shipping, or 0. `costs` are those of 1,000 requests that write, and that read. `addresses`
-    are where clients reach the broker.
+    are where clients reach the broker. With `is_probed`, it is known that the bucket is fit.
     """
 
     url: str
@@ -127,6 +127,7 @@ class ArchiveStart(ActorStart):
     first: bool = True
     data_dir: str = ""
     run_dir: str = ""
+    is_probed: bool = False
     addresses: tuple[str, ...] = ()
     ship_lag_s: float = 0.0
     costs: tuple[float, float] = (0.0, 0.0)

@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn
 
@@ -84,9 +85,11 @@ def run_broker(
     is still empty is the primary of a new broker.
     """
     if is_standby or environment.get(ROLE) == STANDBY:
-        code = _Standing(given, is_first).run()
+        standing = _Standing(given, is_first)
+        code = standing.run()
         if code is not None:
             return code
+        given = replace(given, is_probed=standing.is_probed)
     code = serve(given, read_again)
     if code == EXIT_NOT_PRIMARY:
         _restart(environment)
@@ -108,6 +111,7 @@ class _Standing:
     def __init__(self, given: ServeOptions, is_first: bool) -> None:
         self._given = given
         self._is_first = is_first
+        self.is_probed = False
         self._files = Files()
         self._data_dir = given.data_dir.absolute()
         self._ends = threading.Event()  # a signal came, or the thread has ended
@@ -290,4 +294,5 @@ class _Standing:
             gateway.close()
         if thread.failure is not None:
             raise thread.failure
+        self.is_probed = True
         return None if thread.is_primary and not self._is_told else 0

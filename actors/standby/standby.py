@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from ...storage.bucket.bucket import Bucket, BucketAway, BucketError
+from ...storage.bucket.probe import probe
 from ...storage.errors import StorageError
 from ...storage.files import Files
 from ...storage.shipping.follower import Follower
@@ -99,6 +100,7 @@ class StandbyLoop:
         self._look_ns = 0
         self.state = StandbyState.STARTING
         self.trouble = ""
+        self._is_probed = False
         self._pause_s = PAUSE_S
         self._topics = 0
         self._registry = b""
@@ -140,6 +142,9 @@ class StandbyLoop:
             return self._begin_again(str(error))
 
     def _begin(self) -> None:
+        if not self._is_probed:  # now, because there is no time for it at a takeover
+            probe(self._bucket, self._files)
+            self._is_probed = True
         self._follower.begin()
         last = self._follower.last
         assert last is not None

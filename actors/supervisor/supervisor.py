@@ -199,6 +199,7 @@ class Supervisor:
                 fresh=uuid.uuid4().hex,
                 data_dir=str(given.data_dir),
                 run_dir=self.run_dir,
+                is_probed=given.is_probed,
                 addresses=advertised(given.gateway),
                 ship_lag_s=given.bucket_lag_s,
                 costs=given.bucket_costs,

@@ -115,4 +115,5 @@ def prepare() -> None:
     module = primacy
     module.LOOK_S = 0.2
     module = standby
+    module.probe = lambda bucket, files: None
     module.PAUSE_S, module.PAUSE_S_MAX, module.LOOK_S = 0.05, 0.4, 0.5

@@ -20,7 +20,7 @@ from zsq.storage.directory.store import open_store
 from zsq.storage.files import Files
 from zsq.storage.shipping.ship_log import find_chain
 from zsq.storage.shipping.standbys import STANDBYS, STRANGER_S
-from zsq.storage.shipping.tick_format import COPY_NAME, TAKEOVER, Copy, Index
+from zsq.storage.shipping.tick_format import COPY_NAME, LOG, TAKEOVER, Copy, Index
 from zsq.storage.shipping.tick_reader import ShippedTopic
 
 S = 1_000_000_000
@@ -73,7 +73,11 @@ def test_a_standby_waits_until_there_is_something_to_follow(
     harness: ShippingHarness, loop: StandbyLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(harness.bucket, "names", lambda below: iter(()))
+        names = harness.bucket.names
+        is_log = lambda below: below == f"{LOG}/"  # noqa: E731
+        patch.setattr(
+            harness.bucket, "names", lambda below: iter(()) if is_log(below) else names(below)
+        )
         assert loop._turn()
         assert loop.status().state == "starting"
         assert "no broker has shipped" in loop.trouble
