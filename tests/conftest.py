@@ -41,12 +41,13 @@ settings.load_profile("fast" if "ZSQ_TEST_FAST" in os.environ else "zsq")
 SLOW_FOLDERS: Final = frozenset({"attacks", "process", "compat", "spark", "spark_cluster"})
 SLOW_FILES: Final = re.compile(
     r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_"
-    r"|zsqd|bench|test_calls|fuzz|simulation|test_runner"
+    r"|zsqd|bench|test_calls|fuzz|simulation|test_runner|standby_model|parts_model|set_aside"
 )
 # Files with tests that take a minute or more. They are started first. Otherwise the other cores
 # would wait for one of them at the end.
 LONG_FILES: Final = re.compile(
-    r"test_(driver_killed|torture|soak|damage_many|two_hosts|broker_lost|tasks"
+    r"test_(driver_killed|torture(_bucket|_standby)?|soak|damage_many|two_hosts|broker_lost|tasks"
+    r"|standby(_model)?|parts_model|set_aside"
     r"|slow_topic|group_crash|fuzzed|alarms|simulation|bench_nsq"
     r"|batch|tutorial|pages)$"
 )
