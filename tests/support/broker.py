@@ -85,6 +85,9 @@ class Broker:
             "--listen",
             f"127.0.0.1:{self.port}",
         ]
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(20)  # it was killed, and is replaced here
         with self.log.open("ab") as log:
             self._begin = log.tell()
             self.process = subprocess.Popen(

@@ -74,10 +74,11 @@ def test_a_standby_waits_until_there_is_something_to_follow(
 ) -> None:
     with monkeypatch.context() as patch:
         names = harness.bucket.names
-        is_log = lambda below: below == f"{LOG}/"  # noqa: E731
-        patch.setattr(
-            harness.bucket, "names", lambda below: iter(()) if is_log(below) else names(below)
-        )
+
+        def without_log(below: str) -> Iterator[str]:
+            return iter(()) if below == f"{LOG}/" else names(below)
+
+        patch.setattr(harness.bucket, "names", without_log)
         assert loop._turn()
         assert loop.status().state == "starting"
         assert "no broker has shipped" in loop.trouble

@@ -15,7 +15,7 @@ from typing import Any, Final
 from support.torture.bucket.history import BucketHistory, Sent
 
 import zsq
-from zsq.transport.errors import E_BUCKET, E_FENCED
+from zsq.transport.errors import E_BUCKET, E_FENCED, E_STANDBY
 
 CHANNEL: Final = "work"
 PATIENCE_S: Final = 180.0  # a client waits so long for the broker: a restore must not end it
@@ -123,7 +123,7 @@ class Load:
     def failed(self, error: Exception, what: str) -> None:
         """Record that a publish failed. It is not known whether it is stored."""
         code = getattr(error, "code", "")
-        if code == E_FENCED:
+        if code in (E_FENCED, E_STANDBY):  # a broker that was replaced is a standby soon
             self.counts["fenced"] += 1
         elif code == E_BUCKET:
             self.counts["refused"] += 1

@@ -204,12 +204,12 @@ class BucketTorture(BucketChecks):
         home.broker.wait_ready(RECOVERY_S)
         load, since = self._load(home), time.monotonic()
         wait_for(
-            lambda: load.counts["fenced"] or not load.silent(since) or self.history.complaints,
+            lambda: is_replaced(home, load) or not load.silent(since) or self.history.complaints,
             RECOVERY_S,
             "an answer of the restored broker",
         )
         go_on()
-        if load.counts["fenced"]:
+        if is_replaced(home, load):
             self._end_load(load)
             home.lose()
             old_load.start_consumers()
@@ -218,7 +218,7 @@ class BucketTorture(BucketChecks):
         self._lose(old.lifetime, lost_s)
         load.start_consumers()
         wait_for(
-            lambda: old_load.counts["fenced"] or self.history.complaints,
+            lambda: is_replaced(old, old_load) or self.history.complaints,
             RECOVERY_S,
             "the fence of the old broker",
         )
@@ -239,3 +239,8 @@ class BucketTorture(BucketChecks):
 
     def _is_shipped(self) -> bool:
         return not any(row["ship_lag_s"] or row["delayed_count"] for row in self._stats())
+
+
+def is_replaced(home: Home, load: Load) -> bool:
+    """Return True if a broker knows that another one has taken over. It stops then."""
+    return bool(load.counts["fenced"]) or b"is not primary any more" in home.broker.log.read_bytes()
