@@ -27,6 +27,7 @@ from crc32c import crc32c
 
 from ..bucket.bucket import Bucket, BucketRefuses, ObjectMissing
 from ..directory.store import TopicIdentity
+from ..documents import loads
 from ..errors import Damaged, ForeignDirectory
 from ..files import Files
 from .restore import TOPICS_AT_ONCE, RestoredTopic, Target, TopicRestore
@@ -36,6 +37,14 @@ from .tick_reader import ChainCheck, LogMoved, ShippedTopic, TickReader
 
 UNKNOWN: Final = "?"  # the name of a topic until the takeover
 AHEAD: Final = 4  # ticks that are read at once while the follower is behind
+
+
+def uuids_of(registry: bytes) -> frozenset[str]:
+    """Return the uuids of the topics in a registry. Raises `Damaged`."""
+    try:
+        return frozenset(str(row["uuid"]) for row in loads(registry)["topics"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"the registry of topics cannot be read: {error!r}") from error
 
 
 class Follower:
@@ -56,7 +65,7 @@ class Follower:
         self._readers: ThreadPoolExecutor | None = None
         self._ahead: deque[Future[bytes]] = deque()  # from `_number_ahead` on
         self._number_ahead = -1
-        self._is_behind = False  # the last tick was there already when it was asked for
+        self._in_row = 0  # ticks that were there when they were asked for, one after the other
         self.recent: dict[int, DecodedIndex] = {}
         """The last ticks that were applied, by their numbers, back to one with all tails."""
 
@@ -72,13 +81,17 @@ class Follower:
         reader = TickReader(self._bucket, self._count)
         try:
             reader.read()
-            for problems in reader.wrong.values():
-                raise BucketRefuses(f"{self._bucket.url}: {problems[0]}")
             self.last = reader.last
             if reader.last.index.registry_number >= 0:
                 self.registry = reader.registry()
+            # The first ticks of a deleted topic may be removed, while later ones still name it.
+            live = uuids_of(self.registry) if self.registry else frozenset(reader.topics)
+            for uuid, problems in reader.wrong.items():
+                if uuid in live:
+                    raise BucketRefuses(f"{self._bucket.url}: topic {uuid}: {problems[0]}")
             for uuid, shipped in reader.topics.items():
-                self._add(uuid, shipped)
+                if uuid in live:
+                    self._add(uuid, shipped)
             for loaded in reader.pieces(list(self._topics)) if self._topics else ():
                 self._topics[loaded.piece.uuid].take(loaded.number, loaded.piece, loaded.body)
             for topic in self._topics.values():
@@ -127,7 +140,6 @@ class Follower:
         self.recent[self.number] = found
         self.last, self.number = found, after(found.index)
         self.applied_bytes += len(data)
-        self._is_behind = True
         return True
 
     def _next(self) -> bytes:
@@ -141,7 +153,7 @@ class Follower:
         waiting = self._ahead
         if not waiting:
             waiting.append(self._read(self.number))
-        if self._is_behind:
+        if self._in_row > 1:
             while len(waiting) < AHEAD:
                 waiting.append(self._read(self.number + len(waiting)))
         try:
@@ -149,9 +161,10 @@ class Follower:
         except BaseException:
             # What was read behind it may be older than what is there when it is asked again.
             self._forget_ahead()
-            self._is_behind = False
+            self._in_row = 0
             raise
         self._number_ahead += 1
+        self._in_row += 1
         return data
 
     def _read(self, number: int) -> Future[bytes]:
@@ -230,7 +243,7 @@ class Follower:
     def close(self) -> None:
         """Close all stores."""
         self._forget_ahead()
-        self._is_behind = False
+        self._in_row = 0
         if self._readers is not None:
             self._readers.shutdown(wait=False, cancel_futures=True)
             self._readers = None

@@ -17,6 +17,7 @@ from zsq.storage.files import Files
 from zsq.storage.shipping.follower import Follower
 from zsq.storage.shipping.ship_log import Fenced, ShipLog
 from zsq.storage.shipping.tick_format import Copy, log_object
+from zsq.storage.shipping.tick_reader import TickReader
 
 RESERVE = 50
 
@@ -172,6 +173,42 @@ def test_a_store_that_does_not_answer_loses_nothing(
     assert follower.step()
     assert not follower.step()
     finish(harness, follower)
+
+
+def test_a_deleted_topic_whose_first_ticks_are_gone_is_no_damage(
+    harness: ShippingHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.publish()
+    harness.tick(begin=True)
+    harness.content.topics.clear()
+    harness.tick(empty=True, registry=True)
+    wrong = {harness.uuid: ["bytes 0 to 4 of the log file of offset 0 are missing"]}
+    read = TickReader.read
+
+    def read_without(reader: TickReader, at_ns: int | None = None) -> None:
+        read(reader, at_ns)
+        reader.wrong.update(wrong)
+
+    monkeypatch.setattr(TickReader, "read", read_without)
+    follower = follow(harness, "copy")
+    assert not follower.shipped()
+    follower.close()
+
+
+def test_a_damaged_topic_that_exists_is_not_followed(
+    harness: ShippingHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.publish()
+    harness.tick(begin=True)
+    read = TickReader.read
+
+    def read_without(reader: TickReader, at_ns: int | None = None) -> None:
+        read(reader, at_ns)
+        reader.wrong[harness.uuid] = ["bytes are missing"]
+
+    monkeypatch.setattr(TickReader, "read", read_without)
+    with pytest.raises(BucketRefuses, match="bytes are missing"):
+        follow(harness, "copy")
 
 
 def test_topics_that_were_deleted_leave_the_disk(harness: ShippingHarness) -> None:
