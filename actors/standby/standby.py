@@ -62,6 +62,7 @@ POLLS: Final = 20  # in one patience
 LOOK_S: Final = 10.0  # how often a quiet standby looks whether the log has moved on without it
 PAUSE_S: Final = 0.5
 PAUSE_S_MAX: Final = 5.0
+AGAIN_S_MAX: Final = 60.0
 _NS: Final = 1_000_000_000
 
 
@@ -101,7 +102,8 @@ class StandbyLoop:
         self.state = StandbyState.STARTING
         self.trouble = ""
         self._is_probed = False
-        self._pause_s = PAUSE_S
+        self._pause_s = self._again_s = PAUSE_S
+        self._away_ns = 0  # since when the bucket does not answer
         self._topics = 0
         self._registry = b""
 
@@ -159,15 +161,23 @@ class StandbyLoop:
         self._now_follows()
 
     def _now_follows(self) -> None:
+        """Go on. After a long absence the primary gets its time too, because it was away as well.
+
+        A request that failed now and then must not begin the patience anew: with a bucket that is
+        only unreliable it would never end.
+        """
+        now_ns = time.monotonic_ns()
         if self.state is StandbyState.AWAY:
             log.warning("the bucket answers again")
-            self._patience.waits_from(time.monotonic_ns())
-        self.state, self.trouble, self._pause_s = StandbyState.FOLLOWING, "", PAUSE_S
+            if now_ns - self._away_ns > self._patience.patience_s / 2 * _NS:
+                self._patience.waits_from(now_ns)
+        self.state, self.trouble = StandbyState.FOLLOWING, ""
 
     def _follow(self) -> float | None:
         asked_ns = time.monotonic_ns()
         is_new = self._follower.step()
         self._now_follows()
+        self._pause_s = self._again_s = PAUSE_S
         last = self._follower.last
         assert last is not None
         if is_new:
@@ -198,7 +208,7 @@ class StandbyLoop:
                 log.error("cannot follow: %s; it is tried again", error)
             self.trouble = str(error)
             if self.state is StandbyState.FOLLOWING:
-                self.state = StandbyState.AWAY
+                self.state, self._away_ns = StandbyState.AWAY, time.monotonic_ns()
             pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_S_MAX)
             return pause_s
         return self._begin_again(str(error))
@@ -206,7 +216,9 @@ class StandbyLoop:
     def _begin_again(self, why: str) -> float:
         log.warning("applies the log of ticks again: %s", why)
         self.state = StandbyState.STARTING
-        return PAUSE_S
+        # It reads the whole log of ticks again, so not too often.
+        pause_s, self._again_s = self._again_s, min(2 * self._again_s, AGAIN_S_MAX)
+        return pause_s
 
     def _announce(self) -> None:
         """Let the primary know that this standby is there. It is repeated from time to time."""

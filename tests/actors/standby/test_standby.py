@@ -15,7 +15,7 @@ from zsq.actors.standby.standby import StandbyLoop
 from zsq.actors.standby.takeover import STANDBY_NAME, TakeoverFailed, choose, read_copy, standing
 from zsq.actors.supervisor.topics.registry import REGISTRY_NAME
 from zsq.actors.supervisor.topics.registry_format import decode, encode
-from zsq.storage.bucket.bucket import BucketAway
+from zsq.storage.bucket.bucket import BucketAway, BucketRefuses
 from zsq.storage.directory.store import open_store
 from zsq.storage.files import Files
 from zsq.storage.shipping.ship_log import find_chain
@@ -163,15 +163,54 @@ def test_after_an_absence_of_the_bucket_its_patience_begins_anew(
 
     with monkeypatch.context() as patch:
         patch.setattr(harness.bucket, "read", away)
-        now[0] += int(2 * STRANGER_S * S)
         assert loop._turn()
         assert loop.status().state == "away"
         assert "503" in loop.status().trouble
+        now[0] += int(2 * STRANGER_S * S)
+        assert loop._turn()
     assert loop._turn()
     assert loop.status().state == "following"
     assert find_chain(harness.bucket).number == harness.number
     now[0] += int(STRANGER_S * S)
     assert loop._turn() is None
+
+
+def test_a_request_that_fails_now_and_then_does_not_begin_the_patience_anew(
+    harness: ShippingHarness, loop: StandbyLoop, now: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ship(harness)
+    follow(loop)
+
+    def away(*_: Any) -> bytes:
+        raise BucketAway("503 SlowDown")
+
+    for _ in range(int(STRANGER_S)):
+        now[0] += S // 2
+        with monkeypatch.context() as patch:
+            patch.setattr(harness.bucket, "read", away)
+            assert loop._turn()
+        now[0] += S // 2
+        if loop._turn() is None:
+            return
+    raise AssertionError("it does not take over")
+
+
+def test_a_standby_that_cannot_use_the_log_reads_it_again_less_and_less_often(
+    harness: ShippingHarness, loop: StandbyLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ship(harness)
+    follow(loop)
+
+    def refuse() -> bool:
+        raise BucketRefuses("the log is damaged")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._follower, "step", refuse)
+        pauses = [loop._turn() for _ in range(6)]
+    assert pauses == [0.5, 0.0, 1.0, 0.0, 2.0, 0.0]
+    ship(harness)
+    follow(loop)
+    assert loop.status().state == "following"
 
 
 def test_a_takeover_whose_answer_was_lost_is_finished(
