@@ -52,7 +52,16 @@ from ..supervisor.topics.registry_format import decode
 from .rescue import REGISTRY_BYTES_MAX, set_aside_broker
 from .standby import StandbyLoop, StandbyThread
 from .standby_gateway import StandbyGateway
-from .takeover import FOLLOWED, TOPICS, Standing, TakeoverFailed, read_copy, standing
+from .takeover import (
+    FOLLOWED,
+    TOPICS,
+    UNFINISHED_NAME,
+    Standing,
+    TakeoverFailed,
+    mark_unfinished,
+    read_copy,
+    standing,
+)
 
 log = logging.getLogger("zsq")
 
@@ -193,6 +202,8 @@ class _Standing:
             if is_primary is None:
                 return 0
             if is_primary:
+                if files.exists(f"{data_dir}/{UNFINISHED_NAME}"):  # the takeover was complete
+                    files.remove(f"{data_dir}/{UNFINISHED_NAME}")
                 return None
         elif self._is_first and not self._is_there(bucket):
             self._say(f"{self._given.bucket} is empty: this broker is the primary of a new one")
@@ -253,8 +264,21 @@ class _Standing:
                     return None
 
     def _remove_old(self) -> None:
-        """Remove what a broker or an unfinished takeover has left."""
-        for name in _OWN:
+        """Remove what a broker or an unfinished takeover has left.
+
+        Raises `ForeignDirectory` if it may be a broker that has lost its registry.
+        """
+        data_dir, files = self._data_dir, self._files
+        has_registry = files.exists(f"{data_dir}/{REGISTRY_NAME}")
+        is_marked = files.exists(f"{data_dir}/{UNFINISHED_NAME}")
+        if not has_registry and not is_marked and files.exists(f"{data_dir}/{TOPICS}"):
+            raise ForeignDirectory(
+                f"{data_dir} has topics, but no {REGISTRY_NAME}; a standby would remove them: start "
+                "zsq serve, which makes the registry again, or use another directory"
+            )
+        if has_registry:  # what the bucket does not have of it was set aside
+            mark_unfinished(files, data_dir)
+        for name in (*_OWN, UNFINISHED_NAME):
             path = f"{self._data_dir}/{name}"
             if not self._files.exists(path):
                 continue

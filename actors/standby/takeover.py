@@ -5,8 +5,9 @@
     3  they are moved to their places, and `shipping.json` is written
     4  `registry.json` is written. From now on this is a data directory like any other
 
-If the process ends before step 4, the directory has no registry, and the standby begins again. Its
-identity, with which it has taken over, is in `standby.json` from its start on.
+If the process ends before step 4, the directory has no registry, but the mark `unfinished`, and the
+standby begins again. Its identity, with which it has taken over, is in `standby.json` from its
+start on.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ log = logging.getLogger("zsq")
 FOLLOWED: Final = "standby"  # the folder of the copy, in the data directory
 TOPICS: Final = "topics"
 STANDBY_NAME: Final = "standby.json"
+UNFINISHED_NAME: Final = "unfinished"  # see `mark_unfinished`
 COPY_BYTES_MAX: Final = 64 * 1024
 
 
@@ -108,6 +110,7 @@ def make_primary(
             raise TakeoverFailed(f"topic {topic.name}: {'; '.join(topic.problems)}")
     follower.close()
     folder, topics = f"{data_dir}/{FOLLOWED}", f"{data_dir}/{TOPICS}"
+    mark_unfinished(files, data_dir)
     files.make_folder(topics)
     for row in chosen.content.topics.values():
         files.rename(f"{folder}/{row.uuid}", f"{topics}/{row.number:06d}")
@@ -117,7 +120,21 @@ def make_primary(
     replace_file(files, f"{data_dir}/{REGISTRY_NAME}", encode(chosen.content))
     files.sync_folder(str(data_dir))
     files.remove_tree(folder)
+    files.remove(f"{data_dir}/{UNFINISHED_NAME}")
+    files.sync_folder(str(data_dir))
     return restored
+
+
+def mark_unfinished(files: Files, data_dir: Path) -> None:
+    """Note that a directory without a registry is worth nothing from now on.
+
+    Without this mark, such a directory is a broker's that has lost its registry, and nobody may
+    remove its topics.
+    """
+    path = f"{data_dir}/{UNFINISHED_NAME}"
+    if not files.exists(path):
+        files.write_file(path, b"")
+        files.sync_folder(str(data_dir))
 
 
 def replace_file(files: Files, path: str, data: bytes) -> None:

@@ -1,0 +1,62 @@
+"""Tests of what a standby removes from a data directory, and what it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zsq.actors.settings.options import ServeOptions
+from zsq.actors.standby.role import _Standing
+from zsq.actors.standby.takeover import UNFINISHED_NAME, mark_unfinished
+from zsq.actors.supervisor.topics.registry import OLD_NAME, REGISTRY_NAME
+from zsq.storage.errors import ForeignDirectory
+from zsq.storage.files import Files
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    (tmp_path / "topics" / "000001").mkdir(parents=True)
+    (tmp_path / "topics" / "000001" / "0.chunk").write_bytes(b"messages")
+    (tmp_path / "rescue").mkdir()
+    (tmp_path / "lock").touch()
+    return tmp_path
+
+
+def remove_old(data_dir: Path) -> None:
+    _Standing(ServeOptions(data_dir), is_first=False)._remove_old()
+
+
+@pytest.mark.parametrize("names", [(), (OLD_NAME,)])
+def test_the_topics_of_a_broker_without_a_registry_are_not_removed(
+    data_dir: Path, names: tuple[str, ...]
+) -> None:
+    for name in names:
+        (data_dir / name).touch()
+    with pytest.raises(ForeignDirectory, match="has topics, but no"):
+        remove_old(data_dir)
+    assert (data_dir / "topics" / "000001" / "0.chunk").exists()
+
+
+def test_what_an_unfinished_takeover_left_is_removed(data_dir: Path) -> None:
+    mark_unfinished(Files(), data_dir)
+    remove_old(data_dir)
+    assert sorted(path.name for path in data_dir.iterdir()) == ["lock", "rescue"]
+
+
+def test_a_removal_that_was_interrupted_goes_on(data_dir: Path) -> None:
+    """The registry goes first, and without it nothing would tell that the rest may go too."""
+    (data_dir / REGISTRY_NAME).touch()
+
+    class Interrupted(Files):
+        def remove_tree(self, path: str) -> None:
+            raise KeyboardInterrupt
+
+    one = _Standing(ServeOptions(data_dir), is_first=False)
+    one._files = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        one._remove_old()
+    assert not (data_dir / REGISTRY_NAME).exists()
+    assert (data_dir / UNFINISHED_NAME).exists()
+    remove_old(data_dir)
+    assert sorted(path.name for path in data_dir.iterdir()) == ["lock", "rescue"]
