@@ -118,8 +118,12 @@ class ArchivePulse(ArchiveFacts):
 
 
 class ShippingPulse(ShippingFacts):
-    """The shipping in a pulse. `is_shipping` is True while something is left to ship."""
+    """The shipping in a pulse. `is_shipping` is True while something is left to ship.
 
+    `is_shipped_at_end` is True in the last pulse of a topic that ends with nothing left.
+    """
+
+    is_shipped_at_end: bool
     is_shipping: bool
 
 

@@ -201,6 +201,7 @@ class StorageActor:
         self._unshipped: dict[int, Sequence[tuple[int, int]]] = {}  # delayed messages: not answered
         self._unleased: list[tuple[int, Sequence[tuple[int, int]]]] = []  # as above
         self._stop_ns = 0  # since when a stop waits for the bucket
+        self._ended_shipped = False
         self._space = Space(self.store.files, self.store.directory, self.store.reserve_bytes)
         self._shortage = Shortage()
         self._oldest = OldestTimes(self._log.reader.header_at)
@@ -838,7 +839,10 @@ class StorageActor:
             and self._stages.is_idle()
             and self._delayed.is_idle()
         )
-        return idle and not self._housekeeping.pending and self._is_shipped()
+        if not (idle and not self._housekeeping.pending and self._is_shipped()):
+            return False
+        self._ended_shipped = self._shipping is None or self._shipping.is_idle()
+        return True
 
     def _is_shipped(self) -> bool:
         """Return True if everything is shipped, or if the bucket did not answer for long."""
@@ -885,6 +889,7 @@ class StorageActor:
             **self._upkeep.statistics(self._troubles()),
             **(no_archive() if self._archiver is None else self._archiver.statistics()),
             **(no_shipping() if self._shipping is None else self._shipping.statistics()),
+            "is_shipped_at_end": self._ended_shipped,
             "state_alarm": self._state.alarm(),
             "ship_refused": self._ship_refused(),
             "disk_full": self._disk_full(),

@@ -43,6 +43,7 @@ from .commands import deletion
 from .commands.management import Commands
 from .commands.requests import Orders, Requests
 from .disk_watch import DiskWatch
+from .handover import Handover
 from .reloading import Fresh, Reloading
 from .service_manager import ServiceManager
 from .singles import Singles
@@ -81,7 +82,7 @@ class Supervisor:
         self._memory = Trimming(time.monotonic_ns())
         self._memory_ns = 0
         self._generation_over = False
-        self._hands_over = False  # the standby may take over when all is shipped
+        self._handover: Handover | None = None
         self._hand_over_next = False
         self._ready = False
         self.context = make_context(options.SOCKETS_MAX)
@@ -255,6 +256,8 @@ class Supervisor:
             self._tell_ready()
         if self._hand_over_next:  # after the reply to the client
             self._hand_over_next = False
+            topics = [one for one in self.processes.children.values() if one.spec.kind == "topic"]
+            self._handover = Handover(child.spec.key for child in topics)
             self.stop(EXIT_NOT_PRIMARY, "this broker hands over to its standby and stops")
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -289,6 +292,8 @@ class Supervisor:
         if isinstance(message, p.Born):
             self._on_born(mail.envelope, message)
         elif isinstance(message, p.Pulse):
+            if self._handover is not None:
+                self._handover.noted(message.key, message.stats)
             child = self.processes.children.get(message.key) or self._sleeper(message.key)
             if child is not None and child.envelope == mail.envelope:
                 stats = message.stats if child.state != "ended" else at_rest(message.stats)
@@ -416,16 +421,8 @@ class Supervisor:
                     f": {child.failure}" if child.failure else "",
                 )
             self.singles.tell_gone(child)
-            self._note_unshipped(child)
             if not self.singles.ended(child) and child.owner is not None:
                 self._group_lost(child)
-
-    def _note_unshipped(self, child: Child) -> None:
-        """Do not hand over if a topic has ended before all of it was in the bucket."""
-        if child.spec.kind == "topic" and child.stats.get("storage", {}).get("is_shipping"):
-            if self._hands_over:
-                log.error("%s is not in the bucket completely", child.spec.title)
-            self._hands_over = False
 
     def _group_lost(self, child: Child) -> None:
         self.state.guarded(child.owner, lambda: child.owner.died(child))
@@ -469,7 +466,6 @@ class Supervisor:
                 "this broker cannot hand over, because no standby follows it: start one with zsq "
                 "standby, and wait until `zsq stats` shows it (20 s)",
             )
-        self._hands_over = True
         self._hand_over_next = True
 
     def _stop_last(self) -> None:
@@ -478,9 +474,14 @@ class Supervisor:
         """
         archives = self.singles.of_kind("archive")
         if archives and len(archives) == len(self.processes.children):
+            handover, now_ns = self._handover, time.monotonic_ns()
+            if handover is not None and not handover.is_complete and not handover.is_late(now_ns):
+                return
+            self._handover = None
+            if handover is not None and not handover.is_complete:
+                log.error("does not hand over: a topic ended before the bucket had all of it")
             for child in archives:
-                if self._hands_over and child.state == "up":
-                    self._hands_over = False
+                if handover is not None and handover.is_complete and child.state == "up":
                     self.processes.send(child, p.ShipNow(is_last=True))
                 self.processes.stop_child(child)
 

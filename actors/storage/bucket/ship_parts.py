@@ -43,7 +43,13 @@ class Threads(Protocol):
 
 def no_shipping() -> ShippingPulse:
     """Return the statistics of a topic that is not shipped."""
-    return {"shipping": "off", "is_shipping": False, "shipped_end": 0, "ship_lag_s": 0.0}
+    return {
+        "shipping": "off",
+        "is_shipping": False,
+        "is_shipped_at_end": False,
+        "shipped_end": 0,
+        "ship_lag_s": 0.0,
+    }
 
 
 def check_dump(value: Any) -> None:

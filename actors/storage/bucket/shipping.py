@@ -958,6 +958,7 @@ class Shipping:
         return {
             "shipping": self.state.value if self._enforced else "catching up",
             "is_shipping": self.is_active,
+            "is_shipped_at_end": False,
             "shipped_end": max(self.shipped_end, 0),
             "ship_lag_s": round((now - oldest) / _S, 3) if oldest else 0.0,
         }

@@ -41,6 +41,7 @@ class Place:
         self.sent: list[tuple[Any, Any]] = []
         self.started: list[Any] = []
         self.supervisor = object.__new__(Supervisor)
+        self.supervisor._handover = None
         self.scan_loop = self.child(1, "scan_loop", envelope=(b"scan",))
         table = SimpleNamespace(
             children={}, kill=lambda child: self.killed.append(child.spec.key), start=self.start
@@ -434,7 +435,6 @@ def test_the_archive_actor_is_told_to_stop_when_nothing_else_runs(place: Place) 
     supervisor.singles.of_kind = lambda kind: [archive] if kind == "archive" else []
     parts: dict[str, Any] = {
         "service": SimpleNamespace(stopping=lambda: None), "requests": SimpleNamespace(stop=lambda: None),
-        "_hands_over": False,
     }  # fmt: skip
     vars(supervisor).update(parts)
     supervisor.state.registry = SimpleNamespace(folder=lambda row: "/nowhere")

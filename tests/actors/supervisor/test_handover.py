@@ -1,0 +1,30 @@
+"""Tests of when a broker may hand over to its standby."""
+
+from __future__ import annotations
+
+from zsq.actors.supervisor.handover import WAIT_NS, Handover
+
+SHIPPED = {"storage": {"is_shipped_at_end": True}}
+
+
+def test_each_topic_must_have_ended_with_nothing_left() -> None:
+    handover = Handover([3, 4])
+    handover.noted(3, SHIPPED)
+    assert not handover.is_complete
+    handover.noted(4, {"storage": {"is_shipped_at_end": False}})
+    handover.noted(4, {"storage": {"is_shipping": False}})
+    handover.noted(4, {})
+    assert not handover.is_complete, "an earlier pulse says nothing about the end"
+    handover.noted(4, SHIPPED)
+    assert handover.is_complete
+
+
+def test_without_running_topics_it_is_complete() -> None:
+    assert Handover([]).is_complete
+
+
+def test_the_last_pulses_are_waited_for() -> None:
+    handover = Handover([3])
+    assert not handover.is_late(5)
+    assert not handover.is_late(5 + WAIT_NS)
+    assert handover.is_late(6 + WAIT_NS)
