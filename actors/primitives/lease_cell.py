@@ -16,6 +16,7 @@ from typing import Final
 FILE: Final = "lease"
 OVER: Final = 1  # a time that is over
 _BYTES: Final = 8
+_BOOT_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def boot_ns() -> int:
@@ -24,9 +25,7 @@ def boot_ns() -> int:
     It goes on while the machine is suspended, and `time.monotonic_ns` does not on Linux. (If a
     hypervisor pauses a virtual machine, all clocks of the machine may stand still.)
     """
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    return time.monotonic_ns()
+    return time.monotonic_ns() if _BOOT_CLOCK is None else time.clock_gettime_ns(_BOOT_CLOCK)
 
 
 class LeaseCell:

@@ -237,7 +237,9 @@ class StorageActor:
             may_move=lambda: self._shipping is None or self._shipping.may_move(options.DELAYED_MOVE_ROWS),
         )  # fmt: skip
         self._link = ArchiveLink(lambda: self._host.open_dealer(given.archive))
-        self._lease = TopicLease(given.archive, self._host, self._answer_leased)
+        # Without shipping there is no cell, and the topic would look for its file all the time.
+        archive = given.archive if given.ship_lag_s else ""
+        self._lease = TopicLease(archive, self._host, self._answer_leased)
         self._shipping = self._make_shipping()
         self._archiver = self._make_archiver()
         stages = Stages()
