@@ -43,7 +43,8 @@ from ..settings.options import HttpOptions, ServeOptions
 log = logging.getLogger("zsq")
 
 POLL_MS: Final = 200
-REQUEST_S: Final = 10.0
+REQUEST_S: Final = 10.0  # a client that is silent for so long is disconnected
+CONNECTIONS_MAX: Final = 64  # over HTTP; more are closed at once
 SERVER: Final = "zsq"
 
 
@@ -77,6 +78,32 @@ class StandbyStatus:
         return f"this broker is a standby of {self.bucket}, and {told}"
 
 
+class _HttpServer(ThreadingHTTPServer):
+    """A server with a thread for each connection, and a limit of connections."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, place: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        super().__init__(place, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log nothing: a client that goes away, or speaks another protocol, is no news."""
+
+
 class StandbyGateway:
     """The sockets of a standby, in two threads. `status` is called in them."""
 
@@ -85,7 +112,7 @@ class StandbyGateway:
         self._given = given
         self._ends = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._http: ThreadingHTTPServer | None = None
+        self._http: _HttpServer | None = None
         self.endpoint = ""
         self.places: list[str] = []
 
@@ -216,7 +243,7 @@ class StandbyGateway:
                 """Log nothing, as the broker does."""
 
         try:
-            self._http = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
+            self._http = _HttpServer((host.strip("[]"), int(port)), Handler)
             if http.tls_cert:
                 tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 tls.load_cert_chain(http.tls_cert, http.tls_key)
@@ -228,7 +255,6 @@ class StandbyGateway:
                 f"cannot listen on http://{http.listen}: {error.strerror or error}; choose another "
                 "--http-listen"
             ) from None
-        self._http.daemon_threads = True
         scheme = "https" if http.tls_cert else "http"
         self.places.append(f"{scheme}://{host}:{self._http.server_address[1]}")
         self._run("http", self._http.serve_forever)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
-from support.broker import free_port
+from support.broker import free_port, wait_for
 
 import zsq
 from zsq.actors.runtime.actor import StartFailed
 from zsq.actors.settings.options import HttpOptions, ServeOptions
 from zsq.actors.standby.standby_gateway import (
+    CONNECTIONS_MAX,
     StandbyGateway,
     StandbyStatus,
     metrics,
@@ -96,6 +100,32 @@ def test_http_tells_the_same(gateway: StandbyGateway) -> None:
     assert json.loads(httpx.get(f"{base}/health").text)["primary"] == ["tcp://one:4153"]
     assert httpx.post(f"{base}/pub?topic=t", content=b"x").status_code == 503
     assert httpx.head(f"{base}/ping").text == ""
+
+
+def test_clients_that_say_nothing_take_a_limited_number_of_threads(
+    gateway: StandbyGateway,
+) -> None:
+    base = next(place for place in gateway.places if place.startswith("http:"))
+    place = ("127.0.0.1", int(base.rpartition(":")[2]))
+    with contextlib.ExitStack() as silent:
+        for _ in range(CONNECTIONS_MAX):
+            silent.enter_context(socket.create_connection(place))
+        wait_for(lambda: is_closed(place), what="a connection that is closed at once")
+        assert threading.active_count() < CONNECTIONS_MAX + 20
+    wait_for(lambda: not is_closed(place), what="room for another connection")
+    assert httpx.get(f"{base}/ping").text == "OK"
+
+
+def is_closed(place: tuple[str, int]) -> bool:
+    """Return True if the server closes a connection without an answer."""
+    with socket.create_connection(place) as one:
+        one.settimeout(0.2)
+        try:
+            return one.recv(1) == b""
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return True
 
 
 def test_an_address_that_is_taken_is_named(gateway: StandbyGateway, given: ServeOptions) -> None:
