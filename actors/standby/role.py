@@ -273,8 +273,8 @@ class _Standing:
         is_marked = files.exists(f"{data_dir}/{UNFINISHED_NAME}")
         if not has_registry and not is_marked and files.exists(f"{data_dir}/{TOPICS}"):
             raise ForeignDirectory(
-                f"{data_dir} has topics, but no {REGISTRY_NAME}; a standby would remove them: start "
-                "zsq serve, which makes the registry again, or use another directory"
+                f"{data_dir} has topics, but no {REGISTRY_NAME}; a standby would remove them: "
+                "start zsq serve, which makes the registry again, or use another directory"
             )
         if has_registry:  # what the bucket does not have of it was set aside
             mark_unfinished(files, data_dir)
