@@ -39,6 +39,7 @@ E_LEASE: Final = "E_LEASE"
 E_LIMIT: Final = "E_LIMIT"
 E_NOT_EMPTY: Final = "E_NOT_EMPTY"
 E_NOT_FOUND: Final = "E_NOT_FOUND"
+E_PARTS: Final = "E_PARTS"  # the topic has parts, and the request is possible only for one part
 E_SEQUENCE: Final = "E_SEQUENCE"
 E_STANDBY: Final = "E_STANDBY"  # this broker is a standby: another one is the primary
 E_TIMEOUT: Final = "E_TIMEOUT"
@@ -134,6 +135,7 @@ _CLASS_OF: Final[dict[str, type[ZsqError]]] = {
     E_BAD_KEY: UsageError,
     E_TOO_BIG: UsageError,
     E_EXISTS: UsageError,
+    E_PARTS: UsageError,
     E_UNSUPPORTED: UsageError,
     E_CHECKSUM: CorruptBlock,
     E_DATA_LOSS: DataLoss,

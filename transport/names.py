@@ -1,6 +1,10 @@
 """Names: the rule for the names of topics and channels.
 
 A name is never part of a path or an endpoint. Paths and endpoints contain numbers instead.
+
+A part of a topic that lies at several brokers has the topic's name, `#`, and the part's number:
+`clicks#3`. Users cannot create a topic with such a name, because only the directory of the cluster
+says which parts exist.
 """
 
 from __future__ import annotations
@@ -12,16 +16,23 @@ from .errors import E_BAD_NAME, UsageError
 
 NAME_CHARS_MAX: Final = 64
 EPHEMERAL_SUFFIX: Final = "#ephemeral"
+PARTS_MAX: Final = 256
 _NAME: Final = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
+_PART: Final = re.compile(r"([.a-zA-Z0-9_-]+)#(0|[1-9][0-9]{0,2})", re.ASCII)
 
 
 def check_name(name: str, what: str = "topic") -> str:
-    """Return `name` if it is legal (NSQ's rule). Raises `UsageError` (E_BAD_NAME) if not."""
+    """Return `name` if it is legal (NSQ's rule). Raises `UsageError` (E_BAD_NAME) if not.
+
+    The name of a part is legal as the name of a topic.
+    """
     if not isinstance(name, str):
         raise UsageError(
             E_BAD_NAME,
             f"a {what} name must be text (str), not {type(name).__name__}: {repr(name)[:80]}",
         )
+    if what == "topic" and part_of(name) is not None:
+        return name
     if len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
         shown = repr(name)[:80]
         raise UsageError(
@@ -38,3 +49,22 @@ def check_name(name: str, what: str = "topic") -> str:
 
 def is_ephemeral(name: str) -> bool:
     return name.endswith(EPHEMERAL_SUFFIX)
+
+
+def part_name(topic: str, number: int) -> str:
+    """Return the name of a part."""
+    return f"{topic}#{number}"
+
+
+def part_of(name: str) -> tuple[str, int] | None:
+    """Return the topic and the number of a part with this name, or None for any other name."""
+    found = _PART.fullmatch(name)
+    if found is None or len(name) > NAME_CHARS_MAX or int(found[2]) >= PARTS_MAX:
+        return None
+    return found[1], int(found[2])
+
+
+def base_of(name: str) -> str:
+    """Return the topic that a user knows: the topic of a part, or else `name` itself."""
+    found = part_of(name)
+    return name if found is None else found[0]

@@ -76,6 +76,7 @@ __all__ = [
     "Req",
     "Run",
     "Seal",
+    "Spread",
     "StagePart",
     "Staged",
     "Stats",
@@ -272,6 +273,23 @@ class Stats(Wire):
     request: int
     topic: str
     channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spread(Wire):
+    """The reply to Open, Lookup, Manage or Stats if the topic has parts, and the request is not
+    about a part that lies at this broker. The client then asks the right brokers.
+
+    `parts`: (number, number of its broker) of each part. Numbers that are missing belong to parts
+    that were removed. `brokers`: (number, addresses) of each broker that has a part.
+    """
+
+    op: ClassVar[int] = 14
+    request: int
+    topic: str
+    uuid: str
+    parts: tuple[tuple[int, int], ...]
+    brokers: tuple[tuple[int, tuple[str, ...]], ...]
 
 
 # Producer and topic
