@@ -415,7 +415,17 @@ class Registry:
             self.bucket = before
             raise
 
-    def add(self, name: str, sync: str, retention: Mapping[str, object] | None = None) -> TopicRow:
+    def add(
+        self,
+        name: str,
+        sync: str,
+        retention: Mapping[str, object] | None = None,
+        part_of: str = "",
+    ) -> TopicRow:
+        """Add a topic durably. Raises `Refused`.
+
+        `part_of` is the uuid of the topic of which it is a part.
+        """
         if is_ephemeral(name):
             row = self.topics[name] = TopicRow(
                 0, uuid.uuid4().hex, "never", 0, retention=dict(retention or {})
@@ -428,6 +438,7 @@ class Registry:
             sync,
             self.ended.get(name, 0),
             retention=dict(retention or {}),
+            part_of=part_of,
         )
         self.next_number += 1
         self.topics[name] = row
@@ -452,6 +463,10 @@ class Registry:
         """Set the owner of the dead letters in the topic (`dead_letter_topics.py`), {} for none."""
         if self.topics[name].dead_letters_of != owner:
             self._set(name, dead_letters_of=dict(owner))
+
+    def adopt(self, name: str, part_of: str) -> None:
+        """Set the topic of which this topic is a part."""
+        self._set(name, part_of=part_of)
 
     def set_state(self, name: str, state: str, next_offset: int | None = None) -> None:
         ended = self.ended

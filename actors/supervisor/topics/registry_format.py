@@ -3,14 +3,16 @@
     {"version": 1, "checksum": "0011aabb", "uuid": "...", "node": 0, "next_number": 3,
      "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0,
                            "state": "live", "retention": {}, "closed": "",
-                           "dead_letters_of": {"uuid": "...", "channel": "..."}}},
+                           "dead_letters_of": {"uuid": "...", "channel": "..."}},
+                "views#3": {..., "part_of": "..."}},
      "ended": {"old": 1234},
      "imports": {"DIGEST": {"state": "done", ...}},
      "bucket": "..."}
 
 `bucket` is the identity of the archive that the broker used last, if there is one. The first `uuid`
-is that of the data directory. Only dead-letter topics have `dead_letters_of`. The key of an import
-is the digest of what was taken over. Its `state` is `begun` or `done`.
+is that of the data directory. Only dead-letter topics have `dead_letters_of`, and only parts have
+`part_of`. The key of an import is the digest of what was taken over. Its `state` is `begun` or
+`done`.
 
 The checksum is CRC-32C, in 8 hex digits, of all other keys as JSON with sorted keys and without
 spaces (ASCII). It covers the content of the file and not its layout. It is computed in the same way
@@ -49,6 +51,7 @@ _UUID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _KEYS: Final = frozenset({"version", "uuid", "node", "next_number", "topics", "ended"})
 _OPTIONAL: Final = frozenset({"imports", "bucket", CHECKSUM})
 _ROW_KEYS: Final = frozenset({"number", "uuid", "sync", "base_offset", "state"})
+_LATER: Final = frozenset({"dead_letters_of", "part_of"})  # keys of a row that came later
 
 
 class RegistryDamaged(ForeignDirectory):
@@ -81,6 +84,16 @@ class TopicRow:
 
     It contains the `uuid` of the owner's topic and the `channel`. It is {} for any other topic.
     """
+    part_of: str = ""
+    """The uuid of the topic that has this part, as the directory of the cluster names it.
+
+    It is "" for a topic that is no part, or if it is not known (after a repair of the registry).
+    """
+
+    @property
+    def owner_uuid(self) -> str:
+        """The uuid of the topic that users know. Its parts share dead-letter topics."""
+        return self.part_of or self.uuid
 
     @property
     def in_memory(self) -> bool:
@@ -136,14 +149,11 @@ def encode(content: Content) -> bytes:
 
 
 def _as_dict(row: TopicRow) -> dict[str, object]:
-    """Return the row as a dict, without `dead_letters_of` if it is empty.
+    """Return the row as a dict, without the keys of `_LATER` that are empty.
 
-    Earlier versions can then read a registry that does not use it.
+    Earlier versions can then read a registry that does not use them.
     """
-    found = asdict(row)
-    if not row.dead_letters_of:
-        del found["dead_letters_of"]
-    return found
+    return {key: value for key, value in asdict(row).items() if value or key not in _LATER}
 
 
 def checksum(data: Mapping[str, object]) -> str:
@@ -283,7 +293,7 @@ def _content(data: dict[str, object]) -> Content:
 
 
 def _row(row: dict[str, object], key: str) -> TopicRow:
-    _keys(row, key, _ROW_KEYS, frozenset({"retention", "closed", "dead_letters_of"}))
+    _keys(row, key, _ROW_KEYS, frozenset({"retention", "closed", *_LATER}))
     # Rows from versions that could not close topics have no such key.
     closed = _one_of(row.get("closed", closing.OPEN), f"{key}closed", closing.STATES, repr)
     sync = _one_of(row["sync"], f"{key}sync", SYNC_MODES)
@@ -300,6 +310,7 @@ def _row(row: dict[str, object], key: str) -> TopicRow:
             _object(row.get("dead_letters_of", {}), f"{key}dead_letters_of"),
             f"{key}dead_letters_of.",
         ),
+        _uuid(row["part_of"], f"{key}part_of") if "part_of" in row else "",
     )
 
 

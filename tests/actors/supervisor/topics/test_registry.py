@@ -100,6 +100,18 @@ def test_topics_are_in_the_registry_after_a_restart(tmp_path: Path) -> None:
     assert again.folder(clicks) == str(tmp_path / "topics" / "000001")
 
 
+def test_a_part_is_in_the_registry_with_its_topic(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    made = registry.add("clicks#3", "always", {"max_bytes": 10}, part_of="a" * 32)
+    registry.add("clicks#4", "always")
+    registry.adopt("clicks#4", "b" * 32)
+    found = opened(tmp_path).topics
+    assert found["clicks#3"] == made
+    assert [row.part_of for row in found.values()] == ["a" * 32, "b" * 32]
+    assert made.owner_uuid == "a" * 32
+    assert registry.add("other", "always").owner_uuid == registry.topics["other"].uuid
+
+
 def test_a_topic_created_again_continues_after_the_old_offsets(tmp_path: Path) -> None:
     registry = opened(tmp_path)
     old = registry.add("clicks", "always")

@@ -23,12 +23,14 @@ from zsq.storage.errors import ForeignDirectory
 
 UUID = "00112233445566778899aabbccddeeff"
 OTHER = "ffeeddccbbaa99887766554433221100"
+PART, OWNER = "a" * 32, "b" * 32
 
 
 def content() -> Content:
     topics = {
         "clicks": TopicRow(1, UUID, "always", 0, "live", {"keep_s": 60.5}),
         "views": TopicRow(3, OTHER, "interval", 2**53, "deleting"),
+        "taps#12": TopicRow(2, PART, "always", 0, "live", part_of=OWNER),
     }
     imports: dict[str, ImportRecord] = {
         "d1": {"state": "begun", "numbers": [4, 5], "from": "/ä"},
@@ -40,6 +42,13 @@ def content() -> Content:
 def test_an_encoded_registry_decodes_to_the_same_content() -> None:
     assert decode(encode(content()), "r") == content()
     assert isinstance(json.loads(encode(content())), dict), "any JSON tool reads it"
+
+
+def test_earlier_versions_can_read_the_row_of_a_topic_without_later_settings() -> None:
+    rows = json.loads(encode(content()))["topics"]
+    of_earlier = {"number", "uuid", "sync", "base_offset", "state", "retention", "closed"}
+    assert rows["clicks"].keys() == of_earlier
+    assert rows["taps#12"].keys() == of_earlier | {"part_of"}
 
 
 def test_a_registry_with_another_json_layout_has_the_same_content() -> None:
@@ -118,6 +127,7 @@ WRONG: list[tuple[str, Any]] = [
     ("topics.clicks.sync", "alwayq"),
     ("topics.clicks.state", "nive"),
     ("topics.clicks.colour", "red"),
+    *(("topics.taps#12.part_of", value) for value in ("", "ab", 5, None)),
     ("topics.a/b", {}),
     ("ended.a/b", 7),
     ("ended.old", 2**54),
