@@ -18,7 +18,7 @@ from typing import Any, Final, TypedDict, cast
 from ...transport import settings as table
 from ...transport.block import block_format
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
-from ...transport.names import check_name, is_ephemeral
+from ...transport.names import base_of, check_name, is_ephemeral
 from ...transport.settings import CHANNEL, ChannelSettings, SettingValue, check
 from ...transport.wire.protocol import REQUEUE_DELAY_MS_MAX
 
@@ -127,9 +127,10 @@ A channel's setting names that topic, so no rule about first use (`--auto-create
 def default_dead_letter_topic(topic: str, channel: str) -> str:
     """Return the dead-letter topic of a channel that names none.
 
-    Channels of other topics may have the same dead-letter topic (`dead_letter_topics.py`).
+    Channels of other topics may have the same dead-letter topic (`dead_letter_topics.py`). All parts
+    of a topic at one broker share it.
     """
-    return f"{topic}.{channel}.dead".replace("#ephemeral", "")
+    return f"{base_of(topic)}.{channel}.dead".replace("#ephemeral", "")
 
 
 def dead_letter_topic(topic: str, channel: str, settings: ChannelSettings) -> str:
@@ -141,7 +142,7 @@ def dead_letter_topic(topic: str, channel: str, settings: ChannelSettings) -> st
     """
     name = settings.dead_letter_topic or default_dead_letter_topic(topic, channel)
     check(
-        name != topic,
+        base_of(name) != base_of(topic),
         (
             f"the dead letters of topic {topic!r} cannot go to itself: name another topic as "
             f"dead_letter_topic of channel {channel!r}"

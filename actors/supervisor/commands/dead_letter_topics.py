@@ -8,6 +8,9 @@ configured and when it sends. The record loses its effect when the owner is dele
 `dead_letter_topic` is set may send to any topic, because the user who set it was permitted to
 publish there.
 
+Parts of a topic at one broker share the default dead-letter topic. So the owner is the topic, not
+one of its parts.
+
 Each route of a redrive is checked here. The headers of a dead letter prove nothing, because all
 clients that may publish to the dead-letter topic can write them. Dead letters return by their
 headers only if the named topic has the named uuid and the named channel confirms that its dead
@@ -54,7 +57,7 @@ def check_default(
         settings = {**child.data.get("settings", {}), **child.stats.get("settings", {}), **settings}
     if not channel or settings.get("dead_letter_topic") or not settings.get("max_attempts"):
         return
-    uuid = own.row.uuid if own is not None else ""
+    uuid = own.row.owner_uuid if own is not None else ""
     _check_owner(broker, default_dead_letter_topic(topic, channel), topic, uuid, channel)
 
 
@@ -68,8 +71,15 @@ def claim(broker: BrokerState, message: p.Lookup) -> None:
     )
     if not topic or message.topic != default_dead_letter_topic(topic, channel):
         return
+    uuid = _owner_uuid(broker, topic, uuid)
     _check_owner(broker, message.topic, topic, uuid, channel)
     broker.registry.own(message.topic, {"uuid": uuid, "channel": channel})
+
+
+def _owner_uuid(broker: BrokerState, topic: str, uuid: str) -> str:
+    """Return the uuid that owns the dead letters of the topic with this name and uuid."""
+    group = broker.groups.get(topic)
+    return group.row.owner_uuid if group is not None and group.row.uuid == uuid else uuid
 
 
 def _check_owner(broker: BrokerState, dead_topic: str, topic: str, uuid: str, channel: str) -> None:
@@ -78,7 +88,7 @@ def _check_owner(broker: BrokerState, dead_topic: str, topic: str, uuid: str, ch
     if not owner or (owner["uuid"] == uuid and owner["channel"] == channel):
         return
     for name, group in broker.groups.items():
-        if group.row.uuid == owner["uuid"] and (
+        if group.row.owner_uuid == owner["uuid"] and (
             group.state not in REPORTED or owner["channel"] in group.channels
         ):
             text = (
@@ -182,7 +192,7 @@ def _check_origin(
 ) -> None:
     """Check in the registry or with the channel that its dead letters go to this topic."""
     if asked.chosen or dead.row.dead_letters_of == {
-        "uuid": asked.uuid,
+        "uuid": _owner_uuid(requests.broker, asked.topic, asked.uuid),
         "channel": asked.origin_channel,
     }:
         answer(None)  # the user named the target, so the headers do not matter

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from ....transport.names import base_of
 from ....transport.settings import CHANNEL, NONE, TOPIC, Kind, Setting
 from ..options import Value
 from ..quantities import NO_BOUND, Count, Seconds, Size, TopicPosition, spelled
@@ -109,7 +110,7 @@ def _shown(row: Setting, value: Any) -> str:
 
 def describe_channel(topic: str, channel: str, settings: Mapping[str, object]) -> str:
     """Return some lines for users. The dead-letter topic is shown only if attempts are limited."""
-    dead = settings["dead_letter_topic"] or f"{topic}.{channel}.dead".replace("#ephemeral", "")
+    dead = settings["dead_letter_topic"] or f"{base_of(topic)}.{channel}.dead".replace("#ephemeral", "")
     return describe(
         CHANNEL, {**settings, "dead_letter_topic": dead if settings["max_attempts"] else ""}
     )

@@ -11,10 +11,11 @@ import pytest
 
 from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.supervisor.commands.dead_letter_topics import claim, redrive
+from zsq.actors.supervisor.topics.registry_format import TopicRow
 from zsq.transport.errors import Refused, UsageError, ZsqError
 from zsq.transport.wire import protocol as p
 
-OLD, NEW, OTHER = "a" * 32, "b" * 32, "c" * 32
+OLD, NEW, OTHER, PARTED = "a" * 32, "b" * 32, "c" * 32, "d" * 32
 
 
 class Topics:
@@ -31,17 +32,17 @@ class Topics:
         )
 
     @staticmethod
-    def group(uuid: str, owner: dict[str, str] | None = None) -> Any:
-        row = SimpleNamespace(uuid=uuid, dead_letters_of=owner or {})
+    def group(uuid: str, owner: dict[str, str] | None = None, part_of: str = "") -> Any:
+        row = TopicRow(1, uuid, "always", 0, dead_letters_of=owner or {}, part_of=part_of)
         return SimpleNamespace(
             row=row, state=GroupState.UP, channels={"c": None}, want=lambda _, then: then(None)
         )
 
-    def claim(self, uuid: str) -> None:
-        by = {"dead_topic": "t", "dead_uuid": uuid, "dead_channel": "c"}
+    def claim(self, uuid: str, topic: str = "t") -> None:
+        by = {"dead_topic": topic, "dead_uuid": uuid, "dead_channel": "c"}
         claim(cast("Any", self.broker), cast("Any", SimpleNamespace(topic="t.c.dead", by=by)))
 
-    def redrive(self, uuid: str) -> ZsqError | None:
+    def redrive(self, uuid: str, topic: str = "t") -> ZsqError | None:
         answers: list[ZsqError | None] = []
         requests: Any = SimpleNamespace(
             broker=self.broker, settle=lambda _, error: answers.append(error)
@@ -53,7 +54,7 @@ class Topics:
                 "redrive",
                 "t.c.dead",
                 "",
-                {"to": "t", "channel": "", "origin": ("t", uuid, "c")},
+                {"to": topic, "channel": "", "origin": (topic, uuid, "c")},
                 {},
             ),
         )
@@ -90,3 +91,21 @@ def test_letters_of_a_topic_that_was_created_again_are_not_sent_back_by_its_name
 def test_a_redrive_without_a_whole_uuid_is_refused() -> None:
     with pytest.raises(UsageError, match="redrive needs the options"):
         Topics({}).redrive(OLD[:-1])
+
+
+def test_all_parts_of_a_topic_own_its_dead_letter_topic() -> None:
+    owner = {"uuid": PARTED, "channel": "c"}
+    topics = Topics(owner)
+    del topics.broker.groups["t"]
+    topics.broker.groups |= {
+        "t#0": topics.group(OLD, part_of=PARTED),
+        "t#1": topics.group(NEW, part_of=PARTED),
+    }
+    topics.claim(OLD, "t#0")
+    topics.claim(NEW, "t#1")
+    assert topics.owned == [owner, owner]
+    assert topics.redrive(OLD, "t#0") is None
+    assert topics.redrive(NEW, "t#1") is None
+    topics.broker.groups["other"] = topics.group("e" * 32)
+    with pytest.raises(Refused, match=r"of channel 'c' of topic 't#0'"):
+        topics.claim("f" * 32, "t")

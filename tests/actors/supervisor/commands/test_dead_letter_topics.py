@@ -41,7 +41,14 @@ def test_the_default_dead_letter_topic_is_on_disk() -> None:
     assert dead_letter_topic("t#ephemeral", "c#ephemeral", resolve({})) == "t.c.dead"
 
 
+def test_parts_of_a_topic_share_the_default_dead_letter_topic() -> None:
+    assert dead_letter_topic("t#0", "c", resolve({})) == "t.c.dead"
+    assert dead_letter_topic("t#255", "c", resolve({})) == "t.c.dead"
+
+
 @pytest.mark.parametrize(("topic", "asked", "what"), [
+    ("t#1", {"dead_letter_topic": "t"}, "cannot go to itself"),
+    ("t#1", {"dead_letter_topic": "t#2"}, "cannot go to itself"),
     ("t", {"dead_letter_topic": "t"}, "cannot go to itself: name another topic as dead_letter_topic"),
     ("t" * 60, {"max_attempts": 5}, "use 1 to 64 of the characters.*set dead_letter_topic of channel 'c'"),
 ])  # fmt: skip
@@ -57,7 +64,7 @@ def test_a_dead_letter_topic_that_cannot_work_is_refused_at_once(
     with pytest.raises(UsageError, match="dead_letter_topic"):
         changed(
             {"max_attempts": 5, "dead_letter_topic": "d"},
-            {"dead_letter_topic": topic if topic == "t" else None},
+            {"dead_letter_topic": asked.get("dead_letter_topic")},
             topic,
             "c",
         )
