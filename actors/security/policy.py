@@ -18,6 +18,8 @@ An auth server knows only two permissions, publish and subscribe. A client that 
 topic may also change it, and a client that may subscribe to a channel may also change the channel.
 All clients may see names and numbers, and no client may change what belongs to the broker.
 
+The rules name topics. A part of a topic has the permissions of its topic.
+
 A principal keeps the policy that authenticated it. Gateways authenticate again for each request, so
 new rules apply at once.
 """
@@ -31,6 +33,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from ...transport.errors import E_FORBIDDEN, Refused
+from ...transport.names import base_of
 from ...transport.nsq.permissions import PUBLISH, SUBSCRIBE, AuthState
 from ...transport.wire import protocol as p
 
@@ -151,7 +154,7 @@ class Principal:
         return self.name
 
     def may(self, action: Action, topic: str = "", channel: str = "") -> bool:
-        return self.policy.may(self, action, topic, channel)
+        return self.policy.may(self, action, base_of(topic), channel)
 
     def require(self, action: Action, topic: str = "", channel: str = "", what: str = "") -> None:
         """Raise `Refused` (E_FORBIDDEN) if the principal may not do the action.
@@ -255,6 +258,7 @@ LINKS: Final[Mapping[str, Action]] = {
 ORDERS: Final[Mapping[str, Action]] = {
     "list": Action.SEE_SOME,
     "overview": Action.SEE_SOME,
+    "cluster": Action.SEE_SOME,
     "chunks": Action.SEE,
     "delayed count": Action.SEE,
     "peek": Action.CONSUME,  # peek and the list show bodies, or which messages exist
@@ -272,6 +276,7 @@ ORDERS: Final[Mapping[str, Action]] = {
             "open",
             "seek",
             "delayed cancel",
+            "add_parts",
         ),
         Action.MANAGE_TOPIC,
     ),
@@ -449,7 +454,7 @@ _OF_PROCESSES: Final = ("kind", "state", "private_bytes", "restarts")
 def visible(data: _Answer, principal: Principal) -> _Answer:
     """Return an answer without the rows of topics that the principal may not see.
 
-    `data` is the answer to Stats, or to Manage's `list` or `overview`.
+    `data` is the answer to Stats, or to Manage's `list`, `overview` or `cluster`.
 
     The form of an answer shows its kind, so that a gateway need not remember the request. Answers
     without `topics` are not changed. A principal that may see every topic may not see what belongs
@@ -481,7 +486,8 @@ def visible(data: _Answer, principal: Principal) -> _Answer:
             name: row for name, row in topics.items() if principal.may(Action.SEE, name)
         }
     else:
-        found["topics"] = [row for row in topics if principal.may(Action.SEE, row["topic_name"])]
+        name = "topic" if "directory" in found else "topic_name"
+        found["topics"] = [row for row in topics if principal.may(Action.SEE, row[name])]
     for which in ("alarms", "recent_alarms"):
         if isinstance(rows := found.get(which), list | tuple):
             found[which] = _of_topics(rows, principal)

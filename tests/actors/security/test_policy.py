@@ -5,6 +5,7 @@ principal sees.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -105,6 +106,15 @@ def who_may(message: p.Wire) -> frozenset[str]:
         ("chunks", "t", "", {}, LOOKERS),
         ("list", "", "", {}, ALL),
         ("overview", "", "", {}, ALL),
+        ("cluster", "", "", {}, ALL),
+        ("create", "t", "", {"parts": 4}, ADMINS),
+        ("add_parts", "t", "", {"count": 1}, ADMINS),
+        ("pause", "t#3", "", {}, ADMINS),
+        ("peek", "t#3", "c", {}, {"reader", "consumer", ""}),
+        ("redrive", "t#3", "", {"to": "t#255"}, {"redriver", ""}),
+        ("pause", "t#256", "", {}, {""}),
+        ("pause", "t#03", "", {}, {""}),
+        ("pause", "t#ephemeral", "", {}, {""}),
     ],
 )
 def test_each_order_is_permitted_to_exactly_these_users(
@@ -139,6 +149,19 @@ def test_each_link_may_be_opened_by_exactly_these_users(
     assert (
         permits(lambda user: policy.check_open(user, p.Open(1, kind, "t", channel, False))) == may
     )
+
+
+def _opens(link: p.Open, user: Principal) -> None:
+    policy.check_open(user, link)
+
+
+def test_a_part_has_the_permissions_of_its_topic() -> None:
+    for kind in LINKS:
+        topic, part = (p.Open(1, kind, name, "c", False) for name in ("t", "t#3"))
+        may = permits(partial(_opens, topic))
+        assert permits(partial(_opens, part)) == may, kind
+    assert not USERS["elsewhere"].may(policy.Action.PUBLISH, "t#3")
+    assert USERS["elsewhere"].may(policy.Action.PUBLISH, "u#3")
 
 
 def test_every_kind_of_link_has_its_rule() -> None:
@@ -221,6 +244,17 @@ def test_only_the_viewable_part_of_an_answer_is_visible() -> None:
     assert set(glance["topics"]) == {"t"}
     assert "u" not in repr(glance["alarms"])
     assert glance["broker"]["health"] == UNWELL
+
+
+def test_a_user_sees_only_its_topics_of_a_cluster() -> None:
+    answer = {
+        "brokers": [{"number": 0, "addresses": ("tcp://a:4153",)}],
+        "topics": [{"topic": "t", "parts": (0, 0)}, {"topic": "u", "parts": (0,)}],
+        "directory": 3,
+    }
+    shown = visible(answer, USERS["elsewhere"])
+    assert shown == {**answer, "topics": [{"topic": "u", "parts": (0,)}]}
+    assert visible(answer, USERS["all"]) == answer
 
 
 def test_facts_about_the_broker_are_only_for_its_admin() -> None:
