@@ -3,7 +3,9 @@
 A link begins with Open. The gateway forwards later protocol messages unchanged and adds the
 client's routing id to the envelope, so that the actors can tell clients apart. It checks the
 opcode (one byte of the control frame) and forwards only the protocol messages that a client may
-send. Clients cannot send the actors' internal protocol messages.
+send. Clients cannot send the actors' internal protocol messages. The reply to an Open of a topic
+with parts is a Spread, and no link begins: the client opens links to the parts, at the brokers that
+have them.
 
 Blocks of PUSH writers arrive at a separate port, without a link. The first frame names the topic's
 storage. If that storage accepts no more blocks now, the gateway drops the block instead of waiting.
@@ -287,6 +289,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self.asking = self.open_dealer(self.given.supervisor, f"asking-{self.key}".encode())
         self.asking.route(p.Done, self.on_done)
         self.asking.route(p.Failed, self.on_failed)
+        self.asking.route(p.Spread, self.on_spread)
         self.every(30_000, self._forget)
         self.obey_reload(p.ReloadGateway, self.take_rules)
         return {
@@ -542,19 +545,33 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         return name
 
     def on_done(self, port: Port, mail: Mail, message: p.Done) -> None:
-        client, asked, key = self._opens.pop(message.request, (b"", None, ""))
+        client, asked, key = self._asked(message.request)
         if asked is None:
-            return
-        try:
-            # The rules may have changed since Open.
-            policy.check_open(self.doors.principal(key), asked)
-        except ZsqError as error:
-            self._fail(client, asked.request, error.code, error.text)
             return
         data: dict[str, Any] = {name: message.data[name] for name in _TOLD if name in message.data}
         if asked.kind == "stage":
             data |= {"push_port": self.push_port, "route": self._route(message.data["push"])}
         self._attach(client, asked, key, message.data[asked.kind], data)
+
+    def on_spread(self, port: Port, mail: Mail, message: p.Spread) -> None:
+        """Tell the client where the parts of the topic are."""
+        client, asked, _ = self._asked(message.request)
+        if asked is not None:
+            self.front.send((client,), replace(message, request=asked.request))
+
+    def _asked(self, request: int) -> tuple[bytes, p.Open | None, str]:
+        """Return the client, its Open and its key, if it still waits and may still open the link.
+
+        If the rules have changed since Open, it is refused here.
+        """
+        client, asked, key = self._opens.pop(request, (b"", None, ""))
+        if asked is not None:
+            try:
+                policy.check_open(self.doors.principal(key), asked)
+            except ZsqError as error:
+                self._fail(client, asked.request, error.code, error.text)
+                asked = None
+        return client, asked, key
 
     def on_failed(self, port: Port, mail: Mail, message: p.Failed) -> None:
         client, asked, _ = self._opens.pop(message.request, (b"", None, ""))

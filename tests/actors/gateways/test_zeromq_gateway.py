@@ -5,6 +5,7 @@ forwards, which it drops, and its limits.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -129,6 +130,19 @@ def test_a_link_over_the_limit_is_refused_until_another_ends(
     assert failed.code == E_LIMIT
     gate.hear(b"a", p.Bye())
     gate.open(b"c")
+    assert [type(message) for message in gate.front.words()] == [p.Done]
+
+
+def test_an_open_of_a_topic_with_parts_is_answered_with_their_places(gate: Gate) -> None:
+    gate.hear(b"a", p.Open(9, "topic", "t", "", True, {}))
+    (lookup,) = gate.asking.words()
+    assert isinstance(lookup, p.Lookup)
+    spread = p.Spread(lookup.request, "t", "u" * 32, ((0, 1),), ((1, ("tcp://b:4153",)),))
+    for _ in range(2):  # only the first one answers
+        gate.gateway.on_spread(cast("Any", gate.asking), cast("Any", None), spread)
+    assert gate.front.words() == [replace(spread, request=9)]
+    assert not gate.gateway.links
+    gate.open(b"a")
     assert [type(message) for message in gate.front.words()] == [p.Done]
 
 
