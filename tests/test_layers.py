@@ -26,6 +26,7 @@ MAY_IMPORT: Final = {
     "storage": (
         "transport.block",
         "transport.errors",
+        "transport.names",
         "transport.settings",
         "transport.wire.codec",
     ),
@@ -50,6 +51,7 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "storage.log": ("storage",),
     "storage.bucket": ("storage",),
     "storage.archive": ("storage", "storage.bucket", "storage.log"),
+    "storage.cluster": ("storage", "storage.bucket"),
     "storage.state": ("storage", "storage.log"),
     "storage.delayed": ("storage", "storage.log", "storage.state"),
     "storage.staging": ("storage", "storage.log", "storage.state"),
@@ -134,6 +136,7 @@ PURE_BY_NAME: Final = (
     "transport/errors.py",
     "transport/wire/protocol.py",
     "transport/wire/codec.py",
+    "storage/cluster/directory.py",
     "actors/primitives/deadlines.py",
     "actors/channel/core.py",
     "actors/topic/ordering.py",

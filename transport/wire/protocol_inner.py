@@ -16,6 +16,8 @@ __all__ = [
     "Behind",
     "Born",
     "Credit",
+    "DirectoryEntries",
+    "DirectoryTrouble",
     "Dropped",
     "Due",
     "FetchSegment",
@@ -402,6 +404,31 @@ class WakeTopic(Wire):
 
     op: ClassVar[int] = 84
     uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryEntries(Wire):
+    """Archive actor to supervisor: entries of the cluster's directory, the first one with the
+    number `first` (storage/cluster/directory.py).
+
+    An archive actor that has started sends all entries from 0 on. It sends several of these
+    messages if there are many, the last one with `is_all`. It does so also if there are none.
+    """
+
+    op: ClassVar[int] = 53
+    first: int
+    entries: tuple[bytes, ...]
+    is_all: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryTrouble(Wire):
+    """Archive actor to supervisor: why it cannot read the cluster's directory, or "" if it can
+    again.
+    """
+
+    op: ClassVar[int] = 54
+    text: str
 
 
 # Supervisor and child processes

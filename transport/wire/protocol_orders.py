@@ -15,10 +15,11 @@ from .protocol_client import Done, Wire
 
 # fmt: off
 __all__ = [
-    "BackUpLog", "BackUpState", "BehindPause", "CancelDelayed", "ChannelConfigured", "ConfigureChannel", "CountDelayed", "DeadLettersGo",
-    "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel", "ListChunks", "ListDelayed", "LookAtNames",
-    "MovePause", "Order", "OrderAnswer", "Peek", "Position", "Reload", "ReloadGateway", "ReloadHttpGateway", "ReloadNsqGateway",
-    "ReloadShipping", "Seek", "SetClosed", "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip", "WhereDeadLettersGo",
+    "AppendEntry", "BackUpLog", "BackUpState", "BehindPause", "CancelDelayed", "ChannelConfigured", "ConfigureChannel", "CountDelayed",
+    "DeadLettersGo", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel", "ListChunks", "ListDelayed",
+    "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "Reload", "ReloadGateway", "ReloadHttpGateway",
+    "ReloadNsqGateway", "ReloadShipping", "Seek", "SetClosed", "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip",
+    "WhereDeadLettersGo",
 ]
 # fmt: on
 
@@ -299,6 +300,22 @@ class WhereDeadLettersGo(Order[DeadLettersGo]):
     """Ask for the topic to which the channel's dead letters go."""
 
     op: ClassVar[int] = 116
+
+
+# To the archive actor
+
+
+@dataclass(frozen=True, slots=True)
+class AppendEntry(Order[Done]):
+    """Add this entry to the cluster's directory (storage/cluster/directory.py). An entry that is
+    there already is not added again, so the order may be repeated with the same entry.
+
+    Done.data: {"number"}. The entry counts unless others add one at the same time that makes it
+    void. Failed: E_BUCKET, or the code of the reason why the entry is void.
+    """
+
+    op: ClassVar[int] = 55
+    entry: bytes
 
 
 # To any actor

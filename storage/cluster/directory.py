@@ -1,0 +1,338 @@
+"""Directory of a cluster: which brokers belong to it, and which broker has which part of a topic.
+Pure.
+
+The directory is a sequence of entries, numbered from 0 without gaps. An entry is never changed or
+removed. Everybody who reads the same entries gets the same view.
+
+| entry | meaning |
+|---|---|
+| broker | a broker and its addresses; it gets the next free number, or keeps the one that it has |
+| topic | a topic with all its parts: the number of the broker of part 0, of part 1, and so on |
+| part | one more part of a topic; its number is the number of parts so far |
+| remove | a topic and all its parts are deleted |
+
+An entry may be *void*: nobody obeys it. `Directory.objection` says which entries are void. This
+depends only on the entries before it. So whoever adds an entry reads it again to learn whether it
+counts: somebody else may have been faster. Each entry has a random id. An entry whose id an earlier
+entry has is void, so a writer that lost an answer may add its entry again.
+
+The rules of void entries are part of the format. A change of them needs a new version. A reader
+stops at an entry of an unknown version or kind, because it cannot know what the entry changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from ...transport.errors import (
+    E_BAD_ARGUMENT,
+    E_BAD_NAME,
+    E_EXISTS,
+    E_LIMIT,
+    E_NOT_FOUND,
+    UsageError,
+)
+from ...transport.names import PARTS_MAX, check_name, part_name, part_of
+from .. import documents
+from ..errors import ForeignDirectory
+
+VERSION: Final = 1
+KIND: Final = "directory"
+FOLDER: Final = "directory"
+BROKERS_MAX: Final = 1_000
+ADDRESSES_MAX: Final = 16  # of one broker
+ADDRESS_CHARS_MAX: Final = 300
+_HEX: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+class BrokerEntry(NamedTuple):
+    """A broker. `uuid` is that of its data directory, so a standby that takes over keeps it."""
+
+    id: str
+    uuid: str
+    addresses: tuple[str, ...]
+
+
+class TopicEntry(NamedTuple):
+    """A new topic. `brokers`: the number of the broker of each part. `settings`: those of all
+    parts, {"sync", "retention"} or less.
+    """
+
+    id: str
+    topic: str
+    uuid: str
+    brokers: tuple[int, ...]
+    settings: Mapping[str, Any]
+
+
+class PartEntry(NamedTuple):
+    """One more part of the topic with this uuid."""
+
+    id: str
+    uuid: str
+    broker: int
+
+
+class RemoveEntry(NamedTuple):
+    """The topic with this uuid is deleted."""
+
+    id: str
+    uuid: str
+
+
+class Unusable(NamedTuple):
+    """An intact entry without the fields of its kind. It is void."""
+
+    why: str
+
+
+Entry = BrokerEntry | TopicEntry | PartEntry | RemoveEntry
+_NAMES: Final = {
+    BrokerEntry: "broker",
+    TopicEntry: "topic",
+    PartEntry: "part",
+    RemoveEntry: "remove",
+}
+_KINDS: Final = {name: kind for kind, name in _NAMES.items()}
+
+
+def entry_object(number: int) -> str:
+    """Return the name of the object of an entry."""
+    return f"{FOLDER}/{number:020d}"
+
+
+def entry_number(name: str) -> int:
+    """Return the number in the name of an entry's object, or -1 for another name."""
+    folder, _, digits = name.rpartition("/")
+    is_number = len(digits) == 20 and digits.isascii() and digits.isdecimal()
+    return int(digits) if folder == FOLDER and is_number else -1
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """Return the content of the entry's object."""
+    return documents.encode_line(KIND, VERSION, {"kind": _NAMES[type(entry)], **entry._asdict()})
+
+
+def decode_entry(raw: bytes) -> Entry | Unusable:
+    """Return the entry. Raises `Damaged`, or `ForeignDirectory` for another version or kind."""
+    row = documents.decode_line(raw, KIND, VERSION)
+    name = row.get("kind")
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ForeignDirectory(
+            f"the directory has an entry of the unknown kind {str(name)[:80]!r}; use a newer zsq"
+        )
+    for field in kind._fields:
+        if field not in row:
+            return Unusable(f"{field} is missing")
+        if why := _CHECKS[field](row[field]):
+            return Unusable(f"{field} must be {why}, not {repr(row[field])[:80]}")
+    values = {field: row[field] for field in kind._fields}
+    for field in ("addresses", "brokers"):
+        if field in values:
+            values[field] = tuple(values[field])
+    return kind(**values)
+
+
+def _hex(value: object) -> str:
+    good = isinstance(value, str) and _HEX.fullmatch(value) is not None
+    return "" if good else "32 hex digits"
+
+
+def _text(value: object) -> str:
+    return "" if isinstance(value, str) else "a text"
+
+
+def _number(value: object) -> str:
+    return "" if type(value) is int else "a number"
+
+
+def _numbers(value: object) -> str:
+    good = isinstance(value, list) and all(type(one) is int for one in value)
+    return "" if good else "a list of numbers"
+
+
+def _addresses(value: object) -> str:
+    good = isinstance(value, list) and 0 < len(value) <= ADDRESSES_MAX
+    good = good and all(
+        isinstance(one, str) and 0 < len(one) <= ADDRESS_CHARS_MAX
+        for one in value  # type: ignore[attr-defined]
+    )
+    return "" if good else f"a list of 1 to {ADDRESSES_MAX} addresses"
+
+
+def _settings(value: object) -> str:
+    return "" if isinstance(value, dict) else "an object"
+
+
+_CHECKS: Final = {
+    "id": _hex,
+    "uuid": _hex,
+    "topic": _text,
+    "broker": _number,
+    "brokers": _numbers,
+    "addresses": _addresses,
+    "settings": _settings,
+}
+
+
+class Broker(NamedTuple):
+    """A broker of the cluster. Numbers count from 0 in the order of the first entries."""
+
+    number: int
+    uuid: str
+    addresses: tuple[str, ...]
+
+
+class PartedTopic(NamedTuple):
+    """A topic with parts. `parts` has the number of the broker of each part."""
+
+    topic: str
+    uuid: str
+    parts: tuple[int, ...]
+    settings: Mapping[str, Any]
+
+
+class Objection(NamedTuple):
+    """The reason why an entry is void, with a code of `transport/errors.py`."""
+
+    code: str
+    text: str
+
+
+class Directory:
+    """The view of the cluster after the entries that were applied.
+
+    `topics` and `removed` must not be changed by others. `removed` has the uuids of topics.
+    """
+
+    def __init__(self) -> None:
+        self.next = 0  # the number of the next entry
+        self.topics: dict[str, PartedTopic] = {}
+        self.removed: set[str] = set()
+        self._brokers: list[Broker] = []
+        self._number_of: dict[str, int] = {}  # of each broker, by its uuid
+        self._names: dict[str, str] = {}  # of each topic that was not removed, by its uuid
+        self._ids: dict[str, int] = {}  # the number of the first entry with this id
+
+    @property
+    def brokers(self) -> tuple[Broker, ...]:
+        return tuple(self._brokers)
+
+    def broker(self, uuid: str) -> Broker | None:
+        """Return the broker with this uuid."""
+        number = self._number_of.get(uuid)
+        return None if number is None else self._brokers[number]
+
+    def topic_of(self, uuid: str) -> PartedTopic | None:
+        """Return the topic with this uuid, unless it was removed."""
+        name = self._names.get(uuid)
+        return None if name is None else self.topics[name]
+
+    def number_of(self, id: str) -> int | None:
+        """Return the number of the entry with this id, if there is one. It may be void."""
+        return self._ids.get(id)
+
+    def apply(self, number: int, raw: bytes) -> bool:
+        """Apply the entry with this number. Return True if it counts.
+
+        Return False if it is void, or was applied before. Raises `ValueError` if an entry before it
+        is missing, and otherwise as `decode_entry`. The view is unchanged then.
+        """
+        if number < self.next:
+            return False
+        if number > self.next:
+            raise ValueError(f"entry {number} of the directory comes before entry {self.next}")
+        entry = decode_entry(raw)
+        self.next += 1
+        if isinstance(entry, Unusable):
+            return False
+        counts = self.objection(entry) is None
+        self._ids.setdefault(entry.id, number)
+        if counts:
+            self._obey(entry)
+        return counts
+
+    def _obey(self, entry: Entry) -> None:
+        match entry:
+            case BrokerEntry(uuid=uuid, addresses=addresses):
+                number = self._number_of.setdefault(uuid, len(self._brokers))
+                self._brokers[number : number + 1] = [Broker(number, uuid, addresses)]
+            case TopicEntry():
+                parted = PartedTopic(entry.topic, entry.uuid, entry.brokers, entry.settings)
+                self.topics[entry.topic] = parted
+                self._names[entry.uuid] = entry.topic
+            case PartEntry():
+                name = self._names[entry.uuid]
+                found = self.topics[name]
+                self.topics[name] = found._replace(parts=(*found.parts, entry.broker))
+            case RemoveEntry():
+                del self.topics[self._names.pop(entry.uuid)]
+                self.removed.add(entry.uuid)
+
+    def objection(self, entry: Entry) -> Objection | None:
+        """Return why this entry would be void as the next one, or None if it would count."""
+        if entry.id in self._ids:
+            return Objection(E_EXISTS, f"entry {self._ids[entry.id]} has the same id")
+        match entry:
+            case BrokerEntry():
+                if entry.uuid not in self._number_of and len(self._brokers) >= BROKERS_MAX:
+                    return Objection(E_LIMIT, f"the cluster has {BROKERS_MAX} brokers, the limit")
+                return None
+            case TopicEntry():
+                return self._of_topic(entry)
+            case PartEntry():
+                return self._of_part(entry)
+            case RemoveEntry():
+                return self._of_unknown(entry.uuid)
+
+    def _of_topic(self, entry: TopicEntry) -> Objection | None:
+        if entry.topic in self.topics:
+            return Objection(E_EXISTS, f"topic {entry.topic} exists")
+        if entry.uuid in self._names or entry.uuid in self.removed:
+            return Objection(E_EXISTS, f"a topic with the uuid {entry.uuid} exists or was removed")
+        if (why := why_unfit(entry.topic)) is not None:
+            return Objection(E_BAD_NAME, why)
+        if not 0 < len(entry.brokers) <= PARTS_MAX:
+            text = f"a topic has 1 to {PARTS_MAX} parts, not {len(entry.brokers)}"
+            return Objection(E_BAD_ARGUMENT, text)
+        for broker in entry.brokers:
+            if (found := self._of_broker(broker)) is not None:
+                return found
+        return None
+
+    def _of_part(self, entry: PartEntry) -> Objection | None:
+        if (found := self._of_unknown(entry.uuid)) is not None:
+            return found
+        topic = self.topics[self._names[entry.uuid]]
+        if len(topic.parts) >= PARTS_MAX:
+            return Objection(E_LIMIT, f"topic {topic.topic} has {PARTS_MAX} parts, the limit")
+        return self._of_broker(entry.broker)
+
+    def _of_unknown(self, uuid: str) -> Objection | None:
+        if uuid in self._names:
+            return None
+        what = "was removed" if uuid in self.removed else "does not exist"
+        return Objection(E_NOT_FOUND, f"the topic with the uuid {uuid} {what}")
+
+    def _of_broker(self, number: int) -> Objection | None:
+        if 0 <= number < len(self._brokers):
+            return None
+        return Objection(E_NOT_FOUND, f"the cluster has no broker {number}")
+
+
+def why_unfit(topic: str) -> str | None:
+    """Return why a topic with parts cannot have this name, or None if it can."""
+    try:
+        check_name(topic)
+    except UsageError as error:
+        return error.text
+    last = part_name(topic, PARTS_MAX - 1)
+    if part_of(last) is None:
+        return (
+            f"topic name {topic!r} is not legal for a topic with parts: there must be room for the "
+            f"largest number of a part, as in {last!r}, and no other # in it"
+        )
+    return None

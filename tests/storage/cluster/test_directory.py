@@ -1,0 +1,336 @@
+"""Tests of the directory of a cluster: entries, the view after them, and which entries are void."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsq.storage import documents
+from zsq.storage.cluster.directory import (
+    ADDRESSES_MAX,
+    BROKERS_MAX,
+    Broker,
+    BrokerEntry,
+    Directory,
+    Entry,
+    PartedTopic,
+    PartEntry,
+    RemoveEntry,
+    TopicEntry,
+    Unusable,
+    decode_entry,
+    encode_entry,
+    entry_number,
+    entry_object,
+    why_unfit,
+)
+from zsq.storage.errors import Damaged, ForeignDirectory
+from zsq.transport.names import PARTS_MAX
+
+A, B, C = ("tcp://a:4153",), ("tcp://b:4153", "tcp://b2:4153"), ("tcp://c:4153",)
+
+
+def hex_of(number: int) -> str:
+    return f"{number:032x}"
+
+
+def broker(number: int, addresses: tuple[str, ...] = A, id: int = 0) -> BrokerEntry:
+    return BrokerEntry(hex_of(id or 1_000 + number), hex_of(number), addresses)
+
+
+def topic(
+    uuid: int, name: str = "clicks", brokers: tuple[int, ...] = (0, 1), **settings: Any
+) -> TopicEntry:
+    return TopicEntry(hex_of(2_000 + uuid), name, hex_of(uuid), brokers, settings)
+
+
+def part(uuid: int, broker: int, id: int) -> PartEntry:
+    return PartEntry(hex_of(id), hex_of(uuid), broker)
+
+
+def remove(uuid: int, id: int = 3_000) -> RemoveEntry:
+    return RemoveEntry(hex_of(id), hex_of(uuid))
+
+
+TWO_BROKERS = (broker(1), broker(2, B))
+
+
+def replay(*entries: Entry) -> tuple[Directory, list[bool]]:
+    directory = Directory()
+    counts = [directory.apply(n, encode_entry(entry)) for n, entry in enumerate(entries)]
+    return directory, counts
+
+
+def line(**row: Any) -> bytes:
+    return documents.encode_line("directory", 1, row)
+
+
+def test_names_of_objects_are_numbers() -> None:
+    assert entry_object(7) == "directory/00000000000000000007"
+    assert entry_number(entry_object(7)) == 7
+    for name in ("directory/7", "other/00000000000000000007", "directory/0000000000000000000x"):
+        assert entry_number(name) == -1
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        broker(1, B),
+        topic(5, sync="bucket", retention={"keep_s": 60.0}),
+        topic(5, brokers=(1,) * PARTS_MAX),
+        part(5, 1, 4),
+        remove(5),
+    ],
+)
+def test_an_entry_is_read_as_it_was_written(entry: Entry) -> None:
+    assert decode_entry(encode_entry(entry)) == entry
+
+
+def test_an_entry_is_one_line_of_json_for_people() -> None:
+    text, crc, rest = encode_entry(broker(1)).split(b"\n")
+    assert json.loads(text) == {
+        "zsq": "directory",
+        "version": 1,
+        "kind": "broker",
+        "id": hex_of(1_001),
+        "uuid": hex_of(1),
+        "addresses": list(A),
+    }
+    assert (crc, rest) == (b"%08x" % crc32c(text), b"")
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"kind": "remove", "id": hex_of(1)}, "uuid is missing"),
+        ({"kind": "remove", "id": 5, "uuid": hex_of(1)}, "id must be 32 hex digits, not 5"),
+        ({"kind": "remove", "id": hex_of(1), "uuid": "x"}, "uuid must be 32 hex digits, not 'x'"),
+        ({"kind": "part", "id": hex_of(1), "uuid": hex_of(1), "broker": True}, "a number"),
+        ({"kind": "broker", "id": hex_of(1), "uuid": hex_of(1), "addresses": []}, "1 to 16"),
+        ({"kind": "broker", "id": hex_of(1), "uuid": hex_of(1), "addresses": "tcp"}, "1 to 16"),
+        ({"kind": "broker", "id": hex_of(1), "uuid": hex_of(1), "addresses": [""]}, "1 to 16"),
+        (
+            {
+                "kind": "broker",
+                "id": hex_of(1),
+                "uuid": hex_of(1),
+                "addresses": ["tcp://a:1"] * (ADDRESSES_MAX + 1),
+            },
+            "1 to 16",
+        ),
+        (
+            {
+                "kind": "topic",
+                "id": hex_of(1),
+                "uuid": hex_of(1),
+                "topic": 3,
+                "brokers": [],
+                "settings": {},
+            },
+            "topic must be a text, not 3",
+        ),
+        (
+            {
+                "kind": "topic",
+                "id": hex_of(1),
+                "uuid": hex_of(1),
+                "topic": "t",
+                "brokers": [1.5],
+                "settings": {},
+            },
+            "a list of numbers",
+        ),
+        (
+            {
+                "kind": "topic",
+                "id": hex_of(1),
+                "uuid": hex_of(1),
+                "topic": "t",
+                "brokers": [1],
+                "settings": [],
+            },
+            "an object",
+        ),
+    ],
+)
+def test_an_intact_entry_of_a_wrong_form_is_void(row: dict[str, Any], why: str) -> None:
+    found = decode_entry(line(**row))
+    assert isinstance(found, Unusable)
+    assert why in found.why
+    directory = Directory()
+    assert not directory.apply(0, line(**row))
+    assert directory.next == 1
+
+
+def test_more_fields_are_ignored() -> None:
+    row = {"kind": "remove", "id": hex_of(1), "uuid": hex_of(2), "by": "ann"}
+    assert decode_entry(line(**row)) == RemoveEntry(hex_of(1), hex_of(2))
+
+
+@pytest.mark.parametrize(
+    ("raw", "error"),
+    [
+        (b"", Damaged),
+        (encode_entry(broker(1))[:-2] + b"x\n", Damaged),
+        (documents.encode_line("manifest", 1, {}), Damaged),
+        (documents.encode_line("directory", 2, {"kind": "broker"}), ForeignDirectory),
+        (line(kind="assign"), ForeignDirectory),
+        (line(kind=["broker"]), ForeignDirectory),
+        (line(), ForeignDirectory),
+    ],
+)
+def test_reading_stops_at_an_entry_that_is_not_understood(
+    raw: bytes, error: type[Exception]
+) -> None:
+    directory, _ = replay(*TWO_BROKERS)
+    with pytest.raises(error):
+        directory.apply(2, raw)
+    assert directory.next == 2
+    assert directory.apply(2, encode_entry(topic(5)))  # a newer zsq, or a store that is well again
+
+
+def test_entries_are_applied_once_and_without_gaps() -> None:
+    directory, _ = replay(*TWO_BROKERS)
+    assert not directory.apply(0, encode_entry(broker(9)))
+    assert len(directory.brokers) == 2
+    with pytest.raises(ValueError, match="entry 3 of the directory comes before entry 2"):
+        directory.apply(3, encode_entry(broker(9)))
+
+
+def test_a_broker_keeps_its_number_and_gets_new_addresses() -> None:
+    directory, counts = replay(broker(1), broker(2, B), broker(1, C, id=9))
+    assert counts == [True] * 3
+    assert directory.brokers == (Broker(0, hex_of(1), C), Broker(1, hex_of(2), B))
+    assert directory.broker(hex_of(2)) == Broker(1, hex_of(2), B)
+    assert directory.broker(hex_of(3)) is None
+
+
+def test_a_topic_gets_parts_is_removed_and_may_come_again() -> None:
+    entries: list[Entry] = [*TWO_BROKERS, topic(5, sync="bucket"), part(5, 0, 41), part(5, 0, 42)]
+    directory, counts = replay(*entries)
+    assert counts == [True] * 5
+    expected = PartedTopic("clicks", hex_of(5), (0, 1, 0, 0), {"sync": "bucket"})
+    assert directory.topics == {"clicks": expected}
+    assert directory.topic_of(hex_of(5)) == expected
+    directory, counts = replay(*entries, remove(5), topic(6, brokers=(1,)))
+    assert counts == [True] * 7
+    assert directory.topics == {"clicks": PartedTopic("clicks", hex_of(6), (1,), {})}
+    assert directory.removed == {hex_of(5)}
+    assert directory.topic_of(hex_of(5)) is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "code", "why"),
+    [
+        (topic(6), "E_EXISTS", "topic clicks exists"),
+        (topic(5, "other"), "E_EXISTS", "same id"),
+        (topic(5, "other")._replace(id=hex_of(99)), "E_EXISTS", "exists or was removed"),
+        (topic(7, "other")._replace(id=hex_of(99)), "E_EXISTS", "exists or was removed"),
+        (topic(8, "other", (0, 2)), "E_NOT_FOUND", "the cluster has no broker 2"),
+        (topic(8, "other", (-1,)), "E_NOT_FOUND", "the cluster has no broker -1"),
+        (topic(8, "other", ()), "E_BAD_ARGUMENT", "1 to 256 parts, not 0"),
+        (topic(8, "other", (0,) * 257), "E_BAD_ARGUMENT", "1 to 256 parts, not 257"),
+        (topic(8, "other#3"), "E_BAD_NAME", "not legal"),
+        (topic(8, "other#ephemeral"), "E_BAD_NAME", "not legal"),
+        (topic(8, ".."), "E_BAD_NAME", "not legal"),
+        (topic(8, "a" * 61), "E_BAD_NAME", "room for the largest number"),
+        (part(7, 0, 99), "E_NOT_FOUND", "was removed"),
+        (part(8, 0, 99), "E_NOT_FOUND", "does not exist"),
+        (part(5, 2, 99), "E_NOT_FOUND", "no broker 2"),
+        (part(9, 1, 99), "E_LIMIT", "256 parts, the limit"),
+        (remove(7, 99), "E_NOT_FOUND", "was removed"),
+        (remove(8, 99), "E_NOT_FOUND", "does not exist"),
+        (broker(3, id=1_001), "E_EXISTS", "entry 0 has the same id"),
+    ],
+)
+def test_a_void_entry_changes_nothing(entry: Entry, code: str, why: str) -> None:
+    entries = [*TWO_BROKERS, topic(5), topic(7, "gone"), remove(7)]
+    full = topic(9, "full", (0,) * PARTS_MAX)
+    before, counts = replay(*entries, full)
+    assert all(counts)
+    objection = before.objection(entry)
+    assert objection is not None
+    assert objection.code == code
+    assert why in objection.text
+    after, counts = replay(*entries, full, entry)
+    assert counts == [True] * 6 + [False]
+    assert view(after)[1:] == view(before)[1:]
+    assert after.next == 7
+
+
+def test_the_number_of_brokers_is_limited_and_known_ones_may_still_change() -> None:
+    directory, counts = replay(*(broker(n, id=10_000 + n) for n in range(BROKERS_MAX + 1)))
+    assert counts == [True] * BROKERS_MAX + [False]
+    assert directory.objection(broker(0, C, id=9)) is None
+
+
+def test_an_entry_is_known_by_its_id_also_if_it_is_void() -> None:
+    directory, counts = replay(*TWO_BROKERS, remove(5, 77), topic(5), remove(5, 77))
+    assert counts == [True, True, False, True, False]
+    assert directory.number_of(hex_of(77)) == 2
+    assert directory.number_of(hex_of(78)) is None
+
+
+def test_the_longest_name_of_a_topic_has_room_for_the_largest_part() -> None:
+    assert why_unfit("a" * 60) is None
+    assert why_unfit("a" * 61) is not None
+
+
+Whole = tuple[int, tuple[Broker, ...], dict[str, PartedTopic], frozenset[str]]
+
+
+def view(directory: Directory) -> Whole:
+    return (
+        directory.next, directory.brokers, dict(directory.topics), frozenset(directory.removed),
+    )  # fmt: skip
+
+
+ids = st.integers(0, 30).map(hex_of)
+few = st.integers(0, 4).map(hex_of)
+entries = st.one_of(
+    st.builds(BrokerEntry, ids, few, st.sampled_from([A, B, C])),
+    st.builds(
+        TopicEntry,
+        ids,
+        st.sampled_from(["a", "b", "c#1", "", "d" * 64]),
+        few,
+        st.lists(st.integers(-1, 4), max_size=4).map(tuple),
+        st.just({}),
+    ),
+    st.builds(PartEntry, ids, few, st.integers(-1, 4)),
+    st.builds(RemoveEntry, ids, few),
+)
+
+
+@given(st.lists(entries, max_size=30))
+def test_the_same_entries_give_the_same_view_and_numbers_never_change(
+    entries: list[Entry],
+) -> None:
+    first, second = Directory(), Directory()
+    for number, entry in enumerate(entries):
+        raw = encode_entry(entry)
+        before = view(first)
+        fits = first.objection(entry) is None
+        assert first.apply(number, raw) == fits
+        assert not first.apply(number, raw)
+        second.apply(number, raw)
+        assert view(first) == view(second)
+        known, _, removed = before[1:]
+        assert [one[:2] for one in first.brokers[: len(known)]] == [one[:2] for one in known]
+        assert removed <= first.removed
+        for parted in before[2].values():
+            after = first.topic_of(parted.uuid)
+            if after is None:
+                assert parted.uuid in first.removed
+            else:
+                assert after.topic == parted.topic
+                assert after.parts[: len(parted.parts)] == parted.parts
+        if not fits:
+            assert view(first)[1:] == before[1:]
+    assert {one.uuid for one in first.topics.values()}.isdisjoint(first.removed)
+    assert all(0 <= n < len(first.brokers) for one in first.topics.values() for n in one.parts)
