@@ -5,9 +5,9 @@
 A broker may have a standby on another machine. The standby takes over when the primary is gone. So
 a client names the addresses of both. It talks to one of them at a time: the *present* one. When
 this address does not lead to the primary, the client goes to the next one in the list, and after
-the last one to the first. The addresses that the user gave are the only ones that it uses.
-(Rejected: to follow an address in the text of an error. Whoever answers at one address could then
-send the client, and what it publishes, anywhere.)
+the last one to the first. The addresses that the user gave are the only ones that it uses, except
+for topics with parts (`spread.py`), because only the brokers know where the parts are. (Rejected:
+to follow an address in the text of an error.)
 
 A rotation says which address comes next and why the others failed. It does not wait. The link
 decides when an address has failed, and how long to pause after a round (`client/core/link.py`).
@@ -122,11 +122,18 @@ class _Failure:
 class Rotation:
     """The turn of a client among its addresses, and the ways past their gateways."""
 
-    def __init__(self, given: Address | Addresses) -> None:
-        self.each = given.each if isinstance(given, Addresses) else (given,)
+    def __init__(self, given: Address | Addresses, *, moves: bool = False) -> None:
+        """Begin with the address that was used last. With `moves`, begin with the first one.
+
+        `moves` is True for the way to a part of a topic. A link leaves such an address as soon as
+        it does not answer, also if it is the only one.
+        """
+        self.given = given if isinstance(given, Addresses) else Addresses((given,))
+        self.each = self.given.each
         self.url = given.url
-        self.several = len(self.each) > 1
-        last = _reached.get(self.url)
+        self.moves = moves
+        self.several = moves or len(self.each) > 1
+        last = None if moves else _reached.get(self.url)
         self.present = next((one for one in self.each if one.url == last), self.each[0])
         self._last: Address | None = None  # where the last link to a broker was up
         self._failures: dict[str, _Failure] = {}  # the last failure of each address, by its URL
@@ -159,6 +166,8 @@ class Rotation:
         if not self.several:
             return False
         before, self.present, self._last = self._last, address, address
+        if self.moves:
+            return False
         if self.url not in _reached and len(_reached) >= REACHED_MAX:
             _reached.pop(next(iter(_reached)), None)
         _reached[self.url] = address.url

@@ -22,6 +22,42 @@ class Made(TypedDict):
     existed: bool
 
 
+class Added(TypedDict):
+    """`parts`: the number of parts that the topic has now."""
+
+    parts: int
+
+
+class ClusterBroker(TypedDict):
+    """A broker of the cluster. `me`: True for the one that answers."""
+
+    number: int
+    uuid: str
+    addresses: Sequence[str]
+    me: bool
+
+
+class ClusterTopic(TypedDict):
+    """A topic with parts. `parts`: the number of the broker of each part."""
+
+    topic: str
+    uuid: str
+    parts: Sequence[int]
+
+
+class ClusterAnswer(TypedDict):
+    """The cluster as one broker knows it.
+
+    `directory`: the number of the next entry in the directory. `trouble`: why the directory cannot
+    be read now, or "".
+    """
+
+    brokers: Sequence[ClusterBroker]
+    topics: Sequence[ClusterTopic]
+    directory: int
+    trouble: str
+
+
 class TopicConfigured(TypedDict):
     """`retention`: all settings in effect. `sync`: the sync mode."""
 

@@ -124,7 +124,7 @@ class Producer(ProducerBase):
         turner = self._turner()
         pending, index = turner.engine.linger(topic, payload, attributes)
         turner.settle()
-        lane = turner.engine.lanes[topic]
+        lane = turner.engine.fullest(turner.engine.lanes[topic])
         if lane.session.queue_bytes > QUEUE_BYTES_MAX:
             await turner.carry_out(turner.engine.make_room(lane, self._timeout))
         return Receipt(self, (pending,), index, 1)

@@ -19,10 +19,12 @@ from ...errors import ZsqError
 from ...reports import BrokerStats
 from ...settings import ChannelOptions, NewChannelOptions, RetentionSettings
 from ...wire.answers import (
+    Added,
     AuditEntry,
     ChannelConfigured,
     Chunks,
     Closed,
+    ClusterAnswer,
     DelayedCount,
     DelayedRow,
     Made,
@@ -31,11 +33,12 @@ from ...wire.answers import (
     OverviewAnswer,
     TopicConfigured,
 )
-from ..blocking.client import AdminBase, AskerBase, ReaderBase
+from ...wire.spread import HasParts
+from ..blocking.client import AdminBase, AskerBase, ReaderBase, moved
 from ..blocking.drive import inherit
 from ..core import administration, peeking, reading
 from ..core.administration import Side
-from ..core.asking import Asking, Place, Question, Reply
+from ..core.asking import Asking, Place, Question, Reply, combined, for_parts
 from ..core.link import FAR_NS, Engine, Steps, Waiter
 from ..core.message import Fetched, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek
@@ -177,6 +180,28 @@ class Asker(AskerBase):
             return result
 
     async def _ask(self, question: Question) -> Reply:
+        """Send a request and return the reply. If it is about parts, ask their brokers."""
+        try:
+            return await self._ask_here(question)
+        except HasParts as error:
+            there = for_parts(question, error.spread)
+        replies = []
+        for urls, one in there:
+            try:
+                replies.append(await self._at(urls)._ask_here(one))
+            except HasParts as error:
+                raise moved(error) from None
+        return combined(replies)
+
+    def _at(self, urls: tuple[str, ...]) -> Asker:
+        """Return the client of another broker. It is closed with this one."""
+        if urls not in self._others:
+            place = self._same_place() | {"url": ",".join(urls)}
+            self._others[urls] = Admin(timeout=self._timeout, **place)
+        found: Asker = self._others[urls]
+        return found
+
+    async def _ask_here(self, question: Question) -> Reply:
         self._check_open()
         turner = self._made
         if turner is None or turner.pid != os.getpid():
@@ -189,6 +214,9 @@ class Asker(AskerBase):
 
     async def close(self) -> None:
         self._closed = True
+        others, self._others = self._others, {}
+        for other in others.values():
+            await other.close()
         turner, self._made = self._made, None
         if turner is not None and turner.pid != os.getpid():
             inherit(turner)
@@ -211,9 +239,23 @@ class Admin(AdminBase, Asker):
     """Manage topics and channels. See `zsq.Admin`."""
 
     async def create_topic(
-        self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]
+        self,
+        name: str,
+        sync: str = "always",
+        *,
+        parts: int = 0,
+        brokers: Sequence[int] = (),
+        **retention: Unpack[RetentionSettings],
     ) -> Made:
-        return await self._carry_out(administration.create_topic(name, sync, retention))
+        return await self._carry_out(
+            administration.create_topic(name, sync, retention, parts, brokers)
+        )
+
+    async def add_parts(self, topic: str, count: int) -> Added:
+        return await self._carry_out(administration.add_parts(topic, count))
+
+    async def cluster(self) -> ClusterAnswer:
+        return await self._carry_out(administration.cluster())
 
     async def configure_topic(
         self, name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]

@@ -172,7 +172,8 @@ class Consumer(ConsumerBase):
         while not self._closing:
             while self._messages:
                 message = self._messages.popleft()
-                if not message._batch.delivery.expired(time.monotonic_ns()):
+                delivery = message._batch.delivery
+                if delivery.live and not delivery.expired(time.monotonic_ns()):
                     return message
             delivery = await self._take(deadline_ns, self._is_shared)
             if delivery is not None:

@@ -11,15 +11,17 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from ...errors import E_CLOSING, Refused, ZsqError
-from ...names import check_name
+from ...names import check_name, part_name
 from ...settings import ChannelOptions, NewChannelOptions, RetentionSettings
 from ...wire.address import DefaultTimeout, Target, url_last
 from ...wire.addresses import Url, parse_all
 from ...wire.answers import (
+    Added,
     AuditEntry,
     ChannelConfigured,
     Chunks,
     Closed,
+    ClusterAnswer,
     DelayedCount,
     DelayedRow,
     Made,
@@ -29,9 +31,10 @@ from ...wire.answers import (
     TopicConfigured,
 )
 from ...wire.credentials import KeyFile
+from ...wire.spread import HasParts
 from ..core import administration, peeking, reading
 from ..core.administration import Side
-from ..core.asking import Asking, Place, Question, Reply
+from ..core.asking import Asking, Place, Question, Reply, combined, for_parts
 from ..core.message import Batch, Fetched, Message, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek, Peeked
 from ..core.reading import BYTES_ANY, Archive, Measured
@@ -56,6 +59,12 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+
+
+def moved(error: HasParts) -> Refused:
+    """Return the error for a broker that does not have the part that others say it has."""
+    text = f"a part of topic {error.spread.topic} is not where the directory said"
+    return Refused(E_CLOSING, f"{text}; try again in a moment")
 
 
 class ClientAddress(TypedDict):
@@ -86,6 +95,8 @@ class AskerBase:
         self._patient = patient
         self._closed = False
         self._made: Any = None
+        # Clients of the brokers that have parts of topics, by their addresses.
+        self._others: dict[tuple[str, ...], Any] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -126,7 +137,7 @@ class Asker(AskerBase):
             question = next(asking)
             while True:
                 try:
-                    reply = self._reply(self._send(question))
+                    reply = self._ask(question)
                 except ZsqError as error:
                     question = asking.throw(error)
                 else:
@@ -134,6 +145,29 @@ class Asker(AskerBase):
         except StopIteration as end:
             result: _T = end.value
             return result
+
+    def _ask(self, question: Question) -> Reply:
+        """Send a request and return the reply. If it is about parts, ask their brokers."""
+        try:
+            return self._reply(self._send(question))
+        except HasParts as error:
+            there = for_parts(question, error.spread)
+            return combined([self._at(urls)._ask_here(one) for urls, one in there])
+
+    def _at(self, urls: tuple[str, ...]) -> Asker:
+        """Return the client of another broker. It is closed with this one."""
+        if urls not in self._others:
+            place = self._same_place() | {"url": ",".join(urls)}
+            self._others[urls] = Admin(timeout=self._timeout, **place)
+        found: Asker = self._others[urls]
+        return found
+
+    def _ask_here(self, question: Question) -> Reply:
+        """Send a request about a part to the broker that has it."""
+        try:
+            return self._reply(self._send(question))
+        except HasParts as error:
+            raise moved(error) from None
 
     def _send(self, question: Question) -> Request:
         """Send a request. `_reply` waits for the reply."""
@@ -162,8 +196,11 @@ class Asker(AskerBase):
         return self._made
 
     def close(self, timeout: float | None = None) -> None:
-        """Close the connection to the broker."""
+        """Close the connections to the brokers."""
         self._closed = True
+        others, self._others = self._others, {}
+        for other in others.values():
+            other.close(timeout)
         drive, self._made = self._made, None
         if drive is None:
             return
@@ -205,8 +242,8 @@ class ReaderBase(AskerBase):
 
     @overload
     def __init__(
-        self, topic: str, *, url: Url = None, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None,
-        transport: str | None = None,
+        self, topic: str, *, part: int | None = None, url: Url = None, timeout: float | None = TIMEOUT_S, patient: bool = False,
+        key_file: KeyFile = None, transport: str | None = None,
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
@@ -222,9 +259,10 @@ class ReaderBase(AskerBase):
 
     @url_last("topic")
     def __init__(
-        self, topic: str, *, url: Url = None, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None,
-        transport: str | None = None,
+        self, topic: str, *, part: int | None = None, url: Url = None, timeout: float | None = TIMEOUT_S, patient: bool = False,
+        key_file: KeyFile = None, transport: str | None = None,
     ) -> None:  # fmt: skip
+        topic = topic if part is None else part_name(topic, part)
         target = Target("reader", check_name(topic), create=False)
         super().__init__(
             url, target, timeout, patient=patient, key_file=key_file, transport=transport
@@ -241,13 +279,35 @@ class Admin(AdminBase, Asker):
     """
 
     def create_topic(
-        self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]
+        self,
+        name: str,
+        sync: str = "always",
+        *,
+        parts: int = 0,
+        brokers: Sequence[int] = (),
+        **retention: Unpack[RetentionSettings],
     ) -> Made:
         """Create a topic. Returns {"existed": True} if it existed and so was not changed.
 
-        `sync`: always, bucket, interval, or never.
+        `sync`: always, bucket, interval, or never. With `parts`, the topic has that many parts at
+        the brokers of the cluster, in turn, or at `brokers` (numbers of brokers, see `cluster`).
         """
-        return self._carry_out(administration.create_topic(name, sync, retention))
+        return self._carry_out(administration.create_topic(name, sync, retention, parts, brokers))
+
+    def add_parts(self, topic: str, count: int) -> Added:
+        """Add parts to a topic that has parts. Returns {"parts": how many it has now}.
+
+        Producers and consumers that are connected use them within a minute. Some keys move to the
+        new parts, so the order of a key is not kept across this change.
+        """
+        return self._carry_out(administration.add_parts(topic, count))
+
+    def cluster(self) -> ClusterAnswer:
+        """Return the brokers of the cluster, and the topics with parts, as this broker knows them.
+
+        Raises `UsageError` (E_UNSUPPORTED) if the broker is in no cluster.
+        """
+        return self._carry_out(administration.cluster())
 
     def configure_topic(
         self, name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]
@@ -463,8 +523,10 @@ class Admin(AdminBase, Asker):
 class Reader(ReaderBase, Asker):
     """Read a topic by offset. No channel takes part, and nothing is finished.
 
-    Raises `NotFound` if the topic does not exist.
+    Raises `NotFound` if the topic does not exist, and `UsageError` (E_PARTS) if it has parts and
+    none is named: each part has offsets of its own.
 
+    - `part`: The number of the part, for a topic with parts.
     - `url`, `key_file`, `transport`: see `Producer`.
     - `patient`: Also wait, up to `timeout`, for a topic that failed and is being started again, and
       for a bucket that does not return the messages. Otherwise this raises `Refused` at once.

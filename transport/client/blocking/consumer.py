@@ -286,14 +286,19 @@ class ConsumerBase:
         self._messages = deque()
         self._workers = set()
         if self._made is not None:
-            self._made.engine.session.over = FOREIGN
+            self._made.engine.end(FOREIGN)
 
     def _engine(self) -> ConsumerEngine:
         self._check_open()
         ready, message_timeout, label, heartbeat_ms, sample_rate, settings = self._options
         session = make_session(ready, message_timeout, label, sample_rate)
+
+        def of_part(count: int) -> ConsumerSession:
+            # A block that is larger than the credit is delivered alone.
+            return make_session(max(1, ready // count), message_timeout, label, sample_rate)
+
         engine = ConsumerEngine(
-            self._address, self.topic, self.channel, session, heartbeat_ms, settings
+            self._address, self.topic, self.channel, session, heartbeat_ms, settings, of_part
         )
         engine.on_void = self._messages.clear
         return engine
@@ -308,7 +313,7 @@ class ConsumerBase:
 
         Those messages were or will be delivered again.
         """
-        return 0 if self._made is None else int(self._made.engine.session.stale)
+        return 0 if self._made is None else int(self._made.engine.stale)
 
     def _is_closing(self) -> bool:
         return self._closing
@@ -412,9 +417,11 @@ class Consumer(ConsumerBase):
                 if not self._fill(deadline_ns):
                     return None
                 messages = self._messages
-            elif not message._batch.delivery.expired(time.monotonic_ns()):
+            elif not (delivery := message._batch.delivery).expired(time.monotonic_ns()) and (
+                delivery.live
+            ):
                 # If the lease has ended while the message waited here, the channel delivers the
-                # message again.
+                # message again. The same is true if the link of its part was lost.
                 return message
         return None
 
@@ -460,7 +467,8 @@ class Consumer(ConsumerBase):
                 except IndexError:
                     message = None
                 if message is not None:
-                    yield message
+                    if message._batch.delivery.live:
+                        yield message
                 elif not self._outside(lambda: self._fill(FAR_NS)):
                     return
 

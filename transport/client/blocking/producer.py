@@ -22,6 +22,7 @@ from ..core.lane import (
     as_attributes,
     as_body,
     as_delay_ms,
+    flat,
     largest_of,
     one_block,
     pack_many,
@@ -64,12 +65,32 @@ class ReceiptView:
 
         It is None while it is not known. It is -1 if the message is stored but the broker no longer
         remembers the offset. A delayed message has no offset before it is due, so this is -1 too.
-        Such a message has a `key` instead.
+        Such a message has a `key` instead. In a topic with parts, the offset counts in `part`. It
+        is -1 if the messages went to several parts, and `places` has all of them.
         """
         first = self._pending[0]
         if not first.done or first.error is not None:
             return None
         return first.first_offset + self._index if first.first_offset >= 0 else -1
+
+    @property
+    def part(self) -> int | None:
+        """The part of the topic that has the messages.
+
+        It is None for a topic without parts, if the messages are in several parts, and while the
+        part is not known.
+        """
+        parts = {pending.part for pending in flat(self._pending)}
+        return next(iter(parts)) if len(parts) == 1 and parts != {-1} else None
+
+    @property
+    def places(self) -> tuple[tuple[int, int, int], ...]:
+        """The (part, first offset, count) of each stored block of a topic with parts."""
+        return tuple(
+            (pending.part, pending.first_offset, pending.count)
+            for pending in flat(self._pending)
+            if pending.part >= 0 and pending.done and pending.error is None
+        )
 
     @property
     def key(self) -> str | None:
@@ -87,7 +108,7 @@ class ReceiptView:
         list` shows the keys in that case.
         """
         found = []
-        for pending in self._pending:
+        for pending in flat(self._pending):
             if pending.key is not None:
                 due_ns, serial = pending.key
                 found += [f"{due_ns:016x}{serial + index:016x}" for index in range(pending.count)]
@@ -96,12 +117,12 @@ class ReceiptView:
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """The (first offset, count) of each stored block."""
-        if len(self._pending) == 1:
+        if len(self._pending) == 1 and not self._pending[0].pieces:
             offset = self.offset
             return () if offset is None else ((offset, self.count),)
         return tuple(
             (pending.first_offset, pending.count)
-            for pending in self._pending
+            for pending in flat(self._pending)
             if pending.done and pending.error is None
         )
 
@@ -230,6 +251,9 @@ FOREIGN_RECEIPT: Final = (
 class Producer(ProducerBase):
     """Publish messages to any number of topics.
 
+    In a topic with parts, a message with a key goes to the part of its key. All others go to the
+    parts in turn.
+
     A producer is thread-safe. After a fork, the child process opens its own connections and has its
     own producer id.
 
@@ -319,7 +343,7 @@ class Producer(ProducerBase):
             pending, index = engine.linger(topic, payload, attributes)
             if not index or engine.waiters:
                 drive.settle()
-            lane = engine.lanes[topic]
+            lane = engine.fullest(engine.lanes[topic])
         if lane.session.queue_bytes > QUEUE_BYTES_MAX:
             drive.carry_out(engine.make_room(lane, self._timeout))
         return Receipt(self, (pending,), index, 1)

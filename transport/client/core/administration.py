@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ...errors import E_BAD_ARGUMENT, UsageError
-from ...names import check_name
+from ...names import PARTS_MAX, check_name
 from ...settings import SYNC_MODES, ChannelOptions, NewChannelOptions, RetentionSettings
 from ...wire.answers import (
+    Added,
     AuditEntry,
     ChannelConfigured,
     Chunks,
     Closed,
+    ClusterAnswer,
     DelayedCount,
     DelayedRow,
     Made,
@@ -45,10 +47,36 @@ def manage(
     )
 
 
-def create_topic(name: str, sync: str, retention: RetentionSettings) -> Asking[Made]:
+def create_topic(
+    name: str,
+    sync: str,
+    retention: RetentionSettings,
+    parts: int = 0,
+    brokers: Sequence[int] = (),
+) -> Asking[Made]:
     _check_sync(sync)
-    own = {"retention": carried(retention)} if retention else {}
-    return manage("create", name, None, {"sync": sync, **own}, repeatable=False)
+    options: dict[str, object] = {"retention": carried(retention)} if retention else {}
+    if parts:
+        options["parts"] = _check_parts(parts)
+        if brokers:
+            options["brokers"] = tuple(brokers)
+    elif brokers:
+        raise UsageError(E_BAD_ARGUMENT, "brokers are for the parts of a topic: give parts, too")
+    return manage("create", name, None, {"sync": sync, **options}, repeatable=False)
+
+
+def add_parts(topic: str, count: int) -> Asking[Added]:
+    return manage("add_parts", topic, None, {"count": _check_parts(count)}, repeatable=False)
+
+
+def _check_parts(count: int) -> int:
+    if type(count) is not int or not 1 <= count <= PARTS_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"a topic has 1 to {PARTS_MAX} parts, not {count!r:.40}")
+    return count
+
+
+def cluster() -> Asking[ClusterAnswer]:
+    return ask(Question(lambda number: Manage(number, "cluster", "", "", {})))
 
 
 def configure_topic(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, TypedDict, TypeVar
 
 from ...block.block import Block
-from ...errors import E_BAD_ARGUMENT, UsageError
+from ...errors import E_BAD_ARGUMENT, E_NOT_FOUND, NotFound, UsageError
+from ...names import part_name, part_of
 from ...settings import CHANNEL
-from ...wire.protocol import Done, Wire
+from ...wire.protocol import Done, Manage, Spread, Stats, Wire
+from ...wire.spread import HasParts, addresses_of
 
 _T = TypeVar("_T")
 
@@ -43,6 +46,72 @@ def ask(question: Question) -> Asking[Any]:
     answer, _ = yield question
     assert isinstance(answer, Done)
     return answer.data
+
+
+# Requests about a topic with parts
+
+# Orders to a topic or a channel that all of its parts carry out.
+_FOR_EACH_PART: Final = frozenset(
+    {"create", "delete", "pause", "unpause", "empty", "configure", "close", "open", "seek"}
+)
+
+
+def for_parts(question: Question, spread: Spread) -> list[tuple[tuple[str, ...], Question]]:
+    """Return the questions to ask instead of this one, with the addresses of their brokers.
+
+    A question about one part goes to its broker. One about the topic goes to all parts. Raises
+    `HasParts` if it makes no sense for several parts, and `NotFound` if there is no such part.
+    """
+    asked = question.make(0)
+    topic = str(getattr(asked, "topic", ""))
+    part = part_of(topic)
+    if part is not None:
+        numbers = [part[1]]
+    elif isinstance(asked, Stats) or (isinstance(asked, Manage) and _is_for_each(asked)):
+        numbers = sorted(number for number, _ in spread.parts)
+    else:
+        raise HasParts(spread)
+    found = []
+    for number in numbers:
+        addresses = addresses_of(spread, number)
+        if not addresses:
+            raise NotFound(E_NOT_FOUND, f"topic {spread.topic} has no part {number}")
+        found.append((addresses, _of_part(question, part_name(spread.topic, number))))
+    return found
+
+
+def _is_for_each(asked: Manage) -> bool:
+    if asked.action == "seek":
+        # Each part has offsets of its own.
+        return asked.options.get("offset", 0) in (0, END)
+    return asked.action in _FOR_EACH_PART
+
+
+def _of_part(question: Question, name: str) -> Question:
+    def make(number: int) -> Wire:
+        made: Any = question.make(number)
+        asked: Wire = replace(made, topic=name)
+        return asked
+
+    return Question(make, question.repeatable)
+
+
+def combined(replies: Sequence[Reply]) -> Reply:
+    """Return the reply of a topic from those of its parts.
+
+    Statistics have the rows of all parts. A channel existed if it did in all parts. Everything else
+    is as the first part says.
+    """
+    first, blocks = replies[0]
+    answers = [answer for answer, _ in replies if isinstance(answer, Done)]
+    if len(answers) < 2 or not isinstance(first, Done):
+        return replies[0]
+    data = dict(first.data)
+    if isinstance(data.get("topics"), list | tuple):
+        data["topics"] = [row for answer in answers for row in answer.data["topics"]]
+    if "existed" in data:
+        data["existed"] = all(answer.data.get("existed") for answer in answers)
+    return Done(first.request, data), blocks
 
 
 # This fits into a field of a protocol message; the broker checks the allowed range.

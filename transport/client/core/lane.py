@@ -36,12 +36,13 @@ from ...errors import (
     advice,
     from_wire,
 )  # fmt: skip
-from ...names import check_name
+from ...names import base_of, check_name, part_name, part_of
 from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import HeaderValue, encode, pack_headers
 from ...wire.dead_letter import with_address
-from ...wire.protocol import DELAY_MS_MAX, Failed, Pub, PubDelayed, Welcome, Wire
+from ...wire.protocol import DELAY_MS_MAX, Failed, Pub, PubDelayed, Spread, Welcome, Wire
+from ...wire.spread import PARTS_ASKED_NS, HasParts, KeyParts
 from .link import Backoff, Engine, Link, Steps, so_long, until_ns
 from .message import Delay, as_seconds
 from .producer_session import UNKNOWN_OFFSET, PendingBlock, ProducerSession, Reaction
@@ -104,13 +105,19 @@ class Gather:
 
 
 class Lane:
-    """A producer's lane to one topic, and the peer of its link."""
+    """A producer's lane to one topic or one part of it, and the peer of its link.
+
+    `parts` is None until a broker says that the topic has parts. Then they have a lane each.
+    """
 
     def __init__(self, engine: ProducerEngine, topic: str) -> None:
         self.engine = engine
         self.topic = topic
+        self.part = part_of(topic)
+        self.parts: Parts | None = None
         self.session = ProducerSession(fresh_ids(), engine.patient)
-        self.link = Link(engine, engine.rotation, Target("topic", topic), self)
+        target = Target("topic", topic, create=self.part is None)
+        self.link = Link(engine, engine.rotation, target, self)
         self.link.heartbeat_ms = self._heartbeat_ms()
         self.refused: ZsqError | None = None  # why the last attempt to get a link failed
         self.asked = 0  # the number of callers that wait for the size limit of the broker
@@ -127,6 +134,11 @@ class Lane:
     # Outgoing messages
 
     def push(self, pending: PendingBlock, now_ns: int) -> None:
+        if self.parts is not None:
+            self.parts.push(pending, now_ns)
+            return
+        if self.part is not None:
+            pending.part = self.part[1]
         self.session.add(pending)
         if self.link.up:
             self.pump(now_ns)
@@ -242,18 +254,149 @@ class Lane:
         self.session.lost()
 
     def on_refused(self, error: ZsqError) -> None:
-        if error.code == E_NOT_FOUND and not self.link.creates:  # the topic may exist by now
-            if self.session.unanswered or self.asked:
+        if isinstance(error, HasParts):
+            self._has_parts(error)
+            return
+        if error.code == E_NOT_FOUND and not self.link.creates and self.part is None:
+            if self.session.unanswered or self.asked:  # the topic may exist by now
                 self.link.start(time.monotonic_ns())
             return
         self.session.fail(error)
+        if error.code == E_NOT_FOUND and self.part is not None:
+            # The topic was deleted. If it was created again, it may have other parts, or none.
+            self.engine.forget_parts(base_of(self.topic))
         self.refused = error
         self._note_refused()
+
+    def _has_parts(self, error: HasParts) -> None:
+        """Send the blocks that wait here to the parts.
+
+        Blocks that were sent before belong to a topic without parts, which has this name no more.
+        They may be stored there, so they fail.
+        """
+        unsent = self.session.withdraw_all()
+        self.session.fail(error)
+        self._note_refused()
+        if self.parts is None:
+            self.parts = Parts(self.engine, self.topic)
+        self.parts.take(error.spread)
+        self.refused = error if self.asked else None
+        now_ns = time.monotonic_ns()
+        for pending in unsent:
+            self.parts.push(pending, now_ns)
 
     def _note_refused(self) -> None:
         self.engine.failed += self.session.refused
         del self.engine.failed[1000:]  # `flush` raises only the first failure that is not reported
         self.session.refused.clear()
+
+
+class Parts:
+    """The parts of a topic, as a producer uses them.
+
+    A message with a key goes to the part of its key. Blocks without keys go to the parts in turn,
+    except to those whose broker does not answer at the moment. A block that was sent once stays
+    with its part, because it may be stored there.
+    """
+
+    def __init__(self, engine: ProducerEngine, topic: str) -> None:
+        self._engine = engine
+        self._topic = topic
+        self._lanes: list[Lane] = []
+        self._keys = KeyParts(0)
+        self._turn = 0
+        self._ask_ns = 0  # when to ask for new parts
+
+    def take(self, spread: Spread) -> None:
+        """Note which parts there are."""
+        numbers = sorted(number for number, _ in spread.parts)
+        self._lanes = [self._engine.lane(part_name(self._topic, number)) for number in numbers]
+        if self._keys.count != len(self._lanes):
+            self._keys = KeyParts(len(self._lanes))
+        self._ask_ns = time.monotonic_ns() + PARTS_ASKED_NS
+
+    def ask(self, now_ns: int) -> None:
+        """Ask whether there are new parts, if the last answer is old."""
+        if now_ns >= self._ask_ns:
+            self._ask_ns = now_ns + PARTS_ASKED_NS
+            self._engine.lanes[self._topic].link.start(now_ns)
+
+    def lane_of(self, key: bytes | None) -> Lane:
+        """Return the lane for one message that lingers.
+
+        Messages without a key stay at one part until their block is full.
+        """
+        if key is not None:
+            return self._lanes[self._keys.of(key)]
+        lane = self._lanes[self._turn % len(self._lanes)]
+        return lane if lane.gather is not None else self._next()
+
+    def _next(self) -> Lane:
+        for _ in self._lanes:
+            self._turn += 1
+            lane = self._lanes[self._turn % len(self._lanes)]
+            if not lane.link.waiting:
+                return lane
+        self._turn += 1
+        return self._lanes[self._turn % len(self._lanes)]
+
+    def any_lane(self) -> Lane:
+        """Return a lane whose link is up, if there is one."""
+        return next((lane for lane in self._lanes if lane.link.up), self._lanes[0])
+
+    def seal(self, now_ns: int) -> None:
+        """Send the messages that linger."""
+        for lane in self._lanes:
+            lane.seal(now_ns)
+
+    def fullest(self) -> Lane:
+        """Return the lane with the most bytes that wait to be sent."""
+        return max(self._lanes, key=lambda lane: lane.session.queue_bytes)
+
+    def push(self, pending: PendingBlock, now_ns: int) -> None:
+        """Send a block to its part, or its pieces to theirs."""
+        self.ask(now_ns)
+        assert pending.block is not None
+        keys = pending.block.key
+        if keys is None:
+            self._next().push(pending, now_ns)
+            return
+        rows: dict[Lane | None, list[int]] = {}
+        for index in range(pending.block.count):
+            key = keys.value(index)
+            lane = None if key is None else self._lanes[self._keys.of(key)]
+            rows.setdefault(lane, []).append(index)
+        if len(rows) == 1:
+            ((lane, _),) = rows.items()
+            (lane or self._next()).push(pending, now_ns)
+            return
+        block, whole = pending.block, pending
+        pieces = [
+            (lane or self._next(), PendingBlock(rows_of(block, indexes), whole.delay_ms, whole))
+            for lane, indexes in rows.items()
+        ]
+        whole.pieces = tuple(piece for _, piece in pieces)
+        whole.block = None
+        for lane, piece in pieces:
+            lane.push(piece, now_ns)
+
+
+def rows_of(block: Block, indexes: Sequence[int]) -> Block:
+    """Return a block with only these messages of another one."""
+    bodies = [block.body.value(index) or b"" for index in indexes]
+    keys, tags, headers = (
+        None if column is None else [column.value(index) for index in indexes]
+        for column in (block.key, block.tag, block.headers)
+    )
+    times = block.times
+    own = None if times is None else [times[index] for index in indexes]
+    made = pack(bodies, keys=keys, tags=tags, headers=headers, times=own, limits=LARGEST)
+    return with_address(made, headers)
+
+
+def flat(pending_blocks: Iterable[PendingBlock]) -> list[PendingBlock]:
+    """Return these blocks, with their pieces instead of the blocks that were cut."""
+    return [one for pending in pending_blocks for one in pending.pieces or (pending,)]
 
 
 class ProducerEngine(Engine):
@@ -284,6 +427,12 @@ class ProducerEngine(Engine):
             found = self.lanes[check_name(topic)] = Lane(self, topic)
         return found
 
+    def forget_parts(self, topic: str) -> None:
+        """Ask again whether a topic has parts, at the next publish."""
+        lane = self.lanes.get(topic)
+        if lane is not None:
+            lane.parts = None
+
     def drop(self, topic: str) -> None:
         """Remove a lane without unanswered blocks and end its link.
 
@@ -304,6 +453,9 @@ class ProducerEngine(Engine):
         A full gather is sent at once.
         """
         lane = self.lanes.get(topic) or self.lane(topic)
+        if lane.parts is not None:
+            lane.parts.ask(time.monotonic_ns())
+            lane = lane.parts.lane_of(None if attributes is None else attributes[0])
         gather = lane.gather
         if gather is None:
             gather = lane.gather = Gather(self.batch_bytes, time.monotonic_ns() + self.linger_ns)
@@ -337,6 +489,7 @@ class ProducerEngine(Engine):
         Blocks that were never sent are withdrawn and fail. `make_error` gets True if other blocks
         were sent.
         """
+        pending_blocks = flat(pending_blocks)
         sent = [
             pending
             for pending in pending_blocks
@@ -357,13 +510,20 @@ class ProducerEngine(Engine):
         lane = self.lane(topic)
         if lane.gather is not None:
             lane.seal(time.monotonic_ns())  # messages that were published earlier are sent first
+        if lane.parts is not None:
+            lane.parts.seal(time.monotonic_ns())
         pending_blocks = []
         for block in blocks:
-            if lane.session.queue_bytes > QUEUE_BYTES_MAX:
-                yield from self.make_room(lane, timeout)
+            full = self.fullest(lane)
+            if full.session.queue_bytes > QUEUE_BYTES_MAX:
+                yield from self.make_room(full, timeout)
             pending_blocks.append(PendingBlock(block, delay_ms))
             lane.push(pending_blocks[-1], time.monotonic_ns())
         return tuple(pending_blocks)
+
+    def fullest(self, lane: Lane) -> Lane:
+        """Return the lane that has the most bytes to send: this one, or that of a part."""
+        return lane if lane.parts is None else lane.parts.fullest()
 
     def make_room(self, lane: Lane, timeout: float | None) -> Steps[None]:
         session = lane.session
@@ -376,6 +536,8 @@ class ProducerEngine(Engine):
         Ask this broker for its limit if it is unknown.
         """
         lane = self.lane(topic)
+        if lane.parts is not None:
+            lane = lane.parts.any_lane()
         if not lane.message_bytes_max:
             lane.refused, lane.asked = None, lane.asked + 1
             try:
@@ -386,6 +548,10 @@ class ProducerEngine(Engine):
                 )
             finally:
                 lane.asked -= 1
+            if isinstance(lane.refused, HasParts):
+                lane.refused = None
+                yield from self.check_size(topic, size, timeout)
+                return
             if lane.refused is not None:
                 raise lane.refused
             if not met:

@@ -16,7 +16,8 @@ A client may have several addresses (`wire/addresses.py`). An attempt has failed
 nothing arrived: the connection was refused, or the peer did not complete ZeroMQ's handshake within
 `REACH_NS`. It has also failed when the broker answers that it is not the primary. The link then
 tries the next address at once, and pauses when it has tried all of them. A link that was up first
-returns to the same address, because only one process of the broker may have ended.
+returns to the same address, because only one process of the broker may have ended. If the broker
+answers with `Spread`, the link goes to the broker that has the part (`wire/spread.py`).
 
 `LINK_TABLE` defines the state machine, and `Link` carries it out. The peer (`Peer`) defines the
 protocol of the link.
@@ -66,7 +67,8 @@ from ...wire.address import Target
 from ...wire.addresses import NOT_PRIMARY, Rotation
 from ...wire.codec import encode, frames_blocks
 from ...wire.handshake import HANDSHAKE_EVENTS, suspicion, verdict, what_answers
-from ...wire.protocol import Beat, Bye, Done, Failed, Lookup, Open, Unstored, Wire
+from ...wire.protocol import Beat, Bye, Done, Failed, Lookup, Open, Spread, Unstored, Wire
+from ...wire.spread import HasParts, way_to
 from .producer_session import Reaction
 
 if TYPE_CHECKING:
@@ -471,7 +473,7 @@ class Link:
         again: frozenset[str] = AGAIN,
     ) -> None:
         self.engine = engine
-        self.rotation = rotation
+        self.rotation = self._home = rotation
         self.given = rotation.present  # the address of this attempt, as the user gave it
         # The address for this attempt: the given one, or the run directory that the gateway named.
         self.address = self.given
@@ -501,6 +503,7 @@ class Link:
         self._answered = False  # True if anything has arrived in this attempt
         self._arrived = False  # True if it has led to the broker
         self._tried = 0  # the number of addresses that failed since the last pause
+        self._sent_on = 0  # how often a broker has sent this link to another one, since it was up
         self._backoff = Backoff()
         self._socket: sockets.Socket | None = None
         self._monitor: sockets.Socket | None = None
@@ -632,7 +635,7 @@ class Link:
 
     def _arrive(self, now_ns: int) -> None:
         self._arrived = True
-        self._attempts = self._tried = 0
+        self._attempts = self._tried = self._sent_on = 0
         self.engine.reached(self, now_ns)
 
     # Ending
@@ -843,6 +846,8 @@ class Link:
         elif self.state is _S.LOOKING or self.state is _S.OPENING:
             if type(message) is Done and message.request == self._request:
                 self._found(message, now_ns)
+            elif type(message) is Spread and message.request == self._request:
+                self._go_to_part(message, now_ns)
         else:
             reaction = self.peer.on_word(message, blocks, now_ns)
             if reaction is Reaction.UP:
@@ -852,6 +857,16 @@ class Link:
                 if reaction is Reaction.LATER:
                     self._again_ns = now_ns + LATER_MS * MS
                     self.engine.sooner(self._again_ns)
+
+    def _go_to_part(self, message: Spread, now_ns: int) -> None:
+        """Go to the broker that has the part. If the target is the whole topic, it is refused."""
+        way = way_to(self._home.given, self.target.topic, message)
+        if way is None:
+            self._refuse(now_ns, HasParts(message))
+            return
+        self._sent_on += 1
+        self._die(now_ns, f"the part is at {way.each[0].url}", at_once=self._sent_on == 1)
+        self.rotation = way
 
     def _found(self, message: Done, now_ns: int) -> None:
         if self.state is _S.LOOKING:

@@ -219,6 +219,12 @@ class MessageView:
             f"{delivery.session.node << OFFSET_BITS | delivery.offset(self._index):0{ID_DIGITS}x}"
         )
 
+    @property
+    def part(self) -> int | None:
+        """The part of the topic, in which the offset counts. None if the topic has no parts."""
+        part: int | None = self._batch.delivery.session.part
+        return part
+
     def json(self) -> Any:
         """Parse the body as JSON and return it as Python values.
 

@@ -118,6 +118,10 @@ class PendingBlock:
     Publishers share it with the session: they read `done`, `error` and `first_offset`. `delay_ms`
     is 0 for a block without delay. A delayed block that is stored has a `key`: the due time and the
     serial of its first message, or None if the topic no longer knows them.
+
+    `part` is the number of the part that has it, or -1 for a topic without parts. A block whose
+    messages belong to several parts is cut into `pieces`, which are sent instead of it. It is
+    settled with the last one of them.
     """
 
     __slots__ = (
@@ -129,14 +133,22 @@ class PendingBlock:
         "first_offset",
         "key",
         "length",
+        "part",
+        "pieces",
         "raised",
         "sends",
         "sequence",
+        "whole",
     )
 
-    def __init__(self, block: Block | None = None, delay_ms: int = 0) -> None:
+    def __init__(
+        self, block: Block | None = None, delay_ms: int = 0, whole: PendingBlock | None = None
+    ) -> None:
         self.block = block
         self.delay_ms = delay_ms
+        self.part = -1
+        self.pieces: tuple[PendingBlock, ...] = ()
+        self.whole = whole  # the block of which this is a piece
         self.key: tuple[int, int] | None = None
         self.count = block.count if block is not None else 0
         self.length = block.length if block is not None else 0
@@ -180,6 +192,14 @@ class PendingBlock:
         self.error = error
         self.block = None  # this frees the memory of the block
         self.done = True
+        if self.whole is not None:
+            self.whole.piece_settled()
+
+    def piece_settled(self) -> None:
+        """Settle this block if all of its pieces are settled, with the first error."""
+        if all(piece.done for piece in self.pieces):
+            errors = (piece.error for piece in self.pieces if piece.error is not None)
+            self.settle(UNKNOWN_OFFSET, next(errors, None))
 
 
 class ProducerSession:
@@ -369,6 +389,13 @@ class ProducerSession:
             return False
         self.queue_bytes -= pending.length
         return True
+
+    def withdraw_all(self) -> list[PendingBlock]:
+        """Take back all blocks that were never sent, in order."""
+        unsent = [pending for pending in self.queue if not pending.sends]
+        for pending in unsent:
+            self.withdraw(pending)
+        return unsent
 
     def fail(self, error: ZsqError) -> None:
         """Let all waiting blocks fail, because nothing can be sent.

@@ -26,7 +26,8 @@ from ...errors import (
 from ...wire.address import Address, Target
 from ...wire.addresses import NOT_PRIMARY, Addresses, Rotation
 from ...wire.codec import encode
-from ...wire.protocol import Blocks, Done, Failed, Wire
+from ...wire.protocol import Blocks, Done, Failed, Spread, Wire
+from ...wire.spread import HasParts
 from .asking import Question, Reply
 from .link import AGAIN, Backoff, Engine, Link, Steps, so_long, until_ns
 from .producer_session import Reaction
@@ -44,6 +45,12 @@ LATER: Final = frozenset({E_BUCKET})
 def topic_of(message: Wire) -> str:
     """Return the topic that a request names, or ""."""
     return str(getattr(message, "topic", ""))
+
+
+def _error_in(message: Wire) -> ZsqError | None:
+    if isinstance(message, Spread):
+        return HasParts(message)
+    return from_wire(message.code, message.text) if isinstance(message, Failed) else None
 
 
 class Request:
@@ -182,7 +189,7 @@ class RequestEngine(Engine):
             self.on_refused(DataLoss(E_DATA_LOSS, text))
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
-        if not isinstance(message, Done | Failed | Blocks):
+        if not isinstance(message, Done | Failed | Blocks | Spread):
             raise UsageError(E_BAD_COMMAND, f"{type(message).__name__} is not a reply to a request")
         for block in blocks:
             check_columns(block.header, block.columns)
@@ -197,10 +204,7 @@ class RequestEngine(Engine):
         elif request is not None:
             self._put_off = None
             request.blocks = blocks
-            request.settle(
-                message,
-                from_wire(message.code, message.text) if isinstance(message, Failed) else None,
-            )
+            request.settle(message, _error_in(message))
             self._note(request, now_ns)
         return Reaction.NOTHING
 

@@ -1,4 +1,6 @@
-"""Consumer engine: a consumer's session, its link, and the messages that it sends.
+"""Consumer engine: a consumer's sessions, their links, and the messages that they send.
+
+A topic with parts has a session and a link for each part. The consumer gets one stream of all.
 
 Nothing here waits.
 """
@@ -15,6 +17,7 @@ from ...block.block import Block
 from ...errors import (
     E_LEASE,
     E_LIMIT,
+    E_NOT_FOUND,
     E_TIMEOUT,
     BrokerUnreachable,
     LeaseLost,
@@ -22,12 +25,13 @@ from ...errors import (
     advice,
     from_wire,
 )
-from ...names import check_name
+from ...names import check_name, part_name, part_of
 from ...settings import CHANNEL
 from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
-from ...wire.protocol import Wire
+from ...wire.protocol import Spread, Wire
+from ...wire.spread import PARTS_ASKED_NS, HasParts
 from .consumer_session import Confirm, ConsumerSession, ConsumerState, LeasedBlock
 from .link import AGAIN, FAR_NS, Engine, Link, Steps, check_timeout, so_long, until_ns
 from .producer_session import Reaction
@@ -45,46 +49,26 @@ CLOSED: Final = (
 WORDS_MAX: Final = 5_000  # the most protocol messages that are sent before the socket is drained
 
 
-class ConsumerEngine(Engine):
-    """The engine of one consumer of one channel, and the peer of its link."""
+class Leg:
+    """The subscription to a topic, or to one part of it: a session, and the peer of its link."""
 
     def __init__(
         self,
-        address: Address | Addresses,
+        engine: ConsumerEngine,
         topic: str,
         channel: str,
         session: ConsumerSession,
-        heartbeat_ms: int | None,
         settings: Mapping[str, object],
     ) -> None:
-        super().__init__()
-        self.rotation = Rotation(address)
+        self.engine = engine
         self.session = session
-        self._wanted_heartbeat_ms = heartbeat_ms  # None: the default of each address
-        self.target = Target(
-            "channel", check_name(topic), check_name(channel, "channel"), settings=settings
-        )
-        self.link = Link(self, self.rotation, self.target, self)
+        part = part_of(topic)
+        session.part = None if part is None else part[1]
+        self.target = Target("channel", topic, channel, settings=settings)
+        self.link = Link(engine, engine.rotation, self.target, self)
         self.link.heartbeat_ms = self._heartbeat_ms()
-        self.error: ZsqError | None = None  # the broker's refusal of the subscription
-        self.down_ns = time.monotonic_ns()  # when the last link was lost
-        self.closing = False
         self._compared = False
-        # A function that is called when all leases are void. It drops the messages that no handler
-        # has begun.
-        self.on_void: Callable[[], object] = lambda: None
-        self.add(self.link)
-
-    def start(self) -> None:
-        """Start the link, unless a refusal must be raised first.
-
-        The refusal comes first. Otherwise each call would start an attempt, and the next call would
-        raise its refusal.
-        """
-        if self.error is None:
-            self.link.start(time.monotonic_ns())
-
-    # Outgoing messages
+        engine.add(self.link)
 
     def tell(self, now_ns: int) -> None:
         """Send the answers that were gathered."""
@@ -100,18 +84,13 @@ class ConsumerEngine(Engine):
             link.receive(now_ns)
             words = session.collect()
 
-    def timers(self, now_ns: int) -> None:
-        super().timers(now_ns)
-        if self.session.dirty or self.session.words:
-            self.tell(now_ns)
-
     # Incoming messages: the link's peer
 
     def greeting(self) -> Wire:
         return self.session.begin(self._heartbeat_ms())
 
     def _heartbeat_ms(self) -> int:
-        return self._wanted_heartbeat_ms or self.link.given.heartbeat_ms
+        return self.engine.wanted_heartbeat_ms or self.link.given.heartbeat_ms
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         return self.session.on_word(message, blocks, now_ns)
@@ -123,7 +102,7 @@ class ConsumerEngine(Engine):
         # The channel has a place for this consumer. If the next link is refused with E_LIMIT, the
         # lost link of this consumer still holds the place.
         self.link.passing = AGAIN | {E_LIMIT}
-        self.error = None
+        self.engine.error = None
 
     def _compare(self, settings: object) -> None:
         """Warn, once, about settings that have no effect because the channel existed before."""
@@ -151,18 +130,173 @@ class ConsumerEngine(Engine):
         """Do nothing, because the user decides when to answer."""
 
     def on_lost(self) -> None:
-        self.down_ns = time.monotonic_ns()
         self.session.lost()
-        self.on_void()
+        self.engine.lost()
 
     def on_refused(self, error: ZsqError) -> None:
-        self.error = error
+        self.engine.refused(self, error)
+
+
+class ConsumerEngine(Engine):
+    """The engine of one consumer of one channel.
+
+    It has one leg, or one for each part of the topic. `of_part` makes the session of a part, of
+    that many. Without it, a topic with parts is refused.
+    """
+
+    def __init__(
+        self,
+        address: Address | Addresses,
+        topic: str,
+        channel: str,
+        session: ConsumerSession,
+        heartbeat_ms: int | None,
+        settings: Mapping[str, object],
+        of_part: Callable[[int], ConsumerSession] | None = None,
+    ) -> None:
+        super().__init__()
+        self.rotation = Rotation(address)
+        self.wanted_heartbeat_ms = heartbeat_ms  # None: the default of each address
+        self._of_part = of_part
+        self._whole = Leg(
+            self, check_name(topic), check_name(channel, "channel"), session, settings
+        )
+        self.legs = [self._whole]
+        self._whole.link.busy = self._whole.link.needed = lambda: not self.has_parts
+        self.target = self._whole.target
+        self._turn = 0
+        self._ask_ns = FAR_NS  # when to ask for new parts
+        self.error: ZsqError | None = None  # the broker's refusal of the subscription
+        self.down_ns = time.monotonic_ns()  # when the last link was lost
+        self.closing = False
+        # A function that is called when all leases are void. It drops the messages that no handler
+        # has begun.
+        self.on_void: Callable[[], object] = lambda: None
+
+    @property
+    def session(self) -> ConsumerSession:
+        """The session of a topic without parts."""
+        return self._whole.session
+
+    @property
+    def link(self) -> Link:
+        """The link to a topic without parts."""
+        return self._whole.link
+
+    @property
+    def has_parts(self) -> bool:
+        return self.legs[0] is not self._whole
+
+    def start(self) -> None:
+        """Start the links, unless a refusal must be raised first.
+
+        The refusal comes first. Otherwise each call would start an attempt, and the next call would
+        raise its refusal.
+        """
+        if self.error is None:
+            now_ns = time.monotonic_ns()
+            for leg in list(self.legs):
+                leg.link.start(now_ns)
+
+    # Parts
+
+    def _take_parts(self, spread: Spread) -> None:
+        """Subscribe to the parts that are new."""
+        assert self._of_part is not None
+        known = {leg.target.topic for leg in self.legs}
+        new = []
+        for number, _ in sorted(spread.parts):
+            name = part_name(self._whole.target.topic, number)
+            if name not in known:
+                session = self._of_part(len(spread.parts))
+                session.over = self._whole.session.over
+                new.append(Leg(self, name, self.target.channel, session, self.target.settings))
+        self.legs = [leg for leg in self.legs if leg is not self._whole] + new
+        now_ns = time.monotonic_ns()
+        self._ask_ns = now_ns + PARTS_ASKED_NS
+        self.sooner(self._ask_ns)
+        for leg in new:
+            leg.link.start(now_ns)
+
+    def _forget_parts(self) -> None:
+        """Ask again whether the topic has parts, at the next call. It was deleted."""
+        for leg in self.legs:
+            if leg is not self._whole:
+                leg.session.lost()
+                leg.link.stop()
+                self.links.remove(leg.link)
+        self.legs = [self._whole]
+        self._ask_ns = FAR_NS
+
+    def refused(self, leg: Leg, error: ZsqError) -> None:
+        """Note that the broker has refused a leg."""
+        if isinstance(error, HasParts) and self._of_part is not None:
+            self._take_parts(error.spread)
+        elif leg is not self._whole and error.code == E_NOT_FOUND:
+            self._forget_parts()
+            self.error = error
+        elif leg in self.legs:
+            self.error = error
+
+    def lost(self) -> None:
+        """Note that a link was lost. If it was the only one, all leases are void.
+
+        Otherwise the messages of the other parts stay. Those of the lost part are recognized by
+        their delivery.
+        """
+        self.down_ns = time.monotonic_ns()
+        if not self.has_parts:
+            self.on_void()
+
+    @property
+    def stale(self) -> int:
+        """The number of answers that came too late."""
+        return sum(leg.session.stale for leg in self.legs)
+
+    def end(self, why: str) -> None:
+        """Let no message be answered any more, for this reason."""
+        for leg in [self._whole, *self.legs]:
+            leg.session.over = why
+
+    # Outgoing messages
+
+    def tell(self, now_ns: int) -> None:
+        """Send the answers that were gathered."""
+        for leg in list(self.legs):
+            leg.tell(now_ns)
+
+    def timers(self, now_ns: int) -> None:
+        super().timers(now_ns)
+        for leg in list(self.legs):
+            if leg.session.dirty or leg.session.words:
+                leg.tell(now_ns)
+        if self.has_parts:
+            if now_ns >= self._ask_ns:
+                self._ask_ns = now_ns + PARTS_ASKED_NS
+                self._whole.link.start(now_ns)
+            self.sooner(self._ask_ns)
+
+    def _leg_of(self, delivery: LeasedBlock) -> Leg:
+        """Return the leg on which this delivery arrived, or one that cannot answer it."""
+        found = (leg for leg in self.legs if leg.session is delivery.session)
+        return next(found, self._whole)
 
     # For waiting callers
 
     @property
     def open(self) -> bool:
-        return self.session.state is ConsumerState.OPEN
+        """True if all legs are subscribed."""
+        return all(leg.session.state is ConsumerState.OPEN for leg in self.legs)
+
+    @property
+    def up(self) -> int:
+        """The number of links that are up."""
+        return sum(leg.link.up for leg in self.legs)
+
+    @property
+    def arrived(self) -> bool:
+        """True if there is a delivery that nobody has taken."""
+        return any(leg.session.arrived for leg in self.legs)
 
     def unreachable(self, timeout: float | None) -> int:
         """Return when to give up waiting for a link.
@@ -173,16 +307,16 @@ class ConsumerEngine(Engine):
         """
         seconds = check_timeout(timeout)
         if self._full() is not None:
-            seconds = max(seconds or 0.0, 3 * self.link.heartbeat_ms / 1_000)
-        return FAR_NS if self.link.up or seconds is None else self.down_ns + int(seconds * 1e9)
+            seconds = max(seconds or 0.0, 3 * self.legs[0].link.heartbeat_ms / 1_000)
+        return FAR_NS if self.up or seconds is None else self.down_ns + int(seconds * 1e9)
 
     def _full(self) -> ZsqError | None:
-        refusal = self.link.refusal
-        return refusal if refusal is not None and refusal.code == E_LIMIT else None
+        refusals = [leg.link.refusal for leg in self.legs]
+        return next((one for one in refusals if one is not None and one.code == E_LIMIT), None)
 
-    def news(self, was_up: bool) -> bool:
+    def news(self, was_up: int) -> bool:
         """Return True if a caller that waits for a delivery must check again."""
-        return bool(self.session.arrived) or self.error is not None or self.link.up != was_up
+        return self.arrived or self.error is not None or self.up != was_up
 
     def raise_refused(self) -> None:
         """Raise the broker's refusal, once. The next call tries again."""
@@ -204,7 +338,8 @@ class ConsumerEngine(Engine):
         refusal = self.rotation.refusal()
         if refusal is not None:
             return from_wire(refusal.code, f"{late}: {refusal.text}")
-        why = self.link.why() or self.link.state.value
+        link = next((leg.link for leg in self.legs if not leg.link.up), self.legs[0].link)
+        why = link.why() or link.state.value
         return BrokerUnreachable(E_TIMEOUT, f"{late} ({why}). {advice()}")
 
     # Steps of calls; see `Steps`. `closing`: True if the consumer takes no more messages
@@ -230,39 +365,49 @@ class ConsumerEngine(Engine):
         Return None at the deadline, when the consumer closes, or when `shared()` is true. This
         means that another caller took a delivery, and some of its messages still wait.
         """
-        session = self.session
         self.start()
-        if not session.arrived or session.untold >= session.ready // TELL_SHARE:
+        if not self.arrived or any(
+            leg.session.untold >= leg.session.ready // TELL_SHARE for leg in self.legs
+        ):
             self.tell(time.monotonic_ns())
         while not (closing() or shared()):
-            if session.arrived:
-                return session.arrived.popleft()
+            if (delivery := self._next()) is not None:
+                return delivery
             self.raise_refused()
-            up = self.link.up
+            up = self.up
             limit_ns = min(deadline_ns, self.unreachable(timeout))
             yield (lambda up=up: self.news(up) or closing() or shared(), limit_ns)  # type: ignore[misc]
             now = time.monotonic_ns()
-            if session.arrived or closing() or shared() or now < limit_ns:
+            if self.arrived or closing() or shared() or now < limit_ns:
                 continue
             if now >= deadline_ns:
                 return None
             self.give_up_at(now, timeout)
         return None
 
+    def _next(self) -> LeasedBlock | None:
+        """Return the next delivery. The parts take turns."""
+        for _ in self.legs:
+            self._turn = (self._turn + 1) % len(self.legs)
+            arrived = self.legs[self._turn].session.arrived
+            if arrived:
+                return arrived.popleft()
+        return None
+
     def finish_sync(
         self, delivery: LeasedBlock, indexes: Sequence[int], timeout: float
     ) -> Steps[None]:
-        yield from self._confirmed(self.session.finish_sync(delivery, indexes), timeout)
+        yield from self._confirmed([delivery.session.finish_sync(delivery, indexes)], timeout)
 
     def flush(self, timeout: float) -> Steps[None]:
         """Wait until all plain finishes are committed.
 
         Raises `LeaseLost` if some were lost or late since the last flush.
         """
-        session = self.session
-        with contextlib.suppress(LeaseLost):  # the session counts lost leases; see below
-            yield from self._confirmed(session.barrier(), timeout)
-        if missed := session.take_missed():
+        sessions = [leg.session for leg in self.legs]
+        with contextlib.suppress(LeaseLost):  # the sessions count lost leases; see below
+            yield from self._confirmed([session.barrier() for session in sessions], timeout)
+        if missed := sum(session.take_missed() for session in sessions):
             raise LeaseLost(
                 E_LEASE,
                 (
@@ -271,41 +416,44 @@ class ConsumerEngine(Engine):
                 ),
             )
 
-    def _confirmed(self, confirm: Confirm, timeout: float) -> Steps[None]:
+    def _confirmed(self, confirms: list[Confirm], timeout: float) -> Steps[None]:
         self.tell(time.monotonic_ns())
-        if not (yield (lambda: confirm.done, until_ns(timeout))):
+        done = lambda: all(confirm.done for confirm in confirms)  # noqa: E731
+        if not (yield (done, until_ns(timeout))):
             raise self.too_late(timeout, "no confirmation from")
-        if confirm.error is not None:
-            raise confirm.error
+        for confirm in confirms:
+            if confirm.error is not None:
+                raise confirm.error
 
     def requeue(
         self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
     ) -> None:
-        self.session.requeue(delivery, indexes, delay_ms, error)
-        self.tell(time.monotonic_ns())
+        delivery.session.requeue(delivery, indexes, delay_ms, error)
+        self._leg_of(delivery).tell(time.monotonic_ns())
 
     def touch(self, delivery: LeasedBlock) -> None:
         delivery.received_ns = time.monotonic_ns()
-        self.session.touch(delivery)
-        self.tell(time.monotonic_ns())
+        delivery.session.touch(delivery)
+        self._leg_of(delivery).tell(time.monotonic_ns())
 
     def leave(self, idle: Callable[[], bool], deadline_ns: int) -> Steps[None]:
         """Take no more messages, wait until the handlers are `idle`, and confirm the finishes."""
-        session = self.session
+        sessions = [leg.session for leg in self.legs]
         try:
-            session.leave()
+            for session in sessions:
+                session.leave()
             self.tell(time.monotonic_ns())
             yield (idle, deadline_ns)
-            session.over = CLOSED
-            confirm = session.barrier()
+            self.end(CLOSED)
+            confirms = [session.barrier() for session in sessions]
             self.tell(time.monotonic_ns())
-            yield (lambda: confirm.done, deadline_ns)
+            yield (lambda: all(confirm.done for confirm in confirms), deadline_ns)
             # This includes finishes that were lost since the last flush. Nothing else reports them.
-            if missed := session.take_missed() + session.unconfirmed:
+            if missed := sum(one.take_missed() + one.unconfirmed for one in sessions):
                 text = (
                     "%s: consumer closed, but %d finishes were not confirmed or arrived too "
                     "late; those messages may be delivered again"
                 )
                 log.warning(text, f"{self.target.topic}/{self.target.channel}", missed)
         finally:
-            session.over = CLOSED
+            self.end(CLOSED)

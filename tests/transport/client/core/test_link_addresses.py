@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ from zsq.transport.errors import (
 from zsq.transport.wire import addresses, sockets
 from zsq.transport.wire.address import Target
 from zsq.transport.wire.addresses import Rotation, parse_all
-from zsq.transport.wire.protocol import Done, Failed, Unstored, Wire
+from zsq.transport.wire.protocol import Done, Failed, Spread, Unstored, Wire
+from zsq.transport.wire.spread import HasParts
 
 A, B = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2"
 READ_EVENTS = sockets.read_events
@@ -263,3 +265,51 @@ def test_a_refused_connection_over_ipc_leads_to_the_next_address(
         assert at(link) == (LinkState.UP, f"ipc://{tmp_path}")
     finally:
         router.close(linger=0)
+
+
+# Parts
+
+
+def parted(part: int, url: str) -> Spread:
+    return Spread(0, "t", "u", ((part, 3),), ((3, (url,)),))
+
+
+def answers(link: Link, now_ns: int, message: Spread) -> None:
+    hears(link, now_ns, replace(message, request=link._request))
+
+
+def test_a_link_goes_to_the_broker_that_has_the_part(engine: Engine) -> None:
+    link = begun(engine, A, topic="t#1")
+    answers(link, MS, parted(1, B))
+    assert link._again_ns == MS, "at once"
+    link.on_time(2 * MS)
+    assert link.given.url == B
+    assert [one.url for one in link.rotation.each] == [B, A]
+
+
+def test_a_link_asks_at_home_again_when_the_broker_of_the_part_is_gone(engine: Engine) -> None:
+    link = begun(engine, A, topic="t#1")
+    answers(link, MS, parted(1, B))
+    link.on_time(2 * MS)
+    link.on_time(2 * MS + REACH_NS)
+    link.on_time(3 * MS + REACH_NS)
+    assert link.given.url == A
+    answers(link, 4 * MS + REACH_NS, parted(1, B))
+    assert link._again_ns > 4 * MS + REACH_NS, "brokers that disagree must not cause a storm"
+
+
+def test_a_link_to_a_topic_with_parts_is_refused(engine: Engine) -> None:
+    link = begun(engine, A)
+    answers(link, MS, parted(1, B))
+    assert link.state is LinkState.REFUSED
+    peer = link.peer
+    assert isinstance(peer, Peer)
+    (error,) = peer.errors
+    assert isinstance(error, HasParts)
+    assert error.spread.topic == "t"
+
+
+def test_a_late_spread_changes_nothing(engine: Engine) -> None:
+    link = begun(engine, A, topic="t#1")
+    hears(link, MS, parted(1, B))
+    assert link.state is LinkState.OPENING

@@ -28,7 +28,7 @@ def test_a_refusal_is_told_before_the_next_attempt(tmp_path: Path) -> None:
     when the broker accepts again.
     """
     engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", ConsumerSession(1), None, {})
-    engine.on_refused(Refused(E_CLOSED, "closed"))
+    engine.legs[0].on_refused(Refused(E_CLOSED, "closed"))
     engine.start()
     assert engine.link.state is LinkState.IDLE
     with pytest.raises(Refused, match="E_CLOSED"):
@@ -55,7 +55,7 @@ def test_news_are_taken_in_between_many_answers(
     session = SimpleNamespace(dirty=True, collect=lambda: words[0])
     engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", cast("Any", session), 1_000, {})
     link = SimpleNamespace(up=True, send=lambda frames, now_ns: done.append("out"), receive=receive)
-    engine.link = cast("Any", link)
+    engine.legs[0].link = cast("Any", link)
     engine.tell(1)
     assert done == [*["out"] * 10, "in"] * 3
 

@@ -1,0 +1,366 @@
+"""Tests of clients of a topic with parts, without a broker: where blocks go, and what is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsq.transport.block.block import pack
+from zsq.transport.client.blocking.producer import Receipt
+from zsq.transport.client.core.asking import Question, combined, for_parts
+from zsq.transport.client.core.consumer_session import ConsumerSession, ConsumerState
+from zsq.transport.client.core.lane import Lane, ProducerEngine, flat, rows_of
+from zsq.transport.client.core.producer_session import PendingBlock
+from zsq.transport.client.core.subscription import ConsumerEngine
+from zsq.transport.errors import E_LIMIT, E_NOT_FOUND, NotFound, Refused, ZsqError
+from zsq.transport.names import part_name
+from zsq.transport.wire.addresses import parse_all
+from zsq.transport.wire.protocol import Done, Fetch, Manage, Spread, Stats, Wire
+from zsq.transport.wire.spread import PARTS_ASKED_NS, HasParts, part_of_key
+
+A, B = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2"
+
+
+def spread(count: int) -> Spread:
+    return Spread(1, "t", "u", tuple((i, i % 2) for i in range(count)), ((0, (A,)), (1, (B,))))
+
+
+@pytest.fixture
+def engine() -> Iterator[ProducerEngine]:
+    made = ProducerEngine(parse_all(A, transport="tcp"), 10**15, 1 << 20, 1000, None)
+    yield made
+    made.stop()
+    made.epoll.close()
+
+
+def spread_out(engine: ProducerEngine, count: int) -> Lane:
+    lane = engine.lane("t")
+    lane.on_refused(HasParts(spread(count)))
+    return lane
+
+
+def queued(engine: ProducerEngine) -> dict[str, list[PendingBlock]]:
+    found = {name: list(lane.session.queue) for name, lane in engine.lanes.items()}
+    return {name: blocks for name, blocks in found.items() if blocks}
+
+
+def keys_in(blocks: list[PendingBlock]) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    for pending in blocks:
+        assert pending.block is not None
+        column = pending.block.key
+        count = pending.block.count
+        found += [None] * count if column is None else [column.value(i) for i in range(count)]
+    return found
+
+
+class Owner:
+    """A producer that never waits."""
+
+
+# Producers
+
+
+def test_blocks_that_wait_go_to_the_parts_of_their_keys(engine: ProducerEngine) -> None:
+    keys = [b"k%d" % number for number in range(40)]
+    lane = engine.lane("t")
+    pending = PendingBlock(pack([b"x"] * 40, keys=keys))
+    lane.push(pending, 1)
+    spread_out(engine, 4)
+    there = queued(engine)
+    assert set(there) == {part_name("t", part_of_key(key, 4)) for key in keys}
+    for name, blocks in there.items():
+        assert keys_in(blocks) == [
+            key for key in keys if part_name("t", part_of_key(key, 4)) == name
+        ]
+    receipt = Receipt(Owner(), (pending,), 0, 40)
+    assert not receipt.done
+    for offset, piece in enumerate(flat([pending])):
+        assert not pending.done
+        piece.settle(offset * 100)
+    assert receipt.done
+    assert receipt.offset == -1
+    assert sum(count for _, _, count in receipt.places) == 40
+    assert {part for part, _, _ in receipt.places} == {part_of_key(key, 4) for key in keys}
+
+
+def test_a_block_with_one_key_stays_whole_and_has_its_part(engine: ProducerEngine) -> None:
+    lane = spread_out(engine, 4)
+    pending = PendingBlock(pack([b"x", b"y"], keys=[b"a", b"a"]))
+    lane.push(pending, 1)
+    part = part_of_key(b"a", 4)
+    assert queued(engine) == {part_name("t", part): [pending]}
+    pending.settle(7)
+    receipt = Receipt(Owner(), (pending,), 1, 1)
+    assert (receipt.part, receipt.offset) == (part, 8)
+
+
+def test_blocks_without_keys_take_turns(engine: ProducerEngine) -> None:
+    lane = spread_out(engine, 3)
+    for _ in range(6):
+        lane.push(PendingBlock(pack([b"x"])), 1)
+    assert [len(blocks) for blocks in queued(engine).values()] == [2, 2, 2]
+
+
+def test_blocks_without_keys_leave_out_a_part_whose_broker_is_gone(engine: ProducerEngine) -> None:
+    """A topic with parts must take messages while one of its brokers is down."""
+    lane = spread_out(engine, 3)
+    gone = engine.lanes["t#1"].link
+    gone.start(1)
+    gone.restart(1, "the connection was lost")
+    assert gone.waiting
+    for _ in range(6):
+        lane.push(PendingBlock(pack([b"x"])), 1)
+    assert {name: len(blocks) for name, blocks in queued(engine).items()} == {"t#0": 3, "t#2": 3}
+
+
+def test_the_first_error_of_a_piece_is_that_of_the_block(engine: ProducerEngine) -> None:
+    lane = spread_out(engine, 2)
+    keys = [b"k%d" % number for number in range(20)]
+    pending = PendingBlock(pack([b"x"] * 20, keys=keys))
+    lane.push(pending, 1)
+    first, second = pending.pieces
+    second.settle(-1, Refused(E_LIMIT, "full"))
+    assert not pending.done
+    first.settle(5)
+    assert pending.done
+    assert isinstance(pending.error, Refused)
+
+
+def test_a_publish_that_is_given_up_withdraws_its_pieces(engine: ProducerEngine) -> None:
+    lane = spread_out(engine, 2)
+    pending = PendingBlock(pack([b"x"] * 9, keys=[b"k%d" % number for number in range(9)]))
+    lane.push(pending, 1)
+    told: list[bool] = []
+
+    def error(sent: bool) -> ZsqError:
+        told.append(sent)
+        return Refused(E_LIMIT, "late")
+
+    engine.give_up((pending,), error)
+    assert told == [False]
+    assert queued(engine) == {}
+    assert pending.done
+
+
+def test_lingering_messages_go_to_the_part_of_their_key(engine: ProducerEngine) -> None:
+    spread_out(engine, 4)
+    pending, index = engine.linger("t", b"x", (b"a", None, None))
+    again, second = engine.linger("t", b"y", (b"a", None, None))
+    assert (pending is again, index, second) == (True, 0, 1)
+    engine.seal_all(1)
+    assert queued(engine) == {part_name("t", part_of_key(b"a", 4)): [pending]}
+
+
+def test_lingering_messages_without_keys_fill_one_block(engine: ProducerEngine) -> None:
+    spread_out(engine, 4)
+    blocks = {id(engine.linger("t", b"x", None)[0]) for _ in range(10)}
+    assert len(blocks) == 1, "they would be many small blocks otherwise"
+    engine.seal_all(1)
+    assert len({id(engine.linger("t", b"x", None)[0]) for _ in range(10)} | blocks) == 2
+
+
+def test_blocks_that_were_sent_to_the_topic_before_it_had_parts_fail(
+    engine: ProducerEngine,
+) -> None:
+    """They may be stored in a topic of this name that had no parts, so they are not sent again."""
+    lane = engine.lane("t")
+    sent, unsent = PendingBlock(pack([b"x"])), PendingBlock(pack([b"y"]))
+    lane.push(sent, 1)
+    sent.sends = 1
+    lane.push(unsent, 1)
+    spread_out(engine, 2)
+    assert isinstance(sent.error, HasParts)
+    assert not unsent.done
+    assert list(queued(engine).values()) == [[unsent]]
+
+
+def test_a_deleted_topic_is_asked_for_again(engine: ProducerEngine) -> None:
+    lane = spread_out(engine, 2)
+    pending = PendingBlock(pack([b"x"], keys=[b"a"]))
+    lane.push(pending, 1)
+    part = engine.lanes[part_name("t", part_of_key(b"a", 2))]
+    part.link.creates = False
+    part.on_refused(NotFound(E_NOT_FOUND, "deleted"))
+    assert isinstance(pending.error, NotFound)
+    assert lane.parts is None
+
+
+def test_new_parts_are_used_after_they_are_known(
+    engine: ProducerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = spread_out(engine, 1)
+    starts: list[int] = []
+    monkeypatch.setattr(lane.link, "start", starts.append)
+    assert lane.parts is not None
+    lane.parts._ask_ns = 5
+    lane.push(PendingBlock(pack([b"x"])), 4)
+    assert starts == []
+    lane.push(PendingBlock(pack([b"x"])), 5)
+    lane.push(PendingBlock(pack([b"x"])), 5 + PARTS_ASKED_NS - 1)
+    assert starts == [5], "once a minute"
+    spread_out(engine, 8)
+    for _ in range(8):
+        lane.push(PendingBlock(pack([b"x"])), 6)
+    assert len(queued(engine)) == 8
+
+
+@given(st.data())
+@settings(max_examples=50)
+def test_pieces_have_the_rows_of_the_block(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 8))
+    text = st.none() | st.binary(min_size=1, max_size=4)
+    column = st.none() | st.lists(text, min_size=count, max_size=count)
+    keys, tags = data.draw(column), data.draw(column)
+    times = data.draw(st.none() | st.lists(st.integers(0, 9), min_size=count, max_size=count))
+    bodies = [b"%d" % index for index in range(count)]
+    block = pack(bodies, keys=keys, tags=tags, times=times)
+    rows = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
+    cut = rows_of(block, rows)
+    for place, row in enumerate(rows):
+        assert cut.body.value(place) == bodies[row]
+        for mine, all_of in ((cut.key, block.key), (cut.tag, block.tag)):
+            assert (mine is None) == (all_of is None)
+            if mine is not None and all_of is not None:
+                assert mine.value(place) == all_of.value(row)
+        assert times is None or cut.time_of(place) == times[row]
+
+
+# Consumers
+
+
+@pytest.fixture
+def consumer() -> Iterator[ConsumerEngine]:
+    made = ConsumerEngine(
+        parse_all(A, transport="tcp"), "t", "c", ConsumerSession(100), None, {},
+        lambda count: ConsumerSession(100 // count),
+    )  # fmt: skip
+    yield made
+    made.stop()
+    made.epoll.close()
+
+
+def test_a_consumer_subscribes_to_each_part(consumer: ConsumerEngine) -> None:
+    consumer.legs[0].on_refused(HasParts(spread(4)))
+    assert [leg.target.topic for leg in consumer.legs] == ["t#0", "t#1", "t#2", "t#3"]
+    assert [leg.session.part for leg in consumer.legs] == [0, 1, 2, 3]
+    assert sum(leg.session.ready for leg in consumer.legs) == 100
+    assert consumer.error is None
+    assert not consumer.open
+    for leg in consumer.legs:
+        leg.session.state = ConsumerState.OPEN
+    assert consumer.open
+
+
+def test_new_parts_join_and_known_ones_stay(consumer: ConsumerEngine) -> None:
+    whole = consumer.legs[0]
+    whole.on_refused(HasParts(spread(2)))
+    before = list(consumer.legs)
+    whole.on_refused(HasParts(spread(3)))
+    assert consumer.legs[:2] == before
+    assert len(consumer.legs) == 3
+    assert whole.link.busy is not None
+    assert not whole.link.busy(), "asking for new parts must not create a topic without parts"
+
+
+def test_deliveries_of_the_parts_take_turns(consumer: ConsumerEngine) -> None:
+    consumer.legs[0].on_refused(HasParts(spread(2)))
+    for name, leg in zip("ab", consumer.legs, strict=True):
+        leg.session.arrived.extend(cast("Any", f"{name}{number}") for number in range(2))
+    taken = [str(consumer._next()) for _ in range(4)]
+    assert taken[0][0] != taken[1][0]
+    assert sorted(taken) == ["a0", "a1", "b0", "b1"]
+    assert consumer._next() is None
+
+
+def test_one_lost_part_keeps_the_messages_of_the_others(consumer: ConsumerEngine) -> None:
+    voids: list[int] = []
+    consumer.on_void = lambda: voids.append(1)
+    whole = consumer.legs[0]
+    whole.on_lost()
+    assert voids == [1]
+    whole.on_refused(HasParts(spread(2)))
+    consumer.legs[0].on_lost()
+    assert voids == [1]
+
+
+def test_a_consumer_waits_while_one_part_is_up(consumer: ConsumerEngine) -> None:
+    consumer.legs[0].on_refused(HasParts(spread(2)))
+    assert consumer.unreachable(1.0) < 1 << 62
+    consumer.legs[1].link.state = cast("Any", type(consumer.legs[1].link.state).UP)
+    assert consumer.unreachable(1.0) == 1 << 62
+    consumer.legs[1].link.state = cast("Any", type(consumer.legs[1].link.state).IDLE)
+
+
+def test_a_deleted_topic_ends_the_subscription_of_all_parts(consumer: ConsumerEngine) -> None:
+    whole = consumer.legs[0]
+    whole.on_refused(HasParts(spread(2)))
+    consumer.legs[1].on_refused(NotFound(E_NOT_FOUND, "deleted"))
+    assert consumer.legs == [whole]
+    with pytest.raises(NotFound):
+        consumer.raise_refused()
+
+
+def test_a_consumer_that_cannot_use_parts_says_so(consumer: ConsumerEngine) -> None:
+    consumer._of_part = None
+    consumer.legs[0].on_refused(HasParts(spread(2)))
+    with pytest.raises(HasParts, match="E_PARTS"):
+        consumer.raise_refused()
+
+
+# Requests
+
+
+def question(action: str, topic: str, **options: object) -> Question:
+    return Question(lambda number: Manage(number, action, topic, "c", options))
+
+
+def asked(one: Question) -> Wire:
+    return one.make(9)
+
+
+def test_an_order_goes_to_all_parts_at_their_brokers() -> None:
+    there = for_parts(question("pause", "t"), spread(3))
+    assert [urls for urls, _ in there] == [(A,), (B,), (A,)]
+    assert [asked(one) for _, one in there] == [
+        Manage(9, "pause", f"t#{number}", "c", {}) for number in range(3)
+    ]
+
+
+def test_a_question_about_a_part_goes_to_its_broker() -> None:
+    ((urls, one),) = for_parts(question("peek", "t#1"), spread(3))
+    assert urls == (B,)
+    assert asked(one) == Manage(9, "peek", "t#1", "c", {})
+    with pytest.raises(NotFound, match="no part 3"):
+        for_parts(question("peek", "t#3"), spread(3))
+
+
+@pytest.mark.parametrize(
+    ("one", "possible"),
+    [
+        (question("seek", "t", offset=0), True),
+        (question("seek", "t", time_ns=5), True),
+        (question("seek", "t", offset=1 << 62), True),
+        (question("seek", "t", offset=17), False),
+        (question("peek", "t"), False),
+        (Question(lambda number: Stats(number, "t", "")), True),
+        (Question(lambda number: Fetch(number, 0, 1)), False),
+    ],
+)
+def test_what_makes_no_sense_for_several_parts_is_refused(one: Question, possible: bool) -> None:
+    if possible:
+        assert len(for_parts(one, spread(3))) == 3
+    else:
+        with pytest.raises(HasParts):
+            for_parts(one, spread(3))
+
+
+def test_the_replies_of_the_parts_are_one_reply() -> None:
+    made = combined([(Done(1, {"existed": True}), []), (Done(5, {"existed": False}), [])])
+    assert made == (Done(1, {"existed": False}), [])
+    stats = combined([(Done(1, {"topics": [1]}), []), (Done(5, {"topics": [2, 3]}), [])])
+    assert stats == (Done(1, {"topics": [1, 2, 3]}), [])

@@ -1,0 +1,91 @@
+"""Tests of the parts of keys, and of the way to a part."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsq.transport.errors import E_PARTS, UsageError
+from zsq.transport.wire.addresses import Rotation, parse_all
+from zsq.transport.wire.protocol import Spread
+from zsq.transport.wire.spread import (
+    HasParts,
+    KeyParts,
+    addresses_of,
+    part_of_hash,
+    part_of_key,
+    way_to,
+)
+
+A, B, C = (f"tcp://127.0.0.1:{port}" for port in (1, 2, 3))
+SPREAD = Spread(1, "clicks", "u", ((0, 0), (1, 4), (2, 0)), ((0, (A,)), (4, (B, C))))
+
+
+@pytest.mark.parametrize(
+    ("number", "count", "part"),
+    [(1, 1, 0), (42, 57, 43), (0xDEAD10CC, 1, 0), (0xDEAD10CC, 666, 361), (256, 1024, 520)],
+)
+def test_jump_consistent_hash_is_that_of_other_implementations(
+    number: int, count: int, part: int
+) -> None:
+    assert part_of_hash(number, count) == part
+
+
+@pytest.mark.parametrize(
+    ("key", "part"), [(b"", 0), (b"a", 7), (b"user-1", 5), (b"user-2", 5), ("é".encode(), 6)]
+)
+def test_the_part_of_a_key_never_changes(key: bytes, part: int) -> None:
+    """Messages of a key are in order only if all versions and languages agree."""
+    assert part_of_key(key, 8) == part
+
+
+@given(st.binary(max_size=40), st.integers(1, 64))
+def test_keys_move_only_to_new_parts(key: bytes, count: int) -> None:
+    before, after = part_of_key(key, count), part_of_key(key, count + 1)
+    assert 0 <= before < count
+    assert after in (before, count)
+
+
+@given(st.lists(st.binary(max_size=3), max_size=50), st.integers(1, 9))
+def test_remembered_keys_have_the_same_part(keys: list[bytes], count: int) -> None:
+    parts = KeyParts(count)
+    assert [parts.of(key) for key in keys * 2] == [part_of_key(key, count) for key in keys * 2]
+
+
+def test_the_way_to_a_part_ends_at_the_addresses_of_the_user() -> None:
+    home = parse_all([C, "tcp://127.0.0.1:4"], transport="tcp")
+    way = way_to(home, "clicks#1", SPREAD)
+    assert way is not None
+    assert [one.url for one in way.each] == [B, C, "tcp://127.0.0.1:4"]
+    assert way.present.url == B
+    assert way.several
+    assert not any(one.auto for one in way.each)
+
+
+def test_there_is_no_way_to_a_whole_topic_or_a_part_that_is_missing() -> None:
+    home = parse_all(A)
+    assert way_to(home, "clicks", SPREAD) is None
+    assert way_to(home, "clicks#3", SPREAD) is None
+    assert addresses_of(SPREAD, 3) == ()
+
+
+def test_a_way_is_not_remembered_for_other_clients() -> None:
+    way = way_to(parse_all(A), "clicks#1", SPREAD)
+    assert way is not None
+    way.failed(way.present, "gone")
+    assert not way.reached(way.present)
+    assert Rotation(way.given).present.url == B, "the next client begins with the first address"
+
+
+def test_the_error_for_a_topic_with_parts_says_what_to_name() -> None:
+    error = HasParts(SPREAD)
+    assert error.code == E_PARTS
+    assert "clicks has 3 parts at 2 brokers" in error.text
+    assert "clicks#0" in error.text
+    again = pickle.loads(pickle.dumps(error))
+    assert isinstance(again, HasParts)
+    assert isinstance(again, UsageError)
+    assert again.spread == SPREAD

@@ -1,0 +1,119 @@
+"""Topics with parts: which part a key belongs to, and where a client finds a part.
+
+A part lies at one broker (`names.py`). A broker that is asked for a topic with parts, or for a part
+that it does not have, answers with `Spread`: the parts, and the addresses of their brokers.
+
+The part of a key is the same in all clients and languages:
+
+    hash = CRC-32C of the key's bytes
+    part = jump consistent hash of that number, over the number of parts
+
+Jump consistent hash is by Lamping and Veach (arXiv 1406.2294). When parts are added, keys move only
+to the new parts, and none moves between the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from crc32c import crc32c
+
+from ..errors import E_PARTS, UsageError
+from ..names import part_name, part_of
+from .address import Address, parse
+from .addresses import Addresses, Rotation
+from .protocol import Spread
+
+_MASK: Final = (1 << 64) - 1
+_JUMP: Final = 2862933555777941757
+_KNOWN_KEYS_MAX: Final = 10_000
+# Producers and consumers of a topic with parts ask this often whether there are new parts.
+PARTS_ASKED_NS: Final = 60_000_000_000
+
+
+class HasParts(UsageError):
+    """The topic has parts, so the request is possible only for one of them.
+
+    `spread` says where they are.
+    """
+
+    def __init__(self, spread: Spread) -> None:
+        count = len(spread.parts)
+        brokers = len(spread.brokers)
+        text = (
+            f"topic {spread.topic} has {count} parts at {brokers} brokers, and this is possible "
+            f"only for one part: name it, such as {part_name(spread.topic, 0)}"
+        )
+        super().__init__(E_PARTS, text)
+        self.spread = spread
+
+    def __reduce__(self) -> tuple[type[HasParts], tuple[Spread]]:  # type: ignore[override]
+        return type(self), (self.spread,)
+
+
+def part_of_hash(number: int, count: int) -> int:
+    """Return the jump consistent hash of a number: 0 to `count` - 1."""
+    chosen, candidate = -1, 0
+    while candidate < count:
+        chosen = candidate
+        number = (number * _JUMP + 1) & _MASK
+        candidate = int((chosen + 1) * ((1 << 31) / ((number >> 33) + 1)))
+    return chosen
+
+
+def part_of_key(key: bytes, count: int) -> int:
+    """Return the part of a key: an index into the list of parts that take messages."""
+    return part_of_hash(crc32c(key), count)
+
+
+class KeyParts:
+    """The parts of keys for one number of parts. Keys that were seen are not computed again."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._known: dict[bytes, int] = {}
+
+    def of(self, key: bytes) -> int:
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _KNOWN_KEYS_MAX:
+                self._known.clear()
+            found = self._known[key] = part_of_key(key, self.count)
+        return found
+
+
+def addresses_of(spread: Spread, number: int) -> tuple[str, ...]:
+    """Return the addresses of the broker that has this part, or () if there is no such part."""
+    broker = dict(spread.parts).get(number)
+    return () if broker is None else dict(spread.brokers).get(broker, ())
+
+
+def near(home: Addresses, urls: Sequence[str]) -> Addresses:
+    """Return the addresses of another broker, with the keys and choices of the given ones.
+
+    Raises `UsageError` if an address that the directory names is not valid.
+    """
+    transport = "auto" if home.auto or all(one.direct for one in home.each) else "tcp"
+    by = home.each[0].by
+    found: list[Address] = []
+    for url in urls:
+        one = parse(url, home.credentials, transport)
+        if one not in found:
+            found.append(one)
+    return Addresses(tuple(found)).on_behalf(by)
+
+
+def way_to(home: Addresses, name: str, spread: Spread) -> Rotation | None:
+    """Return the way to a part: the addresses of its broker, and then those of the user.
+
+    The user's addresses are tried when the broker does not answer: they may know that another
+    broker has the part now. Return None if no broker has a part with this name.
+    """
+    part = part_of(name)
+    urls = addresses_of(spread, part[1]) if part is not None else ()
+    if not urls:
+        return None
+    there = near(home, urls)
+    each = there.each + tuple(one for one in home.each if one not in there.each)
+    return Rotation(Addresses(each), moves=True)
