@@ -17,7 +17,7 @@ from .protocol_client import Done, Wire
 __all__ = [
     "AppendEntry", "BackUpLog", "BackUpState", "BehindPause", "CancelDelayed", "ChannelConfigured", "ConfigureChannel", "CountDelayed",
     "DeadLettersGo", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel", "ListChunks", "ListDelayed",
-    "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "Reload", "ReloadGateway", "ReloadHttpGateway",
+    "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory", "Reload", "ReloadGateway", "ReloadHttpGateway",
     "ReloadNsqGateway", "ReloadShipping", "Seek", "SetClosed", "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip",
     "WhereDeadLettersGo",
 ]
@@ -316,6 +316,17 @@ class AppendEntry(Order[Done]):
 
     op: ClassVar[int] = 55
     entry: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDirectory(Order[Done]):
+    """Read the cluster's directory on now, because somebody may have added an entry.
+
+    The archive actor sends the entries that it finds before the reply. Done.data: {}. Failed:
+    E_BUCKET.
+    """
+
+    op: ClassVar[int] = 56
 
 
 # To any actor
