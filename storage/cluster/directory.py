@@ -89,13 +89,13 @@ class Unusable(NamedTuple):
 
 
 Entry = BrokerEntry | TopicEntry | PartEntry | RemoveEntry
-_NAMES: Final = {
+_NAMES: Final[Mapping[type[Entry], str]] = {
     BrokerEntry: "broker",
     TopicEntry: "topic",
     PartEntry: "part",
     RemoveEntry: "remove",
 }
-_KINDS: Final = {name: kind for kind, name in _NAMES.items()}
+_KINDS: Final[Mapping[str, type[Entry]]] = {name: kind for kind, name in _NAMES.items()}
 
 
 def entry_object(number: int) -> str:
@@ -124,12 +124,13 @@ def decode_entry(raw: bytes) -> Entry | Unusable:
         raise ForeignDirectory(
             f"the directory has an entry of the unknown kind {str(name)[:80]!r}; use a newer zsq"
         )
-    for field in kind._fields:
+    fields = kind._fields
+    for field in fields:
         if field not in row:
             return Unusable(f"{field} is missing")
         if why := _CHECKS[field](row[field]):
             return Unusable(f"{field} must be {why}, not {repr(row[field])[:80]}")
-    values = {field: row[field] for field in kind._fields}
+    values = {field: row[field] for field in fields}
     for field in ("addresses", "brokers"):
         if field in values:
             values[field] = tuple(values[field])

@@ -249,7 +249,7 @@ def test_a_topic_gets_parts_is_removed_and_may_come_again() -> None:
     ],
 )
 def test_a_void_entry_changes_nothing(entry: Entry, code: str, why: str) -> None:
-    entries = [*TWO_BROKERS, topic(5), topic(7, "gone"), remove(7)]
+    entries: list[Entry] = [*TWO_BROKERS, topic(5), topic(7, "gone"), remove(7)]
     full = topic(9, "full", (0,) * PARTS_MAX)
     before, counts = replay(*entries, full)
     assert all(counts)
