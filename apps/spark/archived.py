@@ -37,6 +37,7 @@ from ...transport.errors import (
     Refused,
     UsageError,
 )
+from ...transport.names import base_of, part_of
 from .options import ALWAYS, NEVER, SourceOptions
 from .planning import LOGGER, Extent, OffsetRange
 
@@ -151,17 +152,27 @@ class ArchiveLogs:
         self.url = url
         self._topics: dict[str, Manifest] | None = None
 
-    def manifest(self, topic: str) -> Manifest:
+    def _known(self) -> dict[str, Manifest]:
         if self._topics is None:
             try:
                 self._topics = topics_of(_bucket(self.url))
             except StorageError as error:
                 raise refused(error) from error
-        if topic not in self._topics:
-            names = sorted(self._topics)[:_NAMES_SHOWN]
+        return self._topics
+
+    def names(self, topic: str) -> list[str]:
+        """Return the topic itself, or its parts that are in this bucket."""
+        known = self._known()
+        parts = [] if topic in known else [one for one in known if base_of(one) == topic]
+        return sorted(parts, key=lambda one: part_of(one) or (one, 0)) or [topic]
+
+    def manifest(self, topic: str) -> Manifest:
+        known = self._known()
+        if topic not in known:
+            names = sorted(known)[:_NAMES_SHOWN]
             has = f"it has {', '.join(names)}" if names else "it has no topics at all"
             raise NotFound(E_NOT_FOUND, f"topic {topic} is not in the bucket {self.url}: {has}")
-        return self._topics[topic]
+        return known[topic]
 
     def extent(self, topic: str) -> Extent:
         found = self.manifest(topic)

@@ -137,14 +137,14 @@ def _as_bytes(value: HeaderValue) -> bytes | None:
 
 
 class BatchMaker:
-    """Makes record batches of `columns` from a topic's blocks."""
+    """Makes record batches of `columns` from the blocks of a topic, or of one part of it."""
 
-    def __init__(self, topic: str, columns: Sequence[str]) -> None:
+    def __init__(self, topic: str, columns: Sequence[str], partition: int = 0) -> None:
         makers: dict[str, Callable[[Block], pa.Array]] = {
             "key": lambda block: wrap(block.key, block.count, _TYPES["key"]),
             "value": lambda block: wrap(block.body, block.count, _TYPES["value"]),
             "topic": lambda block: _same(topic, pa.string()).slice(0, block.count),
-            "partition": lambda block: _same(0, pa.int32()).slice(0, block.count),
+            "partition": lambda block: _same(partition, pa.int32()).slice(0, block.count),
             "offset": lambda block: pc.add(
                 _numbers().slice(0, block.count), pa.scalar(block.first_offset, pa.int64())
             ),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...storage.bucket.bucket_url import SCHEMES, parse_bucket_url
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
-from ...transport.names import check_name
+from ...transport.names import check_name, part_of
 from ...transport.wire.protocol_client import TRANSACTION_APP_BYTES_MAX, check_stage_topic
 from .schema import COLUMNS, HEADERS, SOURCE_COLUMNS
 
@@ -53,7 +53,7 @@ _FOREIGN: Final = frozenset(
 )
 _KAFKA: Final = {
     "subscribepattern": "use option 'subscribe' with the topics, separated by commas",
-    "assign": "a topic has one partition: use option 'subscribe'",
+    "assign": "name the parts with option 'subscribe', such as clicks#0,clicks#3",
     "minoffsetspertrigger": "leave it out and set the trigger's processing time",
     "maxtriggerdelay": "leave it out and set the trigger's processing time",
     "maxrecordsperpartition": "use option 'minPartitions'",
@@ -107,7 +107,8 @@ class _BrokerOptions:
 class SourceOptions(_BrokerOptions):
     """Options of the source.
 
-    `starting` and `ending` have a point for each topic. For the numbers, 0 means not set. `bucket`
+    `starting` and `ending` have a point for each topic, or for each part of it (`clicks#3`). For
+    the numbers, 0 means not set. `bucket`
     says whether archived messages are read from the bucket itself.
     """
 
@@ -374,7 +375,10 @@ def _points(
 def _by_topic(
     given: Mapping[str, str], name: str, topics: tuple[str, ...], *, least: int
 ) -> dict[str, int]:
-    """Return a number for each topic: {"topic": number} or Kafka's {"topic": {"0": number}}."""
+    """Return a number for each topic: {"topic": number} or Kafka's {"topic": {"0": number}}.
+
+    Kafka's form with several partitions gives a number for each part of the topic.
+    """
     usual = '"earliest", "latest" or ' if name.endswith("Offsets") else ""
     form = (
         f"option {name!r} is {given[name][:80]!r}; it takes {usual}JSON such as "
@@ -393,20 +397,21 @@ def _by_topic(
         raise wrong(f"option {name!r} must name each topic: {text}")
     found = {}
     for topic, value in read.items():
-        number: Any = value
+        each: dict[str, Any] = {topic: value}
         if type(value) is dict:
-            if list(value) != ["0"]:
+            each = {topic if list(value) == ["0"] else f"{topic}#{n}": value[n] for n in value}
+            if not each or any(part_of(one) is None for one in each if one != topic):
                 raise wrong(
-                    f'{form}; topic {topic} has one partition, "0", not '
-                    f"{', '.join(map(repr, value)) or 'none'}"
+                    f"{form}; the partitions of topic {topic} are numbers such as "
+                    f'"0", not {", ".join(map(repr, value)) or "none"}'
                 )
-            number = value["0"]
-        if type(number) is not int or not least <= number <= INT64_MAX:
-            raise wrong(
-                f"{form}; the value of topic {topic} is {number!r}, but must be a whole number "
-                f"of at least {least}"
-            )
-        found[topic] = number
+        for one, number in each.items():
+            if type(number) is not int or not least <= number <= INT64_MAX:
+                raise wrong(
+                    f"{form}; the value of topic {one} is {number!r}, but must be a whole number "
+                    f"of at least {least}"
+                )
+            found[one] = number
     return found
 
 

@@ -15,6 +15,14 @@ Spark's checkpoint keeps a stream's position in its topics as JSON:
 distinguishes a recreated topic from the topic that was read. Spark compares positions as text, so
 the same position always gives the same text.
 
+A topic with parts has a partition for each of them. Then the version is 2, and each part has a uuid
+of its own:
+
+    {"version": 2, "topics": {"clicks": {"0": 12, "1": 7}}, "uuids": {"clicks#0": …, "clicks#1": …}}
+
+Within this module, a *log* is a topic without parts, or one part: it has a name and offsets. New
+parts join at the next micro-batch, and are read from their first message on.
+
 The driver keeps one connection for each topic while the query runs. It asks for the topic's extent,
 for the offset at a time, and for the size of ranges.
 """
@@ -24,6 +32,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,7 +50,9 @@ from ...transport.errors import (
     UsageError,
     ZsqError,
 )
+from ...transport.names import base_of, part_name, part_of
 from ...transport.wire.credentials import KeyFile
+from ...transport.wire.spread import HasParts
 from .options import Point, SourceOptions
 
 __all__ = [
@@ -61,24 +72,28 @@ __all__ = [
 ]
 
 
-VERSION: Final = 1
+VERSION: Final = 2
+PARTS_ASKED_S: Final = 10.0  # how long the answer which parts a topic has is used
 PARTITION_BYTES: Final = 64 * 1024 * 1024  # a smaller task takes longer to start than to read
 PARTITIONS_MAX: Final = 10_000  # the largest number of partitions of one batch
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """A stream's position: the next offset of each topic, and the topics' uuids."""
+    """A stream's position: the next offset of each log, and the uuids of the logs."""
 
     offsets: Mapping[str, int]
     uuids: Mapping[str, str]
 
     def as_json(self) -> dict[str, object]:
-        names = sorted(self.offsets)
+        topics: dict[str, dict[str, int]] = {}
+        for name in sorted(self.offsets, key=by_number):
+            topic, number = part_of(name) or (name, 0)
+            topics.setdefault(topic, {})[str(number)] = self.offsets[name]
         return {
-            "version": VERSION,
-            "topics": {name: {"0": self.offsets[name]} for name in names},
-            "uuids": {name: self.uuids[name] for name in names},
+            "version": 2 if any(map(part_of, self.offsets)) else 1,
+            "topics": topics,
+            "uuids": {name: self.uuids[name] for name in sorted(self.offsets, key=by_number)},
         }
 
     @classmethod
@@ -96,7 +111,12 @@ class StreamPosition:
                     f"versions up to {VERSION}; use a newer zsq"
                 )
                 raise UsageError(E_BAD_ARGUMENT, text)
-            offsets = {str(name): value["0"] for name, value in found["topics"].items()}
+            offsets = {
+                name if name in found["uuids"] else part_name(name, int(number)): offset
+                for name, value in found["topics"].items()
+                for number, offset in value.items()
+                if number == "0" or name not in found["uuids"]
+            }
             uuids = {name: str(found["uuids"][name]) for name in offsets}
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
             text = (
@@ -113,6 +133,11 @@ class StreamPosition:
                 ),
             )
         return cls(offsets, uuids)
+
+
+def by_number(name: str) -> tuple[str, int]:
+    """Return a sort key for names of logs, with which part 2 comes before part 10."""
+    return part_of(name) or (name, 0)
 
 
 class OffsetRange(NamedTuple):
@@ -183,8 +208,10 @@ class Extent(NamedTuple):
 class Logs(Protocol):
     """The requests about topics that planning needs.
 
-    `NotFound` says what to do about a missing topic.
+    `NotFound` says what to do about a missing topic. `names` returns the topic itself, or its parts.
     """
+
+    def names(self, topic: str) -> list[str]: ...
 
     def extent(self, topic: str) -> Extent: ...
 
@@ -211,6 +238,22 @@ class TopicLogs:
         self._key_file = key_file
         self._timeout_s = timeout_s
         self._readers: dict[str, Reader] = {}
+        # The parts of each topic that has parts, and when they are asked for again.
+        self._parts: dict[str, tuple[list[str], float]] = {}
+
+    def names(self, topic: str) -> list[str]:
+        """Return the logs of a topic: the topic itself, or all of its parts by number."""
+        known, until_s = self._parts.get(topic, ([], 0.0))
+        if known and time.monotonic() < until_s:
+            return known
+        try:
+            self.extent(topic)
+        except HasParts as error:
+            known = [part_name(topic, number) for number, _ in sorted(error.spread.parts)]
+            self._parts[topic] = known, time.monotonic() + PARTS_ASKED_S
+            return known
+        self._parts.pop(topic, None)
+        return [topic]
 
     def _reader(self, topic: str) -> Reader:
         if topic not in self._readers:
@@ -368,6 +411,27 @@ class _Plan:
             return self.logs.offset_at(topic, point.value)
         return extent.start if point.kind == "earliest" else extent.head
 
+    def names(self) -> list[str]:
+        """Return the logs of all topics that the query reads."""
+        return [name for topic in self._options.topics for name in self.logs.names(topic)]
+
+    def _point(self, points: Mapping[str, Point], name: str) -> Point:
+        """Return the point of a log: its own one, or that of its topic.
+
+        Raises `UsageError` if an option gives one offset for several parts, or leaves out a part.
+        """
+        topic = base_of(name)
+        found = points.get(name) or points.get(topic)
+        several = name != topic and topic in self._options.topics
+        if found is None or (
+            several and name not in points and found.kind == "offset" and
+            len(self.logs.names(topic)) > 1
+        ):  # fmt: skip
+            given = ", ".join(f'"{n}": 17' for n in range(len(self.logs.names(topic))))
+            text = f"topic {topic} has parts: give an offset for each, such as"
+            raise UsageError(E_BAD_ARGUMENT, f'{text} {{"{topic}": {{{given}}}}}')
+        return found
+
     def _lost(self, text: str) -> None:
         """Raise `DataLoss` (E_DATA_LOSS), or only log it if failOnDataLoss is false."""
         if self._options.fail_on_data_loss:
@@ -413,10 +477,10 @@ class BatchPlan(_Plan):
 
     def partitions(self) -> list[OffsetRange]:
         spans = []
-        for topic in self._options.topics:
+        for topic in self.names():
             extent = self.logs.extent(topic)
-            start = self._resolve(topic, self._options.starting[topic], extent)
-            stop = self._resolve(topic, self._options.ending[topic], extent)
+            start = self._resolve(topic, self._point(self._options.starting, topic), extent)
+            stop = self._resolve(topic, self._point(self._options.ending, topic), extent)
             if stop < extent.start and start == extent.start:
                 self._lost(
                     f"offsets before {stop} of topic {topic} do not exist any more: the topic now "
@@ -439,14 +503,14 @@ class StreamPlan(_Plan):
         self._target: Mapping[str, Extent] | None = None
 
     def _extents(self) -> dict[str, Extent]:
-        return {topic: self.logs.extent(topic) for topic in self._options.topics}
+        return {name: self.logs.extent(name) for name in self.names()}
 
     def initial(self) -> StreamPosition:
         """Return the position at which a query without a checkpoint begins."""
         extents = self._extents()
         offsets = {}
         for topic, extent in extents.items():
-            start = self._resolve(topic, self._options.starting[topic], extent)
+            start = self._resolve(topic, self._point(self._options.starting, topic), extent)
             offsets[topic] = self._within(topic, start, extent.head, extent)[0]
         return StreamPosition(offsets, {topic: extent.uuid for topic, extent in extents.items()})
 
@@ -472,7 +536,8 @@ class StreamPlan(_Plan):
             first = self._first(topic, start, extent)
             last = extent.head
             if self._target is not None:
-                target = self._target[topic]
+                # A part that is newer than the target has nothing to read in this run.
+                target = self._target.get(topic, Extent(0, 0, ""))
                 last = min(last, target.head) if target.uuid == extent.uuid else extent.start
             offsets[topic] = first
             waiting[topic] = max(0, last - first)
@@ -527,7 +592,7 @@ class StreamPlan(_Plan):
         """
         spans = []
         for topic, stop in end.offsets.items():
-            if topic not in self._options.topics:
+            if topic not in self._options.topics and base_of(topic) not in self._options.topics:
                 LOGGER.warning(
                     "topic %s is in the checkpoint, but the query does not read it any more", topic
                 )

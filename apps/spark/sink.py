@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -37,10 +37,12 @@ from ...transport.errors import (
 )
 from ...transport.wire.answers import Committed
 from ...transport.wire.protocol_client import STAGE_PARTS_MAX, StagePart
+from ...transport.wire.spread import HasParts
 from .options import SinkOptions, wrong
-from .packing import Packer, rows_as_batches, several_topics, topic_of
-from .planning import LOGGER
+from .packing import rows_as_batches, several_topics, topic_of
+from .planning import LOGGER, by_number
 from .schema import check_sink_columns
+from .stages import Sealed, Stages, logs_of
 
 __all__ = ["BatchWriter", "SinkTransaction", "StagedPartition", "stream_writer"]
 
@@ -78,14 +80,14 @@ class SinkTransaction(NamedTuple):
 
 
 class StagedPartition(WriterCommitMessage):
-    """A task's message to the driver with its sealed stage.
+    """A task's message to the driver with its sealed stages.
 
-    `part` is None if the task had no rows, or if the transaction is committed already.
+    It has no stages if the task had no rows, or if the transaction is committed already.
     """
 
-    def __init__(self, topic: str, part: StagePart | None, transaction: SinkTransaction) -> None:
+    def __init__(self, topic: str, sealed: Sealed | None, transaction: SinkTransaction) -> None:
         self.topic = topic
-        self.part = part
+        self.sealed = sealed if sealed is not None else Sealed((), ())
         self.transaction = transaction
 
 
@@ -117,32 +119,30 @@ def stage_rows(
     The sealed rows are on the broker's disk, but not visible yet.
     """
     topic = options.topic
-    packer = Packer()
-    writer: StageWriter | None = None
+    stages: Stages | None = None
+
+    def begin(name: str) -> StageWriter:
+        return StageWriter(
+            options.url, name, transaction.app, transaction.version,
+            kind=transaction.kind, partition=partition, timeout=options.timeout_s, key_file=options.keys,
+            transport=options.transport,
+        )  # fmt: skip
+
     try:
         for batch in batches:
             if not batch.num_rows:
                 continue
             if not options.topic:
                 topic = topic_of(batch, topic)
-            if writer is None:
-                writer = StageWriter(
-                    options.url, topic, transaction.app, transaction.version,
-                    kind=transaction.kind, partition=partition, timeout=options.timeout_s, key_file=options.keys,
-                    transport=options.transport,
-                )  # fmt: skip
-            for block in packer.blocks(batch):
-                writer.push(block)
-            if writer.committed:
+            if stages is None:
+                stages = Stages(topic, partition, begin)
+            stages.add(batch)
+            if stages.committed:
                 break  # the transaction is committed already, so its other rows need not be packed
-        if writer is None:
-            return StagedPartition(topic, None, transaction)
-        for block in packer.rest():
-            writer.push(block)
-        return StagedPartition(topic, writer.seal(), transaction)
+        return StagedPartition(topic, None if stages is None else stages.seal(), transaction)
     finally:
-        if writer is not None:
-            writer.close()
+        if stages is not None:
+            stages.close()
 
 
 def commit_parts(
@@ -153,11 +153,14 @@ def commit_parts(
 ) -> None:
     """Add the sealed stages to their topic, on the driver. Try until the time-out.
 
+    In a topic with parts, each part commits the transaction for itself. If the driver dies between
+    two of them, Spark repeats the batch, and the parts that have it answer that they do.
+
     `known` is the transaction, if the driver knows it. Even if no task had rows, the version of an
     app is recorded, provided that the topic exists. From then on, lower versions are skipped.
     """
     told = [message for message in messages if isinstance(message, StagedPartition)]
-    staged = [message for message in told if message.topic and message.part is not None]
+    staged = [message for message in told if message.topic and message.sealed.parts]
     topics = sorted({message.topic for message in staged})
     transactions = {message.transaction for message in told}
     if known is not None:
@@ -166,26 +169,43 @@ def commit_parts(
         raise several_topics(topics)
     if len(transactions) > 1:
         raise wrong(f"the tasks of {what} belong to different transactions: {sorted(transactions)}")
-    if len(staged) > STAGE_PARTS_MAX:
-        raise wrong(
-            f"{what} has {len(staged)} partitions with rows; the limit is {STAGE_PARTS_MAX}: "
-            "use coalesce or repartition"
-        )
     topic = topics[0] if topics else options.topic
     if not topic or not transactions:
         return
     [transaction] = transactions
     if not staged and transaction.kind == "job":
         return
-    parts = [message.part for message in staged if message.part is not None]
+    logs = sorted({name for message in staged for name in message.sealed.logs}, key=by_number)
+    parts: dict[str, list[StagePart]] = {name: [] for name in logs or [topic]}
+    for message in staged:
+        for name, part in message.sealed.parts:
+            parts[name].append(part)
+    if max(map(len, parts.values())) > STAGE_PARTS_MAX:
+        raise wrong(
+            f"{what} has {len(staged)} partitions with rows; the limit is {STAGE_PARTS_MAX}: "
+            "use coalesce or repartition"
+        )
     try:
-        done = _commit(options, topic, transaction, parts, what)
+        done = _commit_all(options, transaction, parts, what)
     except NotFound:
-        if parts:
+        if staged:
             raise
         return  # an absent topic has no transactions to record
-    if done.get("repeated"):
+    if all(one.get("repeated") for one in done):
         LOGGER.info("%s is already in topic %s: nothing was stored again", what, topic)
+
+
+def _commit_all(
+    options: SinkOptions,
+    transaction: SinkTransaction,
+    parts: Mapping[str, list[StagePart]],
+    what: str,
+) -> list[Committed]:
+    """Commit in each log, also in those without rows, so that all of them know the transaction."""
+    try:
+        return [_commit(options, name, transaction, parts[name], what) for name in parts]
+    except HasParts as error:  # no task had rows, so only the topic's name was known
+        return [_commit(options, name, transaction, [], what) for name in logs_of(error.spread)]
 
 
 def _commit(
@@ -235,31 +255,44 @@ def abort_parts(
     """
     try:
         named: dict[str, list[bytes]] = {}
+        logs: set[str] = set()
         for message in messages:
-            if isinstance(message, StagedPartition) and message.part is not None:
-                named.setdefault(message.topic, []).append(message.part[0])
+            if isinstance(message, StagedPartition):
+                logs.update(message.sealed.logs)
+                for name, part in message.sealed.parts:
+                    named.setdefault(name, []).append(part[0])
         app, version = (
             (known.app, known.version) if known is not None and known.kind == "job" else ("", 0)
         )
         if app and options.topic:
             # This includes the stages of tasks that failed before they could report them.
-            named.setdefault(options.topic, [])
+            for name in logs or {options.topic}:
+                named.setdefault(name, [])
         for topic, stages in named.items():
-            patience = min(ABORT_TIMEOUT_S, options.timeout_s)
-            with StageCommitter(
-                options.url,
-                topic,
-                timeout=patience,
-                create=False,
-                key_file=options.keys,
-                transport=options.transport,
-            ) as committer:
-                committer.abort(app, version, stages)
+            try:
+                _abort(options, topic, app, version, stages)
+            except HasParts as error:
+                for name in logs_of(error.spread):
+                    _abort(options, name, app, version, [])
     except Exception as error:
         why = error.text if isinstance(error, ZsqError) else repr(error)
         LOGGER.warning(
             "%s: its stages could not be removed now; they expire by themselves (%s)", what, why
         )
+
+
+def _abort(
+    options: SinkOptions, topic: str, app: str, version: int, stages: Sequence[bytes]
+) -> None:
+    with StageCommitter(
+        options.url,
+        topic,
+        timeout=min(ABORT_TIMEOUT_S, options.timeout_s),
+        create=False,
+        key_file=options.keys,
+        transport=options.transport,
+    ) as committer:
+        committer.abort(app, version, stages)
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ...transport.names import part_of
 from .archived import ArchiveLogs, Archives, TaskBlocks
 from .columns import BatchMaker
 from .options import ALWAYS, SourceOptions
@@ -42,7 +43,9 @@ def read_range(options: SourceOptions, part: InputPartition) -> Iterator[pa.Reco
         return
     span = part.span
     blocks = TaskBlocks(options, span)
-    yield from BatchMaker(span.topic, options.columns).batches(blocks, span.start, span.stop)
+    topic, number = part_of(span.topic) or (span.topic, 0)
+    maker = BatchMaker(topic, options.columns, number)
+    yield from maker.batches(blocks, span.start, span.stop)
     if blocks.lost:
         LOGGER.warning(
             (
@@ -68,7 +71,7 @@ class BatchReader(DataSourceReader):
         logs = TopicLogs(options.url, options.timeout_s, options.keys, options.transport)
         try:
             if options.bucket == ALWAYS:
-                archive = logs.archive(options.topics[0])
+                archive = logs.archive(logs.names(options.topics[0])[0])
                 if archive is None:
                     raise UsageError(
                         E_BAD_ARGUMENT,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from ...transport.names import base_of
 from .archived import Archives
 from .options import SourceOptions
 from .planning import LOGGER, FollowingChannel, StreamPlan, StreamPosition, TopicLogs
@@ -54,7 +55,7 @@ class FollowingReader(DataSourceStreamReader):
         known = {
             topic: offset
             for topic, offset in place.offsets.items()
-            if topic in self._options.topics
+            if topic in self._options.topics or base_of(topic) in self._options.topics
         }
         self._channel.begin(StreamPosition(known, place.uuids), self._plan.logs, new=new)
         return self._channel

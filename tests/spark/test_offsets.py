@@ -33,8 +33,8 @@ def test_the_checkpoint_form_is_fixed() -> None:
     ("read", "text"),
     [
         (
-            {"version": 2, "topics": {}, "uuids": {}},
-            "offsets of version 2, and this zsq reads versions up to 1; use a newer zsq",
+            {"version": 3, "topics": {}, "uuids": {}},
+            "offsets of version 3, and this zsq reads versions up to 2; use a newer zsq",
         ),
         ({"clicks": {"0": 5}}, "give the query its own checkpointLocation"),
         ("no json", "give the query its own checkpointLocation"),

@@ -4,6 +4,7 @@ reader for older versions of PySpark.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,8 @@ from zsq.apps.spark.planning import BatchPlan, Extent, StreamPlan, StreamPositio
 from zsq.apps.spark.source import partitions_of
 from zsq.apps.spark.stream import PlainStreamReader
 from zsq.transport.client.blocking.client import Measured
-from zsq.transport.errors import E_NOT_FOUND, DataLoss, NotFound
+from zsq.transport.errors import E_NOT_FOUND, DataLoss, NotFound, UsageError
+from zsq.transport.names import base_of
 
 MESSAGE_BYTES = 100
 
@@ -37,6 +39,11 @@ class MadeUp:
 
     def set(self, topic: str, start: int, head: int, uuid: str = "") -> None:
         self.extents[topic] = Extent(start, head, uuid or "u-" + topic)
+
+    def names(self, topic: str) -> list[str]:
+        """Return the topic, or its parts if it has some."""
+        parts = [name for name in self.extents if base_of(name) == topic != name]
+        return sorted(parts) or [topic]
 
     def extent(self, topic: str) -> Extent:
         if topic not in self.extents:
@@ -506,3 +513,91 @@ def test_a_channel_that_cannot_be_moved_fails_nothing(
         reader.commit(at(a=50).as_json())
         reader.stop()
     assert caplog.text.count("channel a/c could not be created") == 2
+
+
+# Topics with parts
+
+
+def with_parts(*extents: tuple[int, int]) -> MadeUp:
+    logs = MadeUp()
+    for number, (start, head) in enumerate(extents):
+        logs.set(f"t#{number}", start, head)
+    return logs
+
+
+def test_a_position_has_a_partition_for_each_part() -> None:
+    place = StreamPosition({"t#10": 3, "t#2": 5, "u": 7}, {"t#10": "a", "t#2": "b", "u": "c"})
+    told = place.as_json()
+    assert told == {
+        "version": 2,
+        "topics": {"t": {"2": 5, "10": 3}, "u": {"0": 7}},
+        "uuids": {"t#2": "b", "t#10": "a", "u": "c"},
+    }
+    assert StreamPosition.from_json(json.dumps(told)) == place
+    assert json.dumps(told) == json.dumps(StreamPosition.from_json(told).as_json())
+
+
+def test_a_position_without_parts_is_that_of_earlier_versions() -> None:
+    told = StreamPosition({"t": 3}, {"t": "a"}).as_json()
+    assert told == {"version": 1, "topics": {"t": {"0": 3}}, "uuids": {"t": "a"}}
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["t", "u#0", "u#1", "u#17", "v#0", "w"]), st.integers(0, 1 << 54)
+    )
+)
+def test_each_position_comes_back_from_its_json(offsets: dict[str, int]) -> None:
+    place = StreamPosition(offsets, {name: "u-" + name for name in offsets})
+    assert StreamPosition.from_json(json.dumps(place.as_json())) == place
+
+
+def test_a_batch_reads_all_parts() -> None:
+    logs = with_parts((0, 10), (5, 20), (0, 0))
+    plan = BatchPlan(source_options({"topic": "t"}, "url", streaming=False), logs)
+    spans = [(one.topic, one.start, one.stop, one.uuid) for one in plan.partitions()]
+    assert spans == [("t#0", 0, 10, "u-t#0"), ("t#1", 5, 20, "u-t#1")]
+
+
+def test_a_batch_reads_one_part_if_it_is_named() -> None:
+    logs = with_parts((0, 10), (5, 20))
+    plan = BatchPlan(source_options({"topic": "t#1"}, "url", streaming=False), logs)
+    assert [(one.topic, one.start, one.stop) for one in plan.partitions()] == [("t#1", 5, 20)]
+
+
+def test_a_batch_begins_at_the_offset_of_each_part() -> None:
+    logs = with_parts((0, 10), (5, 20))
+    given = {"topic": "t", "startingOffsets": '{"t": {"0": 3, "1": -2}}'}
+    plan = BatchPlan(source_options(given, "url", streaming=False), logs)
+    assert [(one.topic, one.start) for one in plan.partitions()] == [("t#0", 3), ("t#1", 5)]
+
+
+@pytest.mark.parametrize("offsets", ['{"t": 3}', '{"t": {"0": 3}}', '{"t": {"0": 3, "2": 3}}'])
+def test_one_offset_is_not_enough_for_several_parts(offsets: str) -> None:
+    logs = with_parts((0, 10), (5, 20))
+    given = {"topic": "t", "startingOffsets": offsets}
+    plan = BatchPlan(source_options(given, "url", streaming=False), logs)
+    with pytest.raises(UsageError, match="give an offset for each") as raised:
+        plan.partitions()
+    assert '{"t": {"0": 17, "1": 17}}' in raised.value.text
+
+
+def test_a_stream_takes_up_new_parts_from_their_first_message_on() -> None:
+    logs = with_parts((0, 10))
+    plan = StreamPlan(source_options({"topic": "t"}, "url", streaming=True), logs)
+    first = plan.initial()
+    assert first.offsets == {"t#0": 10}
+    logs.set("t#1", 0, 4)
+    end = plan.latest(first)
+    assert end.offsets == {"t#0": 10, "t#1": 4}
+    spans = [(one.topic, one.start, one.stop) for one in plan.partitions(first, end)]
+    assert spans == [("t#1", 0, 4)]
+
+
+def test_a_part_that_is_new_waits_for_the_next_run_of_available_now() -> None:
+    logs = with_parts((0, 10))
+    plan = StreamPlan(source_options({"topic": "t"}, "url", streaming=True), logs)
+    first = plan.initial()
+    plan.stop_at_present_head()
+    logs.set("t#1", 0, 4)
+    assert plan.latest(first).offsets == {"t#0": 10, "t#1": 0}

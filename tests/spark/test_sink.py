@@ -25,8 +25,11 @@ from zsq.apps.spark.sink import (
     StagedPartition,
     stream_writer,
 )
+from zsq.apps.spark.stages import Sealed
 from zsq.transport.errors import E_CLOSING, E_DISK_FULL, E_NOT_FOUND, E_TIMEOUT
 from zsq.transport.wire.credentials import Credentials, KeyFile
+from zsq.transport.wire.protocol import Spread
+from zsq.transport.wire.spread import HasParts, part_of_key
 
 SCHEMA = t.StructType(
     [t.StructField("value", t.BinaryType()), t.StructField("topic", t.StringType())]
@@ -46,6 +49,16 @@ def batch(*values: bytes, topic: str = "t") -> pa.RecordBatch:
     )
 
 
+def spread(topic: str, count: int) -> Spread:
+    return Spread(0, topic, "u", tuple((n, 0) for n in range(count)), ((0, ("tcp://h:1",)),))
+
+
+def keyed(*rows: tuple[bytes | None, bytes]) -> pa.RecordBatch:
+    keys, values = zip(*rows, strict=True)
+    columns = [pa.array(values, pa.binary()), pa.array(keys, pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, names=["value", "key"])
+
+
 def part(number: int) -> Any:
     return (bytes([number]) * 16, 1, 1, 100, 7)
 
@@ -56,6 +69,7 @@ class Writer:
     made: ClassVar[list[Writer]] = []
     committed = False
     error: Exception | None = None
+    parts: ClassVar[dict[str, int]] = {}  # how many parts a topic has
 
     def __init__(self, url: str, topic: str, app: str, version: int, **more: Any) -> None:
         self.asked = (url, topic, app, version, more)
@@ -66,6 +80,8 @@ class Writer:
     def push(self, block: Any) -> None:
         if self.error is not None:
             raise self.error
+        if self.asked[1] in Writer.parts:
+            raise HasParts(spread(self.asked[1], Writer.parts[self.asked[1]]))
         self.rows += block.body.values()
 
     def seal(self) -> Any:
@@ -110,6 +126,8 @@ class Committer:
 
     def _answer(self, *asked: Any) -> Any:
         Committer.asked.append((self.topic, *asked))
+        if self.topic in Writer.parts:
+            raise HasParts(spread(self.topic, Writer.parts[self.topic]))
         answer = Committer.answers.pop(0) if Committer.answers else {}
         if isinstance(answer, Exception):
             raise answer
@@ -127,7 +145,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink, "StageWriter", Writer)
     monkeypatch.setattr(sink, "StageCommitter", Committer)
     monkeypatch.setattr(sink, "PAUSE_S", 0.01)
-    for name, value in (("made", []), ("committed", False), ("error", None)):
+    for name, value in (("made", []), ("committed", False), ("error", None), ("parts", {})):
         monkeypatch.setattr(Writer, name, value)
     monkeypatch.setattr(Committer, "answers", [])
     monkeypatch.setattr(Committer, "asked", [])
@@ -150,7 +168,9 @@ def test_a_task_stages_its_rows() -> None:
     )
     assert writer.rows == [b"a", b"b", b"c"]
     assert writer.closed
-    assert (found.topic, found.part, found.transaction) == ("t", part(1), JOB)
+    assert (found.topic, found.sealed, found.transaction) == (
+        "t", Sealed(("t",), (("t", part(1)),)), JOB,
+    )  # fmt: skip
     again = pickle.loads(pickle.dumps(found))
     assert vars(again) == vars(found), "Spark carries it from the executor to the driver"
 
@@ -158,7 +178,7 @@ def test_a_task_stages_its_rows() -> None:
 def test_a_task_without_rows_makes_no_stage() -> None:
     found = sink.stage_rows(options(""), JOB, 0, [batch()])
     assert not Writer.made
-    assert found.part is None
+    assert found.sealed.parts == ()
 
 
 def test_the_column_names_the_topic_where_no_option_does() -> None:
@@ -180,7 +200,7 @@ def test_a_task_of_a_committed_transaction_takes_no_more_rows(
     monkeypatch.setattr(Writer, "committed", True)
     large = batch(*[b"x" * 1000] * 1000)
     batches = iter([large, large, large])
-    assert sink.stage_rows(options(), JOB, 0, batches).part is None
+    assert sink.stage_rows(options(), JOB, 0, batches).sealed.parts == ()
     assert len(list(batches)) == 2
 
 
@@ -195,7 +215,7 @@ def test_a_task_that_fails_gives_its_stage_up(monkeypatch: pytest.MonkeyPatch) -
 
 
 def staged(number: int, topic: str = "t", transaction: SinkTransaction = JOB) -> StagedPartition:
-    return StagedPartition(topic, part(number), transaction)
+    return StagedPartition(topic, Sealed((topic,), ((topic, part(number)),)), transaction)
 
 
 def test_a_commit_names_the_parts_in_the_order_of_partitions() -> None:
@@ -324,6 +344,78 @@ def test_tasks_commits_and_aborts_have_the_keys_that_the_driver_read() -> None:
         assert Writer.made[-1].asked[4]["key_file"] == passed
         assert Committer.keys[-2:] == [passed, passed]
     assert [one[1] for one in Committer.asked] == ["commit", "abort"] * 2
+
+
+# Topics with parts
+
+
+def test_rows_go_to_the_parts_of_their_keys() -> None:
+    """The first rows are packed before it is known that the topic has parts, the others after."""
+    Writer.parts["t"] = 4
+    keys = [b"k%d" % number for number in range(20)]
+    large = [keyed(*((key, key + b"x" * 40_000) for key in keys)) for _ in range(4)]
+    found = sink.stage_rows(options(), JOB, 5, large)
+    assert found.sealed.logs == ("t#0", "t#1", "t#2", "t#3")
+    written = {writer.asked[1]: writer.rows for writer in Writer.made if writer.rows}
+    assert set(written) == {f"t#{part_of_key(key, 4)}" for key in keys}
+    for name, rows in written.items():
+        mine = [row for row in rows if f"t#{part_of_key(row.rstrip(b'x'), 4)}" == name]
+        assert rows == mine
+        wanted = [key for key in keys if f"t#{part_of_key(key, 4)}" == name] * 4
+        assert [row.rstrip(b"x") for row in rows] == wanted, "in order"
+    assert {name for name, _ in found.sealed.parts} == set(written)
+    assert all(writer.closed for writer in Writer.made)
+
+
+@pytest.mark.parametrize("batches", [[batch(b"a", b"b")], [keyed((None, b"a"), (None, b"b"))]])
+def test_rows_without_keys_of_one_task_go_to_one_part(batches: list[pa.RecordBatch]) -> None:
+    Writer.parts["t"] = 4
+    sink.stage_rows(options(), JOB, 6, batches)
+    assert [(one.asked[1], one.rows) for one in Writer.made[1:]] == [("t#2", [b"a", b"b"])]
+
+
+def test_all_parts_commit_also_those_without_rows() -> None:
+    """Otherwise a part without rows would take a lower version that comes again."""
+    logs = ("t#0", "t#1", "t#10", "t#2")
+    messages = [
+        StagedPartition("t", Sealed(logs, (("t#1", part(1)), ("t#10", part(2)))), JOB),
+        StagedPartition("t", Sealed(logs, (("t#1", part(3)),)), JOB),
+        StagedPartition("t", None, JOB),
+    ]
+    sink.commit_parts(options(), messages, None, "batch 3")
+    assert [(one[0], one[4]) for one in Committer.asked] == [
+        ("t#0", []), ("t#1", [part(1), part(3)]), ("t#2", []), ("t#10", [part(2)]),
+    ]  # fmt: skip
+
+
+def test_an_empty_version_is_recorded_in_all_parts() -> None:
+    Writer.parts["t"] = 3
+    sink.commit_parts(options(), [], JOB, "transaction app 3")
+    assert [one[0] for one in Committer.asked] == ["t", "t#0", "t#1", "t#2"]
+
+
+def test_a_commit_that_stopped_between_two_parts_is_completed() -> None:
+    logs = ("t#0", "t#1")
+    message = StagedPartition("t", Sealed(logs, (("t#0", part(1)), ("t#1", part(2)))), JOB)
+    Committer.answers += [{}, zsq.NotFound(E_NOT_FOUND, "a stage is gone")]
+    with pytest.raises(zsq.NotFound):
+        sink.commit_parts(options(), [message], None, "batch 3")
+    Committer.answers += [{"repeated": True}, {"repeated": False}]
+    sink.commit_parts(options(), [message], None, "batch 3")
+    assert [one[0] for one in Committer.asked] == ["t#0", "t#1"] * 2
+
+
+def test_the_abort_of_a_job_drops_the_stages_of_all_parts() -> None:
+    Writer.parts["t"] = 2
+    job = SinkTransaction("u", 0, "job")
+    sink.abort_parts(options(), [None], job, "the write")
+    assert [one[:3] for one in Committer.asked] == [
+        ("t", "abort", "u"), ("t#0", "abort", "u"), ("t#1", "abort", "u"),
+    ]  # fmt: skip
+    Committer.asked.clear()
+    some = StagedPartition("t", Sealed(("t#0", "t#1"), (("t#1", part(1)),)), job)
+    sink.abort_parts(options(), [some, None], job, "the write")
+    assert sorted(one[0] for one in Committer.asked) == ["t#0", "t#1"]
 
 
 # The objects that Spark makes
