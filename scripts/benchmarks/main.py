@@ -389,6 +389,33 @@ def bucket(mib: int, part: str | None, size: int, rounds: int, **common: Any) ->
 
 @bench.command()
 @click.option(
+    "--messages",
+    type=click.IntRange(1_000, 50_000_000),
+    default=500_000,
+    help="Messages of each topic in each round.",
+)
+@click.option("--batch", type=click.IntRange(1, 10_000), default=1000, help="Messages in a block.")
+@_common
+def parts(messages: int, batch: int, size: int, rounds: int, **common: Any) -> None:
+    """Measure what a message costs in topics with 1, 2, 4 and 8 parts, and in one without parts."""
+    from .measures.parts import parts as measure  # a cluster needs the bucket, which is an extra
+
+    settings = {"messages": f"{messages:,}", "body": f"{size} B", "block": f"{batch:,} messages"}
+    report = Report(
+        "parts", settings | {"rounds": rounds}, machine.describe(Path(tempfile.gettempdir()))
+    )
+    try:
+        measure(report, messages, batch, size, rounds)
+    except (BrokerFailed, ZsqError, OSError) as error:
+        sys.exit(f"bench: {error}")
+    if common["as_json"]:
+        click.echo(report.as_json())
+    else:
+        report.show(Console() if sys.stdout.isatty() else Console(width=160))
+
+
+@bench.command()
+@click.option(
     "--rows",
     type=click.IntRange(10_000, 50_000_000),
     default=2_000_000,
