@@ -129,8 +129,13 @@ class Trimming:
         return True
 
 
-def advertised(gateway: str) -> tuple[str, ...]:
-    """Return the addresses of a ZeroMQ gateway, "host:port", as other machines may use them."""
+def advertised(gateway: str, given: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the addresses of a broker as other machines may use them.
+
+    They are the `given` ones if there are any, or else that of the ZeroMQ gateway, "host:port".
+    """
+    if given:
+        return given
     host, _, port = gateway.rpartition(":")
     if not host or port == "0":
         return ()

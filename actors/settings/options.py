@@ -505,8 +505,10 @@ class ServeOptions:
     the disk, for each topic, for what is read from the bucket. `bucket_lag_s` is the bound within
     which everything newer is shipped to the bucket. 0 means that it is not shipped. `bucket_costs`
     are the costs of 1,000 requests that write, and of 1,000 that read. As a standby, the broker
-    takes over when the primary was quiet for `patience_s` seconds. `is_probed` is True if this
-    process has found out as a standby that the bucket is fit.
+    takes over when the primary was quiet for `patience_s` seconds. `cluster` is the bucket URL of
+    the cluster's directory, "" for none. `advertise` are the addresses at which clients reach the
+    broker, () for that of the gateway. `is_probed` is True if this process has found out as a
+    standby that the bucket is fit.
     """
 
     data_dir: Path
@@ -532,6 +534,8 @@ class ServeOptions:
     bucket_lag_s: float = BUCKET_LAG_S
     bucket_costs: tuple[float, float] = (0.0, 0.0)
     patience_s: float = PATIENCE_S
+    cluster: str = ""
+    advertise: tuple[str, ...] = ()
     is_probed: bool = False
 
 

@@ -117,6 +117,7 @@ class ArchiveStart(ActorStart):
     used. `data_dir` is the data directory, `run_dir` the run directory, and `ship_lag_s` the bound
     of shipping, or 0. `costs` are those of 1,000 requests that write, and that read. `addresses`
     are where clients reach the broker. With `is_probed`, it is known that the bucket is fit.
+    `cluster` is the URL of the bucket with the directory of the cluster, or "".
     """
 
     url: str
@@ -131,6 +132,7 @@ class ArchiveStart(ActorStart):
     addresses: tuple[str, ...] = ()
     ship_lag_s: float = 0.0
     costs: tuple[float, float] = (0.0, 0.0)
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

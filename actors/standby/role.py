@@ -290,7 +290,7 @@ class _Standing:
 
     def _follow(self, bucket: Bucket) -> int | None:
         given = self._given
-        addresses = advertised(given.gateway)
+        addresses = advertised(given.gateway, given.advertise)
         make = partial(
             StandbyLoop, self._files, bucket, self._data_dir, given.patience_s, addresses
         )

@@ -201,9 +201,10 @@ class Supervisor:
                 data_dir=str(given.data_dir),
                 run_dir=self.run_dir,
                 is_probed=given.is_probed,
-                addresses=advertised(given.gateway),
+                addresses=advertised(given.gateway, given.advertise),
                 ship_lag_s=given.bucket_lag_s,
                 costs=given.bucket_costs,
+                cluster=given.cluster,
             )
             self.singles.start("archive", archive, "bucket")
         size = given.message_bytes_max

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     )
 
 SECRET_BYTES_MAX: Final = 4096
+ADVERTISED_MAX: Final = 4
+ADDRESS_CHARS_MAX: Final = 200
 
 # These two repeat actors/settings/options.py (a test compares them).
 MSG_TIMEOUT_S: Final = 60
@@ -67,7 +69,7 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
     if given.chunk_bytes is not None:
         found = replace(found, chunk_bytes=given.chunk_bytes)
     if given.bucket:
-        found = replace(found, bucket=_checked_bucket(given.bucket))
+        found = replace(found, bucket=_checked_bucket(given.bucket, "--bucket"))
     if given.bucket_cache_bytes is not None:
         found = replace(found, bucket_cache_bytes=given.bucket_cache_bytes)
     if given.bucket_lag is not None:
@@ -87,11 +89,52 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
             "--sync bucket answers publishes when the bucket has them; give --bucket, and "
             "--bucket-lag with a time"
         )
+    found = replace(found, advertise=given_addresses(given.advertise))
+    if given.cluster:
+        found = replace(found, cluster=_checked_cluster(given.cluster, found))
     check_exposure(found)
     return found
 
 
-def _checked_bucket(text: str) -> str:
+def _checked_cluster(text: str, options: ServeOptions) -> str:
+    """Return the URL of the cluster. Raises `UsageError` if the broker cannot belong to it."""
+    cluster = _checked_bucket(text, "--cluster")
+    if not options.bucket:
+        raise click.UsageError(
+            f"--cluster needs --bucket with a prefix of this broker alone, such as {cluster}/one"
+        )
+    if cluster == options.bucket:
+        raise click.UsageError(
+            f"--cluster and --bucket are both {cluster}: the cluster belongs to all its brokers, "
+            f"so give --bucket a prefix of this broker alone, such as {cluster}/one"
+        )
+    if not options.gateway and not options.advertise:
+        raise click.UsageError(
+            "--cluster needs an address at which clients reach this broker: remove --no-listen, or "
+            "give --advertise tcp://HOST:PORT"
+        )
+    return cluster
+
+
+def given_addresses(text: str) -> tuple[str, ...]:
+    """Return the addresses of --advertise. Raises `click.BadParameter`."""
+    found = tuple(one.strip() for one in text.split(",")) if text else ()
+    for one in found:
+        host, _, port = one.removeprefix("tcp://").rpartition(":")
+        is_good = one.startswith("tcp://") and host and not set(host) & set(" /")
+        if not is_good or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
+            text = f"{one!r} is not an address; use tcp://HOST:PORT with a port from 1 to 65535"
+            raise click.BadParameter(text, param_hint="--advertise")
+        if len(one) > ADDRESS_CHARS_MAX:
+            text = f"an address has at most {ADDRESS_CHARS_MAX} characters, not {len(one)}"
+            raise click.BadParameter(text, param_hint="--advertise")
+    if len(found) > ADVERTISED_MAX:
+        text = f"{len(found)} addresses are too many: a broker has at most {ADVERTISED_MAX}"
+        raise click.BadParameter(text, param_hint="--advertise")
+    return found
+
+
+def _checked_bucket(text: str, option: str) -> str:
     """Return the URL. Raises `UsageError`, also if the library that it needs is not installed."""
     from importlib.util import find_spec
 
@@ -100,7 +143,7 @@ def _checked_bucket(text: str) -> str:
     url = parse_bucket_url(text)
     if url.scheme != "file" and find_spec("obstore") is None:
         raise click.UsageError(
-            f"--bucket {url} needs the library of object stores: pip install 'zsq[bucket]'"
+            f"{option} {url} needs the library of object stores: pip install 'zsq[bucket]'"
         )
     return str(url)
 

@@ -173,6 +173,18 @@ class GivenOptions:
     )  # fmt: skip
     bucket_keep_bytes: int | None = _kept("bucket_keep_bytes")
     bucket_keep_time: float | None = _kept("bucket_keep_time")
+    cluster: str = _row(
+        "", Value("URL"), (
+            "Belong to the cluster with this bucket URL: topics may have parts at several brokers (docs/parts.md). All brokers "
+            "of a cluster have the same URL, and each has its own --bucket."
+        )
+    )  # fmt: skip
+    advertise: str = _row(
+        "", Value("ADDRESS,..."), (
+            "Addresses at which clients reach this broker, such as tcp://one:4153, for the cluster and standbys. "
+            "Default: the host and port of --listen."
+        ), usual="where it listens"
+    )  # fmt: skip
 
     alarm_depth: int | None = _row(
         None,
