@@ -19,7 +19,7 @@ from ...transport.client.core.lane import rows_of
 from ...transport.names import part_name
 from ...transport.wire.protocol import Spread
 from ...transport.wire.protocol_client import StagePart
-from ...transport.wire.spread import HasParts, part_of_key
+from ...transport.wire.spread import HasParts, KeyParts, parts_of_keys
 from .packing import Packer
 
 __all__ = ["Sealed", "Stages", "split_by_key"]
@@ -28,7 +28,7 @@ __all__ = ["Sealed", "Stages", "split_by_key"]
 class Sealed(NamedTuple):
     """The sealed stages of a task, by the names of their logs.
 
-    `logs` has the names of all parts of the topic, or only the topic's own name.
+    `logs` has the names of all open parts of the topic, or only the topic's own name.
     """
 
     logs: tuple[str, ...]
@@ -48,11 +48,11 @@ class Stages:
         self._writers: dict[str, StageWriter] = {}
         self._packer = Packer()
         self._packers: dict[str, Packer] = {}
-        self._logs: tuple[str, ...] = (topic,)
+        self._keys: KeyParts | None = None  # not None if the topic has parts
 
     @property
     def _has_parts(self) -> bool:
-        return self._logs != (self._topic,)
+        return self._keys is not None
 
     @property
     def committed(self) -> bool:
@@ -63,11 +63,12 @@ class Stages:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows. Some may wait until there are enough for a block."""
-        if not self._has_parts:
+        if self._keys is None:
             for block in self._packer.blocks(batch):
                 self._push(block)
             return
-        for name, rows in split_by_key(batch, self._logs, self._partition):
+        for number, rows in split_by_key(batch, self._keys, self._partition):
+            name = part_name(self._topic, number)
             packer = self._packers.setdefault(name, Packer())
             for block in packer.blocks(rows):
                 self._writer(name).push(block)
@@ -80,7 +81,8 @@ class Stages:
             for block in packer.rest():
                 self._writer(name).push(block)
         sealed = [(name, writer.seal()) for name, writer in self._writers.items()]
-        return Sealed(self._logs, tuple((name, one) for name, one in sealed if one is not None))
+        logs = (self._topic,) if self._keys is None else names_of(self._topic, self._keys)
+        return Sealed(logs, tuple((name, one) for name, one in sealed if one is not None))
 
     def close(self) -> None:
         for writer in self._writers.values():
@@ -93,50 +95,57 @@ class Stages:
 
     def _push(self, block: Block) -> None:
         """Push a block that was packed before it was known whether the topic has parts."""
-        if not self._has_parts:
+        if self._keys is None:
             try:
                 self._writer(self._topic).push(block)
                 return
             except HasParts as error:
-                self._take(error.spread)
+                self._keys = self._take(error.spread)
         keys = block.key
-        rows: dict[str, list[int]] = {}
+        rows: dict[int, list[int]] = {}
         for index in range(block.count):
-            name = self._log_of(None if keys is None else keys.value(index))
-            rows.setdefault(name, []).append(index)
-        for name, indexes in rows.items():
+            key = None if keys is None else keys.value(index)
+            number = default(self._keys, self._partition) if key is None else self._keys.of(key)
+            rows.setdefault(number, []).append(index)
+        for number, indexes in rows.items():
             whole = len(indexes) == block.count
-            self._writer(name).push(block if whole else rows_of(block, indexes))
+            writer = self._writer(part_name(self._topic, number))
+            writer.push(block if whole else rows_of(block, indexes))
 
-    def _take(self, spread: Spread) -> None:
+    def _take(self, spread: Spread) -> KeyParts:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
-        self._logs = logs_of(spread)
+        return parts_of_keys(spread)
 
-    def _log_of(self, key: bytes | None) -> str:
-        count = len(self._logs)
-        return self._logs[self._partition % count if key is None else part_of_key(key, count)]
+
+def names_of(topic: str, keys: KeyParts) -> tuple[str, ...]:
+    """Return the names of the open parts, by number."""
+    return tuple(part_name(topic, number) for number in keys.open)
 
 
 def logs_of(spread: Spread) -> tuple[str, ...]:
-    """Return the names of all parts, by number."""
-    return tuple(part_name(spread.topic, number) for number, _ in sorted(spread.parts))
+    """Return the names of the open parts, by number."""
+    return names_of(spread.topic, parts_of_keys(spread))
+
+
+def default(keys: KeyParts, partition: int) -> int:
+    """Return the part for rows without a key."""
+    return keys.open[partition % len(keys.open)]
 
 
 def split_by_key(
-    batch: pa.RecordBatch, logs: tuple[str, ...], partition: int
-) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the rows for each log, in their order. Rows without a key go to one log."""
-    default = partition % len(logs)
+    batch: pa.RecordBatch, keys: KeyParts, partition: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows for each part, in their order. Rows without a key go to one part."""
     column = batch.column("key") if "key" in batch.schema.names else None
     if column is None or column.null_count == batch.num_rows:
-        yield logs[default], batch
+        yield default(keys, partition), batch
         return
     # Each different key is looked up once.
     coded = column.cast(pa.binary()).dictionary_encode()
-    parts = [part_of_key(key, len(logs)) for key in coded.dictionary.to_pylist()]
+    parts = [keys.of(key) for key in coded.dictionary.to_pylist()]
     chosen = pa.array(parts, pa.int32()).take(coded.indices)
-    chosen = pc.fill_null(chosen, pa.scalar(default, pa.int32()))
+    chosen = pc.fill_null(chosen, pa.scalar(default(keys, partition), pa.int32()))
     for part in pc.unique(chosen).to_pylist():
-        yield logs[part], batch.filter(pc.equal(chosen, pa.scalar(part, pa.int32())))
+        yield part, batch.filter(pc.equal(chosen, pa.scalar(part, pa.int32())))

@@ -29,7 +29,7 @@ from zsq.apps.spark.stages import Sealed
 from zsq.transport.errors import E_CLOSING, E_DISK_FULL, E_NOT_FOUND, E_TIMEOUT
 from zsq.transport.wire.credentials import Credentials, KeyFile
 from zsq.transport.wire.protocol import Spread
-from zsq.transport.wire.spread import HasParts, part_of_key
+from zsq.transport.wire.spread import HasParts, KeyParts
 
 SCHEMA = t.StructType(
     [t.StructField("value", t.BinaryType()), t.StructField("topic", t.StringType())]
@@ -47,6 +47,10 @@ def batch(*values: bytes, topic: str = "t") -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [pa.array(values, pa.binary()), pa.array([topic] * len(values))], names=["value", "topic"]
     )
+
+
+def part_in(key: bytes, count: int) -> int:
+    return KeyParts(count).of(key)
 
 
 def spread(topic: str, count: int) -> Spread:
@@ -357,11 +361,11 @@ def test_rows_go_to_the_parts_of_their_keys() -> None:
     found = sink.stage_rows(options(), JOB, 5, large)
     assert found.sealed.logs == ("t#0", "t#1", "t#2", "t#3")
     written = {writer.asked[1]: writer.rows for writer in Writer.made if writer.rows}
-    assert set(written) == {f"t#{part_of_key(key, 4)}" for key in keys}
+    assert set(written) == {f"t#{part_in(key, 4)}" for key in keys}
     for name, rows in written.items():
-        mine = [row for row in rows if f"t#{part_of_key(row.rstrip(b'x'), 4)}" == name]
+        mine = [row for row in rows if f"t#{part_in(row.rstrip(b'x'), 4)}" == name]
         assert rows == mine
-        wanted = [key for key in keys if f"t#{part_of_key(key, 4)}" == name] * 4
+        wanted = [key for key in keys if f"t#{part_in(key, 4)}" == name] * 4
         assert [row.rstrip(b"x") for row in rows] == wanted, "in order"
     assert {name for name, _ in found.sealed.parts} == set(written)
     assert all(writer.closed for writer in Writer.made)

@@ -280,8 +280,8 @@ class Spread(Wire):
     """The reply to Open, Lookup, Manage or Stats if the topic has parts, and the request is not
     about a part that lies at this broker. The client then asks the right brokers.
 
-    `parts`: (number, number of its broker) of each part. Numbers that are missing belong to parts
-    that were removed. `brokers`: (number, addresses) of each broker that has a part.
+    `parts`: (number, number of its broker) of each part. `brokers`: (number, addresses) of each
+    broker that has a part. `closed`: the numbers of the parts that take no more messages.
     """
 
     op: ClassVar[int] = 14
@@ -290,6 +290,7 @@ class Spread(Wire):
     uuid: str
     parts: tuple[tuple[int, int], ...]
     brokers: tuple[tuple[int, tuple[str, ...]], ...]
+    closed: tuple[int, ...] = ()
 
 
 # Producer and topic

@@ -10,16 +10,20 @@ The part of a key is the same in all clients and languages:
 
 Jump consistent hash is by Lamping and Veach (arXiv 1406.2294). When parts are added, keys move only
 to the new parts, and none moves between the others.
+
+If the part is closed, the key goes to one of the open parts, in the order of their numbers: to that
+of the jump consistent hash over the number of open parts. So when a part is closed, only its keys
+move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from crc32c import crc32c
 
-from ..errors import E_PARTS, UsageError
+from ..errors import E_CLOSED, E_PARTS, Refused, UsageError
 from ..names import part_name, part_of
 from .address import Address, parse
 from .addresses import Addresses, Rotation
@@ -62,25 +66,42 @@ def part_of_hash(number: int, count: int) -> int:
     return chosen
 
 
-def part_of_key(key: bytes, count: int) -> int:
-    """Return the part of a key: an index into the list of parts that take messages."""
-    return part_of_hash(crc32c(key), count)
-
-
 class KeyParts:
-    """The parts of keys for one number of parts. Keys that were seen are not computed again."""
+    """The parts of keys. Keys that were seen are not computed again.
 
-    def __init__(self, count: int) -> None:
+    `count`: the number of parts. They have the numbers 0 to `count` - 1. Not all may be `closed`.
+    """
+
+    def __init__(self, count: int, closed: Iterable[int] = ()) -> None:
         self.count = count
+        self.closed = frozenset(closed)
+        self.open = tuple(number for number in range(count) if number not in self.closed)
         self._known: dict[bytes, int] = {}
 
     def of(self, key: bytes) -> int:
+        """Return the number of the part to which a key goes."""
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _KNOWN_KEYS_MAX:
                 self._known.clear()
-            found = self._known[key] = part_of_key(key, self.count)
+            found = self._known[key] = self._compute(key)
         return found
+
+    def _compute(self, key: bytes) -> int:
+        number = crc32c(key)
+        found = part_of_hash(number, self.count)
+        return (
+            found if found not in self.closed else self.open[part_of_hash(number, len(self.open))]
+        )
+
+
+def parts_of_keys(spread: Spread) -> KeyParts:
+    """Return the parts of keys of a topic. Raises `Refused` (E_CLOSED) if all parts are closed."""
+    found = KeyParts(len(spread.parts), spread.closed)
+    if not found.open:
+        text = f"all {found.count} parts of topic {spread.topic} are closed to publishers"
+        raise Refused(E_CLOSED, f"{text}; open one (zsq topic open {spread.topic}#0), or add parts")
+    return found
 
 
 def addresses_of(spread: Spread, number: int) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.transport.errors import E_PARTS, UsageError
+from zsq.transport.errors import E_PARTS, Refused, UsageError
 from zsq.transport.wire.addresses import Rotation, parse_all
 from zsq.transport.wire.protocol import Spread
 from zsq.transport.wire.spread import (
@@ -16,7 +17,7 @@ from zsq.transport.wire.spread import (
     KeyParts,
     addresses_of,
     part_of_hash,
-    part_of_key,
+    parts_of_keys,
     way_to,
 )
 
@@ -39,12 +40,12 @@ def test_jump_consistent_hash_is_that_of_other_implementations(
 )
 def test_the_part_of_a_key_never_changes(key: bytes, part: int) -> None:
     """Messages of a key are in order only if all versions and languages agree."""
-    assert part_of_key(key, 8) == part
+    assert KeyParts(8).of(key) == part
 
 
 @given(st.binary(max_size=40), st.integers(1, 64))
 def test_keys_move_only_to_new_parts(key: bytes, count: int) -> None:
-    before, after = part_of_key(key, count), part_of_key(key, count + 1)
+    before, after = KeyParts(count).of(key), KeyParts(count + 1).of(key)
     assert 0 <= before < count
     assert after in (before, count)
 
@@ -52,7 +53,21 @@ def test_keys_move_only_to_new_parts(key: bytes, count: int) -> None:
 @given(st.lists(st.binary(max_size=3), max_size=50), st.integers(1, 9))
 def test_remembered_keys_have_the_same_part(keys: list[bytes], count: int) -> None:
     parts = KeyParts(count)
-    assert [parts.of(key) for key in keys * 2] == [part_of_key(key, count) for key in keys * 2]
+    assert [parts.of(key) for key in keys * 2] == [KeyParts(count).of(key) for key in keys * 2]
+
+
+@given(st.binary(max_size=8), st.sets(st.integers(0, 7), max_size=7), st.integers(0, 7))
+def test_only_the_keys_of_a_part_move_when_it_is_closed(
+    key: bytes, closed: set[int], part: int
+) -> None:
+    usual, found = KeyParts(8).of(key), KeyParts(8, closed).of(key)
+    assert found not in closed
+    assert (found == usual) == (usual not in closed)
+
+
+def test_a_topic_whose_parts_are_all_closed_takes_no_messages() -> None:
+    with pytest.raises(Refused, match="all 3 parts of topic clicks are closed"):
+        parts_of_keys(replace(SPREAD, closed=(0, 1, 2)))
 
 
 def test_the_way_to_a_part_ends_at_the_addresses_of_the_user() -> None:

@@ -26,6 +26,7 @@ from ...block.block import (
 from ...errors import (
     E_BAD_ARGUMENT,
     E_BAD_COMMAND,
+    E_CLOSED,
     E_NOT_FOUND,
     E_TIMEOUT,
     E_TOO_BIG,
@@ -41,8 +42,8 @@ from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import HeaderValue, encode, pack_headers
 from ...wire.dead_letter import with_address
-from ...wire.protocol import DELAY_MS_MAX, Failed, Pub, PubDelayed, Spread, Welcome, Wire
-from ...wire.spread import PARTS_ASKED_NS, HasParts, KeyParts
+from ...wire.protocol import DELAY_MS_MAX, Failed, Pub, PubDelayed, Welcome, Wire
+from ...wire.spread import PARTS_ASKED_NS, HasParts, KeyParts, parts_of_keys
 from .link import Backoff, Engine, Link, Steps, so_long, until_ns
 from .message import Delay, as_seconds
 from .producer_session import UNKNOWN_OFFSET, PendingBlock, ProducerSession, Reaction
@@ -216,6 +217,7 @@ class Lane:
         if session.refused:
             if any(isinstance(pending.error, Refused) for pending in session.refused):
                 self.backoff.refused(now_ns)
+            self._note_closed(session.refused)
             self._note_refused()
         elif self.backoff.until_ns and type(message) is not Welcome:
             self.backoff.ended()
@@ -227,6 +229,13 @@ class Lane:
                 self._why_forgotten(),
             )
         return reaction
+
+    def _note_closed(self, refused: Iterable[PendingBlock]) -> None:
+        """Ask soon which parts are open, if this one is closed."""
+        whole = self.engine.lanes.get(base_of(self.topic))
+        closed = any(one.error is not None and one.error.code == E_CLOSED for one in refused)
+        if closed and whole is not None and whole.parts is not None:
+            whole.parts.ask_soon()
 
     def _why_forgotten(self) -> str:
         """Return the reason why the topic no longer has all blocks that it had confirmed."""
@@ -262,6 +271,7 @@ class Lane:
                 self.link.start(time.monotonic_ns())
             return
         self.session.fail(error)
+        self._note_closed(self.session.refused)
         if error.code == E_NOT_FOUND and self.part is not None:
             # The topic was deleted. If it was created again, it may have other parts, or none.
             self.engine.forget_parts(base_of(self.topic))
@@ -277,13 +287,26 @@ class Lane:
         unsent = self.session.withdraw_all()
         self.session.fail(error)
         self._note_refused()
+        try:
+            keys = parts_of_keys(error.spread)
+        except Refused as closed:
+            self._fail(unsent, closed)
+            return
         if self.parts is None:
             self.parts = Parts(self.engine, self.topic)
-        self.parts.take(error.spread)
+        self.parts.take(keys)
         self.refused = error if self.asked else None
         now_ns = time.monotonic_ns()
         for pending in unsent:
             self.parts.push(pending, now_ns)
+
+    def _fail(self, unsent: list[PendingBlock], error: Refused) -> None:
+        """Fail these blocks, because no part takes messages."""
+        self.parts = None
+        self.refused = error
+        for pending in unsent:
+            pending.settle(UNKNOWN_OFFSET, error)
+        self.engine.failed += unsent
 
     def _note_refused(self) -> None:
         self.engine.failed += self.session.refused
@@ -302,18 +325,23 @@ class Parts:
     def __init__(self, engine: ProducerEngine, topic: str) -> None:
         self._engine = engine
         self._topic = topic
-        self._lanes: list[Lane] = []
+        self._lanes: dict[int, Lane] = {}  # those of the open parts
+        self._order: list[Lane] = []
         self._keys = KeyParts(0)
         self._turn = 0
         self._ask_ns = 0  # when to ask for new parts
 
-    def take(self, spread: Spread) -> None:
+    def take(self, keys: KeyParts) -> None:
         """Note which parts there are."""
-        numbers = sorted(number for number, _ in spread.parts)
-        self._lanes = [self._engine.lane(part_name(self._topic, number)) for number in numbers]
-        if self._keys.count != len(self._lanes):
-            self._keys = KeyParts(len(self._lanes))
+        self._lanes = {n: self._engine.lane(part_name(self._topic, n)) for n in keys.open}
+        self._order = list(self._lanes.values())
+        if (self._keys.count, self._keys.closed) != (keys.count, keys.closed):
+            self._keys = keys
         self._ask_ns = time.monotonic_ns() + PARTS_ASKED_NS
+
+    def ask_soon(self) -> None:
+        """Ask again at the next publish, because a part was closed."""
+        self._ask_ns = 0
 
     def ask(self, now_ns: int) -> None:
         """Ask whether there are new parts, if the last answer is old."""
@@ -328,30 +356,30 @@ class Parts:
         """
         if key is not None:
             return self._lanes[self._keys.of(key)]
-        lane = self._lanes[self._turn % len(self._lanes)]
+        lane = self._order[self._turn % len(self._order)]
         return lane if lane.gather is not None else self._next()
 
     def _next(self) -> Lane:
-        for _ in self._lanes:
+        for _ in self._order:
             self._turn += 1
-            lane = self._lanes[self._turn % len(self._lanes)]
+            lane = self._order[self._turn % len(self._order)]
             if not lane.link.waiting:
                 return lane
         self._turn += 1
-        return self._lanes[self._turn % len(self._lanes)]
+        return self._order[self._turn % len(self._order)]
 
     def any_lane(self) -> Lane:
         """Return a lane whose link is up, if there is one."""
-        return next((lane for lane in self._lanes if lane.link.up), self._lanes[0])
+        return next((lane for lane in self._order if lane.link.up), self._order[0])
 
     def seal(self, now_ns: int) -> None:
         """Send the messages that linger."""
-        for lane in self._lanes:
+        for lane in self._order:
             lane.seal(now_ns)
 
     def fullest(self) -> Lane:
         """Return the lane with the most bytes that wait to be sent."""
-        return max(self._lanes, key=lambda lane: lane.session.queue_bytes)
+        return max(self._order, key=lambda lane: lane.session.queue_bytes)
 
     def push(self, pending: PendingBlock, now_ns: int) -> None:
         """Send a block to its part, or its pieces to theirs."""

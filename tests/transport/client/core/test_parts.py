@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -16,13 +17,17 @@ from zsq.transport.client.core.consumer_session import ConsumerSession, Consumer
 from zsq.transport.client.core.lane import Lane, ProducerEngine, flat, rows_of
 from zsq.transport.client.core.producer_session import PendingBlock
 from zsq.transport.client.core.subscription import ConsumerEngine
-from zsq.transport.errors import E_LIMIT, E_NOT_FOUND, NotFound, Refused, ZsqError
+from zsq.transport.errors import E_CLOSED, E_LIMIT, E_NOT_FOUND, NotFound, Refused, ZsqError
 from zsq.transport.names import part_name
 from zsq.transport.wire.addresses import parse_all
 from zsq.transport.wire.protocol import Done, Fetch, Manage, Spread, Stats, Wire
-from zsq.transport.wire.spread import PARTS_ASKED_NS, HasParts, part_of_key
+from zsq.transport.wire.spread import PARTS_ASKED_NS, HasParts, KeyParts
 
 A, B = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2"
+
+
+def part_in(key: bytes, count: int) -> int:
+    return KeyParts(count).of(key)
 
 
 def spread(count: int) -> Spread:
@@ -72,11 +77,9 @@ def test_blocks_that_wait_go_to_the_parts_of_their_keys(engine: ProducerEngine) 
     lane.push(pending, 1)
     spread_out(engine, 4)
     there = queued(engine)
-    assert set(there) == {part_name("t", part_of_key(key, 4)) for key in keys}
+    assert set(there) == {part_name("t", part_in(key, 4)) for key in keys}
     for name, blocks in there.items():
-        assert keys_in(blocks) == [
-            key for key in keys if part_name("t", part_of_key(key, 4)) == name
-        ]
+        assert keys_in(blocks) == [key for key in keys if part_name("t", part_in(key, 4)) == name]
     receipt = Receipt(Owner(), (pending,), 0, 40)
     assert not receipt.done
     for offset, piece in enumerate(flat([pending])):
@@ -85,14 +88,14 @@ def test_blocks_that_wait_go_to_the_parts_of_their_keys(engine: ProducerEngine) 
     assert receipt.done
     assert receipt.offset == -1
     assert sum(count for _, _, count in receipt.places) == 40
-    assert {part for part, _, _ in receipt.places} == {part_of_key(key, 4) for key in keys}
+    assert {part for part, _, _ in receipt.places} == {part_in(key, 4) for key in keys}
 
 
 def test_a_block_with_one_key_stays_whole_and_has_its_part(engine: ProducerEngine) -> None:
     lane = spread_out(engine, 4)
     pending = PendingBlock(pack([b"x", b"y"], keys=[b"a", b"a"]))
     lane.push(pending, 1)
-    part = part_of_key(b"a", 4)
+    part = part_in(b"a", 4)
     assert queued(engine) == {part_name("t", part): [pending]}
     pending.settle(7)
     receipt = Receipt(Owner(), (pending,), 1, 1)
@@ -153,7 +156,7 @@ def test_lingering_messages_go_to_the_part_of_their_key(engine: ProducerEngine) 
     again, second = engine.linger("t", b"y", (b"a", None, None))
     assert (pending is again, index, second) == (True, 0, 1)
     engine.seal_all(1)
-    assert queued(engine) == {part_name("t", part_of_key(b"a", 4)): [pending]}
+    assert queued(engine) == {part_name("t", part_in(b"a", 4)): [pending]}
 
 
 def test_lingering_messages_without_keys_fill_one_block(engine: ProducerEngine) -> None:
@@ -183,7 +186,7 @@ def test_a_deleted_topic_is_asked_for_again(engine: ProducerEngine) -> None:
     lane = spread_out(engine, 2)
     pending = PendingBlock(pack([b"x"], keys=[b"a"]))
     lane.push(pending, 1)
-    part = engine.lanes[part_name("t", part_of_key(b"a", 2))]
+    part = engine.lanes[part_name("t", part_in(b"a", 2))]
     part.link.creates = False
     part.on_refused(NotFound(E_NOT_FOUND, "deleted"))
     assert isinstance(pending.error, NotFound)
@@ -228,6 +231,34 @@ def test_pieces_have_the_rows_of_the_block(data: st.DataObject) -> None:
             if mine is not None and all_of is not None:
                 assert mine.value(place) == all_of.value(row)
         assert times is None or cut.time_of(place) == times[row]
+
+
+def test_a_closed_part_gets_no_messages(engine: ProducerEngine) -> None:
+    lane = engine.lane("t")
+    lane.on_refused(HasParts(replace(spread(3), closed=(1,))))
+    for number in range(30):
+        lane.push(PendingBlock(pack([b"x"])), 1)
+        lane.push(PendingBlock(pack([b"x"], keys=[b"k%d" % number])), 1)
+    assert set(queued(engine)) == {"t#0", "t#2"}
+
+
+def test_a_part_that_refuses_because_it_is_closed_is_asked_about_at_once(
+    engine: ProducerEngine,
+) -> None:
+    lane = spread_out(engine, 2)
+    assert lane.parts is not None
+    engine.lanes["t#1"].session.add(PendingBlock(pack([b"x"])))
+    engine.lanes["t#1"].on_refused(Refused(E_CLOSED, "closed"))
+    assert lane.parts._ask_ns == 0
+
+
+def test_a_publish_fails_when_all_parts_are_closed(engine: ProducerEngine) -> None:
+    lane = engine.lane("t")
+    pending = PendingBlock(pack([b"x"]))
+    lane.push(pending, 1)
+    lane.on_refused(HasParts(replace(spread(2), closed=(0, 1))))
+    assert pending.error is not None
+    assert pending.error.code == E_CLOSED
 
 
 # Consumers
