@@ -45,8 +45,7 @@ class Chaos(threading.Thread):
 
 
 def staged_bytes(admin: Admin, topic: str) -> int:
-    [found] = admin.stats(topic)["topics"]
-    return int(found.get("staged_bytes", 0))
+    return sum(int(found.get("staged_bytes", 0)) for found in admin.stats(topic)["topics"])
 
 
 def pushing_workers(jvm: int) -> list[int]:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from zsq.transport.client.blocking.client import Consumer, Producer
+from zsq.transport.client.blocking.client import Consumer, Producer, Receipt
 from zsq.transport.errors import E_BUCKET, Refused, ZsqError
+from zsq.transport.wire.spread import KeyParts
 
 from . import work
 from .flights import carrier_of, origin_of
@@ -29,12 +30,15 @@ MORE_DELAY_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A block that the broker acknowledged: its first row, its offset, and the time."""
+    """Rows that the broker acknowledged: where they are, and the time.
 
-    row: int
-    count: int
+    They follow each other from the offset on. `part` is -1 if the topic has no parts.
+    """
+
+    rows: Sequence[int]
     offset: int
     time_s: float
+    part: int = -1
 
 
 class LivePublisher(threading.Thread):
@@ -68,26 +72,44 @@ class LivePublisher(threading.Thread):
             self.error = error
 
     def _publish(self, producer: Producer, row: int) -> None:
-        bodies = self._bodies[row : row + BLOCK]
-        keys = [carrier_of(work.row_of(body)) for body in bodies]
-        tags = [origin_of(work.row_of(body)) for body in bodies]
-        while not self._over.is_set():
+        """Publish a block. What is refused is published again, and nothing else."""
+        left: Sequence[int] = range(row, min(row + BLOCK, len(self._bodies)))
+        while left and not self._over.is_set():
+            rows = [work.row_of(self._bodies[number]) for number in left]
+            keys, tags = [carrier_of(one) for one in rows], [origin_of(one) for one in rows]
+            bodies = [self._bodies[number] for number in left]
+            receipt = producer.publish_many(work.TOPIC, bodies, keys=keys, tags=tags, wait=False)
             try:
-                receipt = producer.publish_many(work.TOPIC, bodies, keys=keys, tags=tags)
+                receipt.wait()
             except Refused as error:
                 if error.code != E_BUCKET:
                     raise
                 self.refused += 1
                 self._over.wait(POLL_S)
-            else:
-                [(offset, count)] = receipt.ranges
-                self.acknowledged.append(Acknowledged(row, count, offset, time.monotonic()))
-                return
+            left = self._note(left, keys, receipt)
+
+    def _note(self, rows: Sequence[int], keys: Sequence[bytes], receipt: Receipt) -> list[int]:
+        """Note where rows are, and return the others.
+
+        A part has its rows in the order in which they were given.
+        """
+        now_s, left = time.monotonic(), list(rows)
+        if not receipt.places:
+            for offset, _ in receipt.ranges:
+                self.acknowledged.append(Acknowledged(rows, offset, now_s))
+                left = []
+        parts = KeyParts(work.PARTS)
+        for part, offset, count in receipt.places:
+            mine = [row for row, key in zip(rows, keys, strict=True) if parts.of(key) == part]
+            assert len(mine) == count
+            self.acknowledged.append(Acknowledged(mine, offset, now_s, part))
+            left = [row for row in left if row not in mine]
+        return left
 
     @property
     def rows(self) -> int:
         """The number of acknowledged rows."""
-        return sum(block.count for block in list(self.acknowledged))
+        return sum(len(block.rows) for block in list(self.acknowledged))
 
     @property
     def is_done(self) -> bool:

@@ -17,6 +17,9 @@ from .live import REMINDERS, Acknowledged, LivePublisher, Reminders
 from .loss import FINISHED_S, Loss
 from .takeover import Takeover
 
+# The part, or -1 if the topic has none, and the offset.
+Place = tuple[int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class Lost:
@@ -35,9 +38,12 @@ class Lost:
 
 
 def check_loss(
-    lost: Lost, topic: Mapping[int, bytes], bodies: Sequence[bytes], handled: Tally
+    lost: Lost, topic: Mapping[Place, bytes], bodies: Sequence[bytes], handled: Tally
 ) -> dict[str, bool]:
-    """Return the checks of the loss, by name. `topic` has the messages at the end, by offset."""
+    """Return the checks of the loss, by name.
+
+    `topic` has the messages at the end, by part and offset.
+    """
     loss, live, auditor = lost.loss, lost.live, lost.auditor
     seconds = f"{FINISHED_S:.0f} s"
     before = split_at(live.acknowledged, loss.gone_at)[0]
@@ -65,13 +71,13 @@ def check_loss(
 
 
 def misplaced(
-    acknowledged: Iterable[Acknowledged], topic: Mapping[int, bytes], bodies: Sequence[bytes]
+    acknowledged: Iterable[Acknowledged], topic: Mapping[Place, bytes], bodies: Sequence[bytes]
 ) -> int:
     """Return how many acknowledged rows are not at the offset that the broker said."""
     return sum(
-        topic.get(block.offset + index) != bodies[block.row + index]
+        topic.get((block.part, block.offset + index)) != bodies[row]
         for block in acknowledged
-        for index in range(block.count)
+        for index, row in enumerate(block.rows)
     )
 
 
@@ -111,7 +117,7 @@ def loss_rows(lost: Lost, repeated: int) -> list[tuple[str, str, str]]:
     """Return the name, the value and a note of each number. Times begin with the kill."""
     loss, before, audited = lost.loss, lost.loss.before, lost.auditor.finished_first
     parts = split_at(lost.live.acknowledged, loss.gone_at)
-    early, late = (sum(block.count for block in part) for part in parts)
+    early, late = (sum(len(block.rows) for block in part) for part in parts)
     first = f"{parts[1][0].time_s - loss.killed_at:.1f} s" if parts[1] else "never"
     recent = f"handled in the last {FINISHED_S:.0f} s before the kill: {before.recent:,}"
     return [

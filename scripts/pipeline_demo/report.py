@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from zsq.transport.client.blocking.client import Reader
+from zsq.transport.wire.spread import HasParts
 
 from . import work
 from .crew import POOL, Crew
 from .flights import Carrier, Tally, add_up, add_up_hours
-from .loss_report import Lost, check_loss, print_loss
+from .loss_report import Lost, Place, check_loss, print_loss
 
 HOURS_SHOWN: Final = 5
 REASON_MAX: Final = 100
@@ -138,9 +139,26 @@ def read_topic(url: str, expected: list[bytes]) -> Tally:
     return tally
 
 
-def read_bodies(url: str, topic: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the body of each message of a topic."""
-    with Reader(topic, url=url) as reader:
+def read_bodies(url: str, topic: str) -> Iterator[tuple[Place, bytes]]:
+    """Yield the place and the body of each message of a topic, in all of its parts."""
+    for part in parts_of(url, topic):
+        for offset, body in read_log(url, topic, None if part < 0 else part):
+            yield (part, offset), body
+
+
+def parts_of(url: str, topic: str) -> list[int]:
+    """Return the numbers of the topic's parts, or -1 if it has none."""
+    try:
+        with Reader(topic, url=url) as reader:
+            reader.head()
+    except HasParts as error:
+        return [number for number, _ in error.spread.parts]
+    return [-1]
+
+
+def read_log(url: str, topic: str, part: int | None) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and the body of each message of a topic without parts, or of one part."""
+    with Reader(topic, url=url, part=part) as reader:
         offset = 0
         while True:
             fetched = reader.read(offset)

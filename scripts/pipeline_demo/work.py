@@ -21,6 +21,7 @@ from zsq.transport.client.blocking.client import Consumer, Message
 from .flights import Carrier, add_up, number_of
 
 TOPIC: Final = "flights"
+PARTS: Final = 4  # of the topic, with --cluster
 WORKERS: Final = "workers"
 TOTALS: Final = "totals"
 HOURS: Final = "flights-by-hour"

@@ -13,12 +13,17 @@ from local_setup.s3_servers import Traffic, parse_traffic
 from pipeline_demo.flights import origin_of
 from pipeline_demo.live import Acknowledged, LivePublisher, Reminders, due_ns_of
 from pipeline_demo.loss import FINISHED_S, Sampled, is_moment, kill_all, size_of, wait_for_end
-from pipeline_demo.loss_report import misplaced, split_at
+from pipeline_demo.loss_report import Place, misplaced, split_at
 from pipeline_demo.report import reason_of
 
 BODIES: Final = [b"0,a", b"1,b", b"2,c", b"3,d"]
-BLOCKS: Final = [Acknowledged(0, 2, 10, 1.0), Acknowledged(2, 2, 70_000, 5.0)]
-TOPIC: Final = {10: b"0,a", 11: b"1,b", 70_000: b"2,c", 70_001: b"3,d"}
+BLOCKS: Final = [Acknowledged((0, 1), 10, 1.0), Acknowledged((2, 3), 70_000, 5.0)]
+TOPIC: Final = {
+    (-1, 10): b"0,a",
+    (-1, 11): b"1,b",
+    (-1, 70_000): b"2,c",
+    (-1, 70_001): b"3,d",
+}
 
 
 def test_acknowledged_rows_are_at_their_offsets() -> None:
@@ -27,14 +32,21 @@ def test_acknowledged_rows_are_at_their_offsets() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{10: b"1,b"}, {11: b"x"}, {70_001: b""}],
+    [{(-1, 10): b"1,b"}, {(-1, 11): b"x"}, {(-1, 70_001): b""}],
 )
-def test_a_row_that_is_not_at_its_offset_is_found(changed: dict[int, bytes]) -> None:
+def test_a_row_that_is_not_at_its_offset_is_found(changed: dict[Place, bytes]) -> None:
     assert misplaced(BLOCKS, TOPIC | changed, BODIES) == 1
 
 
 def test_a_lost_block_is_found() -> None:
-    assert misplaced(BLOCKS, {10: b"0,a", 11: b"1,b"}, BODIES) == 2
+    assert misplaced(BLOCKS, {(-1, 10): b"0,a", (-1, 11): b"1,b"}, BODIES) == 2
+
+
+def test_a_row_is_at_its_offset_only_in_its_part() -> None:
+    block = [Acknowledged((1, 3), 10, 1.0, part=2)]
+    topic = {(2, 10): b"1,b", (2, 11): b"3,d"}
+    assert misplaced(block, topic, BODIES) == 0
+    assert misplaced(block, {(1, 10): b"1,b", (2, 11): b"3,d"}, BODIES) == 1
 
 
 def test_acknowledgements_are_split_at_the_loss() -> None:
