@@ -9,6 +9,8 @@ removed. Everybody who reads the same entries gets the same view.
 | broker | a broker and its addresses; it gets the next free number, or keeps the one that it has |
 | topic | a topic with all its parts: the number of the broker of part 0, of part 1, and so on |
 | part | one more part of a topic; its number is the number of parts so far |
+| close | a part takes no more messages, at any broker |
+| open | a part that was closed takes messages again |
 | remove | a topic and all its parts are deleted |
 
 An entry may be *void*: nobody obeys it. `Directory.objection` says which entries are void. This
@@ -75,6 +77,22 @@ class PartEntry(NamedTuple):
     broker: int
 
 
+class CloseEntry(NamedTuple):
+    """A part takes no more messages. `part` is its number in the topic with this uuid."""
+
+    id: str
+    uuid: str
+    part: int
+
+
+class OpenEntry(NamedTuple):
+    """A part that was closed takes messages again."""
+
+    id: str
+    uuid: str
+    part: int
+
+
 class RemoveEntry(NamedTuple):
     """The topic with this uuid is deleted."""
 
@@ -88,11 +106,13 @@ class Unusable(NamedTuple):
     why: str
 
 
-Entry = BrokerEntry | TopicEntry | PartEntry | RemoveEntry
+Entry = BrokerEntry | TopicEntry | PartEntry | CloseEntry | OpenEntry | RemoveEntry
 _NAMES: Final[Mapping[type[Entry], str]] = {
     BrokerEntry: "broker",
     TopicEntry: "topic",
     PartEntry: "part",
+    CloseEntry: "close",
+    OpenEntry: "open",
     RemoveEntry: "remove",
 }
 _KINDS: Final[Mapping[str, type[Entry]]] = {name: kind for kind, name in _NAMES.items()}
@@ -173,6 +193,7 @@ _CHECKS: Final = {
     "uuid": _hex,
     "topic": _text,
     "broker": _number,
+    "part": _number,
     "brokers": _numbers,
     "addresses": _addresses,
     "settings": _settings,
@@ -188,12 +209,16 @@ class Broker(NamedTuple):
 
 
 class PartedTopic(NamedTuple):
-    """A topic with parts. `parts` has the number of the broker of each part."""
+    """A topic with parts. `parts` has the number of the broker of each part.
+
+    `closed`: the numbers of the parts that take no more messages.
+    """
 
     topic: str
     uuid: str
     parts: tuple[int, ...]
     settings: Mapping[str, Any]
+    closed: frozenset[int] = frozenset()
 
 
 class Objection(NamedTuple):
@@ -269,6 +294,14 @@ class Directory:
                 name = self._names[entry.uuid]
                 found = self.topics[name]
                 self.topics[name] = found._replace(parts=(*found.parts, entry.broker))
+            case CloseEntry():
+                name = self._names[entry.uuid]
+                found = self.topics[name]
+                self.topics[name] = found._replace(closed=found.closed | {entry.part})
+            case OpenEntry():
+                name = self._names[entry.uuid]
+                found = self.topics[name]
+                self.topics[name] = found._replace(closed=found.closed - {entry.part})
             case RemoveEntry():
                 del self.topics[self._names.pop(entry.uuid)]
                 self.removed.add(entry.uuid)
@@ -286,6 +319,8 @@ class Directory:
                 return self._of_topic(entry)
             case PartEntry():
                 return self._of_part(entry)
+            case CloseEntry() | OpenEntry():
+                return self._of_change(entry)
             case RemoveEntry():
                 return self._of_unknown(entry.uuid)
 
@@ -311,6 +346,14 @@ class Directory:
         if len(topic.parts) >= PARTS_MAX:
             return Objection(E_LIMIT, f"topic {topic.topic} has {PARTS_MAX} parts, the limit")
         return self._of_broker(entry.broker)
+
+    def _of_change(self, entry: CloseEntry | OpenEntry) -> Objection | None:
+        if (found := self._of_unknown(entry.uuid)) is not None:
+            return found
+        topic = self.topics[self._names[entry.uuid]]
+        if 0 <= entry.part < len(topic.parts):
+            return None
+        return Objection(E_NOT_FOUND, f"topic {topic.topic} has no part {entry.part}")
 
     def _of_unknown(self, uuid: str) -> Objection | None:
         if uuid in self._names:

@@ -16,8 +16,10 @@ from zsq.storage.cluster.directory import (
     BROKERS_MAX,
     Broker,
     BrokerEntry,
+    CloseEntry,
     Directory,
     Entry,
+    OpenEntry,
     PartedTopic,
     PartEntry,
     RemoveEntry,
@@ -57,6 +59,14 @@ def remove(uuid: int, id: int = 3_000) -> RemoveEntry:
     return RemoveEntry(hex_of(id), hex_of(uuid))
 
 
+def close(uuid: int, part: int, id: int) -> CloseEntry:
+    return CloseEntry(hex_of(id), hex_of(uuid), part)
+
+
+def reopen(uuid: int, part: int, id: int) -> OpenEntry:
+    return OpenEntry(hex_of(id), hex_of(uuid), part)
+
+
 TWO_BROKERS = (broker(1), broker(2, B))
 
 
@@ -84,6 +94,8 @@ def test_names_of_objects_are_numbers() -> None:
         topic(5, sync="bucket", retention={"keep_s": 60.0}),
         topic(5, brokers=(1,) * PARTS_MAX),
         part(5, 1, 4),
+        close(5, 1, 4),
+        reopen(5, 1, 4),
         remove(5),
     ],
 )
@@ -224,9 +236,20 @@ def test_a_topic_gets_parts_is_removed_and_may_come_again() -> None:
     assert directory.topic_of(hex_of(5)) is None
 
 
+def test_parts_are_closed_and_opened_again() -> None:
+    entries: list[Entry] = [*TWO_BROKERS, topic(5), close(5, 0, 41), close(5, 1, 42)]
+    directory, counts = replay(*entries, close(5, 1, 43), reopen(5, 0, 44), part(5, 0, 45))
+    assert counts == [True] * 8
+    assert directory.topics["clicks"].closed == {1}
+    assert directory.topics["clicks"].parts == (0, 1, 0)
+
+
 @pytest.mark.parametrize(
     ("entry", "code", "why"),
     [
+        (close(8, 0, 99), "E_NOT_FOUND", "does not exist"),
+        (close(5, 2, 99), "E_NOT_FOUND", "topic clicks has no part 2"),
+        (reopen(5, -1, 99), "E_NOT_FOUND", "topic clicks has no part -1"),
         (topic(6), "E_EXISTS", "topic clicks exists"),
         (topic(5, "other"), "E_EXISTS", "same id"),
         (topic(5, "other")._replace(id=hex_of(99)), "E_EXISTS", "exists or was removed"),
@@ -303,6 +326,8 @@ entries = st.one_of(
         st.just({}),
     ),
     st.builds(PartEntry, ids, few, st.integers(-1, 4)),
+    st.builds(CloseEntry, ids, few, st.integers(-1, 4)),
+    st.builds(OpenEntry, ids, few, st.integers(-1, 4)),
     st.builds(RemoveEntry, ids, few),
 )
 
@@ -333,4 +358,5 @@ def test_the_same_entries_give_the_same_view_and_numbers_never_change(
         if not fits:
             assert view(first)[1:] == before[1:]
     assert {one.uuid for one in first.topics.values()}.isdisjoint(first.removed)
+    assert all(n < len(one.parts) for one in first.topics.values() for n in one.closed)
     assert all(0 <= n < len(first.brokers) for one in first.topics.values() for n in one.parts)
