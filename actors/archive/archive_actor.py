@@ -22,7 +22,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ...storage.archive.archive_format import Manifest
 from ...storage.archive.chunk_objects import ChunkObjects
@@ -37,7 +37,14 @@ from ...storage.errors import Damaged, StorageError
 from ...storage.files import Files
 from ...storage.log.chunk import ArchivedChunk
 from ...storage.shipping.tick_format import state_folder
-from ...transport.errors import E_BUCKET, E_CHECKSUM, E_FENCED, Refused
+from ...transport.errors import (
+    E_BUCKET,
+    E_CHECKSUM,
+    E_FENCED,
+    E_UNSUPPORTED,
+    Refused,
+    UsageError,
+)
 from ...transport.memory import return_large_memory
 from ...transport.wire import protocol as p
 from ..primitives.lease_cell import LeaseCell
@@ -45,6 +52,7 @@ from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Envelope, Mail, Port
 from ..runtime.worker_thread import WorkerThread
 from ..settings.starts import ArchiveStart
+from .cluster_reader import LOOK_MS, ClusterReader, check_store
 from .primacy import Primacy
 from .shipper import POLL_MS, Shipper, ShipperState
 
@@ -58,8 +66,10 @@ CHECK_PAUSE_S: Final = 10.0
 HELD_MAX: Final = 1_000  # requests that wait for the check
 # A tick is sent again if the store does not answer for this time.
 SHIP_CALL_S: Final = 15.0
+CLUSTER_CALL_S: Final = 10.0
 RELEASE_S: Final = 5.0  # a handover that takes longer is given up
 _S: Final = 1_000_000_000
+DirectoryOrder = TypeVar("DirectoryOrder", p.ReadDirectory, p.AppendEntry)
 _Shape = Callable[[Any], dict[str, Any]]
 
 
@@ -85,6 +95,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._beat_ms = 0.0
         self._is_lost = False
         self._release_ns = 0
+        self._cluster_threads: list[WorkerThread] = []
         self._bucket = self._open(FIRST_CALL_S if given.first else CALL_S)
         if given.first:
             self._check_first()
@@ -98,6 +109,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._fetches = self._threads("fetch", FETCH_THREADS)
         (self._control,) = self._threads("control", 1)
         self._shipper = self._make_shipper()
+        self._cluster = self._make_cluster()
         self.front = self.open_router(given.front)
         self.front.route(p.OpenArchive, self.tell_archive)
         self.front.route(p.UploadChunk, self.upload)
@@ -108,6 +120,8 @@ class ArchiveActor(Actor[ArchiveStart]):
         self.front.route(p.ShipBase, self._ships(Shipper.upload_base))
         self.supervisor.route(p.ForgetArchive, self.forget)
         self.supervisor.route(p.ShipNow, self._ship_now)
+        self.obey(p.ReadDirectory, self._of_cluster(ClusterReader.read))
+        self.obey(p.AppendEntry, self._of_cluster(ClusterReader.append))
         self.obey_reload(p.ReloadShipping, self._take_bound)
         self.every(1_000, self._tick)
         self._tick()
@@ -136,6 +150,57 @@ class ArchiveActor(Actor[ArchiveStart]):
             self._forgotten.add,
         )
 
+    def _make_cluster(self) -> ClusterReader | None:
+        """Return the reader of the cluster's directory, if this broker belongs to a cluster.
+
+        Raises `StartFailed` at the first start if the store refuses or is not fit.
+        """
+        given = self.given
+        if not given.cluster:
+            return None
+        own = parse_bucket_url(given.url)
+        is_fit = given.is_probed
+        if given.first and not is_fit:
+            try:
+                check_store(self._open(FIRST_CALL_S, given.cluster), own)
+                is_fit = True
+            except BucketAway as error:
+                log.error("the directory of the cluster cannot be read: %s", error)
+            except StorageError as error:
+                raise StartFailed(f"the store of the cluster cannot be used: {error}") from error
+        bucket = self._open(CLUSTER_CALL_S, given.cluster)
+        bucket.counts_of(self._bucket)
+        self._cluster_threads = self._threads("cluster", 1)
+        check = (lambda: None) if is_fit else partial(check_store, bucket, own)
+        reader = ClusterReader(
+            bucket,
+            given.broker,
+            given.addresses,
+            self._cluster_threads[0],
+            partial(self.supervisor.send, ()),
+            check,
+        )
+        self.every(LOOK_MS, reader.look)
+        return reader
+
+    def _of_cluster(
+        self, handle: Callable[[ClusterReader, DirectoryOrder], None]
+    ) -> Callable[[DirectoryOrder], None]:
+        """Return a handler of an order about the cluster's directory."""
+
+        def carry_out(order: DirectoryOrder) -> None:
+            if self._cluster is None:
+                raise UsageError(E_UNSUPPORTED, "this broker belongs to no cluster")
+            handle(self._cluster, order)
+
+        return carry_out
+
+    def _may_write(self) -> bool:
+        """Return True while the prefix is this broker's, and no other copy has taken over."""
+        if self._claimed is None or not self._claimed.writes:
+            return False
+        return self._shipper is None or self._shipper.state is ShipperState.OPEN
+
     def _take_bound(self, told: p.ReloadShipping) -> None:
         if self._shipper is not None:
             self._shipper.set_bound(told.bucket_lag_s)
@@ -157,9 +222,9 @@ class ArchiveActor(Actor[ArchiveStart]):
     def front_send(self, envelope: Envelope, message: p.Wire) -> bool:
         return self.front.send(envelope, message)
 
-    def _open(self, call_s: float) -> CountedBucket:
+    def _open(self, call_s: float, url: str = "") -> CountedBucket:
         try:
-            bucket = open_bucket(parse_bucket_url(self.given.url), call_s=call_s)
+            bucket = open_bucket(parse_bucket_url(url or self.given.url), call_s=call_s)
         except StorageError as error:
             raise StartFailed(str(error)) from error
         return CountedBucket(self._files, bucket)
@@ -267,6 +332,8 @@ class ArchiveActor(Actor[ArchiveStart]):
                 self.front.send(mail.envelope, p.Failed(message.request, error.code, error.text))
 
     def on_turn(self) -> None:
+        if self._cluster is not None:
+            self._cluster.allow(self._may_write())
         shipper = self._shipper
         if shipper is None:
             return
@@ -411,7 +478,9 @@ class ArchiveActor(Actor[ArchiveStart]):
 
     def _all_threads(self) -> list[WorkerThread]:
         shipping = self._shipper.threads() if self._shipper is not None else ()
-        return [*self._uploads, *self._fetches, self._control, *shipping]
+        return [
+            *self._uploads, *self._fetches, self._control, *self._cluster_threads, *shipping
+        ]  # fmt: skip
 
     def on_end(self) -> None:
         if not self._idle():

@@ -9,7 +9,7 @@ import pytest
 
 from zsq.actors.archive.archive_actor import HELD_MAX, ArchiveActor
 from zsq.actors.archive.shipper import ShipperState
-from zsq.transport.errors import E_BUCKET, E_FENCED, Refused
+from zsq.transport.errors import E_BUCKET, E_FENCED, Refused, UsageError
 from zsq.transport.wire import protocol as p
 
 
@@ -21,6 +21,7 @@ class Actor:
     write_manifest: Any = ArchiveActor.write_manifest
     on_turn: Any = ArchiveActor.on_turn
     _all_trouble: Any = ArchiveActor._all_trouble
+    _may_write: Any = ArchiveActor._may_write
 
     def __init__(self) -> None:
         self.written: list[int] = []
@@ -38,6 +39,7 @@ class Actor:
             state=None,
             trouble="",
         )
+        self._cluster: Any = None
         self._trouble = self._failing = ""
         self._polls = False
         self._control = None
@@ -107,3 +109,28 @@ def test_lists_do_not_wait_where_nothing_is_shipped() -> None:
     actor.ask(1)
     actor.on_turn()
     assert actor.written == [1]
+
+
+def test_the_directory_of_the_cluster_is_read_while_this_broker_may_write() -> None:
+    actor = Actor()
+    told: list[bool] = []
+    actor._cluster = SimpleNamespace(allow=told.append)
+    actor._claimed = None
+    actor.on_turn()
+    actor._claimed = SimpleNamespace(writes=True)
+    actor._shipper.is_opening = False
+    for actor._shipper.state in (ShipperState.TAKING, ShipperState.OPEN):
+        actor.on_turn()
+    actor._claimed = SimpleNamespace(writes=False)
+    actor.on_turn()
+    assert told == [False, False, True, False]
+    actor._claimed, actor._shipper = SimpleNamespace(writes=True), None
+    actor.on_turn()
+    assert told[-1] is True
+
+
+@pytest.mark.parametrize("order", [p.ReadDirectory(1), p.AppendEntry(1, b"")])
+def test_orders_about_a_cluster_are_refused_without_one(order: Any) -> None:
+    handle = MethodType(ArchiveActor._of_cluster, Actor())(lambda *_: None)
+    with pytest.raises(UsageError, match="belongs to no cluster"):
+        handle(order)
