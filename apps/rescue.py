@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from typing import Final, NamedTuple
 
 from ..storage.errors import Damaged
@@ -346,16 +347,18 @@ def _publish_delayed(
     plan: PublishPlan,
 ) -> int:
     """Publish blocks with their due times, one after the other."""
+    rows = iter(rows)
+    first = next(rows, None)
+    if first is None:
+        return 0  # nothing connects to a broker
     name = f"zsq-rescue-{_identity(head)}-{part}".encode()
     producer_id = int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1 or 1
+    engine = _engine(plan)
+    lane = engine.lanes[topic] = _FixedLane(engine, topic, producer_id, create=True)
+    drive = Drive(engine)
     count = 0
-    drive: Drive[ProducerEngine] | None = None
     try:
-        for sequence, (due_ns, block) in enumerate(rows):
-            if drive is None:
-                engine = _engine(plan)
-                lane = engine.lanes[topic] = _FixedLane(engine, topic, producer_id, create=True)
-                drive = Drive(engine)
+        for sequence, (due_ns, block) in enumerate(chain((first,), rows)):
             delay_ms = min(max(1, (due_ns - time.time_ns()) // 1_000_000), DELAY_MS_MAX)
             pending = PendingBlock(block, delay_ms)
             pending.sequence = sequence
@@ -363,8 +366,7 @@ def _publish_delayed(
             count += block.count
             plan.advance(block.count)
     finally:
-        if drive is not None:
-            _close(drive)
+        _close(drive)
     return count
 
 

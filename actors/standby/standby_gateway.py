@@ -239,7 +239,7 @@ class StandbyGateway:
                 self.close_connection = True
                 self.send_error(503, explain=status().sentence())
 
-            def log_message(self, *_: Any) -> None:
+            def log_message(self, format: str, *args: Any) -> None:
                 """Log nothing, as the broker does."""
 
         try:
