@@ -360,13 +360,19 @@ class Parts:
         return lane if lane.gather is not None else self._next()
 
     def _next(self) -> Lane:
-        for _ in self._order:
-            self._turn += 1
-            lane = self._order[self._turn % len(self._order)]
-            if not lane.link.waiting:
+        """Return the next lane in turn, and leave out those whose last attempt has failed."""
+        count = len(self._order)
+        for step in range(1, count + 1):
+            lane = self._order[(self._turn + step) % count]
+            if lane.link.up or not lane.link.trouble:
+                self._turn += step
                 return lane
         self._turn += 1
-        return self._order[self._turn % len(self._order)]
+        return self._order[self._turn % count]
+
+    def fullest(self) -> Lane:
+        """Return the lane with the most bytes that wait to be sent."""
+        return max(self._order, key=lambda lane: lane.session.queue_bytes)
 
     def any_lane(self) -> Lane:
         """Return a lane whose link is up, if there is one."""
