@@ -32,6 +32,7 @@ def parts(report: Report, messages: int, batch: int, size: int, rounds: int) -> 
     with tempfile.TemporaryDirectory(prefix="zsq-bench-bucket-") as folder:
         [port] = free_ports(1)
         place = f"file://{folder}"
+        (Path(folder) / "one").mkdir()
         options = ("--listen", f"127.0.0.1:{port}", "--bucket", f"{place}/one", "--cluster", place)
         with (
             temporary_broker(*options, "--no-nsq", "--no-http", prefix="zsq-bench-") as broker,
@@ -44,13 +45,15 @@ def parts(report: Report, messages: int, batch: int, size: int, rounds: int) -> 
                 for keyed in (False, True):
                     _turn(report, broker, PLAIN, messages, batch, size, keyed=keyed)
                     for count in PARTS:
-                        _turn(report, broker, f"parts-{count}", messages, batch, size, keyed=keyed)
+                        # With keys, a call is divided by the parts. The blocks stay as large.
+                        call = batch * count if keyed else batch
+                        _turn(report, broker, f"parts-{count}", messages, call, size, keyed=keyed)
 
 
 def _turn(
     report: Report, broker: LocalBroker, topic: str, messages: int, batch: int, size: int, *, keyed: bool
 ) -> None:  # fmt: skip
-    name = topic.replace("-", " ") + (", keys" if keyed else "")
+    name = topic.replace("-", " ")
     with (
         Producer(broker.url, timeout=TIMEOUT_S) as producer,
         Consumer(topic, CHANNEL, url=broker.url, timeout=TIMEOUT_S) as consumer,

@@ -11,7 +11,6 @@ A client belongs to the loop in which it is first used. `run(main())` runs a pro
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -30,7 +29,6 @@ from ..core.lane import (
     as_delay_ms,
     largest_of,
     one_block,
-    pack_many,
 )
 from ..core.message import Delay, Fetched
 from ..core.producer_session import PendingBlock
@@ -150,12 +148,16 @@ class Producer(ProducerBase):
         `zsq.Producer.publish_many`.
         """
         delay_ms = as_delay_ms(delay)
-        time_ns = time.time_ns() if delay_ms else None
         if (largest := largest_of(bodies)) > MESSAGE_BYTES_MAX:
             await self._check_size(topic, largest)
-        receipt = await self._push(
-            topic, pack_many(bodies, keys, tags, headers, time_ns, key=key, tag=tag), delay_ms
+        turner = self._turner()
+        columns: dict[str, Any] = {"keys": keys, "tags": tags, "headers": headers}
+        steps = turner.engine.push_many(
+            topic, bodies, delay_ms, self._timeout, **columns, key=key, tag=tag
         )
+        pending_blocks = await turner.carry_out(steps)
+        count = sum(pending.count for pending in pending_blocks)
+        receipt = Receipt(self, pending_blocks, 0, count)
         if wait:
             await receipt.wait()
         return receipt

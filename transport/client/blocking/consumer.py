@@ -172,6 +172,9 @@ def draining_on_signals(consumer: Consumer) -> Iterator[None]:
 log = logging.getLogger("zsq")
 
 READY: Final = 2500
+# With the default, a consumer holds at least so many messages of each part. With fewer, the broker
+# would cut blocks of 1,000 messages, which costs more than to deliver them.
+READY_OF_PART: Final = 1000
 ANSWER_S: Final = 30.0  # how long a consumer without a time-out waits for a reply
 FOREIGN: Final = "the parent process received this message, and only that process can answer it"
 
@@ -294,8 +297,10 @@ class ConsumerBase:
         session = make_session(ready, message_timeout, label, sample_rate)
 
         def of_part(count: int) -> ConsumerSession:
-            # A block that is larger than the credit is delivered alone.
-            return make_session(max(1, ready // count), message_timeout, label, sample_rate)
+            share = max(1, ready // count)
+            if ready == READY:
+                share = max(share, READY_OF_PART)
+            return make_session(share, message_timeout, label, sample_rate)
 
         engine = ConsumerEngine(
             self._address, self.topic, self.channel, session, heartbeat_ms, settings, of_part
@@ -340,7 +345,9 @@ class Consumer(ConsumerBase):
     `sync=True`, this changes nothing, and `stale` counts it.
 
     - `url`, `key_file`, `transport`: see `Producer`.
-    - `ready`: The largest number of unanswered messages that this consumer holds.
+    - `ready`: The largest number of unanswered messages that this consumer holds. In a topic with
+      parts, each part gets an equal share, at least 1. With the default of 2,500, it gets at least
+      1,000.
     - `message_timeout`: The seconds until an unanswered message goes to another consumer (default
       60, at most 900).
     - `timeout`: The seconds without a broker until a call raises `BrokerUnreachable`. With the

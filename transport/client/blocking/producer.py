@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -25,7 +24,6 @@ from ..core.lane import (
     flat,
     largest_of,
     one_block,
-    pack_many,
 )
 from ..core.link import check_timeout
 from ..core.message import Delay
@@ -373,12 +371,16 @@ class Producer(ProducerBase):
         them.
         """
         delay_ms = as_delay_ms(delay)
-        time_ns = time.time_ns() if delay_ms else None
         if (largest := largest_of(bodies)) > MESSAGE_BYTES_MAX:
             self._check_size(topic, largest)
-        receipt = self._push(
-            topic, pack_many(bodies, keys, tags, headers, time_ns, key=key, tag=tag), delay_ms
+        drive = self._drive()
+        columns: dict[str, Any] = {"keys": keys, "tags": tags, "headers": headers}
+        steps = drive.engine.push_many(
+            topic, bodies, delay_ms, self._timeout, **columns, key=key, tag=tag
         )
+        pending_blocks = drive.carry_out(steps)
+        count = sum(pending.count for pending in pending_blocks)
+        receipt = Receipt(self, pending_blocks, 0, count)
         if wait:
             receipt.wait()
         return receipt

@@ -383,9 +383,14 @@ class Parts:
         for lane in self._order:
             lane.seal(now_ns)
 
-    def fullest(self) -> Lane:
-        """Return the lane with the most bytes that wait to be sent."""
-        return max(self._order, key=lambda lane: lane.session.queue_bytes)
+    def sorted_rows(self, keys: Sequence[Text]) -> list[list[int]]:
+        """Return the indexes of messages with these keys, as a list for each part."""
+        rows: dict[int, list[int]] = {}
+        of = self._keys.of
+        for index, key in enumerate(keys):
+            part = -1 if key is None else of(key.encode() if isinstance(key, str) else key)
+            rows.setdefault(part, []).append(index)
+        return list(rows.values())
 
     def push(self, pending: PendingBlock, now_ns: int) -> None:
         """Send a block to its part, or its pieces to theirs."""
@@ -396,9 +401,9 @@ class Parts:
             self._next().push(pending, now_ns)
             return
         rows: dict[Lane | None, list[int]] = {}
-        for index in range(pending.block.count):
-            key = keys.value(index)
-            lane = None if key is None else self._lanes[self._keys.of(key)]
+        of, lanes = self._keys.of, self._lanes
+        for index, key in enumerate(keys.values()):
+            lane = None if key is None else lanes[of(key)]
             rows.setdefault(lane, []).append(index)
         if len(rows) == 1:
             ((lane, _),) = rows.items()
@@ -413,6 +418,16 @@ class Parts:
         whole.block = None
         for lane, piece in pieces:
             lane.push(piece, now_ns)
+
+
+def _picked(value: Any, rows: Sequence[int], count: int) -> Any:
+    """Return these rows of a column. What is no column of `count` values stays as it is."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+        return value
+    if len(value) != count:
+        text = f"{len(value)} values for {count} messages; give one (or None) for each"
+        raise UsageError(E_BAD_ARGUMENT, text)
+    return [value[row] for row in rows]
 
 
 def rows_of(block: Block, indexes: Sequence[int]) -> Block:
@@ -536,6 +551,34 @@ class ProducerEngine(Engine):
         return error
 
     # Steps of calls; see `Steps`
+
+    def push_many(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        delay_ms: int,
+        timeout: float | None,
+        **columns: Any,
+    ) -> Steps[tuple[PendingBlock, ...]]:
+        """Pack messages and queue them, see `push`. `columns`: those of `pack_many`.
+
+        Messages for several parts are sorted by part before they are packed, which costs less than
+        to cut the blocks.
+        """
+        columns["time_ns"] = time.time_ns() if delay_ms else None
+        lane = self.lane(topic)
+        keys = columns.get("keys")
+        if lane.parts is None or not isinstance(keys, list | tuple) or len(keys) != len(bodies):
+            return self.push(topic, pack_many(bodies, **columns), delay_ms, timeout)
+        blocks = (
+            block
+            for rows in lane.parts.sorted_rows(keys)
+            for block in pack_many(
+                [bodies[row] for row in rows],
+                **{name: _picked(value, rows, len(keys)) for name, value in columns.items()},
+            )
+        )
+        return self.push(topic, blocks, delay_ms, timeout)
 
     def push(
         self, topic: str, blocks: Iterable[Block], delay_ms: int, timeout: float | None

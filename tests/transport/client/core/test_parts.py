@@ -17,7 +17,15 @@ from zsq.transport.client.core.consumer_session import ConsumerSession, Consumer
 from zsq.transport.client.core.lane import Lane, ProducerEngine, flat, rows_of
 from zsq.transport.client.core.producer_session import PendingBlock
 from zsq.transport.client.core.subscription import ConsumerEngine
-from zsq.transport.errors import E_CLOSED, E_LIMIT, E_NOT_FOUND, NotFound, Refused, ZsqError
+from zsq.transport.errors import (
+    E_CLOSED,
+    E_LIMIT,
+    E_NOT_FOUND,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+)
 from zsq.transport.names import part_name
 from zsq.transport.wire.addresses import parse_all
 from zsq.transport.wire.protocol import Done, Fetch, Manage, Spread, Stats, Wire
@@ -210,6 +218,37 @@ def test_new_parts_are_used_after_they_are_known(
     for _ in range(8):
         lane.push(PendingBlock(pack([b"x"])), 6)
     assert len(queued(engine)) == 8
+
+
+def run_to_end(steps: Any) -> Any:
+    with pytest.raises(StopIteration) as ended:
+        next(steps)
+    return ended.value.value
+
+
+def test_messages_are_sorted_by_part_before_they_are_packed(engine: ProducerEngine) -> None:
+    spread_out(engine, 4)
+    keys = [b"k%d" % (number % 10) for number in range(40)] + [None]
+    bodies = [b"%d" % number for number in range(41)]
+    tags = [b"t%d" % number for number in range(41)]
+    columns = {"keys": keys, "tags": tags, "headers": {"a": "b"}, "key": None, "tag": None}
+    made = run_to_end(engine.push_many("t", bodies, 0, 1.0, **columns))
+    assert all(not pending.pieces for pending in made), "no block is cut"
+    assert sum(pending.count for pending in made) == 41
+    for name, blocks in queued(engine).items():
+        for pending in blocks:
+            assert pending.block is not None
+            column = pending.block.key
+            found = [int(body or b"") for body in pending.block.body.values()]
+            assert found == sorted(found)
+            for place, number in enumerate(found):
+                assert (None if column is None else column.value(place)) == keys[number]
+                assert pending.block.tag is not None
+                assert pending.block.tag.value(place) == tags[number]
+                key = keys[number]
+                assert key is None or part_name("t", part_in(key, 4)) == name
+    with pytest.raises(UsageError, match="3 values for 41 messages"):
+        next(engine.push_many("t", bodies, 0, 1.0, **(columns | {"tags": tags[:3]})))
 
 
 @given(st.data())
