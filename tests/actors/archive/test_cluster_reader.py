@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.ship_bucket import FakeBucket, FakeThread
@@ -50,10 +50,10 @@ class Reader:
         check: Callable[[], object] = lambda: None,
     ) -> None:
         self.bucket = bucket or FakeBucket()
-        self.thread: Any = FakeThread("cluster")
+        self.thread = FakeThread("cluster")
         self.heard: list[p.Wire] = []
         self.reader = ClusterReader(
-            self.bucket, ONE, addresses, self.thread, self.heard.append, check
+            self.bucket, ONE, addresses, cast("Any", self.thread), self.heard.append, check
         )
 
     def work(self) -> list[p.Wire]:
