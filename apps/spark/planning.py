@@ -208,7 +208,7 @@ class Extent(NamedTuple):
 class Logs(Protocol):
     """The requests about topics that planning needs.
 
-    `NotFound` says what to do about a missing topic. `names` returns the topic itself, or its parts.
+    `NotFound` says what to do about a missing topic. `names` returns the topic, or its parts.
     """
 
     def names(self, topic: str) -> list[str]: ...
