@@ -88,8 +88,10 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
         "actors.runtime", "actors.security", "actors.settings",
     ),
     "actors.supervisor.topics": ("actors.runtime", "actors.settings", "actors.statistics"),
+    "actors.supervisor.cluster": ("actors.settings", "actors.supervisor.topics"),
     "actors.supervisor.commands": (
-        "actors.runtime", "actors.security", "actors.settings", "actors.statistics", "actors.supervisor.topics",
+        "actors.runtime", "actors.security", "actors.settings", "actors.statistics", "actors.supervisor.cluster",
+        "actors.supervisor.topics",
     ),
     "actors.supervisor": (
         "actors.alarms", "actors.runtime", "actors.security", "actors.settings", "actors.statistics", "actors.supervisor.commands",

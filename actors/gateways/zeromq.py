@@ -36,6 +36,7 @@ from ...transport.errors import (
     UsageError,
     ZsqError,
 )
+from ...transport.names import part_of
 from ...transport.wire import protocol as p
 from ...transport.wire.address import read_run_id
 from ...transport.wire.codec import decode, encode
@@ -578,7 +579,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         if asked is None:
             return
         code, text = message.code, message.text
-        if code == E_NOT_FOUND and asked.create:
+        if code == E_NOT_FOUND and asked.create and part_of(asked.topic) is None:
             code, text = E_FORBIDDEN, f"{text}, and {policy.NOT_CREATED}"
         self._fail(client, asked.request, code, text)
 

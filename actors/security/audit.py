@@ -300,7 +300,7 @@ def _tail(path: Path) -> list[dict[str, object]]:
     return rows
 
 
-LOOKING: Final = frozenset({"list", "chunks", "peek", "overview", "audit"})
+LOOKING: Final = frozenset({"list", "chunks", "peek", "overview", "audit", "cluster"})
 # These parts of actions only read, or they come after a part that is logged.
 PARTS: Final = frozenset(
     {("delayed", "list"), ("delayed", "count"), ("backup", "log"), ("backup", "end")}
@@ -384,6 +384,10 @@ class AuditRecorder:
         row = self._open.pop(number, None)
         if row is not None:
             self._note(row, error or "done")
+
+    def dropped(self, number: int) -> None:
+        """Forget an order that only other brokers can carry out. They log it."""
+        self._open.pop(number, None)
 
     def first_use(self, message: p.Lookup, channel: str) -> None:
         """Log that a publish or a subscription created a topic (`channel` "") or a channel."""

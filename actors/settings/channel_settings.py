@@ -127,8 +127,8 @@ A channel's setting names that topic, so no rule about first use (`--auto-create
 def default_dead_letter_topic(topic: str, channel: str) -> str:
     """Return the dead-letter topic of a channel that names none.
 
-    Channels of other topics may have the same dead-letter topic (`dead_letter_topics.py`). All parts
-    of a topic at one broker share it.
+    Channels of other topics may have the same dead-letter topic (`dead_letter_topics.py`). All
+    parts of a topic at one broker share it.
     """
     return f"{base_of(topic)}.{channel}.dead".replace("#ephemeral", "")
 

@@ -122,8 +122,11 @@ class Supervisor:
         self.service = ServiceManager(os.environ)
 
     def _troubles(self) -> str:
-        """Return what is wrong with the settings and the bucket, or "", for the health report."""
-        found = (self.reloading.trouble(), self.singles.archive_trouble())
+        """Return what is wrong with the settings, the bucket and the cluster, or "", for the health
+        report.
+        """
+        troubles = (self.reloading.trouble, self.singles.archive_trouble, self.commands.trouble)
+        found = (trouble() for trouble in troubles)
         return "; ".join(filter(None, found))
 
     def _own_endpoint(self) -> str:
@@ -238,7 +241,7 @@ class Supervisor:
         self._on_processes()
         if self.state.stopping:
             self._stop_last()
-        self.requests.tick(time.monotonic_ns())
+        self.commands.tick(time.monotonic_ns())
         self.disk.tick(time.monotonic_ns())
         self.alarms.tick(time.monotonic_ns())
         self.reloading.tick()

@@ -13,6 +13,7 @@ from zsq.actors.runtime.process_table import Child
 from zsq.actors.settings.starts import ActorStart, ChannelStart, TopicStart, channel_of
 from zsq.actors.statistics.broker_view import BrokerView, GroupState
 from zsq.actors.supervisor.commands import deletion
+from zsq.actors.supervisor.commands.requests import Requests
 from zsq.actors.supervisor.topics.registry_format import TopicRow
 from zsq.actors.supervisor.topics.topic_group import GroupEvents, TopicGroup
 from zsq.transport.errors import ZsqError
@@ -52,6 +53,8 @@ class Broker:
         self.table = SimpleNamespace(forkserver_pid=1)
         self.processes = self
         self.registry = SimpleNamespace(
+            uuid="0" * 32,
+            topics={},
             ended={},
             set_state=lambda *_: None,
             remove=self.removed.append,
@@ -66,6 +69,7 @@ class Broker:
             message_bytes_max=1 << 20,
             stage_timeout_s=0,
             bucket="",
+            cluster="",
             bucket_cache_bytes=0,
             log_level="info",
             sleep_after_s=0.0,
@@ -82,6 +86,7 @@ class Broker:
             after_end=lambda child, then: self.ends.append(then),
             count_refused=lambda: None,
             settle=lambda request, error, data=None: None,
+            answering=lambda request: Requests.answering(self.requests, request),
         )
         self.group = TopicGroup(
             topic, TopicRow(1, "0" * 32, "always", 0), cast("Any", self.registry), cast("Any", self), lambda: cast("Any", self.options),

@@ -38,11 +38,14 @@ class ClusterBroker(TypedDict):
 
 
 class ClusterTopic(TypedDict):
-    """A topic with parts. `parts`: the number of the broker of each part."""
+    """A topic with parts. `parts`: the number of the broker of each part. `closed`: the numbers of
+    the parts that take no more messages.
+    """
 
     topic: str
     uuid: str
     parts: Sequence[int]
+    closed: Sequence[int]
 
 
 class ClusterAnswer(TypedDict):

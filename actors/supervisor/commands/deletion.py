@@ -66,18 +66,41 @@ def delete(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
         _Deletion(requests, message, group).delete_topic()
 
 
-class _Deletion:
-    """A deletion in progress."""
+def delete_part(requests: Requests, group: TopicGroup, answer: Then) -> None:
+    """Delete a part, because its topic was deleted, and then call `answer`."""
+    message = p.Manage(0, "delete", group.name, "", {"force": True})
 
-    def __init__(self, requests: Requests, message: p.Manage, group: TopicGroup) -> None:
+    def awake(error: ZsqError | None) -> None:  # a topic that does not start is deleted too
+        _Deletion(requests, message, group, answer).delete_topic()
+
+    if group.is_dormant:
+        group.rouse(awake)
+    else:
+        awake(None)
+
+
+class _Deletion:
+    """A deletion in progress. `answer` is called at its end; otherwise the client is answered."""
+
+    def __init__(
+        self, requests: Requests, message: p.Manage, group: TopicGroup, answer: Then | None = None
+    ) -> None:
         self.requests = requests
         self.message = message
         self.group = group
         self.forced = bool(message.options.get("force"))
+        self._then = answer
         self._topic: Child
 
     def _fail(self, error: ZsqError) -> None:
-        self.requests.fail(self.message.request, error)
+        if self._then is not None:
+            self._then(error)
+        else:
+            self.requests.fail(self.message.request, error)
+
+    @property
+    def _answer(self) -> Then:
+        return self._then or partial(self.requests.settle, self.message.request)
 
     def _refusal(self, complete: bool, end: int = 0) -> ZsqError | None:
         """Return why the deletion is refused, or None.
@@ -176,9 +199,7 @@ class _Deletion:
 
     def _remove_topic(self, end: int) -> None:
         self.group.is_sealing = False
-        remove_topic(
-            self.requests, self.group, end, partial(self.requests.settle, self.message.request)
-        )
+        remove_topic(self.requests, self.group, end, self._answer)
 
     # Channels
 
@@ -217,7 +238,7 @@ class _Deletion:
             self.requests,
             self.group,
             self.message.channel,
-            partial(self.requests.settle, self.message.request),
+            self._answer,
         )
 
 

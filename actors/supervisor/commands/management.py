@@ -1,5 +1,6 @@
 """The client requests that the supervisor handles: Lookup, Manage, Stats.
 
+`parts.py` sees them first, because a topic may have parts at other brokers.
 Requests that need other actors wait in a bounded table for the answers.
 """
 
@@ -10,35 +11,34 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
-from ....storage.retention import changed, resolve
+from ....storage.retention import changed
 from ....transport.errors import (
-    E_BAD_ARGUMENT,
     E_BAD_COMMAND,
     E_CLOSING,
-    E_INTERNAL,
-    E_LIMIT,
     E_NOT_FOUND,
     NotFound,
     Refused,
     UsageError,
     ZsqError,
 )
-from ....transport.names import check_name, is_ephemeral
+from ....transport.names import check_name, part_of
 from ....transport.settings import ChannelOptions, RetentionSettings
 from ....transport.wire import protocol as p
 from ...runtime.port import Mail
 from ...runtime.process_table import Child
 from ...security.audit import count_of
 from ...security.policy import CHANNEL_ONLY
-from ...settings import closing, options
+from ...settings import closing
 from ...settings.channel_settings import DEAD_LETTERS, made
 from ...statistics.broker_view import BrokerView, GroupState
 from ...statistics.gathering import Details
 from ...statistics.overview import Overview
 from ...statistics.statistics import broker_statistics
-from ..topics.topic_group import TopicGroup, retention_in_memory
+from ..topics.topic_group import TopicGroup
 from . import dead_letter_topics, deletion, moving, relayed, sync_modes
-from .requests import Requests, starting
+from .creation import create_topic, retention_of
+from .parts import Parts
+from .requests import Requests, failing, refused, starting
 
 # A topic that is named in one of these actions only selects rows of the answer.
 _ABOUT_ALL: Final = ("list", "audit", "overview", "handover")
@@ -58,6 +58,7 @@ class Commands:
         self._broker = requests.broker
         self._view = view
         self._overview = Overview(view)
+        self._parts = Parts(requests)
 
     def on_mail(self, mail: Mail) -> None:
         message = mail.message
@@ -70,13 +71,15 @@ class Commands:
                 self._requests.orders.on_answer(mail.envelope, message)
             elif isinstance(message, p.Lookup):
                 self._check_running()
-                self._awake(self._lookup, message)
+                self._parts.lookup(message, partial(self._awake, self._lookup))
             elif isinstance(message, p.Manage):
                 self._requests.audits.ordered(request, message)
                 self._check_running()
-                self._awake(self._manage, message)
+                self._parts.manage(message, partial(self._awake, self._manage))
             elif isinstance(message, p.Stats):
-                self._stats(message)
+                self._parts.stats(message, self._stats)
+            elif isinstance(message, (p.DirectoryEntries, p.DirectoryTrouble)):
+                self._parts.heard(mail.envelope, message)
             elif isinstance(message, p.Over):
                 deletion.over(self._requests, mail.envelope, message)
             elif isinstance(message, p.Beat):
@@ -92,7 +95,15 @@ class Commands:
         except ZsqError as error:
             self._requests.fail(request, error, mail.envelope)
         except OSError as error:
-            self._requests.fail(request, _refused(error), mail.envelope)
+            self._requests.fail(request, refused(error), mail.envelope)
+
+    def tick(self, now_ns: int) -> None:
+        self._requests.tick(now_ns)
+        self._parts.tick(now_ns)
+
+    def trouble(self) -> str:
+        """Return what is wrong with the cluster, or ""."""
+        return self._parts.trouble()
 
     def _check_running(self) -> None:
         """Raise `Refused` (E_CLOSING) while the broker stops.
@@ -124,31 +135,17 @@ class Commands:
     def _group(
         self, topic: str, create: bool, sync: str = "", retention: Mapping[str, Any] | None = None
     ) -> TopicGroup:
-        """Return the topic's group. If it does not exist and `create` is True, it is created."""
+        """Return the topic's group. If it does not exist and `create` is True, it is created.
+
+        Parts are not created here (`parts.py`).
+        """
         check_name(topic)
         group = self._broker.groups.get(topic)
         if group is not None:
             return group
-        if not create:
+        if not create or part_of(topic) is not None:
             raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
-        if len(self._broker.groups) >= options.TOPICS_MAX:
-            raise Refused(
-                E_LIMIT,
-                (
-                    f"this broker has {options.TOPICS_MAX} topics, which is the limit; delete "
-                    "topics that are not used"
-                ),
-            )
-        self._broker.processes.check_room(2, f"topic {topic!r} with a channel")
-        given = self._broker.options
-        own = changed({}, retention or {})
-        if is_ephemeral(topic):
-            sync_modes.check_in_memory(topic, sync or "never")
-            retention_in_memory(own, self._broker.registry.memory.bytes_max())
-        else:
-            sync = sync or given.sync
-            sync_modes.check_new(topic, sync, resolve(given.retention, own), given)
-        return self._broker.add_group(topic, self._broker.registry.add(topic, sync, own))
+        return create_topic(self._broker, topic, sync, retention)
 
     def _channel(self, group: TopicGroup, channel: str, create: bool) -> None:
         check_name(channel, "channel")
@@ -253,14 +250,10 @@ class Commands:
         self, carry_out: Callable[[Any], None], message: Any, error: ZsqError | None
     ) -> None:
         """Carry out a request again after its topic came up, or answer with the error."""
-        try:
+        with failing(self._requests.fail, message.request):
             if error is not None:
                 raise error
             carry_out(message)
-        except ZsqError as failure:
-            self._requests.fail(message.request, failure)
-        except OSError as failure:
-            self._requests.fail(message.request, _refused(failure))
 
     # Manage
 
@@ -418,7 +411,7 @@ class Commands:
             dead_letter_topics.check_default(self._broker, message.topic, message.channel, settings)
         own = {} if message.channel else message.options
         group = self._group(
-            message.topic, create=True, sync=str(own.get("sync", "")), retention=_retention(own)
+            message.topic, create=True, sync=str(own.get("sync", "")), retention=retention_of(own)
         )
         if message.channel:
             existed = message.channel in group.channels
@@ -456,18 +449,3 @@ class Commands:
 
         self._broker.processes.changes += len(children)
         self._requests.gatherings.gather(children, then, detailed=True)
-
-
-def _retention(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = settings.get("retention") or {}
-    if not isinstance(found, dict):
-        raise UsageError(
-            E_BAD_ARGUMENT, f"retention must be a map of settings, not {repr(found)[:40]}"
-        )
-    return {str(key): value for key, value in found.items()}
-
-
-def _refused(error: OSError) -> Refused:
-    return Refused(
-        E_INTERNAL, f"the operating system refused the request: {error.strerror or error}"
-    )

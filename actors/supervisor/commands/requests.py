@@ -5,11 +5,14 @@ The numbers of pending requests and of orders are limited.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ....transport.errors import E_CLOSING, E_LIMIT, E_TIMEOUT, Refused, ZsqError
+from ....transport.errors import E_CLOSING, E_INTERNAL, E_LIMIT, E_TIMEOUT, Refused, ZsqError
 from ....transport.wire import protocol as p
 from ...runtime.port import Envelope
 from ...runtime.process_table import Child
@@ -45,6 +48,24 @@ def named(message: p.Manage) -> str:
 def starting(message: p.Manage) -> Refused:
     """Return the error for a request whose process is being started again."""
     return Refused(E_CLOSING, f"{named(message)} is being started again; try again in a moment")
+
+
+def refused(error: OSError) -> Refused:
+    """Return the answer to a request that the operating system refused."""
+    return Refused(
+        E_INTERNAL, f"the operating system refused the request: {error.strerror or error}"
+    )
+
+
+@contextlib.contextmanager
+def failing(fail: Callable[[int, ZsqError], None], request: int) -> Iterator[None]:
+    """Call `fail` with the error that the block raises, if it raises one."""
+    try:
+        yield
+    except ZsqError as error:
+        fail(request, error)
+    except OSError as error:
+        fail(request, refused(error))
 
 
 class Orders:
@@ -190,6 +211,13 @@ class Requests:
         if asked is not None:
             self.send(asked[0], p.Failed(asked[1], error.code, error.text))
 
+    def spread(self, request: int, answer: p.Spread) -> None:
+        """Answer that the client must ask other brokers. This broker has carried out nothing."""
+        self.audits.dropped(request)
+        asked = self._asked.pop(request, None)
+        if asked is not None:
+            self.send(asked[0], replace(answer, request=asked[1]))
+
     def settle(
         self, request: int, error: ZsqError | None, data: dict[str, Any] | None = None
     ) -> None:
@@ -198,6 +226,10 @@ class Requests:
             self.fail(request, error)
         else:
             self.done(request, data or {})
+
+    def answering(self, request: int) -> AbstractContextManager[None]:
+        """Answer a request with the error that the block raises, if it raises one."""
+        return failing(self.fail, request)
 
     def relay(self, request: int, answer: p.Done | None, error: ZsqError | None) -> None:
         """Answer a request with the answer to an order."""

@@ -266,7 +266,13 @@ def test_orders_that_are_never_answered_are_noted_and_bounded(
 
 def commands(log: AuditLog, sent: list[Any]) -> tuple[Commands, Requests]:
     """Return handlers that put their answers into `sent`."""
-    nobody: Any = SimpleNamespace(stopping=False, groups={}, processes=None)
+    nobody: Any = SimpleNamespace(
+        stopping=False,
+        groups={},
+        processes=None,
+        options=SimpleNamespace(cluster=""),
+        registry=SimpleNamespace(uuid="", topics={}),
+    )
     requests = Requests(
         nobody,
         cast("Any", None),

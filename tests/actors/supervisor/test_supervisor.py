@@ -313,7 +313,8 @@ class Managed:
 
         here: Any = SimpleNamespace(
             groups={f"t{number}": None for number in range(topics)}, processes=SimpleNamespace(check_room=check_room, send=self.send),
-            options=SimpleNamespace(sync="always", retention={}), registry=SimpleNamespace(add=lambda *row: row),
+            options=SimpleNamespace(sync="always", retention={}, cluster=""),
+            registry=SimpleNamespace(uuid="", topics={}, add=lambda *row, part_of="": row),
             add_group=lambda name, row: name,
         )  # fmt: skip
         self.orders = Orders(here.processes)

@@ -40,6 +40,9 @@ class DeletionHarness(Broker):
             )
         )
         self.requests.fail = lambda request, error: self.refused.append(error)
+        self.requests.settle = lambda request, error, data=None: (
+            self.refused.append(error) if error is not None else None
+        )
         self.requests.scope = lambda group: group.children()
         for name in ("a", "b", "c"):
             self.want(name)

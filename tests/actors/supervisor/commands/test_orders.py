@@ -13,7 +13,7 @@ from support.group import Broker
 
 from zsq.actors.runtime.port import Mail
 from zsq.actors.supervisor.commands.management import Commands
-from zsq.actors.supervisor.commands.requests import Orders
+from zsq.actors.supervisor.commands.requests import Orders, Requests
 from zsq.transport.errors import ZsqError
 from zsq.transport.wire import protocol as p
 
@@ -72,6 +72,7 @@ def test_an_operating_system_error_is_reported_to_a_waiting_request(asked: Any) 
     harness = asked[0]
     told: list[ZsqError] = []
     harness._requests.fail = lambda request, error: told.append(error)
+    harness._requests.answering = partial(Requests.answering, harness._requests)
 
     def carry_out(message: Any) -> None:
         raise OSError(28, "No space left on device")

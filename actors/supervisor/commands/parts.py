@@ -1,0 +1,392 @@
+"""Topics with parts at several brokers: requests about them, and the parts of this broker.
+
+`cluster_view.py` decides what to answer and which parts to open and delete. This module asks the
+archive actor, which has the directory of the cluster, and carries out the rest.
+
+The archive actor sends each new entry of the directory. The supervisor opens and deletes parts at
+once, so that a client that was sent here by another broker finds its part. A step that fails is
+tried again every few seconds.
+
+A request that changes the directory is answered when this broker has read its entry. The entry may
+then be void, because another program was faster.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Final, NamedTuple, TypeVar
+
+from ....storage.cluster.directory import Entry, encode_entry
+from ....transport.errors import (
+    E_BUCKET,
+    E_CLOSING,
+    E_EXISTS,
+    E_LIMIT,
+    E_NOT_FOUND,
+    E_TIMEOUT,
+    E_UNSUPPORTED,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+)
+from ....transport.wire import protocol as p
+from ...runtime.port import Envelope
+from ...runtime.process_table import Child
+from ...settings import closing, options
+from ...settings.channel_settings import DEAD_LETTERS
+from ..cluster.cluster_view import Adopt, ClusterView, Delete, Go, Open, Step
+from . import dead_letter_topics
+from .creation import checked, create_topic, retention_of
+from .deletion import delete_part
+from .requests import Requests
+
+log = logging.getLogger("zsq")
+
+CLUSTER: Final = "cluster"
+ADD_PARTS: Final = "add_parts"
+_NS_PER_S: Final = 1_000_000_000
+# Reads that clients cause follow each other with this pause, because each costs a request to the
+# bucket.
+READ_PAUSE_S: Final = 0.1
+READ_S: Final = 5.0
+# An entry that was added is normally read at once.
+APPLIED_S: Final = 10.0
+RETRY_S: Final = 5.0  # the pause after a step that failed
+STEPS_MAX: Final = 32  # steps in one turn of the supervisor's loop
+
+_M = TypeVar("_M", p.Lookup, p.Manage, p.Stats)
+_Then = Callable[[ZsqError | None], None]
+
+
+class _Wait(NamedTuple):
+    """A request that waits until the entry with this number was read."""
+
+    number: int
+    deadline_ns: int
+    then: _Then
+
+
+class Parts:
+    """The handler of topics with parts. It does nothing if the broker belongs to no cluster."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._broker = requests.broker
+        registry = requests.broker.registry
+        self._view = ClusterView(registry.uuid, registry.topics)
+        self._deleting: set[str] = set()
+        self._said: set[str] = set()  # conflicts that were logged
+        self._is_due = False  # the plan may have new steps
+        self._retry_ns = 0
+        self._waits: list[_Wait] = []
+        self._readers: list[_Then] = []  # they wait for a read that has not begun
+        self._is_reading = False
+        self._read_ns = 0  # no read begins before this time
+
+    @property
+    def _is_on(self) -> bool:
+        return bool(self._broker.options.cluster)
+
+    def trouble(self) -> str:
+        """Return what is wrong with the cluster, or ""."""
+        return self._view.trouble if self._is_on else ""
+
+    # Requests
+
+    def lookup(self, message: p.Lookup, carry_out: Callable[[p.Lookup], None]) -> None:
+        self._route(message, self._view.lookup, carry_out)
+
+    def stats(self, message: p.Stats, carry_out: Callable[[p.Stats], None]) -> None:
+        self._route(message, self._view.stats, carry_out)
+
+    def manage(self, message: p.Manage, carry_out: Callable[[p.Manage], None]) -> None:
+        """Answer an order, or call `carry_out` if it is about a topic or a part of this broker."""
+        of_topic = bool(message.topic) and not message.channel
+        creates = message.action == "create" and of_topic and "parts" in message.options
+        if message.action == CLUSTER or message.action == ADD_PARTS or creates:
+            self._check_on()
+            if message.action == CLUSTER:
+                self._requests.done(message.request, self._view.describe())
+            elif creates:
+                self._create(message)
+            else:
+                self._add_parts(message)
+        elif message.action == "delete" and of_topic and self._is_parted(message.topic):
+            self._remove(message)
+        elif message.action == dead_letter_topics.ACTION and self._is_parted(
+            to := str(message.options.get("to"))
+        ):
+            if message.options.get("chosen") is not True or message.options.get("channel"):
+                raise self._view.refusal(to)
+            self._requests.done(message.request, {})  # the client publishes to the parts
+        elif not message.topic:
+            carry_out(message)
+        elif message.action in closing.ACTIONS and of_topic:
+            self._route(message, self._view.manage, partial(self._close, carry_out))
+        else:
+            self._route(message, self._view.manage, carry_out)
+
+    def _close(self, carry_out: Callable[[p.Manage], None], message: p.Manage) -> None:
+        """Tell producers first, so that they need not be refused by a part that is closed."""
+        entry = self._view.change(message, uuid.uuid4().hex) if self._is_on else None
+        if entry is None:
+            carry_out(message)
+        else:
+            self._append(message.request, iter([entry]), partial(carry_out, message))
+
+    def _is_parted(self, topic: str) -> bool:
+        return self._is_on and self._view.is_parted(topic)
+
+    def _check_on(self) -> None:
+        if not self._is_on:
+            raise UsageError(
+                E_UNSUPPORTED, "this broker belongs to no cluster: start it with --cluster"
+            )
+
+    def _route(
+        self,
+        message: _M,
+        decide: Callable[[_M, bool], Go | p.Spread],
+        carry_out: Callable[[_M], None],
+        *,
+        is_fresh: bool = False,
+    ) -> None:
+        found = decide(message, is_fresh) if self._is_on else Go.HERE
+        if isinstance(found, p.Spread):
+            if isinstance(message, p.Lookup) and message.by.get("via") == DEAD_LETTERS:
+                raise self._view.refusal(found.topic)
+            self._requests.spread(message.request, found)
+        elif found is Go.HERE:
+            carry_out(message)
+        else:
+            self._read(partial(self._after_read, message, decide, carry_out))
+
+    def _after_read(
+        self,
+        message: _M,
+        decide: Callable[[_M, bool], Go | p.Spread],
+        carry_out: Callable[[_M], None],
+        error: ZsqError | None,
+    ) -> None:
+        if error is not None:
+            text = f"the directory of the cluster cannot be read: {error.text}; try again later"
+            self._requests.fail(message.request, Refused(E_CLOSING, text))
+            return
+        with self._requests.answering(message.request):
+            self._route(message, decide, carry_out, is_fresh=True)
+
+    # Reading
+
+    def _archive(self) -> Child | None:
+        children = self._broker.processes.children.values()
+        return next((c for c in children if c.spec.kind == "archive" and c.state == "up"), None)
+
+    def _read(self, then: _Then) -> None:
+        """Read the directory on, and then call `then`."""
+        if len(self._readers) >= options.WAITERS_MAX:
+            raise Refused(E_LIMIT, "too many requests wait for the cluster's directory; try again")
+        self._readers.append(then)
+        self._read_next(time.monotonic_ns())
+
+    def _read_next(self, now_ns: int) -> None:
+        if self._is_reading or not self._readers or now_ns < self._read_ns:
+            return
+        batch, self._readers = self._readers, []
+        self._is_reading = True
+
+        def read(done: p.Done | None, error: ZsqError | None) -> None:
+            self._is_reading = False
+            self._read_ns = time.monotonic_ns() + int(READ_PAUSE_S * _NS_PER_S)
+            for then in batch:
+                then(error)
+
+        if (archive := self._archive()) is None:
+            read(None, _no_archive())
+        else:
+            self._requests.orders.send(archive, p.ReadDirectory, read, READ_S)
+
+    def heard(self, envelope: Envelope, message: p.DirectoryEntries | p.DirectoryTrouble) -> None:
+        """Handle news of the directory, if the archive actor sent it."""
+        archive = self._archive()
+        if archive is None or archive.envelope != envelope or not self._is_on:
+            log.warning(
+                "message %s ignored: its sender is not the archive actor", type(message).__name__
+            )
+            return
+        if isinstance(message, p.DirectoryTrouble):
+            self._view.unread = message.text
+            return
+        self._view.take(message.first, message.entries, message.is_all)
+        self._is_due = True
+        if not self._broker.stopping:
+            self._carry_out_plan()
+        read, self._waits = self._waits, []
+        for wait in read:
+            if wait.number < self._view.directory.next:
+                wait.then(None)
+            else:
+                self._waits.append(wait)
+
+    def tick(self, now_ns: int) -> None:
+        if not self._is_on:
+            return
+        if self._broker.stopping:
+            over = Refused(E_CLOSING, "the broker is stopping; the request may take effect")
+            self._give_up([wait.then for wait in self._waits] + self._readers, over)
+            self._waits, self._readers = [], []
+            return
+        late = [wait for wait in self._waits if wait.deadline_ns < now_ns]
+        self._waits = [wait for wait in self._waits if wait.deadline_ns >= now_ns]
+        text = f"the entry in the cluster's directory was not read within {APPLIED_S:g} s"
+        self._give_up(
+            [wait.then for wait in late], ZsqError(E_TIMEOUT, f"{text}; it may still take effect")
+        )
+        self._read_next(now_ns)
+        if self._is_due or (self._retry_ns and now_ns >= self._retry_ns):
+            self._carry_out_plan()
+
+    @staticmethod
+    def _give_up(waiting: Sequence[_Then], error: ZsqError) -> None:
+        for then in waiting:
+            then(error)
+
+    # Changes of the directory
+
+    def _create(self, message: p.Manage) -> None:
+        topic, given = message.topic, message.options
+        sync, retention = str(given.get("sync", "")), retention_of(given)
+        sync, own = checked(topic, sync, retention, self._broker.options)
+        settings: dict[str, object] = {"sync": sync, **({"retention": own} if own else {})}
+        of_topic = uuid.uuid4().hex
+        entry = self._view.new_topic(message, uuid.uuid4().hex, of_topic, settings)
+
+        def made() -> None:
+            if self._view.directory.topic_of(of_topic) is None:
+                text = f"topic {topic!r} was created or changed at the same time: see zsq cluster"
+                raise UsageError(E_EXISTS, text)
+            data = {"existed": False, "uuid": of_topic, "parts": len(entry.brokers)}
+            self._requests.done(message.request, data)
+
+        self._append(message.request, iter([entry]), made)
+
+    def _add_parts(self, message: p.Manage) -> None:
+        ids = iter(lambda: uuid.uuid4().hex, "")
+        entries = self._view.more_parts(message, ids)
+
+        def added() -> None:
+            found = self._view.directory.topic_of(entries[0].uuid)
+            if found is None:
+                raise NotFound(E_NOT_FOUND, f"topic {message.topic!r} was deleted meanwhile")
+            self._requests.done(message.request, {"parts": len(found.parts)})
+
+        self._append(message.request, iter(entries), added)
+
+    def _remove(self, message: p.Manage) -> None:
+        entry = self._view.removal(message, uuid.uuid4().hex)
+        done = partial(self._requests.done, message.request, {})
+        self._append(message.request, iter([entry]), done)
+
+    def _append(self, request: int, entries: Iterator[Entry], then: Callable[[], None]) -> None:
+        """Add the entries one after the other. Call `then` when the last one was read here."""
+        archive = self._archive()
+        if archive is None:
+            raise _no_archive()
+
+        def applied(error: ZsqError | None) -> None:
+            with self._requests.answering(request):
+                if error is not None:
+                    raise error
+                then()
+
+        def added(done: p.Done | None, error: ZsqError | None) -> None:
+            with self._requests.answering(request):
+                if done is None:
+                    raise error or _no_archive()
+                if (following := next(entries, None)) is not None:
+                    add(following)
+                elif (number := int(done.data["number"])) < self._view.directory.next:
+                    applied(None)
+                else:
+                    deadline_ns = time.monotonic_ns() + int(APPLIED_S * _NS_PER_S)
+                    self._waits.append(_Wait(number, deadline_ns, applied))
+
+        def add(entry: Entry) -> None:
+            make = partial(p.AppendEntry, entry=encode_entry(entry))
+            self._requests.orders.send(archive, make, added)
+
+        add(next(entries))
+
+    # Parts of this broker
+
+    def _carry_out_plan(self) -> None:
+        self._is_due, self._retry_ns = False, 0
+        steps = [step for step in self._view.plan() if step.name not in self._deleting]
+        waiting = {step.name for step in steps}
+        for name in self._view.failures.keys() - waiting:
+            del self._view.failures[name]
+        for name, text in self._view.conflicts.items():
+            if name not in self._said:
+                self._said.add(name)
+                log.error("%s", text)
+        for step in islice(steps, STEPS_MAX):
+            try:
+                self._carry_out(step)
+            except (ZsqError, OSError) as error:
+                self._failed(step, error)
+            else:
+                self._view.failures.pop(step.name, None)
+        self._is_due = self._is_due or len(steps) > STEPS_MAX
+
+    def _carry_out(self, step: Step) -> None:
+        match step:
+            case Open(name=name, topic=topic):
+                settings = topic.settings
+                sync = str(settings.get("sync", ""))
+                create_topic(self._broker, name, sync, retention_of(settings), topic.uuid)
+                log.info("part %s is opened", name)
+                self._note("create", name)
+            case Adopt(name=name, uuid=of_topic):
+                self._broker.registry.adopt(name, of_topic)
+                log.warning(
+                    "part %s is taken as a part of the topic that the cluster has under its name, "
+                    "because the registry of this broker lost to which topic it belongs",
+                    name,
+                )
+            case Delete(name=name):
+                self._deleting.add(name)
+                delete_part(self._requests, self._broker.groups[name], partial(self._gone, step))
+
+    def _gone(self, step: Step, error: ZsqError | None) -> None:
+        self._deleting.discard(step.name)
+        if error is not None:
+            self._failed(step, error)
+            return
+        log.info("part %s is deleted, because its topic was deleted", step.name)
+        self._note("delete", step.name)
+        self._is_due = True  # a new topic of that name may have the part here too
+
+    def _failed(self, step: Step, error: Exception) -> None:
+        what = "deleted" if isinstance(step, Delete) else "opened"
+        text = f"cannot be {what}: {error}"
+        if self._view.failures.get(step.name) != text:
+            log.error("part %s %s; trying again every %g s", step.name, text, RETRY_S)
+        self._view.failures[step.name] = text
+        self._retry_ns = time.monotonic_ns() + int(RETRY_S * _NS_PER_S)
+
+    def _note(self, action: str, name: str) -> None:
+        origin = {"user": "", "from": "", "via": CLUSTER}
+        self._requests.audit_log.note(
+            action, topic=name, channel="", options={}, **origin, result="done"
+        )
+
+
+def _no_archive() -> Refused:
+    return Refused(
+        E_BUCKET, "the process that uses the bucket is being started; try again in a moment"
+    )
