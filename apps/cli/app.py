@@ -133,6 +133,7 @@ SECTIONS: Final = {
         "serve": CommandPlace("run.serve:serve", "Run the broker in the foreground."),
         "standby": CommandPlace("run.serve:standby", "Follow a broker through its bucket, and take over."),
         "handover": CommandPlace("manage.handover:handover", "Let the standby take over from the primary."),
+        "cluster": CommandPlace("manage.cluster:cluster", "Show the brokers of the cluster, and the parts of topics."),
         "doctor": CommandPlace("run.doctor:doctor", "Check this machine."),
         "config": CommandPlace("run.config:config", "Show the options of serve, and the source of each."),
         "completion": CommandPlace("completion:completion", "Complete commands, topics and channels in bash, zsh or fish."),

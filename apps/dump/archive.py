@@ -23,6 +23,7 @@ from ...storage.archive.archive_format import (
 )
 from ...storage.bucket.bucket_url import parse_bucket_url
 from ...storage.bucket.object_store import open_bucket
+from ...storage.cluster.directory import KIND as DIRECTORY
 from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
 from ...storage.log.chunk import ArchivedChunk
@@ -74,13 +75,17 @@ def dump_index_object(files: Files, path: str) -> Iterator[Record]:
 
 
 def dump_document(files: Files, path: str) -> Iterator[Record]:
-    """Yield a manifest with a record for each chunk, a boundary, or the broker's claim."""
+    """Yield a manifest with a record for each chunk, a boundary, the broker's claim, or an
+    entry of a cluster's directory.
+    """
     line, _, rest = files.read_file(path, TEXT_BYTES_MAX).partition(b"\n")
     if rest != b"%08x\n" % crc32c(line):
         yield damaged("the checksum of this object does not match")
     try:
         found = documents.loads(line)
         kind, chunks = str(found.pop("zsq")), found.pop("chunks", [])
+        if kind == DIRECTORY:
+            found = {"entry": found.pop("kind"), **found}
         yield record(kind, **found, **({"chunks": len(chunks)} if kind == "manifest" else {}))
         for chunk in chunks:
             yield record("chunk", **ArchivedChunk(*chunk)._asdict())

@@ -54,6 +54,7 @@ _DOCUMENTS: Final = (
     b'{"zsq": "broker"',
     b'{"zsq": "boundary"',
     b'{"zsq": "shipping"',
+    b'{"zsq": "directory"',
 )
 _FRAMES_NAME: Final = re.compile(r"[0-9a-f]{16}\.[0-9a-f]{8}")
 

@@ -113,6 +113,12 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ): "tests/apps/cli/files/test_restore_bucket.py",
     ("spark.md", "history = ("): "tests/spark/test_archived.py",
     ("standby.md", "mkdir bucket"): "tests/process/test_standby.py",
+    ("parts.md", "mkdir -p bucket/one bucket/two"): "tests/process/test_cluster_cli.py",
+    ("parts.md", "zsq serve --data-dir two"): "tests/process/test_cluster_cli.py",
+    ("parts.md", "export ZSQ_URL="): "tests/process/test_cluster_cli.py",
+    ("parts.md", "zsq peek clicks#3"): "tests/process/test_cluster_cli.py",
+    ("parts.md", "import zsq"): "tests/process/test_parts.py",
+    ("parts.md", "spark.readStream"): "tests/spark/test_parts.py",
     (
         "standby.md",
         "zsq standby file://$PWD/bucket --data-dir two",

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.broker import Broker, wait_for
+from support.broker import wait_for
+from support.cluster import Cluster
 
 import zsq
 import zsq.aio
@@ -21,40 +22,6 @@ from zsq.transport.errors import E_PARTS
 from zsq.transport.wire.spread import KeyParts
 
 PARTS = 4
-
-
-class Cluster:
-    """Two brokers that share a folder as bucket."""
-
-    def __init__(self, folder: Path) -> None:
-        for name in ("one", "two"):
-            (folder / "bucket" / name).mkdir(parents=True)
-        self.place = f"file://{folder}/bucket"
-        self.brokers = [self._broker(folder, name) for name in ("one", "two")]
-
-    def _broker(self, folder: Path, name: str) -> Broker:
-        options = ("--bucket", f"{self.place}/{name}", "--bucket-lag", "100ms")
-        return Broker(folder / name, *options, "--cluster", self.place, http=name == "one")
-
-    @property
-    def url(self) -> str:
-        return ",".join(broker.tcp for broker in self.brokers)
-
-    def start(self) -> Cluster:
-        for count, broker in enumerate(self.brokers, 1):
-            broker.start()
-            with zsq.Admin(broker.tcp) as admin:
-                wait_for(lambda: len(admin.cluster()["brokers"]) >= count)  # noqa: B023
-        self.wait_known()
-        return self
-
-    def wait_known(self) -> None:
-        with zsq.Admin(self.brokers[0].tcp) as admin:
-            wait_for(lambda: len(admin.cluster()["brokers"]) == 2)
-
-    def close(self) -> None:
-        for broker in self.brokers:
-            broker.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -193,6 +193,17 @@ def unfinished(row: ChannelStats) -> int:
     return sum(count or 0 for count in counts)
 
 
+def of_parts(admin: Admin, topic: str) -> Sequence[str] | None:
+    """Return the channels of a topic that may have parts, or None if there is no such topic."""
+    from ....transport.errors import NotFound
+
+    try:
+        rows = admin.stats(topic)["topics"]
+    except NotFound:
+        return None
+    return sorted({channel["channel_name"] for row in rows for channel in row["channels"]})
+
+
 @channel.command("list")
 @click.argument("topic")
 @json_lines_option
@@ -205,8 +216,10 @@ def channel_list(topic: str, as_json: bool, url: str, timeout: float) -> None:
 
     check_name(topic)
     with Admin(url, timeout=timeout) as admin:
-        found = admin.topics()
-    if topic not in found:
+        found: Sequence[str] | None = admin.topics().get(topic)
+        if found is None:
+            found = of_parts(admin, topic)
+    if found is None:
         raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
-    for name in sorted(found[topic]):
+    for name in sorted(found):
         tell_line({"topic": topic, "channel": name}) if as_json else say(name)

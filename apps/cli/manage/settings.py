@@ -110,7 +110,9 @@ def _shown(row: Setting, value: Any) -> str:
 
 def describe_channel(topic: str, channel: str, settings: Mapping[str, object]) -> str:
     """Return some lines for users. The dead-letter topic is shown only if attempts are limited."""
-    dead = settings["dead_letter_topic"] or f"{base_of(topic)}.{channel}.dead".replace("#ephemeral", "")
+    dead = settings["dead_letter_topic"] or f"{base_of(topic)}.{channel}.dead".replace(
+        "#ephemeral", ""
+    )
     return describe(
         CHANNEL, {**settings, "dead_letter_topic": dead if settings["max_attempts"] else ""}
     )

@@ -12,6 +12,7 @@ import click
 
 from ....transport.draining import remaining
 from ....transport.errors import E_TIMEOUT, ZsqError
+from ....transport.names import PARTS_MAX
 from ....transport.reports import TopicStats
 from ....transport.settings import SYNC_MODES, TOPIC
 from ..options import Stopping, confirm, stop_signals, with_broker, yes_option
@@ -29,7 +30,9 @@ CHANNELS_NAMED: Final = 5
 
 @click.group()
 def topic() -> None:
-    """Create, set, show, list, close, open, retire, delete, pause, unpause or empty a topic."""
+    """Create, set, show, list, close, open, retire, delete, pause, unpause or empty a topic, or add
+    parts to it.
+    """
 
 
 @topic.command("create")
@@ -41,15 +44,38 @@ def topic() -> None:
     show_default=True,
     help="Sync mode: when a publish is acknowledged. bucket needs zsq serve --bucket.",
 )
+@click.option(
+    "--parts",
+    type=click.IntRange(1, PARTS_MAX),
+    help="Give the topic this many parts, at the brokers of the cluster (zsq serve --cluster).",
+)
+@click.option(
+    "--brokers",
+    metavar="N,N",
+    help="With --parts: the numbers of the brokers that get the parts in turn. Default: all.",
+)
 @with_settings(TOPIC)
 @with_broker
-def topic_create(topic: str, sync: str, url: str, timeout: float, **retention: Any) -> None:
+def topic_create(
+    topic: str,
+    sync: str,
+    parts: int | None,
+    brokers: str | None,
+    url: str,
+    timeout: float,
+    **retention: Any,
+) -> None:
     """Create TOPIC. An existing topic is not changed."""
     from ....transport.client.blocking.client import Admin
 
     given = given_settings(TOPIC, retention)
+    numbers = _numbers(brokers)
     with Admin(url, timeout=timeout) as admin:
-        found = admin.create_topic(topic, sync=sync, **given)
+        if parts:
+            admin.create_topic(topic, sync=sync, parts=parts, brokers=numbers, **given)
+            say(f"topic {topic} has {parts} part{'s' * (parts > 1)}; see zsq cluster")
+            return
+        found = admin.create_topic(topic, sync=sync, brokers=numbers, **given)
         if found.get("existed"):
             now = admin.stats(topic)["topics"][0]
             if now["sync"] != sync:
@@ -66,6 +92,32 @@ def topic_create(topic: str, sync: str, url: str, timeout: float, **retention: A
                     "changes them)"
                 )
                 say(f"zsq: topic {topic!r} {text}", err=True)
+
+
+def _numbers(text: str | None) -> list[int]:
+    try:
+        return [int(one) for one in text.split(",")] if text else []
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} must be numbers of brokers with commas between them, such as 0,2",
+            param_hint="--brokers",
+        ) from None
+
+
+@topic.command("add-parts")
+@click.argument("topic")
+@click.argument("count", type=click.IntRange(1, PARTS_MAX))
+@with_broker
+def topic_add_parts(topic: str, count: int, url: str, timeout: float) -> None:
+    """Add COUNT parts to TOPIC, which has parts already.
+
+    They are at the brokers with the fewest parts of the topic. Clients use them within a minute. Some
+    keys move to the new parts.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        say(f"topic {topic} has {admin.add_parts(topic, count)['parts']} parts now")
 
 
 @topic.command("set")

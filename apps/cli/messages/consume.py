@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
-from ..manage.channel import unused
+from ..manage.channel import of_parts, unused
 from ..manage.settings import SUBSCRIBING, given_settings, resolved, with_settings, with_start
 from ..options import Stopping, followed, stop_signals, with_broker_followed
 from ..output import body_for, json_lines_option, meant, say
@@ -186,6 +186,8 @@ def check_topic(url: str, timeout: float, topic: str, what: str) -> Sequence[str
 
     with Admin(url, timeout=timeout) as admin:
         found = admin.topics()
+        if topic not in found and (parts := of_parts(admin, topic)) is not None:
+            return parts
     if topic not in found:
         raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist: {what}")
     return found[topic]

@@ -1,0 +1,102 @@
+"""Tests of the commands for topics with parts, as docs/parts.md shows them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import wait_for
+from support.cluster import Cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield made.start()
+    finally:
+        made.close()
+
+
+def zsq(cluster: Cluster, *words: str, stdin: str = "", code: int = 0) -> str:
+    """Run a command, and return what it prints to both outputs."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "zsq", *words],
+        input=stdin, capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "ZSQ_URL": cluster.url},
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def parts_of(cluster: Cluster, topic: str) -> list[dict[str, Any]]:
+    told = json.loads(zsq(cluster, "cluster", "--json"))
+    (found,) = [one for one in told["topics"] if one["topic"] == topic]
+    rows: list[dict[str, Any]] = found["parts"]
+    return rows
+
+
+def test_the_commands_of_the_page(cluster: Cluster) -> None:
+    assert "topic clicks has 4 parts" in zsq(cluster, "topic", "create", "clicks", "--parts", "4")
+    zsq(cluster, "channel", "create", "clicks", "archive")
+    lines = "".join(f"{number}\n" for number in range(1, 1001))
+    assert "1,000 messages stored in clicks" in zsq(cluster, "pub", "clicks", stdin=lines)
+    rows = parts_of(cluster, "clicks")
+    assert [row["broker"] for row in rows] in ([0, 1, 0, 1], [1, 0, 1, 0])
+    assert sum(row["messages"] for row in rows) == 1000
+    shown = zsq(cluster, "cluster")
+    assert "topic clicks, 4 parts" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    got = zsq(cluster, "sub", "clicks", "archive", "-n", "1000").split()
+    assert sorted(map(int, got)) == list(range(1, 1001))
+    full = next(f"clicks#{row['part']}" for row in rows if row["messages"])
+    assert "offset" in zsq(cluster, "peek", full)
+    assert full in zsq(cluster, "stats", full)
+    assert zsq(cluster, "channel", "list", "clicks") == "archive\n"
+
+
+def test_parts_are_added_closed_opened_and_deleted_with_their_topic(cluster: Cluster) -> None:
+    zsq(cluster, "topic", "create", "t", "--parts", "2", "--brokers", "0")
+    assert [row["broker"] for row in parts_of(cluster, "t")] == [0, 0]
+    assert "topic t has 4 parts now" in zsq(cluster, "topic", "add-parts", "t", "2")
+    assert [row["broker"] for row in parts_of(cluster, "t")] == [0, 0, 1, 1]
+    zsq(cluster, "topic", "close", "t#0")
+    assert "closed" in parts_of(cluster, "t")[0]["state"]
+    before = parts_of(cluster, "t")[0]["messages"]
+    for number in range(6):
+        zsq(cluster, "pub", "t", f"{number}")
+    rows = parts_of(cluster, "t")
+    assert (rows[0]["messages"], sum(row["messages"] for row in rows)) == (before, 6)
+    zsq(cluster, "topic", "open", "t#0")
+    assert "closed" not in parts_of(cluster, "t")[0]["state"]
+    assert "E_NOT_EMPTY" in zsq(cluster, "topic", "delete", "t", "--yes", code=1)
+    zsq(cluster, "topic", "delete", "t", "--yes", "--force")
+    told = json.loads(zsq(cluster, "cluster", "--json"))
+    assert "t" not in [one["topic"] for one in told["topics"]]
+    folders = [broker.data_dir / "topics" for broker in cluster.brokers]
+    wait_for(lambda: not any("t#" in one for one in registered(folders)))
+
+
+def registered(folders: list[Path]) -> list[str]:
+    return [
+        name
+        for folder in folders
+        for name in json.loads((folder.parent / "registry.json").read_text())["topics"]
+    ]
+
+
+def test_errors_say_what_to_do(cluster: Cluster) -> None:
+    zsq(cluster, "topic", "create", "errors", "--parts", "2")
+    assert "name it, such as errors#0" in zsq(cluster, "peek", "errors", code=2)
+    assert "E_EXISTS" in zsq(cluster, "topic", "create", "errors", "--parts", "2", code=2)
+    assert "brokers" in zsq(
+        cluster, "topic", "create", "e", "--parts", "2", "--brokers", "9", code=2
+    )
+    assert "E_NOT_FOUND" in zsq(cluster, "topic", "add-parts", "missing", "2", code=1)
+    assert "does not exist" in zsq(cluster, "sub", "missing", "c", "-n", "1", code=1)

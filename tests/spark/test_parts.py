@@ -1,0 +1,67 @@
+"""Tests of Spark with a topic that has parts at two real brokers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.cluster import Cluster
+
+import zsq
+from zsq.transport.wire.spread import KeyParts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARTS = 4
+ROWS = 2_000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield made.start()
+    finally:
+        made.close()
+
+
+@pytest.mark.slow
+def test_spark_writes_and_reads_all_parts(
+    cluster: Cluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    with zsq.Admin(cluster.url) as admin:
+        for topic in ("clicks", "copy"):
+            admin.create_topic(topic, parts=PARTS)
+    rows = spark.range(ROWS).selectExpr("cast(id as string) value", "cast(id % 50 as string) key")
+    given = {"url": cluster.url, "topic": "clicks"}
+    rows.write.format("zsq").options(**given).mode("append").save()
+    # The same transaction again stores nothing.
+    for _ in range(2):
+        rows.write.format("zsq").options(**given, txnAppId="again", txnVersion=1).mode(
+            "append"
+        ).save()
+    read = spark.read.format("zsq").options(**given).load()
+    found = read.selectExpr(
+        "cast(key as string) k", "cast(value as string) v", "partition"
+    ).collect()
+    assert Counter(row.v for row in found) == {str(number): 2 for number in range(ROWS)}
+    parts = KeyParts(PARTS)
+    assert all(row.partition == parts.of(row.k.encode()) for row in found)
+    assert {row.partition for row in found} == set(range(PARTS))
+    query = (
+        spark.readStream.format("zsq").option("url", cluster.url).option("subscribe", "clicks")
+        .option("startingOffsets", "earliest").load().select("key", "value")
+        .writeStream.format("zsq").option("url", cluster.url).option("topic", "copy")
+        .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    )  # fmt: skip
+    try:
+        assert query.awaitTermination(100)
+    finally:
+        query.stop()
+    copied = spark.read.format("zsq").options(url=cluster.url, topic="copy").load()
+    values = Counter(bytes(row.value).decode() for row in copied.select("value").collect())
+    assert values == {str(number): 2 for number in range(ROWS)}
