@@ -11,7 +11,7 @@ lag behind. So there are rules for what is not in it:
 * A topic without parts is created only after the directory was read once more. Otherwise its
   messages would be hidden by a topic with parts of the same name.
 * Until the directory was read, only topics and parts that exist at this broker are known. All other
-  requests are refused for the moment.
+  requests wait for it, and are refused if it cannot be read.
 
 `local` has the topics of this broker. Their rows say of which topic they are a part.
 """
@@ -179,6 +179,8 @@ class ClusterView:
         if topic in self._local or is_ephemeral(topic):
             return Go.HERE
         if not self.is_read:
+            if not is_fresh:
+                return Go.READ
             raise self._unknown(f"whether topic {topic!r} has parts")
         return Go.READ if creates and not is_fresh else Go.HERE
 
@@ -187,10 +189,10 @@ class ClusterView:
         if parted is None or number >= len(parted.parts):
             if row is not None and row.part_of not in self.directory.removed:
                 return Go.HERE
-            if not self.is_read:
-                raise self._unknown(f"where part {name!r} is")
             if not is_fresh:
                 return Go.READ
+            if not self.is_read:
+                raise self._unknown(f"where part {name!r} is")
             known = f"has no part {number}" if parted is not None else "has no parts"
             raise NotFound(E_NOT_FOUND, f"topic {topic!r} {known} in this cluster")
         if parted.parts[number] != self.me:

@@ -105,13 +105,24 @@ class Parts:
     def stats(self, message: p.Stats, carry_out: Callable[[p.Stats], None]) -> None:
         self._route(message, self._view.stats, carry_out)
 
-    def manage(self, message: p.Manage, carry_out: Callable[[p.Manage], None]) -> None:
-        """Answer an order, or call `carry_out` if it is about a topic or a part of this broker."""
+    def manage(
+        self,
+        message: p.Manage,
+        carry_out: Callable[[p.Manage], None],
+        *,
+        is_fresh: bool = False,
+    ) -> None:
+        """Answer an order, or call `carry_out` if it is about a topic or a part of this broker.
+
+        `is_fresh`: the directory was read since the order came, or cannot be read.
+        """
         of_topic = bool(message.topic) and not message.channel
         creates = message.action == "create" and of_topic and "parts" in message.options
         if message.action == CLUSTER or message.action == ADD_PARTS or creates:
             self._check_on()
-            if message.action == CLUSTER:
+            if not self._view.is_read and not is_fresh:
+                self._read(partial(self._manage_after_read, message, carry_out))
+            elif message.action == CLUSTER:
                 self._requests.done(message.request, self._view.describe())
             elif creates:
                 self._create(message)
@@ -131,6 +142,17 @@ class Parts:
             self._route(message, self._view.manage, partial(self._close, carry_out))
         else:
             self._route(message, self._view.manage, carry_out)
+
+    def _manage_after_read(
+        self, message: p.Manage, carry_out: Callable[[p.Manage], None], error: ZsqError | None
+    ) -> None:
+        """Carry out an order that came before the directory was read for the first time.
+
+        If it cannot be read, the order is refused, except for a look at the cluster.
+        """
+        del error  # the view has the reason
+        with self._requests.answering(message.request):
+            self.manage(message, carry_out, is_fresh=True)
 
     def _close(self, carry_out: Callable[[p.Manage], None], message: p.Manage) -> None:
         """Tell producers first, so that they need not be refused by a part that is closed."""

@@ -157,7 +157,9 @@ def test_before_the_whole_directory_was_read_only_what_is_here_is_known(
     assert known.plan() == []
     known.unread = "the bucket is away"
     with pytest.raises(ZsqError, match="the bucket is away"):
-        known.lookup(p.Lookup(1, "unknown", "", True, {}, {}), False)
+        known.lookup(p.Lookup(1, "unknown", "", True, {}, {}), True)
+    for topic in ("unknown", "unknown#0"):
+        assert known.lookup(p.Lookup(1, topic, "", True, {}, {}), False) is Go.READ
     assert known.trouble == "the bucket is away"
 
 

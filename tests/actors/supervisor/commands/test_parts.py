@@ -290,6 +290,42 @@ def test_a_new_topic_is_refused_for_the_moment_while_the_bucket_is_away(world: W
     assert world.parts.trouble() == "no route"
 
 
+@pytest.mark.parametrize("action", ["create", "add_parts", "cluster", "lookup"])
+def test_a_request_just_after_the_start_waits_until_the_directory_is_read(
+    monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """A script that starts a broker and creates a topic must not be refused."""
+    world = World(monkeypatch)
+    world.add(BrokerEntry(f"{1:032x}", ME, ("tcp://a:1",)))
+    world.add(TopicEntry(f"{3:032x}", "clicks", CLICKS, (0,), {}))
+    if action == "lookup":
+        world.lookup("clicks")
+    elif action == "create":
+        world.manage("create", "new", parts=1)
+    else:
+        world.manage(action, "" if action == "cluster" else "clicks", count=1)
+    assert not world.sent
+    assert isinstance(world.obey(), p.ReadDirectory)
+    if action in ("create", "add_parts"):
+        assert isinstance(world.obey(), p.AppendEntry)
+    answer = world.answer()
+    assert isinstance(answer, p.Spread if action == "lookup" else p.Done)
+
+
+@pytest.mark.parametrize("action", ["create", "add_parts", "cluster"])
+def test_a_request_that_waits_is_answered_if_the_directory_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    world = World(monkeypatch)
+    world.manage(action, "" if action == "cluster" else "clicks", count=1, parts=1)
+    world.parts.heard(ARCHIVE, p.DirectoryTrouble("no route"))
+    world.obey(Refused(E_BUCKET, "no route"))
+    if action == "cluster":
+        assert world.answer().data["trouble"] == "no route"
+    else:
+        assert world.error() == E_CLOSING
+
+
 def test_a_topic_with_parts_is_created_in_the_directory(world: World) -> None:
     world.manage("create", "new", parts=3, brokers=(1, 0), sync="interval", retention={"x": None})
     made = entry(world.obey())
