@@ -315,3 +315,33 @@ def test_nothing_is_lost_or_stored_twice_when_a_broker_is_killed(
                     stored.update(bytes(body or b"") for body in block.body.values())
                 at = fetched.next_offset
     assert stored == Counter(wanted)
+
+
+@pytest.mark.slow
+def test_a_broker_that_was_down_catches_up(cluster: Cluster) -> None:
+    """Meanwhile one topic is deleted, and another one is deleted and created again."""
+    one, two = cluster.brokers
+    with zsq.Admin(one.tcp) as admin, zsq.Producer(one.tcp) as producer:
+        for topic in ("kept", "gone", "again"):
+            admin.create_topic(topic, parts=2)
+            admin.create_channel(topic, "c")
+            producer.publish_many(topic, [b"old"] * 20, keys=[b"%d" % n for n in range(20)])
+        two.signal_all(signal.SIGKILL)
+        for topic in ("gone", "again"):
+            admin.delete_topic(topic, force=True)
+        admin.create_topic("again", parts=2)
+    two.start()
+    with zsq.Admin(two.tcp) as admin:
+        wait_for(lambda: {name for name in admin.topics() if "again" in name})
+        wait_for(lambda: not [name for name in admin.topics() if "gone" in name])
+        rows = admin.stats("kept")["topics"]
+        assert sum(row["head"] for row in rows) == 20
+        wait_for(lambda: len(admin.stats("again")["topics"]) == 2)
+    with zsq.Producer(two.tcp) as producer, zsq.Admin(two.tcp) as admin:
+        admin.create_channel("again", "c")
+        keys = [b"%d" % n for n in range(20)]
+        producer.publish_many("again", keys, keys=keys)
+        with zsq.Consumer("again", "c", url=two.tcp) as consumer:
+            assert sorted(body for _, _, body in received(consumer, 20)) == sorted(keys)
+        with pytest.raises(zsq.NotFound):
+            admin.stats("gone")
