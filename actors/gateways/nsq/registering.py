@@ -28,7 +28,8 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypedDict, cast
 
-from ....transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
+from ....transport.errors import E_BAD_ARGUMENT, E_EXISTS, UsageError, ZsqError
+from ....transport.names import part_of
 from ....transport.nsq.lookup import (
     LookupFailed,
     LookupSession,
@@ -350,13 +351,17 @@ class Discovery:
 
     async def _prepare(self, topic: str) -> None:
         try:
-            if topic not in await self._admin.topics():
+            # nsqlookupd accepts no names of parts, and parts are created with their topic.
+            if part_of(topic) is None and topic not in await self._admin.topics():
                 channels = await self._registrar.channels_of(topic)
                 await self._admin.create_topic(topic)
                 for channel in channels:
                     await self._admin.create_channel(topic, channel)
             self._known.add(topic)
         except ZsqError as error:
+            if error.code == E_EXISTS:  # it has parts, perhaps none at this broker
+                self._known.add(topic)
+                return
             log.warning(
                 "cannot create topic %s with its channels from nsqlookupd: %s", topic, error
             )

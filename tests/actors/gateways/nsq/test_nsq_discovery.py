@@ -15,6 +15,7 @@ from zsq.actors.gateways.nsq import consuming
 from zsq.actors.gateways.nsq import registering as discovery
 from zsq.actors.gateways.nsq.consuming import Subscription
 from zsq.actors.gateways.nsq.registering import Discovery, Registrar
+from zsq.transport.errors import E_EXISTS, UsageError
 
 
 class Here:
@@ -172,3 +173,30 @@ def test_changed_names_are_read_at_once_and_not_only_once_a_second(
         await found.close()
 
     uvloop.run(run())
+
+
+@pytest.mark.parametrize("topic", ["parted", "parted#1"])
+def test_a_topic_with_parts_is_not_prepared(
+    topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cluster creates it with its parts. Only then may a publish find it."""
+
+    class InCluster(Here):
+        async def create_topic(self, topic: str) -> None:
+            assert topic == "parted"
+            raise UsageError(E_EXISTS, "it has parts")
+
+    monkeypatch.setattr(discovery, "ActingAdmin", InCluster)
+    monkeypatch.setattr(discovery, "LOOK_S", 3_600.0)
+
+    async def run() -> None:
+        found = Discovery("ipc://nowhere", cast("Registrar", Elsewhere()))
+        prepared = asyncio.Event()
+        found.prepare(topic, prepared.set)
+        await asyncio.wait_for(prepared.wait(), 10)
+        assert found.knows(topic)
+        assert cast("Here", found._admin).made == []
+        await found.close()
+
+    uvloop.run(run())
+    assert not caplog.records
