@@ -134,7 +134,8 @@ class Rotation:
         self.moves = moves
         self.several = moves or len(self.each) > 1
         last = None if moves else _reached.get(self.url)
-        self.present = next((one for one in self.each if one.url == last), self.each[0])
+        known = [one for one in self.each if one.url == last]
+        self.present = (known or list(self.each))[0]
         self._last: Address | None = None  # where the last link to a broker was up
         self._failures: dict[str, _Failure] = {}  # the last failure of each address, by its URL
         # The run directories that gateways named, by the gateway's URL.

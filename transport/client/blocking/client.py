@@ -157,7 +157,8 @@ class Asker(AskerBase):
     def _at(self, urls: tuple[str, ...]) -> Asker:
         """Return the client of another broker. It is closed with this one."""
         if urls not in self._others:
-            place = self._same_place() | {"url": ",".join(urls)}
+            place = self._same_place()
+            place["url"] = ",".join(urls)
             self._others[urls] = Admin(timeout=self._timeout, **place)
         found: Asker = self._others[urls]
         return found
