@@ -10,9 +10,10 @@ from .broker import Broker, wait_for
 
 
 class Cluster:
-    """Two brokers that share a folder as bucket."""
+    """Two brokers that share a folder as bucket. `extra` are more options of both."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *extra: str, nsq: bool = False) -> None:
+        self._extra, self._nsq = extra, nsq
         for name in ("one", "two"):
             (folder / "bucket" / name).mkdir(parents=True)
         self.place = f"file://{folder}/bucket"
@@ -20,7 +21,8 @@ class Cluster:
 
     def _broker(self, folder: Path, name: str) -> Broker:
         options = ("--bucket", f"{self.place}/{name}", "--bucket-lag", "100ms")
-        return Broker(folder / name, *options, "--cluster", self.place, http=name == "one")
+        more = ("--cluster", self.place, *self._extra)
+        return Broker(folder / name, *options, *more, nsq=self._nsq, http=name == "one")
 
     @property
     def url(self) -> str:

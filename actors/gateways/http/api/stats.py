@@ -18,6 +18,7 @@ from typing import Any, Final, NotRequired, TypedDict
 
 from .....storage.errors import REFUSED_TEXT
 from .....transport.errors import E_DISK_FULL
+from .....transport.names import base_of
 from .....transport.reports import (
     BrokerStats,
     ChannelStats,
@@ -136,13 +137,14 @@ def as_nsq(
 ) -> NsqStats:
     """Return the reply to /stats?format=json.
 
-    `said` is the result of `health`. `topic` and `channel` select rows, and "" selects all. Topics
-    without the channel are left out.
+    `said` is the result of `health`. `topic` and `channel` select rows, and "" selects all. A topic
+    with parts has a row for each part. Topics without the channel are left out.
     """
     rows = []
     for row in stats["topics"]:
         channels = [one for one in row["channels"] if channel in ("", one["channel_name"])]
-        if topic in ("", row["topic_name"]) and (channels or not channel):
+        name = row["topic_name"]
+        if topic in ("", name, base_of(name)) and (channels or not channel):
             rows.append(_topic(row, channels, clients))
     used: NsqMemory = {"memory": _memory(stats.get("processes", ()))} if memory else {}
     return {

@@ -104,6 +104,20 @@ def test_names_and_kinds_are_nsqds() -> None:
     ]
 
 
+def test_the_statistics_of_a_topic_with_parts_are_those_of_all_parts() -> None:
+    stats = broker_stats(topic_name="u#0")
+    stats["topics"].append({**stats["topics"][0], "topic_name": "u#1"})
+    stats["topics"][1] |= {"topic_name": "v"}
+
+    def names(topic: str) -> list[str]:
+        found = as_nsq(stats, "OK", topic, "", clients=True, memory=True)
+        return [row["topic_name"] for row in found["topics"]]
+
+    assert names("u") == ["u#0", "u#1"]
+    assert names("u#1") == ["u#1"]
+    assert names("v") == ["v"]
+
+
 def test_statistics_are_filtered_by_topic_channel_clients_and_memory() -> None:
     assert [row["topic_name"] for row in shown("u")["topics"]] == ["u"]
     assert shown("no")["topics"] == []
