@@ -55,6 +55,8 @@ _NS_PER_S: Final = 1_000_000_000
 # bucket.
 READ_PAUSE_S: Final = 0.1
 READ_S: Final = 5.0
+# Requests just after a start wait so long for the first read of the directory.
+EARLY_S: Final = 10.0
 # An entry that was added is normally read at once.
 APPLIED_S: Final = 10.0
 RETRY_S: Final = 5.0  # the pause after a step that failed
@@ -88,6 +90,7 @@ class Parts:
         self._readers: list[_Then] = []  # they wait for a read that has not begun
         self._is_reading = False
         self._read_ns = 0  # no read begins before this time
+        self._early_ns = 0  # until then, the first read is tried again
 
     @property
     def _is_on(self) -> bool:
@@ -224,7 +227,11 @@ class Parts:
 
         def read(done: p.Done | None, error: ZsqError | None) -> None:
             self._is_reading = False
-            self._read_ns = time.monotonic_ns() + int(READ_PAUSE_S * _NS_PER_S)
+            now_ns = time.monotonic_ns()
+            self._read_ns = now_ns + int(READ_PAUSE_S * _NS_PER_S)
+            if error is not None and self._is_early(error, now_ns):
+                self._readers = batch + self._readers  # `tick` reads again
+                return
             for then in batch:
                 then(error)
 
@@ -232,6 +239,13 @@ class Parts:
             read(None, _no_archive())
         else:
             self._requests.orders.send(archive, p.ReadDirectory, read, READ_S)
+
+    def _is_early(self, error: ZsqError, now_ns: int) -> bool:
+        """Return True if the archive actor is just being started, and cannot read yet."""
+        if self._view.is_read or error.code != E_BUCKET:
+            return False
+        self._early_ns = self._early_ns or now_ns + int(EARLY_S * _NS_PER_S)
+        return now_ns < self._early_ns
 
     def heard(self, envelope: Envelope, message: p.DirectoryEntries | p.DirectoryTrouble) -> None:
         """Handle news of the directory, if the archive actor sent it."""

@@ -319,6 +319,11 @@ def test_a_request_that_waits_is_answered_if_the_directory_cannot_be_read(
     world = World(monkeypatch)
     world.manage(action, "" if action == "cluster" else "clicks", count=1, parts=1)
     world.parts.heard(ARCHIVE, p.DirectoryTrouble("no route"))
+    for _ in range(2):  # the archive actor may not be ready yet
+        world.obey(Refused(E_BUCKET, "no route"))
+        assert not world.sent
+        world.now_ns += 6 * S
+        world.parts.tick(world.now_ns)
     world.obey(Refused(E_BUCKET, "no route"))
     if action == "cluster":
         assert world.answer().data["trouble"] == "no route"
