@@ -468,7 +468,7 @@ class StorageActor:
         if not self.answers_shipped:
             unshipped, self._unshipped = self._unshipped, {}
             for request, keys in unshipped.items():
-                self._listener.delayed_stored(request, keys)
+                self.delayed_stored(request, keys)  # they may have to wait for the lease
         self._answer_durable()
         return p.Done(order.request, {"sync": order.sync})
 

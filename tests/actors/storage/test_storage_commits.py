@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.fake_storage import Listener
+from support.fake_storage import Kept, Listener
 from support.faulty_files import keep_none
 from support.stage_bench import Thread
 from support.storage_harness import PRODUCER, StorageHarness
@@ -20,6 +20,7 @@ from zsq.actors.storage.commits import StateCommits
 from zsq.actors.storage.storage_actor import ProducerTable, StorageActor
 from zsq.storage.space import Shortage
 from zsq.transport.errors import Refused
+from zsq.transport.wire import protocol as p
 
 
 def nothing(*_: object) -> None:
@@ -137,4 +138,20 @@ def test_the_rows_of_producers_do_not_wait_for_the_bucket(tmp_path: Path) -> Non
     shipping.shipped_end = 9
     made.turn()
     assert made.topic.told
+    made.harness.abandon()
+
+
+def test_a_new_sync_mode_does_not_answer_delayed_publishes_without_a_lease(tmp_path: Path) -> None:
+    made = Bench(tmp_path, "always")
+    is_over = [True]
+    lease = SimpleNamespace(withholds=lambda: is_over[0])
+    parts: dict[str, Any] = {
+        "answers_shipped": True, "_lease": lease, "_unleased": [], "_unshipped": {7: ((5, 1),)}
+    }  # fmt: skip
+    vars(made.actor).update(parts)
+    made.actor._set_sync(p.SetSync(1, "always"))
+    assert not made.topic.told
+    is_over[0] = False
+    made.actor._answer_leased()
+    assert made.topic.told == [Kept(7, ((5, 1),))]
     made.harness.abandon()
