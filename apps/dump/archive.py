@@ -1,4 +1,5 @@
-"""Dump of the objects of a bucket: index objects, manifests, boundaries, and the broker's claim.
+"""Dump of the objects of a bucket: index objects, manifests, boundaries, the broker's claim, and
+entries of a cluster's directory.
 
 Chunk objects are the same as chunk files.
 """
@@ -23,7 +24,8 @@ from ...storage.archive.archive_format import (
 )
 from ...storage.bucket.bucket_url import parse_bucket_url
 from ...storage.bucket.object_store import open_bucket
-from ...storage.cluster.directory import KIND as DIRECTORY
+from ...storage.cluster.directory import FOLDER as DIRECTORY
+from ...storage.cluster.directory import KIND
 from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
 from ...storage.log.chunk import ArchivedChunk
@@ -44,14 +46,14 @@ def fetched(text: str) -> Iterator[Path]:
         count = 1
     elif len(parts) >= 3 and parts[-3] in (CHUNKS, MANIFESTS, STATES):
         count = 3
-    elif len(parts) >= 2 and parts[-2] in (LOG, BOUNDARIES):
+    elif len(parts) >= 2 and parts[-2] in (LOG, BOUNDARIES, DIRECTORY):
         count = 2
     else:
         raise UsageError(
             E_BAD_ARGUMENT,
             f"{text} does not name an object of zsq: it must end with {BROKER_NAME}, "
-            f"{CHUNKS}/UUID/NAME, {MANIFESTS}/UUID/NAME, {STATES}/UUID/NAME, {LOG}/NUMBER or "
-            f"{BOUNDARIES}/NUMBER",
+            f"{CHUNKS}/UUID/NAME, {MANIFESTS}/UUID/NAME, {STATES}/UUID/NAME, {LOG}/NUMBER, "
+            f"{BOUNDARIES}/NUMBER or {DIRECTORY}/NUMBER",
         )
     bucket = open_bucket(replace(url, prefix="/".join(parts[:-count])))
     data = bucket.read("/".join(parts[-count:]))
@@ -84,7 +86,7 @@ def dump_document(files: Files, path: str) -> Iterator[Record]:
     try:
         found = documents.loads(line)
         kind, chunks = str(found.pop("zsq")), found.pop("chunks", [])
-        if kind == DIRECTORY:
+        if kind == KIND:
             found = {"entry": found.pop("kind"), **found}
         yield record(kind, **found, **({"chunks": len(chunks)} if kind == "manifest" else {}))
         for chunk in chunks:

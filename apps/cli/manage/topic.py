@@ -111,8 +111,8 @@ def _numbers(text: str | None) -> list[int]:
 def topic_add_parts(topic: str, count: int, url: str, timeout: float) -> None:
     """Add COUNT parts to TOPIC, which has parts already.
 
-    They are at the brokers with the fewest parts of the topic. Clients use them within a minute. Some
-    keys move to the new parts.
+    They are at the brokers with the fewest parts of the topic. Clients use them within a minute.
+    Some keys move to the new parts.
     """
     from ....transport.client.blocking.client import Admin
 

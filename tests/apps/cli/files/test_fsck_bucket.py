@@ -13,6 +13,10 @@ from support.archive_harness import ArchiveHarness, fill
 from zsq.storage.archive.archive_format import Manifest, chunk_object
 from zsq.storage.archive.claim import claim
 from zsq.storage.archive.manifests import Manifests
+from zsq.storage.bucket.bucket_url import parse_bucket_url
+from zsq.storage.bucket.object_store import open_bucket
+from zsq.storage.cluster.directory import BrokerEntry, TopicEntry, entry_object
+from zsq.storage.cluster.directory_log import DirectoryLog
 
 BROKER = "b" * 32
 
@@ -76,6 +80,24 @@ def test_each_object_of_a_bucket_can_be_dumped(archive: ArchiveHarness) -> None:
     done = zsq_command.run_text("dump", f"{url}/chunk/{archive.uuid}/nothing")
     assert done.returncode == 1
     assert "nothing" in done.stderr
+
+
+def test_an_entry_of_the_directory_of_a_cluster_can_be_dumped(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}"
+    entry = TopicEntry("1" * 32, "clicks", "2" * 32, (0,), {"sync": "bucket"})
+    broker = BrokerEntry("3" * 32, "4" * 32, ("tcp://a:4153",))
+    log = DirectoryLog(open_bucket(parse_bucket_url(url)))
+    for one in (broker, entry):
+        log.append(one)
+    done = zsq_command.run_text("dump", f"{url}/{entry_object(1)}", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "kind": "directory",
+        "entry": "topic",
+        "version": 1,
+        **entry._asdict(),
+        "brokers": [0],
+    }
 
 
 def test_what_cannot_be_checked_is_refused(tmp_path: Path) -> None:
