@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fault_proxy import FaultProxy, Faults
+from support.s3_server import BUCKET, seaweedfs
 from support.ship_bucket import FakeBucket
 
 from zsq.storage import documents
@@ -259,6 +261,39 @@ def test_writers_that_race_in_a_folder_add_each_entry_once(tmp_path: Path) -> No
     log = DirectoryLog(open_bucket(parse_bucket_url(f"file://{tmp_path}/cluster")))
     log.read_on()
     assert sorted(uuids(log)) == sorted(w * 100 + n for w in range(6) for n in range(5))
+
+
+@pytest.mark.slow
+def test_writers_that_race_through_faults_add_each_entry_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(writer: int) -> list[int]:
+        log = DirectoryLog(open_bucket(parse_bucket_url(url), call_s=5.0))
+        return [_until_done(log, broker(writer * 100 + n)) for n in range(8)]
+
+    url = f"s3://{BUCKET}/cluster"
+    plan = Faults(
+        5, operations=("create", "read", "list"), error_500=0.05, error_409=0.1, error_after=0.1,
+        lost_answer=0.1, conflict_409=0.1, conflict_412=0.1, doubled=0.3, late_s_max=1.0,
+    )  # fmt: skip
+    with seaweedfs(tmp_path) as server, FaultProxy(server["AWS_ENDPOINT_URL"], plan) as proxy:
+        for name, value in proxy.environment(server).items():
+            monkeypatch.setenv(name, value)
+        with ThreadPoolExecutor(4) as writers:
+            numbers = [number for found in writers.map(write, range(4)) for number in found]
+        log = DirectoryLog(open_bucket(parse_bucket_url(url)))
+        log.read_on()
+    assert sorted(numbers) == list(range(32))
+    assert sorted(uuids(log)) == sorted(w * 100 + n for w in range(4) for n in range(8))
+
+
+def _until_done(log: DirectoryLog, entry: BrokerEntry) -> int:
+    for _ in range(50):
+        try:
+            return log.append(entry)
+        except BucketAway:
+            continue
+    raise AssertionError("the store never answers")
 
 
 calls = st.lists(
