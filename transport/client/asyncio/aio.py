@@ -151,9 +151,16 @@ class Producer(ProducerBase):
         if (largest := largest_of(bodies)) > MESSAGE_BYTES_MAX:
             await self._check_size(topic, largest)
         turner = self._turner()
-        columns: dict[str, Any] = {"keys": keys, "tags": tags, "headers": headers}
         steps = turner.engine.push_many(
-            topic, bodies, delay_ms, self._timeout, **columns, key=key, tag=tag
+            topic,
+            bodies,
+            delay_ms,
+            self._timeout,
+            keys=keys,
+            tags=tags,
+            headers=headers,
+            key=key,
+            tag=tag,
         )
         pending_blocks = await turner.carry_out(steps)
         count = sum(pending.count for pending in pending_blocks)

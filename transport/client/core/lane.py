@@ -10,6 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from ...block.block import (
@@ -388,8 +389,9 @@ class Parts:
         rows: dict[int, list[int]] = {}
         of = self._keys.of
         for index, key in enumerate(keys):
-            part = -1 if key is None else of(key.encode() if isinstance(key, str) else key)
-            rows.setdefault(part, []).append(index)
+            if type(key) is not bytes:
+                key = as_text(key, KEY_BYTES_MAX, "key")
+            rows.setdefault(-1 if key is None else of(key), []).append(index)
         return list(rows.values())
 
     def push(self, pending: PendingBlock, now_ns: int) -> None:
@@ -418,16 +420,6 @@ class Parts:
         whole.block = None
         for lane, piece in pieces:
             lane.push(piece, now_ns)
-
-
-def _picked(value: Any, rows: Sequence[int], count: int) -> Any:
-    """Return these rows of a column. What is no column of `count` values stays as it is."""
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
-        return value
-    if len(value) != count:
-        text = f"{len(value)} values for {count} messages; give one (or None) for each"
-        raise UsageError(E_BAD_ARGUMENT, text)
-    return [value[row] for row in rows]
 
 
 def rows_of(block: Block, indexes: Sequence[int]) -> Block:
@@ -558,27 +550,45 @@ class ProducerEngine(Engine):
         bodies: Sequence[bytes],
         delay_ms: int,
         timeout: float | None,
-        **columns: Any,
+        *,
+        keys: Sequence[Text] | None = None,
+        tags: Sequence[Text] | None = None,
+        headers: Any = None,
+        key: Text = None,
+        tag: Text = None,
     ) -> Steps[tuple[PendingBlock, ...]]:
-        """Pack messages and queue them, see `push`. `columns`: those of `pack_many`.
+        """Pack messages and queue them, see `pack_many` and `push`.
 
         Messages for several parts are sorted by part before they are packed, which costs less than
-        to cut the blocks.
+        to cut the blocks. All arguments are checked before anything is queued. This packs in the
+        caller's thread, without the lock, so it changes nothing of the engine.
         """
-        columns["time_ns"] = time.time_ns() if delay_ms else None
-        lane = self.lane(topic)
-        keys = columns.get("keys")
-        if lane.parts is None or not isinstance(keys, list | tuple) or len(keys) != len(bodies):
+        columns: dict[str, Any] = {
+            "keys": keys, "tags": tags, "headers": headers, "key": key, "tag": tag,
+            "time_ns": time.time_ns() if delay_ms else None,
+        }  # fmt: skip
+        lane = self.lanes.get(topic)
+        parts = None if lane is None else lane.parts
+        if (
+            parts is None
+            or not isinstance(keys, list | tuple)
+            or not isinstance(bodies, list | tuple)
+        ):
             return self.push(topic, pack_many(bodies, **columns), delay_ms, timeout)
-        blocks = (
-            block
-            for rows in lane.parts.sorted_rows(keys)
-            for block in pack_many(
+        sizes = {name: len(one) for name, one in columns.items() if isinstance(one, list | tuple)}
+        if any(size != len(bodies) for size in sizes.values()):
+            pack_many(bodies, **columns)  # this raises the error that says which column is wrong
+        blocks = [
+            pack_many(
                 [bodies[row] for row in rows],
-                **{name: _picked(value, rows, len(keys)) for name, value in columns.items()},
+                **{
+                    name: [value[row] for row in rows] if name in sizes else value
+                    for name, value in columns.items()
+                },
             )
-        )
-        return self.push(topic, blocks, delay_ms, timeout)
+            for rows in parts.sorted_rows(keys)
+        ]
+        return self.push(topic, chain.from_iterable(blocks), delay_ms, timeout)
 
     def push(
         self, topic: str, blocks: Iterable[Block], delay_ms: int, timeout: float | None

@@ -231,7 +231,7 @@ def test_messages_are_sorted_by_part_before_they_are_packed(engine: ProducerEngi
     keys = [b"k%d" % (number % 10) for number in range(40)] + [None]
     bodies = [b"%d" % number for number in range(41)]
     tags = [b"t%d" % number for number in range(41)]
-    columns = {"keys": keys, "tags": tags, "headers": {"a": "b"}, "key": None, "tag": None}
+    columns: dict[str, Any] = {"keys": keys, "tags": tags, "headers": {"a": "b"}}
     made = run_to_end(engine.push_many("t", bodies, 0, 1.0, **columns))
     assert all(not pending.pieces for pending in made), "no block is cut"
     assert sum(pending.count for pending in made) == 41
@@ -247,8 +247,34 @@ def test_messages_are_sorted_by_part_before_they_are_packed(engine: ProducerEngi
                 assert pending.block.tag.value(place) == tags[number]
                 key = keys[number]
                 assert key is None or part_name("t", part_in(key, 4)) == name
-    with pytest.raises(UsageError, match="3 values for 41 messages"):
-        next(engine.push_many("t", bodies, 0, 1.0, **(columns | {"tags": tags[:3]})))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"tags": ["a"]}, "1 tags for 2 messages"),
+        ({"keys": [b"a"]}, "1 keys for 2 messages"),
+        ({"keys": [b"a", 7]}, "a key must be text or bytes, not int"),
+        ({"keys": [b"a", []]}, "a key must be text or bytes, not list"),
+        ({"keys": [b"a", b"x" * 300_000]}, "over the limit"),
+        ({"key": b"k"}, "give one of them"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_queued(
+    engine: ProducerEngine, wrong: dict[str, Any], why: str
+) -> None:
+    spread_out(engine, 2)
+    columns: dict[str, Any] = {"keys": [b"k0", b"k1"]}
+    with pytest.raises(UsageError, match=why):
+        engine.push_many("t", [b"x", b"y"], 0, 1.0, **(columns | wrong))
+    assert queued(engine) == {}
+
+
+def test_packing_changes_nothing_of_the_engine(engine: ProducerEngine) -> None:
+    """It runs without the lock, while other threads may turn the engine."""
+    steps = engine.push_many("new", [b"x"], 0, 1.0, keys=[b"k"])
+    assert engine.lanes == {}
+    assert run_to_end(steps)[0].count == 1
 
 
 @given(st.data())
