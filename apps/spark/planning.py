@@ -238,22 +238,21 @@ class TopicLogs:
         self._key_file = key_file
         self._timeout_s = timeout_s
         self._readers: dict[str, Reader] = {}
-        # The parts of each topic that has parts, and when they are asked for again.
-        self._parts: dict[str, tuple[list[str], float]] = {}
+        # The logs of each topic, and when they are asked for again.
+        self._names: dict[str, tuple[list[str], float]] = {}
 
     def names(self, topic: str) -> list[str]:
         """Return the logs of a topic: the topic itself, or all of its parts by number."""
-        known, until_s = self._parts.get(topic, ([], 0.0))
-        if known and time.monotonic() < until_s:
+        known, until_s = self._names.get(topic, ([], 0.0))
+        if time.monotonic() < until_s:
             return known
+        known = [topic]
         try:
             self.extent(topic)
         except HasParts as error:
             known = [part_name(topic, number) for number, _ in sorted(error.spread.parts)]
-            self._parts[topic] = known, time.monotonic() + PARTS_ASKED_S
-            return known
-        self._parts.pop(topic, None)
-        return [topic]
+        self._names[topic] = known, time.monotonic() + PARTS_ASKED_S
+        return known
 
     def _reader(self, topic: str) -> Reader:
         if topic not in self._readers:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsq
+from zsq.apps.spark import planning
 from zsq.apps.spark.data_source import stream_reader
 from zsq.apps.spark.options import source_options
 from zsq.apps.spark.planning import BatchPlan, Extent, StreamPlan, StreamPosition, TopicLogs
@@ -601,3 +602,20 @@ def test_a_part_that_is_new_waits_for_the_next_run_of_available_now() -> None:
     plan.stop_at_present_head()
     logs.set("t#1", 0, 4)
     assert plan.latest(first).offsets == {"t#0": 10, "t#1": 0}
+
+
+def test_an_idle_query_asks_for_the_parts_of_a_topic_only_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spark asks for the latest offset many times a second."""
+    logs = TopicLogs("tcp://h:1", 1.0)
+    asked: list[str] = []
+    now = [100.0]
+    monkeypatch.setattr(planning.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(logs, "extent", lambda topic: asked.append(topic))
+    for _ in range(5):
+        assert logs.names("t") == ["t"]
+    assert asked == ["t"]
+    now[0] += planning.PARTS_ASKED_S
+    assert logs.names("t") == ["t"]
+    assert asked == ["t", "t"]
