@@ -611,7 +611,7 @@ def test_an_idle_query_asks_for_the_parts_of_a_topic_only_now_and_then(
     logs = TopicLogs("tcp://h:1", 1.0)
     asked: list[str] = []
     now = [100.0]
-    monkeypatch.setattr(planning.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("zsq.apps.spark.planning.time.monotonic", lambda: now[0])
     monkeypatch.setattr(logs, "extent", lambda topic: asked.append(topic))
     for _ in range(5):
         assert logs.names("t") == ["t"]

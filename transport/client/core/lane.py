@@ -578,14 +578,15 @@ class ProducerEngine(Engine):
         sizes = {name: len(one) for name, one in columns.items() if isinstance(one, list | tuple)}
         if any(size != len(bodies) for size in sizes.values()):
             pack_many(bodies, **columns)  # this raises the error that says which column is wrong
+
+        def picked(rows: Sequence[int]) -> dict[str, Any]:
+            return {
+                name: [value[row] for row in rows] if name in sizes else value
+                for name, value in columns.items()
+            }
+
         blocks = [
-            pack_many(
-                [bodies[row] for row in rows],
-                **{
-                    name: [value[row] for row in rows] if name in sizes else value
-                    for name, value in columns.items()
-                },
-            )
+            pack_many([bodies[row] for row in rows], **picked(rows))
             for rows in parts.sorted_rows(keys)
         ]
         return self.push(topic, chain.from_iterable(blocks), delay_ms, timeout)
