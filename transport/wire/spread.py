@@ -18,16 +18,18 @@ move.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from crc32c import crc32c
 
-from ..errors import E_CLOSED, E_PARTS, Refused, UsageError
-from ..names import part_name, part_of
+from ..errors import E_BAD_COMMAND, E_CLOSED, E_PARTS, Refused, UsageError
+from ..names import PARTS_MAX, part_name, part_of
 from .address import Address, parse
-from .addresses import Addresses, Rotation
+from .addresses import ADDRESSES_MAX, Addresses, Rotation
 from .protocol import Spread
+from .rows import check_rows
 
 _MASK: Final = (1 << 64) - 1
 _JUMP: Final = 2862933555777941757
@@ -102,6 +104,25 @@ def parts_of_keys(spread: Spread) -> KeyParts:
         text = f"all {found.count} parts of topic {spread.topic} are closed to publishers"
         raise Refused(E_CLOSED, f"{text}; open one (zsq topic open {spread.topic}#0), or add parts")
     return found
+
+
+def checked(spread: Spread) -> Spread:
+    """Return the message. Raises `UsageError` (E_BAD_COMMAND) if a part of it is not usable.
+
+    Parts are numbered from 0 without gaps. The codec checks only that its fields are tuples.
+    """
+    check_rows(spread.parts, 2, "the parts of a topic")
+    numbers = [number for number, _ in spread.parts]
+    good = 0 < len(numbers) <= PARTS_MAX and sorted(numbers) == list(range(len(numbers)))
+    good = good and all(type(one) is int for one in spread.closed)
+    for row in spread.brokers:
+        good = good and isinstance(row, tuple) and len(row) == 2 and type(row[0]) is int
+        good = good and isinstance(row[1], tuple) and len(row[1]) <= ADDRESSES_MAX
+        good = good and all(isinstance(one, str) for one in row[1])
+    if not good:
+        text = f"the broker does not say where the parts are: {reprlib.repr(spread)[:200]}"
+        raise UsageError(E_BAD_COMMAND, text)
+    return spread
 
 
 def addresses_of(spread: Spread, number: int) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from zsq.transport.wire.spread import (
     HasParts,
     KeyParts,
     addresses_of,
+    checked,
     part_of_hash,
     parts_of_keys,
     way_to,
@@ -93,6 +95,28 @@ def test_a_way_is_not_remembered_for_other_clients() -> None:
     way.failed(way.present, "gone")
     assert not way.reached(way.present)
     assert Rotation(way.given).present.url == B, "the next client begins with the first address"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"parts": ()},
+        {"parts": ((0, 0), (2, 0))},
+        {"parts": ((0, 0), (0, 0))},
+        {"parts": ((0,),)},
+        {"parts": ("ab",)},
+        {"parts": tuple((number, 0) for number in range(257))},
+        {"brokers": ((0, "tcp://a:1"),)},
+        {"brokers": ((0, (7,)),)},
+        {"brokers": (5,)},
+        {"brokers": (("0", (A,)),)},
+        {"closed": ("0",)},
+    ],
+)
+def test_a_spread_that_cannot_be_used_is_refused(wrong: dict[str, Any]) -> None:
+    assert checked(SPREAD) == SPREAD
+    with pytest.raises(UsageError, match="E_BAD_COMMAND"):
+        checked(replace(SPREAD, **wrong))
 
 
 def test_the_error_for_a_topic_with_parts_says_what_to_name() -> None:

@@ -62,13 +62,14 @@ from ...errors import (
     from_wire,
     option,
 )
+from ...names import part_of
 from ...wire import sockets
 from ...wire.address import Target
 from ...wire.addresses import NOT_PRIMARY, Rotation
 from ...wire.codec import encode, frames_blocks
 from ...wire.handshake import HANDSHAKE_EVENTS, suspicion, verdict, what_answers
 from ...wire.protocol import Beat, Bye, Done, Failed, Lookup, Open, Spread, Unstored, Wire
-from ...wire.spread import HasParts, way_to
+from ...wire.spread import HasParts, checked, way_to
 from .producer_session import Reaction
 
 if TYPE_CHECKING:
@@ -860,13 +861,14 @@ class Link:
 
     def _go_to_part(self, message: Spread, now_ns: int) -> None:
         """Go to the broker that has the part. If the target is the whole topic, it is refused."""
-        way = way_to(self._home.given, self.target.topic, message)
-        if way is None:
+        way = way_to(self._home.given, self.target.topic, checked(message))
+        if way is None and part_of(self.target.topic) is None:
             self._refuse(now_ns, HasParts(message))
             return
         self._sent_on += 1
-        self._die(now_ns, f"the part is at {way.each[0].url}", at_once=self._sent_on == 1)
-        self.rotation = way
+        where = f"at {way.each[0].url}" if way is not None else "at no broker that is known"
+        self._die(now_ns, f"the part is {where}", at_once=self._sent_on == 1)
+        self.rotation = way or self._home
 
     def _found(self, message: Done, now_ns: int) -> None:
         if self.state is _S.LOOKING:

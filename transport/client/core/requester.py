@@ -27,7 +27,7 @@ from ...wire.address import Address, Target
 from ...wire.addresses import NOT_PRIMARY, Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Blocks, Done, Failed, Spread, Wire
-from ...wire.spread import HasParts
+from ...wire.spread import HasParts, checked
 from .asking import Question, Reply
 from .link import AGAIN, Backoff, Engine, Link, Steps, so_long, until_ns
 from .producer_session import Reaction
@@ -49,7 +49,7 @@ def topic_of(message: Wire) -> str:
 
 def _error_in(message: Wire) -> ZsqError | None:
     if isinstance(message, Spread):
-        return HasParts(message)
+        return HasParts(checked(message))
     return from_wire(message.code, message.text) if isinstance(message, Failed) else None
 
 

@@ -23,6 +23,7 @@ from zsq.transport.errors import (
     E_FENCED,
     E_LIMIT,
     E_STANDBY,
+    UsageError,
     ZsqError,
 )
 from zsq.transport.wire import addresses, sockets
@@ -271,7 +272,8 @@ def test_a_refused_connection_over_ipc_leads_to_the_next_address(
 
 
 def parted(part: int, url: str) -> Spread:
-    return Spread(0, "t", "u", ((part, 3),), ((3, (url,)),))
+    parts = tuple((number, 3) for number in range(part + 1))
+    return Spread(0, "t", "u", parts, ((3, (url,)),))
 
 
 def answers(link: Link, now_ns: int, message: Spread) -> None:
@@ -307,6 +309,26 @@ def test_a_link_to_a_topic_with_parts_is_refused(engine: Engine) -> None:
     (error,) = peer.errors
     assert isinstance(error, HasParts)
     assert error.spread.topic == "t"
+
+
+def test_a_link_to_a_part_waits_for_a_broker_that_knows_the_part(engine: Engine) -> None:
+    """A broker may have an old view of the directory."""
+    link = begun(engine, A, topic="t#5")
+    answers(link, MS, parted(1, B))
+    assert link.state is LinkState.WAITING
+    peer = link.peer
+    assert isinstance(peer, Peer)
+    assert peer.errors == []
+    link.on_time(2 * MS)
+    assert link.given.url == A
+
+
+def test_a_spread_that_cannot_be_used_ends_the_attempt(engine: Engine) -> None:
+    link = begun(engine, A, topic="t#0")
+    with pytest.raises(UsageError, match="E_BAD_COMMAND"):
+        answers(link, MS, replace(parted(0, B), parts=((7, 3),)))
+    with pytest.raises(UsageError, match="not the address of a broker"):
+        answers(link, MS, parted(0, "nowhere"))
 
 
 def test_a_late_spread_changes_nothing(engine: Engine) -> None:
