@@ -93,7 +93,6 @@ def _run(
     http = ("--http-listen", f"127.0.0.1:{http_port}") if http_port else ("--no-http",)
     nsq = ("--nsq-listen", f"127.0.0.1:{nsq_port}") if nsq_port else ("--no-nsq",)
     options = (*zeromq, *http, *nsq, "--sync", common["sync"])
-    console = Console() if sys.stdout.isatty() else Console(width=160)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then acts like Ctrl-C
     try:
         with temporary_broker(*options, prefix="zsq-bench-", under=common["folder"]) as broker:
@@ -109,10 +108,14 @@ def _run(
         sys.exit("bench: interrupted")
     if title != PACED and report.machine["nats-server"] != "not found":
         report.notes.append(f"nats-server was found but not compared: only {PACED!r} compares it")
-    if common["as_json"]:
+    _show(report, common["as_json"])
+
+
+def _show(report: Report, as_json: bool) -> None:
+    if as_json:
         click.echo(report.as_json())
     else:
-        report.show(console)
+        report.show(Console() if sys.stdout.isatty() else Console(width=160))
 
 
 def _throughput(
@@ -381,10 +384,7 @@ def bucket(mib: int, part: str | None, size: int, rounds: int, **common: Any) ->
                 measure(report, f"s3://{BUCKET}/bench", mib, rounds)
         except (BrokerFailed, MemberFailed, ZsqError, OSError, ServerFailed) as error:
             sys.exit(f"bench: {error}")
-    if common["as_json"]:
-        click.echo(report.as_json())
-    else:
-        report.show(Console() if sys.stdout.isatty() else Console(width=160))
+    _show(report, common["as_json"])
 
 
 @bench.command()
@@ -408,10 +408,7 @@ def parts(messages: int, batch: int, size: int, rounds: int, **common: Any) -> N
         measure(report, messages, batch, size, rounds)
     except (BrokerFailed, ZsqError, OSError) as error:
         sys.exit(f"bench: {error}")
-    if common["as_json"]:
-        click.echo(report.as_json())
-    else:
-        report.show(Console() if sys.stdout.isatty() else Console(width=160))
+    _show(report, common["as_json"])
 
 
 @bench.command()

@@ -12,16 +12,13 @@ from typing import Any
 
 import pytest
 from support.broker import wait_for
-from support.cluster import Cluster
+from support.cluster import Cluster, running
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        yield made.start()
-    finally:
-        made.close()
+    with running(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
 
 
 def zsq(cluster: Cluster, *words: str, stdin: str = "", code: int = 0) -> str:

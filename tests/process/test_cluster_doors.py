@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.broker import wait_for
-from support.cluster import Cluster
+from support.cluster import Cluster, running
 from support.nsq_socket import NsqSocket
 
 import zsq
@@ -29,11 +29,8 @@ subscribe = ["open*"]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"), nsq=True)
-    try:
-        yield made.start()
-    finally:
-        made.close()
+    with running(tmp_path_factory.mktemp("cluster"), nsq=True) as made:
+        yield made
 
 
 @pytest.fixture
@@ -132,9 +129,7 @@ def test_the_audit_log_names_who_changed_the_cluster(shared: Cluster, admin: zsq
 
 @pytest.mark.slow
 def test_parts_survive_that_all_brokers_are_killed(tmp_path: Path) -> None:
-    made = Cluster(tmp_path)
-    try:
-        made.start()
+    with running(tmp_path) as made:
         with zsq.Admin(made.url) as admin, zsq.Producer(made.url) as producer:
             admin.create_topic("t", parts=4, max_bytes=1 << 30)
             admin.create_channel("t", "c")
@@ -150,8 +145,6 @@ def test_parts_survive_that_all_brokers_are_killed(tmp_path: Path) -> None:
         for name in ("topic_name", "uuid", "head", "retention", "sync"):
             assert [row[name] for row in after] == [row[name] for row in before], name
         assert sum(row["head"] for row in after) == 40
-    finally:
-        made.close()
 
 
 def test_the_rules_of_a_topic_are_those_of_its_parts(tmp_path: Path) -> None:

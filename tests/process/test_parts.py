@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.broker import wait_for
-from support.cluster import Cluster
+from support.cluster import Cluster, running
 
 import zsq
 import zsq.aio
@@ -26,20 +26,14 @@ PARTS = 4
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        yield made.start()
-    finally:
-        made.close()
+    with running(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
-    try:
-        yield made.start()
-    finally:
-        made.close()
+    with running(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.cluster import Cluster
+from support.cluster import Cluster, running
 
 import zsq
 from zsq.transport.wire.spread import KeyParts
@@ -22,11 +22,8 @@ ROWS = 2_000
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        yield made.start()
-    finally:
-        made.close()
+    with running(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import zsq
@@ -43,3 +45,13 @@ class Cluster:
     def close(self) -> None:
         for broker in self.brokers:
             broker.close()
+
+
+@contextlib.contextmanager
+def running(folder: Path, *extra: str, nsq: bool = False) -> Iterator[Cluster]:
+    """Run a cluster until the end of the context, however it ends."""
+    made = Cluster(folder, *extra, nsq=nsq)
+    try:
+        yield made.start()
+    finally:
+        made.close()

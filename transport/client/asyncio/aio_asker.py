@@ -188,19 +188,10 @@ class Asker(AskerBase):
         replies = []
         for urls, one in there:
             try:
-                replies.append(await self._at(urls)._ask_here(one))
+                replies.append(await self._other(urls, Admin)._ask_here(one))
             except HasParts as error:
                 raise moved(error) from None
         return combined(replies)
-
-    def _at(self, urls: tuple[str, ...]) -> Asker:
-        """Return the client of another broker. It is closed with this one."""
-        if urls not in self._others:
-            place = self._same_place()
-            place["url"] = ",".join(urls)
-            self._others[urls] = Admin(timeout=self._timeout, **place)
-        found: Asker = self._others[urls]
-        return found
 
     async def _ask_here(self, question: Question) -> Reply:
         self._check_open()

@@ -6,7 +6,7 @@ A client sends requests to one target: one request at a time for each thread.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
@@ -115,6 +115,19 @@ class AskerBase:
             "transport": "auto" if found.auto else "tcp",
         }
 
+    def _other(self, urls: tuple[str, ...], make: Callable[..., _T]) -> _T:
+        """Return the client of another broker. `make` makes an Admin. It is closed with this one.
+
+        Threads may do this at the same time. Then one of two new clients is used, and the other one
+        is dropped before it has connected.
+        """
+        if urls not in self._others:
+            place = self._same_place()
+            place["url"] = ",".join(urls)
+            self._others.setdefault(urls, make(timeout=self._timeout, **place))
+        found: _T = self._others[urls]
+        return found
+
     def _check_open(self) -> None:
         if self._closed:
             raise Refused(E_CLOSING, "this client is closed; make a new one")
@@ -152,16 +165,7 @@ class Asker(AskerBase):
             return self._reply(self._send(question))
         except HasParts as error:
             there = for_parts(question, error.spread)
-            return combined([self._at(urls)._ask_here(one) for urls, one in there])
-
-    def _at(self, urls: tuple[str, ...]) -> Asker:
-        """Return the client of another broker. It is closed with this one."""
-        if urls not in self._others:
-            place = self._same_place()
-            place["url"] = ",".join(urls)
-            self._others[urls] = Admin(timeout=self._timeout, **place)
-        found: Asker = self._others[urls]
-        return found
+            return combined([self._other(urls, Admin)._ask_here(one) for urls, one in there])
 
     def _ask_here(self, question: Question) -> Reply:
         """Send a request about a part to the broker that has it."""
