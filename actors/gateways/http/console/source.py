@@ -59,7 +59,13 @@ class Source(Protocol):
     async def delayed_cancel_all(self, topic: str) -> int: ...
 
     async def create_topic(
-        self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]
+        self,
+        name: str,
+        sync: str = "always",
+        *,
+        parts: int = 0,
+        brokers: Sequence[int] = (),
+        **retention: Unpack[RetentionSettings],
     ) -> Made: ...
 
     async def configure_topic(
