@@ -160,6 +160,20 @@ def test_pages_rows_and_filter_can_be_used_by_keyboard(window: Window) -> None:
     page.locator("dialog").wait_for(state="detached")
 
 
+def test_an_answer_that_comes_late_does_not_take_the_user_back(window: Window) -> None:
+    """The address changes before the page does, and an answer for the old page comes between."""
+    page = window.open("#/topics/hostile/messages")
+    page.locator(".tabs a[aria-current]", has_text="Messages").wait_for()
+    late = """async () => {
+        const { replace } = await import("/console/base/router.js");
+        location.hash = "#/alarms";
+        replace("#/topics/hostile/messages");
+    }"""
+    page.evaluate(late)
+    page.get_by_role("heading", name="Alarms", exact=True).wait_for()
+    assert page.url.endswith("#/alarms")
+
+
 def test_topics_can_be_filtered_and_sorted(window: Window) -> None:
     page = window.open("#/?q=host")
     window.until(lambda: page.locator("tbody tr").count() == 1, "the filter of the address")

@@ -40,9 +40,14 @@ export function match(routes, parts) {
   return null;
 }
 
+let shown = ""; // the address of the page that is shown
+
 /** Call `arrive(where)` now and whenever the address changes. */
 export function watch(arrive) {
-  const go = () => arrive(parse(location.hash));
+  const go = () => {
+    shown = location.hash;
+    arrive(parse(shown));
+  };
   window.addEventListener("hashchange", go);
   go();
 }
@@ -51,7 +56,11 @@ export function go(address) {
   location.hash = address;
 }
 
-/** Change the query of this page without a new entry in the history. */
+/** Change the query of this page without a new entry in the history. Nothing happens if the user is
+ * leaving the page: the address changes at once, but `hashchange` comes later, and an answer for
+ * the old page can arrive between them. It would take the user back. */
 export function replace(address) {
+  if (location.hash !== shown) return;
   history.replaceState(null, "", address);
+  shown = location.hash;
 }
