@@ -206,7 +206,7 @@ def test_the_nsq_benchmark_also_measures_an_nsqd_on_path(tmp_path: Path) -> None
     variables = environment(PATH=f"{program.parent}:{os.environ['PATH']}")
     small = ["--messages", "4000", "--seconds", "0.3", "--connections", "8"]
     ended = subprocess.run(
-        [*line, *small], capture_output=True, text=True, timeout=100, check=False, env=variables
+        [*line, *small], capture_output=True, text=True, timeout=400, check=False, env=variables
     )
     assert ended.returncode == 0, ended.stderr
     measures = {measure["name"]: measure for measure in json.loads(ended.stdout)["measures"]}
