@@ -63,6 +63,8 @@ def test_parts_are_added_closed_opened_and_deleted_with_their_topic(cluster: Clu
     assert [row["broker"] for row in parts_of(cluster, "t")] == [0, 0]
     assert "topic t has 4 parts now" in zsq(cluster, "topic", "add-parts", "t", "2")
     assert [row["broker"] for row in parts_of(cluster, "t")] == [0, 0, 1, 1]
+    zsq(cluster, "topic", "add-parts", "t", "1", "--brokers", "1")
+    assert [row["broker"] for row in parts_of(cluster, "t")] == [0, 0, 1, 1, 1]
     zsq(cluster, "topic", "close", "t#0")
     assert "closed" in parts_of(cluster, "t")[0]["state"]
     before = parts_of(cluster, "t")[0]["messages"]
@@ -96,4 +98,5 @@ def test_errors_say_what_to_do(cluster: Cluster) -> None:
         cluster, "topic", "create", "e", "--parts", "2", "--brokers", "9", code=2
     )
     assert "E_NOT_FOUND" in zsq(cluster, "topic", "add-parts", "missing", "2", code=1)
+    assert "numbers" in zsq(cluster, "topic", "add-parts", "errors", "2", "--brokers", "x", code=2)
     assert "does not exist" in zsq(cluster, "sub", "missing", "c", "-n", "1", code=1)

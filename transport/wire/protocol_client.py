@@ -249,9 +249,9 @@ class Manage(Wire):
     overview (Done.data has the rows of topics and channels that changed after version `since`; see
     docs/console.md).
 
-    In a cluster: create with `parts` (a number) and `brokers` (numbers of brokers, optional), and
-    add_parts with `count`. Done.data: {"parts": how many the topic has}. Without a topic: cluster
-    (Done.data: the brokers, and the topics with parts).
+    In a cluster: create with `parts` (a number), and add_parts with `count`, both with `brokers`
+    (numbers of brokers, optional). Done.data: {"parts": how many the topic has}. Without a topic:
+    cluster (Done.data: the brokers, and the topics with parts).
 
     `by`, for the audit log: `user`, `from` (an address) and `via` (the gateway). Gateways set it
     and replace a value that a client sent.

@@ -269,7 +269,8 @@ class ClusterView:
         return asked
 
     def more_parts(self, message: p.Manage, ids: Iterable[str]) -> list[PartEntry]:
-        """Return the entries of new parts: at the brokers that have the fewest parts of the topic.
+        """Return the entries of new parts: at the brokers that have the fewest parts of the topic,
+        of all or of those that were asked for.
 
         Raises the error of the request. `ids` has at least `PARTS_MAX` ids for the entries.
         """
@@ -281,7 +282,7 @@ class ClusterView:
                 f"topic {parted.topic!r} has {len(parted.parts)} parts, and a topic has at most "
                 f"{PARTS_MAX}; add at most {PARTS_MAX - len(parted.parts)}",
             )
-        numbers = range(len(self.directory.brokers))
+        numbers = self._brokers(message.options.get("brokers"))
         of_each = {number: parted.parts.count(number) for number in numbers}
         found = []
         for id, _ in zip(ids, range(count), strict=False):

@@ -107,17 +107,20 @@ def _numbers(text: str | None) -> list[int]:
 @topic.command("add-parts")
 @click.argument("topic")
 @click.argument("count", type=click.IntRange(1, PARTS_MAX))
+@click.option("--brokers", metavar="N,N,...", help="Brokers of the new parts, by number.")
 @with_broker
-def topic_add_parts(topic: str, count: int, url: str, timeout: float) -> None:
+def topic_add_parts(topic: str, count: int, brokers: str | None, url: str, timeout: float) -> None:
     """Add COUNT parts to TOPIC, which has parts already.
 
-    They are at the brokers with the fewest parts of the topic. Clients use them within a minute.
-    Some keys move to the new parts.
+    They are at the brokers with the fewest parts of the topic, of all or of --brokers. Clients use
+    them within a minute. Some keys move to the new parts.
     """
     from ....transport.client.blocking.client import Admin
 
+    numbers = _numbers(brokers)
     with Admin(url, timeout=timeout) as admin:
-        say(f"topic {topic} has {admin.add_parts(topic, count)['parts']} parts now")
+        found = admin.add_parts(topic, count, brokers=numbers)
+    say(f"topic {topic} has {found['parts']} parts now")
 
 
 @topic.command("set")

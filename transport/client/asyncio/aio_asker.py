@@ -243,8 +243,8 @@ class Admin(AdminBase, Asker):
             administration.create_topic(name, sync, retention, parts, brokers)
         )
 
-    async def add_parts(self, topic: str, count: int) -> Added:
-        return await self._carry_out(administration.add_parts(topic, count))
+    async def add_parts(self, topic: str, count: int, *, brokers: Sequence[int] = ()) -> Added:
+        return await self._carry_out(administration.add_parts(topic, count, brokers))
 
     async def cluster(self) -> ClusterAnswer:
         return await self._carry_out(administration.cluster())

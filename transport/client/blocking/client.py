@@ -299,13 +299,15 @@ class Admin(AdminBase, Asker):
         """
         return self._carry_out(administration.create_topic(name, sync, retention, parts, brokers))
 
-    def add_parts(self, topic: str, count: int) -> Added:
+    def add_parts(self, topic: str, count: int, *, brokers: Sequence[int] = ()) -> Added:
         """Add parts to a topic that has parts. Returns {"parts": how many it has now}.
 
-        Producers and consumers that are connected use them within a minute. Some keys move to the
-        new parts, so the order of a key is not kept across this change.
+        They are at the brokers with the fewest parts of the topic, of all or of `brokers` (numbers
+        of brokers, see `cluster`). Producers and consumers that are connected use them within a
+        minute. Some keys move to the new parts, so the order of a key is not kept across this
+        change.
         """
-        return self._carry_out(administration.add_parts(topic, count))
+        return self._carry_out(administration.add_parts(topic, count, brokers))
 
     def cluster(self) -> ClusterAnswer:
         """Return the brokers of the cluster, and the topics with parts, as this broker knows them.

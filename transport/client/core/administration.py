@@ -65,8 +65,11 @@ def create_topic(
     return manage("create", name, None, {"sync": sync, **options}, repeatable=False)
 
 
-def add_parts(topic: str, count: int) -> Asking[Added]:
-    return manage("add_parts", topic, None, {"count": _check_parts(count)}, repeatable=False)
+def add_parts(topic: str, count: int, brokers: Sequence[int] = ()) -> Asking[Added]:
+    options: dict[str, object] = {"count": _check_parts(count)}
+    if brokers:
+        options["brokers"] = tuple(brokers)
+    return manage("add_parts", topic, None, options, repeatable=False)
 
 
 def _check_parts(count: int) -> int:

@@ -277,8 +277,9 @@ def test_the_directory_is_not_changed_before_it_was_read() -> None:
         unread.removal(p.Manage(1, "delete", "clicks", "", {"force": True}, {}), ids()[0])
 
 
-def more(topic: str, count: Any) -> list[PartEntry]:
-    return full().more_parts(p.Manage(1, "add_parts", topic, "", {"count": count}, {}), ids())
+def more(topic: str, count: Any, **given: Any) -> list[PartEntry]:
+    message = p.Manage(1, "add_parts", topic, "", {"count": count, **given}, {})
+    return full().more_parts(message, ids())
 
 
 def test_new_parts_go_to_the_brokers_with_the_fewest_parts_of_the_topic() -> None:
@@ -287,6 +288,14 @@ def test_new_parts_go_to_the_brokers_with_the_fewest_parts_of_the_topic() -> Non
     assert {one.uuid for one in found} == {CLICKS}
     assert len({one.id for one in found}) == 4
     assert len(more("clicks", PARTS_MAX - 3)) == PARTS_MAX - 3
+
+
+def test_new_parts_go_to_the_brokers_that_were_asked_for() -> None:
+    assert [one.broker for one in more("clicks", 3, brokers=[1])] == [1, 1, 1]
+    assert [one.broker for one in more("clicks", 3, brokers=[2, 1])] == [2, 2, 1]
+    for unknown in ([3], [-1], ["0"], 0.5):
+        with pytest.raises(ZsqError, match=E_BAD_ARGUMENT):
+            more("clicks", 1, brokers=unknown)
 
 
 @pytest.mark.parametrize(
