@@ -126,6 +126,11 @@ class ObjectStore:
         with self._failing(name):
             return int(self._library.head(self._store, name)["size"])
 
+    def copy(self, source: str, target: str) -> None:
+        """Let the store copy an object to another name. One of that name is replaced."""
+        with self._failing(source):
+            self._library.copy(self._store, source, target)
+
     def names(self, below: str) -> Iterator[str]:
         assert below.endswith("/")
         with self._failing(below):
