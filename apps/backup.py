@@ -26,7 +26,7 @@ from .. import __version__
 from ..actors.storage import backups
 from ..actors.supervisor.data_dir import locked_data_dir
 from ..actors.supervisor.topics.registry import REGISTRY_NAME
-from ..actors.supervisor.topics.registry_format import Content, TopicRow, decode, encode
+from ..actors.supervisor.topics.registry_format import AWAY, Content, TopicRow, decode, encode
 from ..storage.checks import backup as format_
 from ..storage.checks.backup import DATA_NAME, MANIFEST_NAME, PARTIAL_SUFFIX, Manifest, Writer
 from ..storage.errors import Damaged, Locked, StorageError
@@ -234,7 +234,7 @@ class _Copying:
         return {
             name: row
             for name, row in content.topics.items()
-            if row.state != "deleting" and name not in self.plan.without
+            if row.state not in ("deleting", *AWAY) and name not in self.plan.without
         }
 
     def topic(self, name: str, row: TopicRow, **more: Any) -> None:

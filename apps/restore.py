@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ..actors.supervisor.topics.registry import REGISTRY_NAME
-from ..actors.supervisor.topics.registry_format import Content, TopicRow, decode, encode
+from ..actors.supervisor.topics.registry_format import GIVEN, Content, TopicRow, decode, encode
 from ..storage.archive.archive_format import BROKER_NAME, Claim, decode_claim
 from ..storage.bucket.bucket import Bucket, BucketError, ObjectMissing
 from ..storage.bucket.bucket_url import parse_bucket_url
@@ -231,6 +231,6 @@ class _Restore:
             elif shipped is None or shipped.begins < 0:
                 found.left_out[name] = NOT_SHIPPED
             else:
-                row.state = "live"
+                row.state = GIVEN if row.state == GIVEN else "live"
                 kept[name] = row
         content.topics = kept

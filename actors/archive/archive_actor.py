@@ -36,6 +36,7 @@ from ...storage.bucket.probe import probe
 from ...storage.errors import Damaged, StorageError
 from ...storage.files import Files
 from ...storage.log.chunk import ArchivedChunk
+from ...storage.shipping.part_taking import Wanted, take_part
 from ...storage.shipping.tick_format import state_folder
 from ...transport.errors import (
     E_BUCKET,
@@ -96,6 +97,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._is_lost = False
         self._release_ns = 0
         self._cluster_threads: list[WorkerThread] = []
+        self._taker: list[WorkerThread] = []
         self._bucket = self._open(FIRST_CALL_S if given.first else CALL_S)
         if given.first:
             self._check_first()
@@ -122,6 +124,8 @@ class ArchiveActor(Actor[ArchiveStart]):
         self.supervisor.route(p.ShipNow, self._ship_now)
         self.obey(p.ReadDirectory, self._of_cluster(ClusterReader.read))
         self.obey(p.AppendEntry, self._of_cluster(ClusterReader.append))
+        self.obey(p.WaitForShipping, self._wait_for_shipping)
+        self.obey(p.TakePart, self._take_part)
         self.obey_reload(p.ReloadShipping, self._take_bound)
         self.every(1_000, self._tick)
         self._tick()
@@ -176,6 +180,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             bucket,
             given.broker,
             given.addresses,
+            str(own),
             self._cluster_threads[0],
             partial(self.supervisor.send, ()),
             check,
@@ -194,6 +199,58 @@ class ArchiveActor(Actor[ArchiveStart]):
             handle(self._cluster, order)
 
         return carry_out
+
+    # Parts that move between brokers
+
+    def _wait_for_shipping(self, order: p.WaitForShipping) -> None:
+        if self._shipper is None:
+            raise UsageError(E_UNSUPPORTED, "this broker ships nothing to a bucket")
+
+        def told(tick: int) -> None:
+            self.supervisor.send((), p.Done(order.request, {"tick": tick}))
+
+        self._shipper.wait_for(order.uuid, order.end, told)
+
+    def _take_part(self, order: p.TakePart) -> None:
+        if not self._may_write() or self._claimed is None:
+            raise Refused(E_BUCKET, "the bucket of this broker cannot be used at the moment")
+        (thread,) = self._taker = self._taker or self._threads("take", 1)
+        place = self._claimed.claim.place
+        wanted = Wanted(order.name, order.log, order.tick, order.directory, place)
+        if order.log in self._forgotten and self._control.pending:
+            raise Refused(E_BUCKET, "what the part left here earlier is being removed")
+        # What it left here when it was moved away is not needed any more: it comes back.
+        left = order.log if order.log in self._forgotten else ""
+        self._forgotten.discard(order.log)
+        thread.submit(
+            partial(self._took_part, order.request),
+            partial(self._take, order.url, wanted, left),
+        )
+
+    def _take(self, url: str, wanted: Wanted, left: str) -> dict[str, Any]:
+        """Take a part over, in a thread."""
+        if left:
+            self._remove_all(left)
+        source = self._open(SHIP_CALL_S, url)
+        source.counts_of(self._bucket)
+        row, found = take_part(self._files, source, self._bucket, wanted)
+        return {
+            "row": dict(row),
+            "start": found.start,
+            "end": found.end,
+            "archived": found.archived_messages,
+        }
+
+    def _took_part(self, request: int, value: object) -> None:
+        if isinstance(value, dict):
+            self.supervisor.send((), p.Done(request, value))
+        elif isinstance(value, Damaged):
+            self.supervisor.send((), p.Failed(request, E_CHECKSUM, str(value)))
+        elif isinstance(value, (StorageError, OSError, StartFailed)):
+            self.supervisor.send((), p.Failed(request, E_BUCKET, str(value)))
+        else:
+            assert isinstance(value, Exception)
+            raise value
 
     def _may_write(self) -> bool:
         """Return True while the prefix is this broker's, and no other copy has taken over."""
@@ -479,7 +536,8 @@ class ArchiveActor(Actor[ArchiveStart]):
     def _all_threads(self) -> list[WorkerThread]:
         shipping = self._shipper.threads() if self._shipper is not None else ()
         return [
-            *self._uploads, *self._fetches, self._control, *self._cluster_threads, *shipping
+            *self._uploads, *self._fetches, self._control, *self._cluster_threads, *self._taker,
+            *shipping,
         ]  # fmt: skip
 
     def on_end(self) -> None:

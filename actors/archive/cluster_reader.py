@@ -7,11 +7,12 @@ The supervisor receives each entry in order, before the reply to an order.
 It begins when this broker may write to its own bucket. So a copy of a broker that another one has
 replaced does not announce its addresses.
 
-The broker's own entry is right if its addresses are those of this process, and behind them the
-earlier ones. A client that knows only the entry before a takeover then still finds the broker, and
-so does one that knows only the entry after it when the old address is used again. Once its entry
-was right, this process adds another one only if the entry lacks an address of this process. So two
-processes of the same broker do not add entries for ever, one after the other.
+The broker's own entry is right if its bucket is that of this process, and its addresses are those
+of this process, and behind them the earlier ones. A client that knows only the entry before a
+takeover then still finds the broker, and so does one that knows only the entry after it when the
+old address is used again. Once its entry was right, this process adds another one only if the entry
+lacks an address of this process. So two processes of the same broker do not add
+entries for ever, one after the other.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def merged(own: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class ClusterReader:
-    """The reader of one broker. `send` sends a message to the supervisor.
+    """The reader of one broker. `own` is the URL of its own bucket. `send` sends a message to the
+    supervisor.
 
     `check` raises a `BucketError` if the store is not fit. It runs in the thread, before the first
     read.
@@ -90,6 +92,7 @@ class ClusterReader:
         bucket: Bucket,
         broker: str,
         addresses: tuple[str, ...],
+        own: str,
         thread: Jobs,
         send: Callable[[p.Wire], object],
         check: Callable[[], object],
@@ -98,6 +101,7 @@ class ClusterReader:
         self._bucket = bucket
         self._broker = broker
         self._addresses = addresses
+        self._own = own
         self._thread = thread
         self._send = send
         self._check = check
@@ -205,9 +209,10 @@ class ClusterReader:
         found = self._log.directory.broker(self._broker)
         known = found.addresses if found is not None else ()
         right = merged(self._addresses, known)
-        if self._is_announced and set(self._addresses) <= set(known):
+        is_same = found is not None and found.bucket == self._own
+        if self._is_announced and is_same and set(self._addresses) <= set(known):
             return -1
-        if known != right:
+        if known != right or not is_same:
             self._announce(right)
         self._is_announced = True
         return -1
@@ -222,7 +227,7 @@ class ClusterReader:
                 ", ".join(addresses),
             )
         if self._entry is None or self._entry.addresses != addresses:
-            self._entry = BrokerEntry(uuids.uuid4().hex, self._broker, addresses)
+            self._entry = BrokerEntry(uuids.uuid4().hex, self._broker, addresses, self._own)
         number = self._log.append(self._entry)
         self._entry = None
         log.info("entry %d of the cluster's directory has this broker's addresses", number)

@@ -126,6 +126,17 @@ class Flight:
     tails: dict[str, Tail] = field(default_factory=dict)
     topics: frozenset[str] | None = None
     """The topics of the registry that the tick has, or None if it has none."""
+    registry_version: int = 0
+    """How many times this process had read a new registry when the tick was begun."""
+
+
+class _Wait(NamedTuple):
+    """A caller that waits until the bucket has this registry, and this topic below `end`."""
+
+    registry_version: int
+    uuid: str
+    end: int
+    then: Callable[[int], object]
 
 
 class Registry(NamedTuple):
@@ -205,6 +216,9 @@ class Shipper:
         self._registry = NO_REGISTRY
         self._registry_number = -1
         self._registry_due = True
+        self._registry_version = 0  # how many times a new registry was read
+        self._shipped_version = 0  # that of the newest registry in the bucket
+        self._awaiting: list[_Wait] = []
         # The topics of the newest registry in the bucket, None if this process does not know.
         self._shipped_topics: frozenset[str] | None = None
         # Objects with rows that may be in no tick yet, and those that are in a tick by now.
@@ -450,6 +464,29 @@ class Shipper:
         else:
             self._send(envelope, p.Done(request, {"base": value}))
 
+    def wait_for(self, uuid: str, end: int, then: Callable[[int], object]) -> None:
+        """Call `then` with the number of a tick when the bucket has the registry as it is now.
+
+        With `uuid`, also when it has all rows of this topic, and its messages below `end`. If this
+        process ends before, `then` is not called. Raises `Refused`.
+        """
+        self.check()
+        self._look_at_registry()
+        self._awaiting.append(_Wait(self._registry_version, uuid, end, then))
+        self._settle_waits()
+        if self._awaiting and self._registry_due and len(self._flights) < WINDOW:
+            self._begin_tick()
+
+    def _settle_waits(self) -> None:
+        waits, self._awaiting = self._awaiting, []
+        for wait in waits:
+            tail = self._tails.get(wait.uuid)
+            has_topic = not wait.uuid or (tail is not None and tail.end >= wait.end)
+            if has_topic and wait.registry_version <= self._shipped_version:
+                wait.then(self._last_number)
+            else:
+                self._awaiting.append(wait)
+
     def forget(self, uuid: str) -> None:
         """Forget a topic that was deleted."""
         self._tails.pop(uuid, None)
@@ -577,6 +614,7 @@ class Shipper:
             terms=self.primacy.terms,
             first_ns=boot_ns(),
             topics=self._registry.all if registry else None,
+            registry_version=self._registry_version,
         )
         self._flights.append(flight)
         index = Index(
@@ -662,6 +700,7 @@ class Shipper:
             self.is_releasing = False
         if flight.topics is not None:
             self._shipped_topics = flight.topics
+            self._shipped_version = max(self._shipped_version, flight.registry_version)
         topics = self._registry.topics
         self._tails = {uuid: tail for uuid, tail in flight.tails.items() if uuid in topics}
         for one in flight.pieces:
@@ -673,6 +712,7 @@ class Shipper:
             )
         flight.tick = None
         self._answer_opening()
+        self._settle_waits()
 
     # The registry
 
@@ -696,6 +736,7 @@ class Shipper:
         }
         every = frozenset(row["uuid"] for row in topics.values())
         self._registry = Registry(mark, data, frozenset(shipped), every)
+        self._registry_version += 1
         self._registry_due = True
         for uuid in self._tails.keys() - shipped:
             self.forget(uuid)

@@ -277,6 +277,7 @@ ORDERS: Final[Mapping[str, Action]] = {
             "seek",
             "delayed cancel",
             "add_parts",
+            "move",
         ),
         Action.MANAGE_TOPIC,
     ),

@@ -31,7 +31,7 @@ from ...storage.shipping.tick_format import COPY_NAME, Copy, decode_copy, encode
 from ...storage.shipping.tick_reader import ShippedTopic
 from ..settings.options import SHIP_RESERVE
 from ..supervisor.topics.registry import REGISTRY_NAME
-from ..supervisor.topics.registry_format import Content, TopicRow, decode, encode
+from ..supervisor.topics.registry_format import GIVEN, Content, TopicRow, decode, encode
 
 log = logging.getLogger("zsq")
 
@@ -68,7 +68,7 @@ def choose(registry: bytes, shipped: Mapping[str, ShippedTopic], archive: str, n
         elif found is None or found.begins < 0:
             left_out[topic] = "the bucket has nothing of it"
         else:
-            row.state = "live"
+            row.state = GIVEN if row.state == GIVEN else "live"
             kept[topic] = row
     content.topics = kept
     content.bucket = archive

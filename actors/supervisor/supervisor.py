@@ -50,6 +50,7 @@ from .singles import Singles
 from .topics.broker_state import BrokerState
 from .topics.dormancy import at_rest
 from .topics.registry import Registry
+from .topics.registry_format import AWAY
 from .topics.sleepers import Sleeper, sleepers_of
 from .topics.topic_group import TopicGroup
 
@@ -224,7 +225,8 @@ class Supervisor:
         self.alarms.start()
         self.state.registry.finish_removals()
         for name, row in list(self.state.registry.topics.items()):
-            self.state.add_group(name, row, self._sleepers.get(name))
+            if row.state not in AWAY:
+                self.state.add_group(name, row, self._sleepers.get(name))
 
     def _turn(self, poller: zmq.Poller, wake: socket.socket) -> None:
         if self._signals and not self.state.stopping:
@@ -298,6 +300,7 @@ class Supervisor:
         elif isinstance(message, p.Pulse):
             if self._handover is not None:
                 self._handover.noted(message.key, message.stats)
+            self.commands.noted(message.key, message.stats)
             child = self.processes.children.get(message.key) or self._sleeper(message.key)
             if child is not None and child.envelope == mail.envelope:
                 stats = message.stats if child.state != "ended" else at_rest(message.stats)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ...actors.supervisor.topics.registry import Registry, TopicRow
+from ...actors.supervisor.topics.registry_format import AWAY
 from ...storage.delayed.delayed import DelayedStore
 from ...storage.delayed.delayed_format import DelayedKey
 from ...storage.directory.store import Store, StoreOptions, TopicIdentity, open_store
@@ -189,7 +190,9 @@ class _Export:
 
     def _chosen(self, names: list[str]) -> dict[str, TopicRow]:
         known = {
-            name: row for name, row in self._registry.topics.items() if row.state != "deleting"
+            name: row
+            for name, row in self._registry.topics.items()
+            if row.state not in ("deleting", *AWAY)
         }
         unknown = [name for name in names if name not in known]
         if unknown:

@@ -6,17 +6,26 @@ removed. Everybody who reads the same entries gets the same view.
 
 | entry | meaning |
 |---|---|
-| broker | a broker and its addresses; it gets the next free number, or keeps the one that it has |
+| broker | a broker, its addresses and its bucket; it gets the next free number, or keeps its own |
 | topic | a topic with all its parts: the number of the broker of part 0, of part 1, and so on |
 | part | one more part of a topic; its number is the number of parts so far |
 | close | a part takes no more messages, at any broker |
 | open | a part that was closed takes messages again |
+| move | another broker shall have a part; the broker that has it now withdraws this |
+| ready | that other broker lives, and is ready to take the part |
+| give | the broker that had a part has released it, and another one has it now |
+| taken | that other one has all of the part in its own bucket |
 | remove | a topic and all its parts are deleted |
 
 An entry may be *void*: nobody obeys it. `Directory.objection` says which entries are void. This
 depends only on the entries before it. So whoever adds an entry reads it again to learn whether it
 counts: somebody else may have been faster. Each entry has a random id. An entry whose id an earlier
 entry has is void, so a writer that lost an answer may add its entry again.
+
+The *hold* of a part is the number of times that it was given. A `move` names the hold that it is
+about, and a `give` the next one. So the first `give` of a hold counts, and later ones are void.
+Only the broker that has a part gives it, after its own bucket has that it did. So the directory
+grants nothing that the log of that broker does not grant (tests/models/parts_model.py).
 
 The rules of void entries are part of the format. A change of them needs a new version. A reader
 stops at an entry of an unknown version or kind, because it cannot know what the entry changes.
@@ -26,7 +35,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from ...transport.errors import (
     E_BAD_ARGUMENT,
@@ -43,18 +52,24 @@ from ..errors import ForeignDirectory
 VERSION: Final = 1
 KIND: Final = "directory"
 FOLDER: Final = "directory"
+NOBODY: Final = -1
 BROKERS_MAX: Final = 1_000
 ADDRESSES_MAX: Final = 16  # of one broker
 ADDRESS_CHARS_MAX: Final = 300
+URL_CHARS_MAX: Final = 1_000
 _HEX: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 class BrokerEntry(NamedTuple):
-    """A broker. `uuid` is that of its data directory, so a standby that takes over keeps it."""
+    """A broker. `uuid` is that of its data directory, so a standby that takes over keeps it.
+
+    `bucket` is the URL of its prefix, from which another broker takes a part that is given to it.
+    """
 
     id: str
     uuid: str
     addresses: tuple[str, ...]
+    bucket: str = ""
 
 
 class TopicEntry(NamedTuple):
@@ -93,6 +108,51 @@ class OpenEntry(NamedTuple):
     part: int
 
 
+class MoveEntry(NamedTuple):
+    """The broker with the number `broker` shall have a part after this hold."""
+
+    id: str
+    uuid: str
+    part: int
+    hold: int
+    broker: int
+
+
+class ReadyEntry(NamedTuple):
+    """The broker with the number `broker` shall have the part after this hold, and is ready."""
+
+    id: str
+    uuid: str
+    part: int
+    hold: int
+    broker: int
+
+
+class GiveEntry(NamedTuple):
+    """A part begins the hold with this number at this broker.
+
+    The broker of the hold before has released it. `log` is the uuid of the part's log, and `tick`
+    the number of a tick of that broker that exists since.
+    """
+
+    id: str
+    uuid: str
+    part: int
+    hold: int
+    broker: int
+    log: str
+    tick: int
+
+
+class TakenEntry(NamedTuple):
+    """The broker of this hold has all of the part in its bucket."""
+
+    id: str
+    uuid: str
+    part: int
+    hold: int
+
+
 class RemoveEntry(NamedTuple):
     """The topic with this uuid is deleted."""
 
@@ -106,13 +166,21 @@ class Unusable(NamedTuple):
     why: str
 
 
-Entry = BrokerEntry | TopicEntry | PartEntry | CloseEntry | OpenEntry | RemoveEntry
+Entry = (
+    BrokerEntry | TopicEntry | PartEntry | CloseEntry | OpenEntry | MoveEntry | ReadyEntry
+    | GiveEntry | TakenEntry | RemoveEntry
+)  # fmt: skip
+_Move = MoveEntry | ReadyEntry | GiveEntry | TakenEntry
 _NAMES: Final[Mapping[type[Entry], str]] = {
     BrokerEntry: "broker",
     TopicEntry: "topic",
     PartEntry: "part",
     CloseEntry: "close",
     OpenEntry: "open",
+    MoveEntry: "move",
+    ReadyEntry: "ready",
+    GiveEntry: "give",
+    TakenEntry: "taken",
     RemoveEntry: "remove",
 }
 _KINDS: Final[Mapping[str, type[Entry]]] = {name: kind for kind, name in _NAMES.items()}
@@ -184,6 +252,15 @@ def _addresses(value: object) -> str:
     return "" if good else f"a list of 1 to {ADDRESSES_MAX} addresses"
 
 
+def _count(value: object) -> str:
+    return "" if type(value) is int and value >= 0 else "a number from 0 on"
+
+
+def _url(value: object) -> str:
+    good = isinstance(value, str) and len(value) <= URL_CHARS_MAX
+    return "" if good else f"a URL of at most {URL_CHARS_MAX} characters"
+
+
 def _settings(value: object) -> str:
     return "" if isinstance(value, dict) else "an object"
 
@@ -196,6 +273,10 @@ _CHECKS: Final = {
     "part": _number,
     "brokers": _numbers,
     "addresses": _addresses,
+    "bucket": _url,
+    "hold": _count,
+    "log": _hex,
+    "tick": _count,
     "settings": _settings,
 }
 
@@ -206,12 +287,33 @@ class Broker(NamedTuple):
     number: int
     uuid: str
     addresses: tuple[str, ...]
+    bucket: str = ""
+
+
+class Hold(NamedTuple):
+    """The current hold of a part.
+
+    `to` is the broker that shall have the part next, and `is_ready` is True if it said that it is
+    ready. `origin` is the broker that had it before and keeps its files, until this broker has
+    them. Both are NOBODY if there is none. `log` and `tick` are those of the `give`.
+    """
+
+    number: int = 0
+    to: int = NOBODY
+    is_ready: bool = False
+    origin: int = NOBODY
+    log: str = ""
+    tick: int = 0
+
+
+FIRST_HOLD: Final = Hold()
 
 
 class PartedTopic(NamedTuple):
     """A topic with parts. `parts` has the number of the broker of each part.
 
-    `closed`: the numbers of the parts that take no more messages.
+    `closed`: the numbers of the parts that take no more messages. `holds`: the parts with another
+    hold than FIRST_HOLD.
     """
 
     topic: str
@@ -219,6 +321,13 @@ class PartedTopic(NamedTuple):
     parts: tuple[int, ...]
     settings: Mapping[str, Any]
     closed: frozenset[int] = frozenset()
+    holds: Mapping[int, Hold] = {}
+
+    def hold(self, part: int) -> Hold:
+        return self.holds.get(part, FIRST_HOLD)
+
+    def with_hold(self, part: int, hold: Hold) -> Self:
+        return self._replace(holds={**self.holds, part: hold})
 
 
 class Objection(NamedTuple):
@@ -283,9 +392,9 @@ class Directory:
 
     def _obey(self, entry: Entry) -> None:
         match entry:
-            case BrokerEntry(uuid=uuid, addresses=addresses):
+            case BrokerEntry(uuid=uuid, addresses=addresses, bucket=bucket):
                 number = self._number_of.setdefault(uuid, len(self._brokers))
-                self._brokers[number : number + 1] = [Broker(number, uuid, addresses)]
+                self._brokers[number : number + 1] = [Broker(number, uuid, addresses, bucket)]
             case TopicEntry():
                 parted = PartedTopic(entry.topic, entry.uuid, entry.brokers, entry.settings)
                 self.topics[entry.topic] = parted
@@ -302,6 +411,9 @@ class Directory:
                 name = self._names[entry.uuid]
                 found = self.topics[name]
                 self.topics[name] = found._replace(closed=found.closed - {entry.part})
+            case MoveEntry() | ReadyEntry() | GiveEntry() | TakenEntry():
+                name = self._names[entry.uuid]
+                self.topics[name] = _moved(self.topics[name], entry)
             case RemoveEntry():
                 del self.topics[self._names.pop(entry.uuid)]
                 self.removed.add(entry.uuid)
@@ -321,6 +433,8 @@ class Directory:
                 return self._of_part(entry)
             case CloseEntry() | OpenEntry():
                 return self._of_change(entry)
+            case MoveEntry() | ReadyEntry() | GiveEntry() | TakenEntry():
+                return self._of_move(entry)
             case RemoveEntry():
                 return self._of_unknown(entry.uuid)
 
@@ -347,7 +461,26 @@ class Directory:
             return Objection(E_LIMIT, f"topic {topic.topic} has {PARTS_MAX} parts, the limit")
         return self._of_broker(entry.broker)
 
-    def _of_change(self, entry: CloseEntry | OpenEntry) -> Objection | None:
+    def _of_move(self, entry: _Move) -> Objection | None:
+        if (found := self._of_change(entry)) is not None:
+            return found
+        topic = self.topics[self._names[entry.uuid]]
+        name, hold = part_name(topic.topic, entry.part), topic.hold(entry.part)
+        wanted = hold.number + isinstance(entry, GiveEntry)
+        if entry.hold != wanted:
+            text = f"part {name} was moved meanwhile: the hold is {wanted}, not {entry.hold}"
+            return Objection(E_EXISTS, text)
+        if isinstance(entry, TakenEntry):
+            is_done = hold.origin == NOBODY
+            return Objection(E_EXISTS, f"part {name} is not being taken over") if is_done else None
+        if isinstance(entry, ReadyEntry) and hold.to != entry.broker:
+            return Objection(E_EXISTS, f"part {name} shall not move to broker {entry.broker}")
+        if hold.origin != NOBODY:
+            at = topic.parts[entry.part]
+            return Objection(E_EXISTS, f"part {name} is still being taken over by broker {at}")
+        return self._of_broker(entry.broker)
+
+    def _of_change(self, entry: CloseEntry | OpenEntry | _Move) -> Objection | None:
         if (found := self._of_unknown(entry.uuid)) is not None:
             return found
         topic = self.topics[self._names[entry.uuid]]
@@ -365,6 +498,24 @@ class Directory:
         if 0 <= number < len(self._brokers):
             return None
         return Objection(E_NOT_FOUND, f"the cluster has no broker {number}")
+
+
+def _moved(topic: PartedTopic, entry: _Move) -> PartedTopic:
+    part, hold = entry.part, topic.hold(entry.part)
+    at = topic.parts[part]
+    match entry:
+        case MoveEntry(broker=broker):
+            to = NOBODY if broker == at else broker
+            return topic.with_hold(part, hold._replace(to=to, is_ready=False))
+        case ReadyEntry():
+            return topic.with_hold(part, hold._replace(is_ready=True))
+        case GiveEntry(broker=broker, hold=number, log=log, tick=tick):
+            origin = NOBODY if broker == at else at
+            given = Hold(number, origin=origin, log=log, tick=tick)
+            changed = topic.with_hold(part, given)
+            return changed._replace(parts=(*topic.parts[:part], broker, *topic.parts[part + 1 :]))
+        case TakenEntry():
+            return topic.with_hold(part, hold._replace(origin=NOBODY))
 
 
 def why_unfit(topic: str) -> str | None:

@@ -116,7 +116,7 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("parts.md", "mkdir -p bucket/one bucket/two"): "tests/process/test_cluster_cli.py",
     ("parts.md", "zsq serve --data-dir two"): "tests/process/test_cluster_cli.py",
     ("parts.md", "export ZSQ_URL="): "tests/process/test_cluster_cli.py",
-    ("parts.md", "zsq topic add-parts clicks"): "tests/process/test_cluster_cli.py",
+    ("parts.md", "zsq topic move clicks#1"): "tests/process/test_cluster_cli.py",
     ("parts.md", "zsq peek clicks#3"): "tests/process/test_cluster_cli.py",
     ("parts.md", "import zsq"): "tests/process/test_parts.py",
     ("parts.md", "spark.readStream"): "tests/spark/test_parts.py",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
 from ..reports import AlarmEvent, AlarmReceiver, BucketStats, ProcessStats, RaisedAlarm
@@ -28,24 +28,34 @@ class Added(TypedDict):
     parts: int
 
 
+class Moving(TypedDict):
+    """`hold`: how often the part was moved before."""
+
+    hold: int
+
+
 class ClusterBroker(TypedDict):
-    """A broker of the cluster. `me`: True for the one that answers."""
+    """A broker of the cluster. `bucket`: the URL of its bucket. `me`: True for the one that
+    answers.
+    """
 
     number: int
     uuid: str
     addresses: Sequence[str]
+    bucket: str
     me: bool
 
 
 class ClusterTopic(TypedDict):
     """A topic with parts. `parts`: the number of the broker of each part. `closed`: the numbers of
-    the parts that take no more messages.
+    the parts that take no more messages. `moves`: the broker to which a part is being moved.
     """
 
     topic: str
     uuid: str
     parts: Sequence[int]
     closed: Sequence[int]
+    moves: Mapping[int, int]
 
 
 class ClusterAnswer(TypedDict):

@@ -18,8 +18,8 @@ __all__ = [
     "AppendEntry", "BackUpLog", "BackUpState", "BehindPause", "CancelDelayed", "ChannelConfigured", "ConfigureChannel", "CountDelayed",
     "DeadLettersGo", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel", "ListChunks", "ListDelayed",
     "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory", "Reload", "ReloadGateway", "ReloadHttpGateway",
-    "ReloadNsqGateway", "ReloadShipping", "Seek", "SetClosed", "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip",
-    "WhereDeadLettersGo",
+    "ReloadNsqGateway", "ReloadShipping", "Seek", "SetClosed", "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip", "TakePart",
+    "WaitForShipping", "WhereDeadLettersGo",
 ]
 # fmt: on
 
@@ -327,6 +327,38 @@ class ReadDirectory(Order[Done]):
     """
 
     op: ClassVar[int] = 56
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForShipping(Order[Done]):
+    """Answer when the bucket has the registry as it is now, and with `uuid` all of this topic below
+    offset `end`.
+
+    Done.data: {"tick": the number of a tick that has them, or of a later one}. Failed: E_BUCKET,
+    E_FENCED.
+    """
+
+    op: ClassVar[int] = 57
+    uuid: str = ""
+    end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TakePart(Order[Done]):
+    """Make the directory of a part that another broker has given to this one
+    (storage/shipping/part_taking.py).
+
+    `url` is the bucket of the other broker. Done.data: {"row": the row of the part in the registry
+    of the other broker, "start", "end", "archived": the offsets, and the messages that are only in
+    the archive}. Failed: E_BUCKET, E_CHECKSUM, E_DISK_FULL.
+    """
+
+    op: ClassVar[int] = 58
+    url: str
+    name: str
+    log: str
+    tick: int
+    directory: str
 
 
 # To any actor

@@ -14,23 +14,46 @@ lag behind. So there are rules for what is not in it:
   requests wait for it, and are refused if it cannot be read.
 
 `local` has the topics of this broker. Their rows say of which topic they are a part.
+
+A part moves by these steps, each of which is repeated until its result is known:
+
+| broker | the directory says | row of the part here | step | result |
+|---|---|---|---|---|
+| target | it is elsewhere, and shall be here | none | Prepare | a `ready` in the directory |
+| source | it is here, and another broker shall have it and is ready | live | Release | given |
+| source | it is here | given | Give, when the bucket has this row | a `give` in the directory |
+| source | the same, but the move was withdrawn | given | Give to itself | a `give` in the directory |
+| source | it is here with the next hold | given | Resume | live |
+| target | it is here, and another broker has its files | none, or taking | Take | live |
+| target | the same | live | Confirm, when the bucket has all | a `taken` there |
+| source | it is elsewhere, and nobody needs the files | given | Delete | none |
+
+A part is opened empty only in its first hold. So a broker that lost its row does not begin the part
+again. A broker that deletes a `given` part has read the `taken`, and whoever continues its log
+reads the directory after that. So the row need not be kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
 from ....storage.cluster.directory import (
+    NOBODY,
     CloseEntry,
     Directory,
+    GiveEntry,
+    Hold,
+    MoveEntry,
     OpenEntry,
     PartedTopic,
     PartEntry,
+    ReadyEntry,
     RemoveEntry,
+    TakenEntry,
     TopicEntry,
     why_unfit,
 )
@@ -52,7 +75,7 @@ from ....transport.errors import (
 from ....transport.names import PARTS_MAX, is_ephemeral, part_name, part_of
 from ....transport.wire import protocol as p
 from ...settings import closing
-from ..topics.registry_format import TopicRow
+from ..topics.registry_format import AWAY, GIVEN, TAKING, TopicRow
 
 _AGAIN: Final = "try again in a moment"
 _TROUBLES_MAX: Final = 5  # parts that are named in a report
@@ -73,19 +96,65 @@ class Open(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """A part whose row does not say of which topic it is a part."""
+    """A part whose row does not say of which topic it is a part, and in which hold: the registry
+    was repaired.
+    """
 
     name: str
     uuid: str
+    hold: int
 
 
 class Delete(NamedTuple):
-    """A part of a topic that was removed."""
+    """A part of a topic that was removed, or one that another broker has by now."""
 
     name: str
 
 
-Step = Open | Adopt | Delete
+class Prepare(NamedTuple):
+    """A part that this broker shall have. Its `ready` says that this broker lives."""
+
+    name: str
+    entry: ReadyEntry
+
+
+class Release(NamedTuple):
+    """A part that another broker shall have. Its topic is stopped when the bucket has all of it."""
+
+    name: str
+
+
+class Give(NamedTuple):
+    """A part that was released. `entry` is complete but for the number of the tick."""
+
+    name: str
+    entry: GiveEntry
+
+
+class Resume(NamedTuple):
+    """A part that was released, and stays here with the next hold."""
+
+    name: str
+    hold: int
+
+
+class Take(NamedTuple):
+    """A part that was given to this broker. The bucket of the broker before is at `url`."""
+
+    name: str
+    topic: PartedTopic
+    hold: Hold
+    url: str
+
+
+class Confirm(NamedTuple):
+    """A part that was taken from another broker, which still has its files."""
+
+    name: str
+    entry: TakenEntry
+
+
+Step = Open | Adopt | Delete | Prepare | Release | Give | Resume | Take | Confirm
 
 
 class ClusterView:
@@ -99,6 +168,8 @@ class ClusterView:
         """Why the directory cannot be read at the moment, or ""."""
         self.failures: dict[str, str] = {}
         """The parts with a step that failed. The text follows the name of the part."""
+        self.leaving: set[str] = set()
+        """The parts that are being released."""
         self.conflicts: dict[str, str] = {}
         """The topics of this broker that contradict the directory, each with a sentence."""
         self._uuid = uuid
@@ -187,20 +258,27 @@ class ClusterView:
     def _find_part(self, name: str, topic: str, number: int, is_fresh: bool) -> Go | p.Spread:
         row, parted = self._local.get(name), self.directory.topics.get(topic)
         if parted is None or number >= len(parted.parts):
-            if row is not None and row.part_of not in self.directory.removed:
+            is_away = row is not None and row.state in AWAY
+            if row is not None and not is_away and row.part_of not in self.directory.removed:
                 return Go.HERE
             if not is_fresh:
                 return Go.READ
+            if is_away:
+                raise Refused(E_CLOSING, f"part {name!r} is being moved; {_AGAIN}")
             if not self.is_read:
                 raise self._unknown(f"where part {name!r} is")
             known = f"has no part {number}" if parted is not None else "has no parts"
             raise NotFound(E_NOT_FOUND, f"topic {topic!r} {known} in this cluster")
         if parted.parts[number] != self.me:
-            return self._spread(parted)
-        if row is None or row.part_of not in ("", parted.uuid) or row.state == "deleting":
+            if is_fresh or row is not None or parted.hold(number).to != self.me:
+                return self._spread(parted)
+            return Go.READ  # it may have been given to this broker just now
+        is_other = row is None or row.part_of not in ("", parted.uuid)
+        if row is None or is_other or name in self.leaving or row.state in ("deleting", *AWAY):
             why = self.failures.get(name) or self.conflicts.get(name)
-            text = f"part {name!r} is being opened{f': {why}' if why else ''}; {_AGAIN}"
-            raise Refused(E_CLOSING, text)
+            moves = name in self.leaving or (row is not None and row.state in AWAY)
+            text = f"part {name!r} is being {'moved' if moves else 'opened'}"
+            raise Refused(E_CLOSING, f"{text}{f': {why}' if why else ''}; {_AGAIN}")
         return Go.HERE
 
     def _unknown(self, what: str) -> Refused:
@@ -291,6 +369,23 @@ class ClusterView:
             found.append(PartEntry(id, parted.uuid, broker))
         return found
 
+    def move(self, message: p.Manage, id: str) -> MoveEntry:
+        """Return the entry that moves a part to another broker, or back. Raises the error of the
+        request.
+        """
+        found = part_of(message.topic)
+        if found is None or message.channel:
+            raise UsageError(E_BAD_ARGUMENT, "only a part can be moved: name one, such as clicks#3")
+        parted, number = self._parted(found[0]), found[1]
+        if number >= len(parted.parts):
+            raise NotFound(E_NOT_FOUND, f"topic {parted.topic!r} has no part {number}")
+        asked = message.options.get("broker")
+        broker = self._brokers([asked])[0]
+        hold = parted.hold(number)
+        if not self.directory.brokers[parted.parts[number]].bucket:
+            raise UsageError(E_UNSUPPORTED, "the broker of this part runs an older version of ZSQ")
+        return MoveEntry(id, parted.uuid, number, hold.number, broker)
+
     def removal(self, message: p.Manage, id: str) -> RemoveEntry:
         """Return the entry that deletes a topic with its parts, or raise its error."""
         parted = self._parted(message.topic)
@@ -349,14 +444,54 @@ class ClusterView:
         ]
         for parted in self.directory.topics.values():
             for number, broker in enumerate(parted.parts):
+                name = part_name(parted.topic, number)
+                row = self._local.get(name)
+                if row is not None and (row.part_of or parted.uuid) != parted.uuid:
+                    continue  # a conflict, or a part of a topic that was removed
                 if broker == me:
-                    name = part_name(parted.topic, number)
-                    row = self._local.get(name)
-                    if row is None:
-                        found.append(Open(name, parted))
-                    elif not row.part_of:
-                        found.append(Adopt(name, parted.uuid))
+                    found += self._of_own(name, number, parted, row)
+                elif row is None and parted.hold(number).to == me:
+                    hold = parted.hold(number)
+                    if not hold.is_ready:
+                        entry = ReadyEntry("", parted.uuid, number, hold.number, me)
+                        found.append(Prepare(name, entry))
+                elif row is not None and _is_past(row, parted.hold(number), me):
+                    found.append(Delete(name))
         return found
+
+    def _of_own(
+        self, name: str, number: int, parted: PartedTopic, row: TopicRow | None
+    ) -> list[Step]:
+        """Return the next step of a part that this broker has by the directory, if there is one."""
+        hold = parted.hold(number)
+        if hold.origin != NOBODY and (row is None or row.state == TAKING):
+            url = self.directory.brokers[hold.origin].bucket
+            return [Take(name, parted, hold, url)]
+        if row is None:
+            return [Open(name, parted)] if not hold.number else []
+        if not row.part_of:
+            return [Adopt(name, parted.uuid, hold.number)]
+        if row.state == GIVEN and row.hold < hold.number:
+            return [Resume(name, hold.number)] if hold.origin == NOBODY else [Delete(name)]
+        if row.hold != hold.number or row.state == "deleting":
+            return []
+        if row.state == GIVEN:
+            to = parted.parts[number] if hold.to == NOBODY else hold.to
+            give = GiveEntry("", parted.uuid, number, hold.number + 1, to, row.uuid, 0)
+            return [Give(name, give)]
+        if hold.origin != NOBODY:
+            return [Confirm(name, TakenEntry("", parted.uuid, number, hold.number))]
+        return [Release(name)] if hold.to != NOBODY and hold.is_ready else []
+
+    @property
+    def is_moving(self) -> bool:
+        """True while a part is to come here or to leave, so that news of it should be read soon."""
+        me = self.me
+        return me is not None and any(
+            me in (hold.to, hold.origin) or (hold.origin != NOBODY and one.parts[number] == me)
+            for one in self.directory.topics.values()
+            for number, hold in one.holds.items()
+        )
 
     def _conflicts(self) -> dict[str, str]:
         found = {}
@@ -370,12 +505,32 @@ class ClusterView:
             elif row.part_of and row.part_of not in removed:
                 base, number = part_of(name) or ("", 0)
                 parted = topics.get(base)
-                if parted is not None and number < len(parted.parts) and row.part_of != parted.uuid:
+                if parted is None or number >= len(parted.parts):
+                    continue
+                hold = parted.hold(number)
+                if row.part_of != parted.uuid:
                     found[name] = (
                         f"part {name} belongs to another topic than the one that this cluster has "
                         "under that name: is --cluster the right URL?"
                     )
+                elif row.state not in AWAY and row.hold < hold.number:
+                    found[name] = (
+                        f"part {name} was given to another broker, and this copy of it is older: "
+                        "was this broker restored from an old backup?"
+                    )
+        for name, number in self._lost():
+            found[name] = f"part {name} should be here since hold {number}, and is not: restore it"
         return found
+
+    def _lost(self) -> Iterator[tuple[str, int]]:
+        """Yield the parts that were moved here and are missing, with their holds."""
+        me = self.me
+        for parted in self.directory.topics.values() if self.is_read else ():
+            for number, hold in parted.holds.items():
+                name = part_name(parted.topic, number)
+                is_here = parted.parts[number] == me and hold.origin == NOBODY
+                if is_here and hold.number and name not in self._local:
+                    yield name, hold.number
 
     def describe(self) -> dict[str, Any]:
         """Return the data of the reply to Manage `cluster`."""
@@ -390,12 +545,22 @@ class ClusterView:
                     "uuid": one.uuid,
                     "parts": one.parts,
                     "closed": tuple(sorted(one.closed)),
+                    "moves": {
+                        number: hold.to if hold.origin == NOBODY else one.parts[number]
+                        for number, hold in one.holds.items()
+                        if (hold.to, hold.origin) != (NOBODY, NOBODY)
+                    },
                 }
                 for _, one in sorted(self.directory.topics.items())
             ],
             "directory": self.directory.next,
             "trouble": self.trouble,
         }
+
+
+def _is_past(row: TopicRow, hold: Hold, me: int) -> bool:
+    """Return True if the files of a part are not needed here, because another broker has them."""
+    return row.state in AWAY and row.hold < hold.number and hold.origin != me
 
 
 def _count(given: object, what: str) -> int:

@@ -46,6 +46,18 @@ def create_topic(
     part_of: str = "",
 ) -> TopicGroup:
     """Create a topic that does not exist, and start it. Raises `ZsqError`."""
+    check_room(broker, topic)
+    if is_ephemeral(topic):
+        own = changed({}, retention or {})
+        sync_modes.check_in_memory(topic, sync or "never")
+        retention_in_memory(own, broker.registry.memory.bytes_max())
+    else:
+        sync, own = checked(topic, sync, retention or {}, broker.options)
+    return broker.add_group(topic, broker.registry.add(topic, sync, own, part_of))
+
+
+def check_room(broker: BrokerState, topic: str) -> None:
+    """Raise `Refused` (E_LIMIT) if there is no room for one more topic."""
     if len(broker.groups) >= options.TOPICS_MAX:
         raise Refused(
             E_LIMIT,
@@ -55,10 +67,3 @@ def create_topic(
             ),
         )
     broker.processes.check_room(2, f"topic {topic!r} with a channel")
-    if is_ephemeral(topic):
-        own = changed({}, retention or {})
-        sync_modes.check_in_memory(topic, sync or "never")
-        retention_in_memory(own, broker.registry.memory.bytes_max())
-    else:
-        sync, own = checked(topic, sync, retention or {}, broker.options)
-    return broker.add_group(topic, broker.registry.add(topic, sync, own, part_of))

@@ -60,6 +60,10 @@ class Commands:
         self._overview = Overview(view)
         self._parts = Parts(requests)
 
+    def noted(self, key: int, stats: Mapping[str, Any]) -> None:
+        """Note a pulse of the topic with this key."""
+        self._parts.noted(key, stats)
+
     def on_mail(self, mail: Mail) -> None:
         message = mail.message
         request = 0

@@ -16,10 +16,10 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ....storage.cluster.directory import Entry, encode_entry
 from ....transport.errors import (
@@ -40,16 +40,31 @@ from ...runtime.port import Envelope
 from ...runtime.process_table import Child
 from ...settings import closing, options
 from ...settings.channel_settings import DEAD_LETTERS
-from ..cluster.cluster_view import Adopt, ClusterView, Delete, Go, Open, Step
+from ..cluster.cluster_view import (
+    Adopt,
+    ClusterView,
+    Confirm,
+    Delete,
+    Give,
+    Go,
+    Open,
+    Prepare,
+    Release,
+    Resume,
+    Step,
+    Take,
+)
 from . import dead_letter_topics
 from .creation import checked, create_topic, retention_of
 from .deletion import delete_part
+from .part_moves import LongStep, PartMoves
 from .requests import Requests
 
 log = logging.getLogger("zsq")
 
 CLUSTER: Final = "cluster"
 ADD_PARTS: Final = "add_parts"
+MOVE: Final = "move"
 _NS_PER_S: Final = 1_000_000_000
 # Reads that clients cause follow each other with this pause, because each costs a request to the
 # bucket.
@@ -82,6 +97,7 @@ class Parts:
         self._broker = requests.broker
         registry = requests.broker.registry
         self._view = ClusterView(registry.uuid, registry.topics)
+        self._moves = PartMoves(requests, self._view, self._archive, self._step_done, self._failed)
         self._deleting: set[str] = set()
         self._said: set[str] = set()  # conflicts that were logged
         self._is_due = False  # the plan may have new steps
@@ -121,14 +137,17 @@ class Parts:
         """
         of_topic = bool(message.topic) and not message.channel
         creates = message.action == "create" and of_topic and "parts" in message.options
-        if message.action == CLUSTER or message.action == ADD_PARTS or creates:
+        if message.action in (CLUSTER, ADD_PARTS, MOVE) or creates:
             self._check_on()
-            if not self._view.is_read and not is_fresh:
+            is_new = self._view.is_read and not message.options.get("fresh")
+            if not is_new and not is_fresh:
                 self._read(partial(self._manage_after_read, message, carry_out))
             elif message.action == CLUSTER:
                 self._requests.done(message.request, self._view.describe())
             elif creates:
                 self._create(message)
+            elif message.action == MOVE:
+                self._move(message)
             else:
                 self._add_parts(message)
         elif message.action == "delete" and of_topic and self._is_parted(message.topic):
@@ -283,7 +302,10 @@ class Parts:
         self._give_up(
             [wait.then for wait in late], ZsqError(E_TIMEOUT, f"{text}; it may still take effect")
         )
+        if self._view.is_moving and not self._readers and not self._is_reading:
+            self._readers.append(lambda error: None)
         self._read_next(now_ns)
+        self._moves.tick(now_ns)
         if self._is_due or (self._retry_ns and now_ns >= self._retry_ns):
             self._carry_out_plan()
 
@@ -322,6 +344,14 @@ class Parts:
             self._requests.done(message.request, {"parts": len(found.parts)})
 
         self._append(message.request, iter(entries), added)
+
+    def _move(self, message: p.Manage) -> None:
+        entry = self._view.move(message, uuid.uuid4().hex)
+        self._append(
+            message.request,
+            iter([entry]),
+            partial(self._requests.done, message.request, {"hold": entry.hold}),
+        )
 
     def _remove(self, message: p.Manage) -> None:
         entry = self._view.removal(message, uuid.uuid4().hex)
@@ -362,7 +392,11 @@ class Parts:
 
     def _carry_out_plan(self) -> None:
         self._is_due, self._retry_ns = False, 0
-        steps = [step for step in self._view.plan() if step.name not in self._deleting]
+        steps = [
+            step
+            for step in self._view.plan()
+            if step.name not in self._deleting and not self._moves.is_busy(step.name)
+        ]
         waiting = {step.name for step in steps}
         for name in self._view.failures.keys() - waiting:
             del self._view.failures[name]
@@ -387,16 +421,28 @@ class Parts:
                 create_topic(self._broker, name, sync, retention_of(settings), topic.uuid)
                 log.info("part %s is opened", name)
                 self._note("create", name)
-            case Adopt(name=name, uuid=of_topic):
-                self._broker.registry.adopt(name, of_topic)
+            case Adopt(name=name, uuid=of_topic, hold=hold):
+                self._broker.registry.adopt(name, of_topic, hold)
                 log.warning(
                     "part %s is taken as a part of the topic that the cluster has under its name, "
                     "because the registry of this broker lost to which topic it belongs",
                     name,
                 )
-            case Delete(name=name):
+            case Delete(name=name) if name in self._broker.groups:
                 self._deleting.add(name)
                 delete_part(self._requests, self._broker.groups[name], partial(self._gone, step))
+            case Delete(name=name):
+                row = self._broker.registry.topics[name]
+                self._broker.registry.set_state(name, "deleting")
+                self._broker.registry.remove(name)
+                self._broker.forget_archive(row.uuid)
+                log.info("the files of part %s are removed: another broker has it", name)
+                self._is_due = True
+            case Resume():
+                self._moves.resume(step)
+                self._note(MOVE, step.name)
+            case Prepare() | Release() | Give() | Take() | Confirm():
+                self._moves.begin(step)
 
     def _gone(self, step: Step, error: ZsqError | None) -> None:
         self._deleting.discard(step.name)
@@ -407,8 +453,19 @@ class Parts:
         self._note("delete", step.name)
         self._is_due = True  # a new topic of that name may have the part here too
 
+    def _step_done(self, step: LongStep) -> None:
+        self._view.failures.pop(step.name, None)
+        self._is_due = True
+        if isinstance(step, (Give, Take)):
+            self._note(MOVE, step.name)
+
+    def noted(self, key: int, stats: Mapping[str, Any]) -> None:
+        """Note a pulse of a topic."""
+        self._moves.noted(key, stats)
+
     def _failed(self, step: Step, error: Exception) -> None:
-        what = "deleted" if isinstance(step, Delete) else "opened"
+        moves = isinstance(step, Prepare | Release | Give | Take | Confirm | Resume)
+        what = "deleted" if isinstance(step, Delete) else "moved" if moves else "opened"
         text = f"cannot be {what}: {error}"
         if self._view.failures.get(step.name) != text:
             log.error("part %s %s; trying again every %g s", step.name, text, RETRY_S)

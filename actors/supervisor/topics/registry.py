@@ -44,7 +44,7 @@ from ....transport.errors import E_DISK_FULL, E_INTERNAL, Refused
 from ....transport.names import is_ephemeral
 from ....transport.settings import MAX_BYTES_MIN
 from ...settings import options
-from .registry_format import Content, RegistryDamaged, TopicRow, decode, encode
+from .registry_format import TAKING, Content, RegistryDamaged, TopicRow, decode, encode
 
 __all__ = ["OLD_NAME", "REGISTRY_NAME", "Content", "Registry", "RegistryDamaged", "TopicRow"]
 
@@ -464,9 +464,43 @@ class Registry:
         if self.topics[name].dead_letters_of != owner:
             self._set(name, dead_letters_of=dict(owner))
 
-    def adopt(self, name: str, part_of: str) -> None:
-        """Set the topic of which this topic is a part."""
-        self._set(name, part_of=part_of)
+    def adopt(self, name: str, part_of: str, hold: int) -> None:
+        """Set the topic of which this topic is a part, and its hold."""
+        self._set(name, part_of=part_of, hold=hold)
+
+    def begin_taking(self, name: str, log: str, part_of: str, hold: int) -> TopicRow:
+        """Add a part that is taken over from another broker, before its files are here.
+
+        `log` is the uuid of the part's log. Raises `Refused`.
+        """
+        self._finish(name)
+        row = TopicRow(self.next_number, log, "always", 0, TAKING, part_of=part_of, hold=hold)
+        self.next_number += 1
+        self.topics[name] = row
+        try:
+            self.save()
+        except Refused:
+            del self.topics[name]
+            raise
+        return row
+
+    def take_over(self, name: str, given: TopicRow) -> None:
+        """Make the part live, with the settings that it had at the other broker.
+
+        Its files are in its folder. Raises `Refused`.
+        """
+        self._set(
+            name,
+            state="live",
+            sync=given.sync,
+            base_offset=given.base_offset,
+            retention=given.retention,
+            closed=given.closed,
+        )
+
+    def resume(self, name: str, hold: int) -> None:
+        """Make a part live again that this broker has released, and got back. Raises `Refused`."""
+        self._set(name, state="live", hold=hold)
 
     def set_state(self, name: str, state: str, next_offset: int | None = None) -> None:
         ended = self.ended

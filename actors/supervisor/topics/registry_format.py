@@ -43,7 +43,12 @@ from ...settings import closing
 
 VERSION: Final = 1
 CHECKSUM: Final = "checksum"
-STATES: Final = ("new", "live", "deleting")
+# GIVEN: a part that this broker has released. Its files stay until another broker has them.
+# TAKING: a part that this broker takes over. Its files are not here yet, or not completely.
+GIVEN: Final = "given"
+TAKING: Final = "taking"
+STATES: Final = ("new", "live", "deleting", GIVEN, TAKING)
+AWAY: Final = (GIVEN, TAKING)  # states of topics that must not be started
 NODE_MAX: Final = 1023
 OFFSET_MAX: Final = 2**54 - 1
 NUMBER_MAX: Final = 2**53  # every JSON tool reads integers up to this exactly
@@ -51,7 +56,7 @@ _UUID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _KEYS: Final = frozenset({"version", "uuid", "node", "next_number", "topics", "ended"})
 _OPTIONAL: Final = frozenset({"imports", "bucket", CHECKSUM})
 _ROW_KEYS: Final = frozenset({"number", "uuid", "sync", "base_offset", "state"})
-_LATER: Final = frozenset({"dead_letters_of", "part_of"})  # keys of a row that came later
+_LATER: Final = frozenset({"dead_letters_of", "part_of", "hold"})  # keys of a row that came later
 
 
 class RegistryDamaged(ForeignDirectory):
@@ -89,6 +94,9 @@ class TopicRow:
 
     It is "" for a topic that is no part, or if it is not known (after a repair of the registry).
     """
+
+    hold: int = 0
+    """The number of times that the part was given to another broker before this one had it."""
 
     @property
     def owner_uuid(self) -> str:
@@ -311,7 +319,16 @@ def _row(row: dict[str, object], key: str) -> TopicRow:
             f"{key}dead_letters_of.",
         ),
         _uuid(row["part_of"], f"{key}part_of") if "part_of" in row else "",
+        _whole(row.get("hold", 0), f"{key}hold", 0, NUMBER_MAX),
     )
+
+
+def decode_row(row: object, key: str) -> TopicRow:
+    """Decode the row of one topic, of the registry of another broker. Raises `RegistryDamaged`."""
+    try:
+        return _row(_object(row, key), f"{key}.")
+    except _WrongError as error:
+        raise RegistryDamaged(str(error)) from None
 
 
 def _owner(owner: dict[str, object], key: str) -> dict[str, str]:

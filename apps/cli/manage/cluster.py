@@ -34,7 +34,7 @@ def cluster(as_json: bool, url: str, timeout: float) -> None:
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
-        told = admin.cluster()
+        told = admin.cluster(fresh=True)
         said = {one["number"]: _ask(admin, one) for one in told["brokers"]}
     if as_json:
         brokers = [{**one, **_state(said[one["number"]])} for one in told["brokers"]]

@@ -23,9 +23,11 @@ from .settings import describe, given_settings, say_what_to_change, with_setting
 
 if TYPE_CHECKING:
     from ....transport.client.blocking.client import Admin
+    from ....transport.wire.answers import ClusterAnswer, ClusterTopic
 
 
 CHANNELS_NAMED: Final = 5
+MOVE_LOOK_S: Final = 0.1  # between two looks at a move
 
 
 @click.group()
@@ -121,6 +123,68 @@ def topic_add_parts(topic: str, count: int, brokers: str | None, url: str, timeo
     with Admin(url, timeout=timeout) as admin:
         found = admin.add_parts(topic, count, brokers=numbers)
     say(f"topic {topic} has {found['parts']} parts now")
+
+
+@topic.command("move")
+@click.argument("part")
+@click.argument("broker", type=click.IntRange(0))
+@click.option(
+    "--wait",
+    type=Seconds(),
+    default="60s",
+    show_default=True,
+    help="Wait for the end of the move for this time. It goes on if it takes longer.",
+)
+@with_broker
+def topic_move(part: str, broker: int, wait: float, url: str, timeout: float) -> None:
+    """Move PART, such as clicks#3, to the BROKER with this number (zsq cluster shows the numbers).
+
+    Its clients wait for a few seconds, and go on at the other broker. Offsets, channels and
+    delayed messages stay as they are. To withdraw a move, give the number of the broker that has
+    the part.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        source, target = _ends(admin.cluster(fresh=True), part, broker)
+    # Both must live. If both are asked, both know of the move at once.
+    with Admin(source, timeout=timeout) as at, Admin(target, timeout=timeout) as to:
+        to.ping()
+        at.move_part(part, broker)
+        until = time.monotonic() + wait
+        while not _is_moved(to.cluster(fresh=True), part, broker):
+            if time.monotonic() >= until:
+                text = "the move goes on; see zsq cluster, and the logs of both brokers"
+                raise click.ClickException(f"part {part} was not moved within {wait:g} s; {text}")
+            time.sleep(MOVE_LOOK_S)
+    say(f"part {part} is at broker {broker} now")
+
+
+def _topic_of(told: ClusterAnswer, part: str) -> tuple[ClusterTopic, int]:
+    from ....transport.names import part_of
+
+    base, number = part_of(part) or (part, -1)
+    found = next((one for one in told["topics"] if one["topic"] == base), None)
+    if found is None or not 0 <= number < len(found["parts"]):
+        raise click.BadParameter(
+            f"the cluster has no part {part!r}; zsq cluster shows all parts", param_hint="PART"
+        )
+    return found, number
+
+
+def _ends(told: ClusterAnswer, part: str, broker: int) -> tuple[str, str]:
+    """Return the URL of the broker that has the part, and of the one that shall have it."""
+    topic, number = _topic_of(told, part)
+    urls = [",".join(one["addresses"]) for one in told["brokers"]]
+    if broker >= len(urls):
+        text = f"the cluster has the brokers 0 to {len(urls) - 1}, not {broker}"
+        raise click.BadParameter(text, param_hint="BROKER")
+    return urls[topic["parts"][number]], urls[broker]
+
+
+def _is_moved(told: ClusterAnswer, part: str, broker: int) -> bool:
+    topic, number = _topic_of(told, part)
+    return topic["parts"][number] == broker and number not in topic["moves"]
 
 
 @topic.command("set")

@@ -38,6 +38,7 @@ from zsq.transport.wire import protocol as p
 
 ONE, TWO = "1" * 32, "2" * 32
 A, B = "tcp://a:4153", "tcp://b:4153"
+OWN = "s3://bucket/one"
 
 
 class Reader:
@@ -53,7 +54,7 @@ class Reader:
         self.thread = FakeThread("cluster")
         self.heard: list[p.Wire] = []
         self.reader = ClusterReader(
-            self.bucket, ONE, addresses, cast("Any", self.thread), self.heard.append, check
+            self.bucket, ONE, addresses, OWN, cast("Any", self.thread), self.heard.append, check
         )
 
     def work(self) -> list[p.Wire]:
@@ -90,7 +91,7 @@ def put(bucket: FakeBucket, *entries: BrokerEntry | TopicEntry) -> None:
 
 
 def broker(uuid: str, *addresses: str, id: str = "") -> BrokerEntry:
-    return BrokerEntry(id or uuid, uuid, addresses)
+    return BrokerEntry(id or uuid, uuid, addresses, OWN)
 
 
 def topic(number: int) -> TopicEntry:
@@ -111,7 +112,7 @@ def test_it_begins_when_the_broker_may_write_to_its_bucket() -> None:
 def test_the_first_read_announces_the_broker() -> None:
     one = Reader()
     (heard,) = one.begin()
-    assert one.brokers() == (Broker(0, ONE, (A,)),)
+    assert one.brokers() == (Broker(0, ONE, (A,), OWN),)
     assert heard == p.DirectoryEntries(0, (one.bucket.objects[entry_object(0)],), True)
     assert one.look() == []
     assert len(one.bucket.objects) == 1
@@ -187,11 +188,21 @@ def test_an_entry_that_is_right_is_not_added_again() -> None:
     assert len(one.bucket.objects) == 1
 
 
+def test_another_bucket_of_the_broker_is_announced() -> None:
+    """Other brokers read in it the parts that this one gives to them."""
+    one = Reader()
+    put(one.bucket, broker(ONE, A)._replace(bucket="s3://bucket/before"))
+    one.begin()
+    assert one.brokers() == (Broker(0, ONE, (A,), OWN),)
+    one.look()
+    assert len(one.bucket.objects) == 2
+
+
 def test_a_takeover_puts_the_new_address_before_the_old_one() -> None:
     one = Reader(addresses=(B,))
     put(one.bucket, broker(ONE, A))
     one.begin()
-    assert one.brokers() == (Broker(0, ONE, (B, A)),)
+    assert one.brokers() == (Broker(0, ONE, (B, A), OWN),)
 
 
 def test_two_processes_of_one_broker_do_not_add_entries_for_ever() -> None:
@@ -203,7 +214,7 @@ def test_two_processes_of_one_broker_do_not_add_entries_for_ever() -> None:
         old.look()
         new.look()
     assert len(bucket.objects) == 2
-    assert view(bucket).brokers == (Broker(0, ONE, (B, A)),)
+    assert view(bucket).brokers == (Broker(0, ONE, (B, A), OWN),)
 
 
 def test_an_address_that_a_late_entry_of_an_old_process_lacks_is_added_again() -> None:
@@ -211,10 +222,10 @@ def test_an_address_that_a_late_entry_of_an_old_process_lacks_is_added_again() -
     one.begin()
     put(one.bucket, broker(ONE, A))  # an older process had not read the entry before
     one.look()
-    assert one.brokers() == (Broker(0, ONE, (B, A)),)
+    assert one.brokers() == (Broker(0, ONE, (B, A), OWN),)
     put(one.bucket, broker(ONE, A, id=TWO))
     one.look()
-    assert one.brokers() == (Broker(0, ONE, (B, A)),)
+    assert one.brokers() == (Broker(0, ONE, (B, A), OWN),)
     assert len(one.bucket.objects) == 5
 
 

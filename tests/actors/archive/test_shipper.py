@@ -70,6 +70,39 @@ def test_a_piece_is_answered_when_its_tick_exists(world: World) -> None:
     world.check()
 
 
+def test_a_caller_waits_until_the_bucket_has_the_registry(world: World) -> None:
+    """The registry that counts is the one of the moment of the call."""
+    told: list[int] = []
+    world.tick()
+    world.settle()
+    world.shipper.wait_for("", 0, told.append)
+    assert told, "it is there already"
+    told.clear()
+    world.topic("clicks")  # the registry changes
+    world.shipper.wait_for("", 0, told.append)
+    assert not told
+    world.settle()
+    (number,) = told
+    assert index_of(world, number).registry  # type: ignore[attr-defined]
+
+
+def test_a_caller_waits_until_the_bucket_has_a_topic_up_to_an_offset(world: World) -> None:
+    told: list[int] = []
+    topic = world.topic("clicks")
+    world.shipper.wait_for(topic.uuid, 5, told.append)
+    world.settle()
+    assert not told, "the bucket has the registry only"
+    topic.ship(age_s=1)
+    world.settle()
+    end = world.shipper._tails[topic.uuid].end
+    world.shipper.wait_for(topic.uuid, end, told.append)
+    assert told
+    told.clear()
+    world.shipper.wait_for(topic.uuid, end + 1, told.append)
+    world.settle()
+    assert not told
+
+
 def test_what_is_answered_is_a_prefix_of_the_log(world: World) -> None:
     topic = world.topic("clicks")
     pieces = []

@@ -49,8 +49,10 @@ class Place:
         port: Any = SimpleNamespace(send=self.send)
         self.processes = Processes(cast("Any", table), port, "/nowhere", 2_000)
         parts: dict[str, Any] = {
-            "table": table, "port": port, "processes": self.processes, "state": SimpleNamespace(stopping=False, groups={}),
-            "singles": SimpleNamespace(of_kind=lambda kind: [self.scan_loop]), "commands": SimpleNamespace(on_mail=self.sent.append),
+            "table": table, "port": port, "processes": self.processes,
+            "state": SimpleNamespace(stopping=False, groups={}),
+            "singles": SimpleNamespace(of_kind=lambda kind: [self.scan_loop]),
+            "commands": SimpleNamespace(on_mail=self.sent.append, noted=lambda key, stats: None),
             "orders": SimpleNamespace(awaits=lambda _, request: request in self.awaited),
             "_signals": 0, "_memory_ns": 0, "_socket_inode": None, "run_dir": "/nowhere",
         }  # fmt: skip

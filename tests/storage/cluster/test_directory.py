@@ -19,10 +19,15 @@ from zsq.storage.cluster.directory import (
     CloseEntry,
     Directory,
     Entry,
+    GiveEntry,
+    Hold,
+    MoveEntry,
     OpenEntry,
     PartedTopic,
     PartEntry,
+    ReadyEntry,
     RemoveEntry,
+    TakenEntry,
     TopicEntry,
     Unusable,
     decode_entry,
@@ -67,6 +72,22 @@ def reopen(uuid: int, part: int, id: int) -> OpenEntry:
     return OpenEntry(hex_of(id), hex_of(uuid), part)
 
 
+def move(part: int, hold: int, broker: int, id: int, uuid: int = 5) -> MoveEntry:
+    return MoveEntry(hex_of(id), hex_of(uuid), part, hold, broker)
+
+
+def ready(part: int, hold: int, broker: int, id: int) -> ReadyEntry:
+    return ReadyEntry(hex_of(id), hex_of(5), part, hold, broker)
+
+
+def give(part: int, hold: int, broker: int, id: int) -> GiveEntry:
+    return GiveEntry(hex_of(id), hex_of(5), part, hold, broker, hex_of(77), 9)
+
+
+def taken(part: int, hold: int, id: int) -> TakenEntry:
+    return TakenEntry(hex_of(id), hex_of(5), part, hold)
+
+
 TWO_BROKERS = (broker(1), broker(2, B))
 
 
@@ -91,6 +112,11 @@ def test_names_of_objects_are_numbers() -> None:
     "entry",
     [
         broker(1, B),
+        broker(1)._replace(bucket="s3://b/one"),
+        move(1, 0, 0, 4),
+        ready(1, 0, 0, 4),
+        give(1, 1, 0, 4),
+        taken(1, 1, 4),
         topic(5, sync="bucket", retention={"keep_s": 60.0}),
         topic(5, brokers=(1,) * PARTS_MAX),
         part(5, 1, 4),
@@ -112,6 +138,7 @@ def test_an_entry_is_one_line_of_json_for_people() -> None:
         "id": hex_of(1_001),
         "uuid": hex_of(1),
         "addresses": list(A),
+        "bucket": "",
     }
     assert (crc, rest) == (b"%08x" % crc32c(text), b"")
 
@@ -134,6 +161,26 @@ def test_an_entry_is_one_line_of_json_for_people() -> None:
                 "addresses": ["tcp://a:1"] * (ADDRESSES_MAX + 1),
             },
             "1 to 16",
+        ),
+        (
+            {
+                "kind": "broker",
+                "id": hex_of(1),
+                "uuid": hex_of(1),
+                "addresses": ["tcp://a:1"],
+                "bucket": "s" * 1_001,
+            },
+            "a URL of at most 1000 characters",
+        ),
+        (
+            {
+                "kind": "taken",
+                "id": hex_of(1),
+                "uuid": hex_of(1),
+                "part": 0,
+                "hold": -1,
+            },
+            "hold must be a number from 0 on, not -1",
         ),
         (
             {
@@ -244,9 +291,44 @@ def test_parts_are_closed_and_opened_again() -> None:
     assert directory.topics["clicks"].parts == (0, 1, 0)
 
 
+def test_a_part_moves_to_another_broker_and_back() -> None:
+    """Each `give` begins a new hold. Entries of an earlier hold are void."""
+    entries: list[Entry] = [*TWO_BROKERS, topic(5), move(0, 0, 1, 41)]
+    steps: list[tuple[Entry, bool, tuple[int, ...], Hold]] = [
+        (give(0, 2, 1, 42), False, (0, 1), Hold(0, 1)),
+        (ready(0, 0, 1, 43), True, (0, 1), Hold(0, 1, True)),
+        (give(0, 1, 1, 44), True, (1, 1), Hold(1, -1, False, 0, hex_of(77), 9)),
+        (give(0, 1, 0, 45), False, (1, 1), Hold(1, -1, False, 0, hex_of(77), 9)),
+        (move(0, 1, 0, 46), False, (1, 1), Hold(1, -1, False, 0, hex_of(77), 9)),
+        (taken(0, 0, 47), False, (1, 1), Hold(1, -1, False, 0, hex_of(77), 9)),
+        (taken(0, 1, 48), True, (1, 1), Hold(1, -1, False, -1, hex_of(77), 9)),
+        (taken(0, 1, 49), False, (1, 1), Hold(1, -1, False, -1, hex_of(77), 9)),
+        (move(0, 1, 0, 50), True, (1, 1), Hold(1, 0, False, -1, hex_of(77), 9)),
+        (move(0, 1, 1, 51), True, (1, 1), Hold(1, -1, False, -1, hex_of(77), 9)),
+        (ready(0, 1, 0, 52), False, (1, 1), Hold(1, -1, False, -1, hex_of(77), 9)),
+        (move(0, 0, 0, 53), False, (1, 1), Hold(1, -1, False, -1, hex_of(77), 9)),
+        (give(0, 2, 1, 54), True, (1, 1), Hold(2, -1, False, -1, hex_of(77), 9)),
+        (give(0, 3, 0, 55), True, (0, 1), Hold(3, -1, False, 1, hex_of(77), 9)),
+    ]
+    for entry, counts, parts, hold in steps:
+        entries.append(entry)
+        directory, counted = replay(*entries)
+        found = directory.topics["clicks"]
+        assert (counted[-1], found.parts, found.hold(0)) == (counts, parts, hold), entry
+        assert found.hold(1) == Hold()
+
+
 @pytest.mark.parametrize(
     ("entry", "code", "why"),
     [
+        (move(2, 0, 1, 99), "E_NOT_FOUND", "no part 2"),
+        (move(0, 1, 1, 99), "E_EXISTS", "the hold is 0, not 1"),
+        (move(0, 0, 2, 99), "E_NOT_FOUND", "no broker 2"),
+        (move(0, 0, 1, 99, uuid=7), "E_NOT_FOUND", "was removed"),
+        (ready(0, 0, 1, 99), "E_EXISTS", "shall not move to broker 1"),
+        (give(0, 0, 1, 99), "E_EXISTS", "the hold is 1, not 0"),
+        (give(0, 1, 9, 99), "E_NOT_FOUND", "no broker 9"),
+        (taken(0, 0, 99), "E_EXISTS", "not being taken over"),
         (close(8, 0, 99), "E_NOT_FOUND", "does not exist"),
         (close(5, 2, 99), "E_NOT_FOUND", "topic clicks has no part 2"),
         (reopen(5, -1, 99), "E_NOT_FOUND", "topic clicks has no part -1"),
@@ -328,8 +410,15 @@ entries = st.one_of(
     st.builds(PartEntry, ids, few, st.integers(-1, 4)),
     st.builds(CloseEntry, ids, few, st.integers(-1, 4)),
     st.builds(OpenEntry, ids, few, st.integers(-1, 4)),
+    st.builds(MoveEntry, ids, few, st.integers(-1, 3), st.integers(0, 3), st.integers(-1, 4)),
+    st.builds(ReadyEntry, ids, few, st.integers(-1, 3), st.integers(0, 3), st.integers(-1, 4)),
+    st.builds(
+        GiveEntry, ids, few, st.integers(-1, 3), st.integers(0, 3), st.integers(-1, 4), few,
+        st.integers(0, 9),
+    ),
+    st.builds(TakenEntry, ids, few, st.integers(-1, 3), st.integers(0, 3)),
     st.builds(RemoveEntry, ids, few),
-)
+)  # fmt: skip
 
 
 @given(st.lists(entries, max_size=30))

@@ -29,6 +29,7 @@ from ...wire.answers import (
     DelayedRow,
     Made,
     Moved,
+    Moving,
     Nothing,
     OverviewAnswer,
     TopicConfigured,
@@ -246,8 +247,11 @@ class Admin(AdminBase, Asker):
     async def add_parts(self, topic: str, count: int, *, brokers: Sequence[int] = ()) -> Added:
         return await self._carry_out(administration.add_parts(topic, count, brokers))
 
-    async def cluster(self) -> ClusterAnswer:
-        return await self._carry_out(administration.cluster())
+    async def move_part(self, part: str, broker: int) -> Moving:
+        return await self._carry_out(administration.move_part(part, broker))
+
+    async def cluster(self, *, fresh: bool = False) -> ClusterAnswer:
+        return await self._carry_out(administration.cluster(fresh=fresh))
 
     async def configure_topic(
         self, name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]

@@ -26,6 +26,7 @@ from ...wire.answers import (
     DelayedRow,
     Made,
     Moved,
+    Moving,
     Nothing,
     OverviewAnswer,
     TopicConfigured,
@@ -309,12 +310,22 @@ class Admin(AdminBase, Asker):
         """
         return self._carry_out(administration.add_parts(topic, count, brokers))
 
-    def cluster(self) -> ClusterAnswer:
+    def move_part(self, part: str, broker: int) -> Moving:
+        """Begin to move a part, such as "clicks#3", to the broker with this number.
+
+        With the number of the broker that has it, a move that has not begun is withdrawn. Returns
+        {"hold": how often the part was moved before}. `cluster` shows under `moves` what is not
+        completed.
+        """
+        return self._carry_out(administration.move_part(part, broker))
+
+    def cluster(self, *, fresh: bool = False) -> ClusterAnswer:
         """Return the brokers of the cluster, and the topics with parts, as this broker knows them.
+        With `fresh`, it reads the directory first.
 
         Raises `UsageError` (E_UNSUPPORTED) if the broker is in no cluster.
         """
-        return self._carry_out(administration.cluster())
+        return self._carry_out(administration.cluster(fresh=fresh))
 
     def configure_topic(
         self, name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ...errors import E_BAD_ARGUMENT, UsageError
-from ...names import PARTS_MAX, check_name
+from ...names import PARTS_MAX, check_name, part_of
 from ...settings import SYNC_MODES, ChannelOptions, NewChannelOptions, RetentionSettings
 from ...wire.answers import (
     Added,
@@ -19,6 +19,7 @@ from ...wire.answers import (
     DelayedRow,
     Made,
     Moved,
+    Moving,
     Nothing,
     OverviewAnswer,
     TopicConfigured,
@@ -78,8 +79,18 @@ def _check_parts(count: int) -> int:
     return count
 
 
-def cluster() -> Asking[ClusterAnswer]:
-    return ask(Question(lambda number: Manage(number, "cluster", "", "", {})))
+def move_part(part: str, broker: int) -> Asking[Moving]:
+    if part_of(part) is None:
+        text = f"only a part can be moved, such as clicks#3: {part!r} is no name of a part"
+        raise UsageError(E_BAD_ARGUMENT, text)
+    if type(broker) is not int or broker < 0:
+        raise UsageError(E_BAD_ARGUMENT, f"broker must be a number from 0 on, not {broker!r:.40}")
+    return manage("move", part, None, {"broker": broker})
+
+
+def cluster(*, fresh: bool = False) -> Asking[ClusterAnswer]:
+    options = {"fresh": True} if fresh else {}
+    return ask(Question(lambda number: Manage(number, "cluster", "", "", options)))
 
 
 def configure_topic(

@@ -16,6 +16,7 @@ from zsq.storage.cluster.directory import (
     BrokerEntry,
     CloseEntry,
     Entry,
+    MoveEntry,
     OpenEntry,
     PartedTopic,
     PartEntry,
@@ -47,9 +48,9 @@ def ids(start: int = 100) -> list[str]:
 
 
 BROKERS: tuple[Entry, ...] = (
-    BrokerEntry(f"{1:032x}", ME, ("tcp://a:1",)),
-    BrokerEntry(f"{2:032x}", OTHER, ("tcp://b:1", "tcp://b:2")),
-    BrokerEntry(f"{3:032x}", THIRD, ("tcp://c:1",)),
+    BrokerEntry(f"{1:032x}", ME, ("tcp://a:1",), "s3://b/a"),
+    BrokerEntry(f"{2:032x}", OTHER, ("tcp://b:1", "tcp://b:2"), "s3://b/b"),
+    BrokerEntry(f"{3:032x}", THIRD, ("tcp://c:1",), "s3://b/c"),
 )
 TOPICS: tuple[Entry, ...] = (
     TopicEntry(f"{4:032x}", "clicks", CLICKS, (0, 1, 1), {"sync": "always"}),
@@ -374,7 +375,7 @@ PARTED = PartedTopic("clicks", CLICKS, (0, 1, 1), {"sync": "always"})
         ({}, [Open("clicks#0", PARTED)]),
         ({"clicks#0": row(CLICKS)}, []),
         ({"clicks#0": row(CLICKS, "deleting")}, []),
-        ({"clicks#0": row()}, [Adopt("clicks#0", CLICKS)]),
+        ({"clicks#0": row()}, [Adopt("clicks#0", CLICKS, 0)]),
         # The part is opened when the files of the other one are gone.
         ({"clicks#0": row(GONE)}, [Delete("clicks#0")]),
         ({"clicks#0": row(GONE, "deleting")}, []),
@@ -452,16 +453,34 @@ def test_entries_that_were_read_before_are_ignored() -> None:
 
 
 def test_the_cluster_is_described() -> None:
-    assert full().describe() == {
+    known = full()
+    moving = (
+        PartEntry(ids()[0], VIEWS, 0),
+        PartEntry(ids()[1], VIEWS, 0),
+    )
+    known.take(known.directory.next, [encode_entry(one) for one in moving], True)
+    known.take(known.directory.next, [encode_entry(MoveEntry(ids()[2], VIEWS, 2, 0, 1))], True)
+    assert known.describe() == {
         "brokers": [
-            {"number": 0, "uuid": ME, "addresses": ("tcp://a:1",), "me": True},
-            {"number": 1, "uuid": OTHER, "addresses": ("tcp://b:1", "tcp://b:2"), "me": False},
-            {"number": 2, "uuid": THIRD, "addresses": ("tcp://c:1",), "me": False},
+            {
+                "number": number,
+                "uuid": uuid,
+                "addresses": addresses,
+                "bucket": f"s3://b/{name}",
+                "me": name == "a",
+            }
+            for number, (uuid, addresses, name) in enumerate(
+                (
+                    (ME, ("tcp://a:1",), "a"),
+                    (OTHER, ("tcp://b:1", "tcp://b:2"), "b"),
+                    (THIRD, ("tcp://c:1",), "c"),
+                )
+            )
         ],
         "topics": [
-            {"topic": "clicks", "uuid": CLICKS, "parts": (0, 1, 1), "closed": ()},
-            {"topic": "views", "uuid": VIEWS, "parts": (1,), "closed": ()},
+            {"topic": "clicks", "uuid": CLICKS, "parts": (0, 1, 1), "closed": (), "moves": {}},
+            {"topic": "views", "uuid": VIEWS, "parts": (1, 0, 0), "closed": (), "moves": {2: 1}},
         ],
-        "directory": 7,
+        "directory": 10,
         "trouble": "",
     }

@@ -126,8 +126,8 @@ class World:
         assert name not in self.deletions
         self.deletions[name] = answer
 
-    def _adopt(self, name: str, of_topic: str) -> None:
-        self.rows[name].part_of = of_topic
+    def _adopt(self, name: str, of_topic: str, hold: int) -> None:
+        self.rows[name].part_of, self.rows[name].hold = of_topic, hold
 
     # Steps
 

@@ -12,6 +12,12 @@ from typing import Any
 import pytest
 
 from zsq.actors.supervisor.topics.registry import Registry, TopicRow
+from zsq.actors.supervisor.topics.registry_format import (
+    GIVEN,
+    TAKING,
+    RegistryDamaged,
+    decode_row,
+)
 from zsq.storage.errors import ForeignDirectory
 from zsq.storage.files import Files
 from zsq.transport.errors import Refused
@@ -104,12 +110,35 @@ def test_a_part_is_in_the_registry_with_its_topic(tmp_path: Path) -> None:
     registry = opened(tmp_path)
     made = registry.add("clicks#3", "always", {"max_bytes": 10}, part_of="a" * 32)
     registry.add("clicks#4", "always")
-    registry.adopt("clicks#4", "b" * 32)
+    registry.adopt("clicks#4", "b" * 32, 3)
     found = opened(tmp_path).topics
     assert found["clicks#3"] == made
-    assert [row.part_of for row in found.values()] == ["a" * 32, "b" * 32]
+    assert [(row.part_of, row.hold) for row in found.values()] == [("a" * 32, 0), ("b" * 32, 3)]
     assert made.owner_uuid == "a" * 32
     assert registry.add("other", "always").owner_uuid == registry.topics["other"].uuid
+
+
+def test_a_part_that_moves_has_a_state_of_its_own(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    registry.add("clicks#3", "always", part_of="a" * 32)
+    registry.set_state("clicks#3", GIVEN)
+    taking = registry.begin_taking("clicks#4", "e" * 32, "a" * 32, 2)
+    assert opened(tmp_path).topics["clicks#3"].state == GIVEN
+    assert opened(tmp_path).topics["clicks#4"] == taking
+    assert (taking.state, taking.number, taking.uuid, taking.hold) == (TAKING, 2, "e" * 32, 2)
+    other = {"number": 9, "uuid": "e" * 32, "sync": "bucket", "base_offset": 7, "state": GIVEN}
+    given = decode_row({**other, "retention": {"keep_s": 5}, "closed": "publishers"}, "row")
+    registry.take_over("clicks#4", given)
+    registry.resume("clicks#3", 1)
+    found = opened(tmp_path).topics
+    assert (found["clicks#3"].state, found["clicks#3"].hold) == ("live", 1)
+    row = found["clicks#4"]
+    assert (row.state, row.number, row.hold, row.part_of) == ("live", 2, 2, "a" * 32)
+    assert (row.sync, row.base_offset, row.closed) == ("bucket", 7, "publishers")
+    assert row.retention == {"keep_s": 5}
+    for wrong in (None, {}, {**other, "sync": "x"}, {**other, "hold": -1}):
+        with pytest.raises(RegistryDamaged):
+            decode_row(wrong, "row")
 
 
 def test_a_topic_created_again_continues_after_the_old_offsets(tmp_path: Path) -> None:
