@@ -26,7 +26,8 @@ from zsq.transport.errors import NotFound
 SHOW_NOTHING = {
     "serve", "standby", "handover",
     "completion", "topic create", "topic add-parts", "topic close", "topic open", "topic retire",
-    "topic delete", "topic pause", "topic unpause", "topic empty", "channel create", "channel delete", "channel pause", "channel unpause", "channel empty",
+    "topic delete", "topic pause", "topic unpause", "topic empty", "channel create",
+    "channel delete", "channel pause", "channel unpause", "channel empty",
 }  # fmt: skip
 # These commands may lack JSON output.
 NOT_YET = {"keys server", "keys client", "keys token", "top"}
