@@ -1,4 +1,5 @@
-"""State of `zsq top`: the rows of topics, channels or processes, and the effects of keys.
+"""State of `zsq top`: the rows of topics, channels, processes or the cluster, and the effects of
+keys.
 
 This module does not use the terminal.
 
@@ -13,11 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypedDict
 
+from ..actors.statistics.cluster import BrokerRow, Report, TopicRow
 from ..actors.statistics.schema import Level, rows_of
 from ..transport.reports import ProcessStats
 from ..transport.wire.answers import BrokerSummary, OverviewAnswer, OverviewRow
 
-VIEWS: Final = ("channels", "topics", "processes")
+VIEWS: Final = ("channels", "topics", "processes", "brokers", "parts")
+CLUSTER_VIEWS: Final = ("brokers", "parts")  # they need answers of all brokers of the cluster
 FILTER_MAX: Final = 64
 NS: Final = 1_000_000_000
 
@@ -106,9 +109,25 @@ COLUMNS: Final[dict[str, tuple[TableColumn, ...]]] = {
         TableColumn("memory", "memory", size), TableColumn("uptime_s", "up", age), TableColumn("restarts", "restarts", count),
         TableColumn("said", "state"),
     ),
+    "brokers": (
+        TableColumn("name", "broker"), TableColumn("role", "role"), TableColumn("epoch", "epoch", count),
+        TableColumn("lag_s", "lag", age), TableColumn("standbys", "standbys", count), TableColumn("parts", "parts", count),
+        TableColumn("said", "state"),
+    ),
+    "parts": (
+        TableColumn("topic", "topic"), TableColumn("part_count", "parts", count), TableColumn("brokers", "brokers", count),
+        TableColumn("messages", "messages", count), TableColumn("backlog", "backlog", count),
+        TableColumn("closed_count", "closed", count), TableColumn("said", "state"),
+    ),
 }  # fmt: skip
 # The column by which each view is sorted at first.
-FIRST: Final = {"channels": "depth", "topics": "backlog", "processes": "cpu"}
+FIRST: Final = {
+    "channels": "depth",
+    "topics": "backlog",
+    "processes": "cpu",
+    "brokers": "name",
+    "parts": "backlog",
+}
 
 
 class Summary(TypedDict):
@@ -133,6 +152,7 @@ class Picture:
         self.broker: BrokerSummary  # set by the first overview
         self._topics: dict[str, tuple[OverviewRow, Mapping[str, OverviewRow]]] = {}
         self._processes: Sequence[ProcessStats] = ()
+        self._cluster: Report | None = None
         self._topic_fields: Sequence[str] = ()
         self._channel_fields: Sequence[str] = ()
 
@@ -149,12 +169,28 @@ class Picture:
         self.version, self.broker = told["version"], told["broker"]
         self._processes = told.get("processes", self._processes)
 
+    def take_cluster(self, told: Report) -> None:
+        self._cluster = told
+
+    @property
+    def waits(self) -> bool:
+        """True until the brokers of the cluster have answered for the first time."""
+        return self._cluster is None
+
     def rows(
         self, view: str, now_ns: int, used: Mapping[int, tuple[float | None, int]] | None = None
     ) -> list[Row]:
         """Return the rows of a view. `used` has processor share and memory by pid, where known."""
         if view == "processes":
             return [self._process(one, used or {}) for one in self._processes]
+        if view in CLUSTER_VIEWS:
+            found = self._cluster
+            if found is None:
+                return []
+            if view == "parts":
+                return [_parts(one) for one in found["topics"]]
+            width = len(str(max((one["number"] for one in found["brokers"]), default=0)))
+            return [_broker(one, width) for one in found["brokers"]]
         if view == "topics":
             return [
                 self._topic(name, row, channels, now_ns)
@@ -212,6 +248,23 @@ class Picture:
         }
 
 
+def _broker(told: BrokerRow, width: int) -> Row:
+    """Return the row of a broker. Numbers have the same width, so that they are sorted right."""
+    mine = " (this one)" if told["me"] else ""
+    said = "" if told["health"] == "OK" else told["health"] or told["why"]
+    return {**told, "name": f"{told['number']:>{width}}{mine}", "said": said}
+
+
+def _parts(told: TopicRow) -> Row:
+    silent = len(told["parts"]) - told["answered"]
+    return {
+        **told,
+        "part_count": len(told["parts"]),
+        "brokers": len({part["broker"] for part in told["parts"]}),
+        "said": f"no answer for {silent} of {len(told['parts'])} parts" if silent else "",
+    }
+
+
 def _age(oldest_ns: int, now_ns: int) -> float:
     return max(0.0, (now_ns - oldest_ns) / NS) if oldest_ns > 0 else float(oldest_ns)
 
@@ -266,7 +319,7 @@ class Screen:
             self._type(key)
         elif key in ("q", "Q", "\x03", "\x04"):
             self.over = True
-        elif key in ("1", "2", "3", "\t"):
+        elif key in ("1", "2", "3", "4", "5", "\t"):
             self.view = (
                 VIEWS[int(key) - 1]
                 if key != "\t"

@@ -81,7 +81,7 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
         "actors.gateways.http.web", "actors.gateways.nsq", "actors.security", "actors.settings", "actors.statistics",
     ),
     "actors.gateways.http.console": (
-        "actors.gateways.http.api", "actors.gateways.http.web", "actors.runtime", "actors.security", "actors.statistics",
+        "actors.gateways", "actors.gateways.http.api", "actors.gateways.http.web", "actors.runtime", "actors.security", "actors.statistics",
     ),
     "actors.gateways.http": (
         "actors.gateways", "actors.gateways.http.api", "actors.gateways.http.console", "actors.gateways.http.web", "actors.gateways.nsq",

@@ -283,7 +283,10 @@ class DiskStats(TypedDict):
 
 
 class BucketStats(TypedDict):
-    """The bucket. Requests and bytes count since the archive actor began."""
+    """The bucket. Requests and bytes count since the archive actor began.
+
+    `addresses` and `standby_addresses` are URLs with commas between them.
+    """
 
     url: str
     trouble: str
@@ -299,6 +302,9 @@ class BucketStats(TypedDict):
     shipped_ticks: int
     epoch: int
     standbys: int
+    standby_addresses: str
+    addresses: str
+    cluster: str
 
 
 class GatewayStats(TypedDict):

@@ -559,7 +559,12 @@ class ArchiveActor(Actor[ArchiveStart]):
     def statistics(self) -> dict[str, object]:
         counts = self._bucket.counts
         counted = ("shipped_bytes", "shipped_ticks", "epoch", "standbys")
-        shipping = {"shipping": "off", "lag_s": 0.0, **dict.fromkeys(counted, 0)}
+        shipping = {
+            "shipping": "off",
+            "lag_s": 0.0,
+            "standby_addresses": "",
+            **dict.fromkeys(counted, 0),
+        }
         if self._shipper is not None:
             shipping = self._shipper.statistics()
         requests = counts.write_requests, counts.read_requests
@@ -569,6 +574,8 @@ class ArchiveActor(Actor[ArchiveStart]):
                 count * cost / 1000 for count, cost in zip(requests, self.given.costs, strict=True)
             ),
             "url": self.given.url,
+            "addresses": ",".join(self.given.addresses),
+            "cluster": self.given.cluster,
             "archive": self._claimed.claim.archive if self._claimed is not None else "",
             "trouble": self._all_trouble(),
             "write_requests": counts.write_requests,

@@ -35,6 +35,12 @@ class Primacy:
         self._is_over = False
         self._look_ns = 0
 
+    @property
+    def standby_addresses(self) -> str:
+        """The addresses of all standbys that are known, with commas between them."""
+        found = (url for _, notice in sorted(self.notices.items()) for url in notice.addresses)
+        return ",".join(dict.fromkeys(found))
+
     def watch_for(self, copy: str) -> StandbyWatch:
         """Return the watch of a primary with this identity."""
         if self.watch is None:

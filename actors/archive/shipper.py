@@ -884,4 +884,5 @@ class Shipper:
             "log_bytes": self._sizes_bytes,
             "epoch": self._epoch,
             "standbys": len(self.primacy.notices),
+            "standby_addresses": self.primacy.standby_addresses,
         }

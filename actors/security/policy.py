@@ -413,6 +413,7 @@ PATHS: Final[Mapping[tuple[str, str], Actions]] = {
     # The console's paths
     **_all(Action.SEE, "GET", "/api/overview", "/api/live", "/api/history", "/api/histories", "/api/topic", "/api/channel", "/api/chunks"),
     **_all(Action.SEE, "GET", "/api/alarms", "/api/preview", "/api/jobs"),
+    **_all(Action.SEE_SOME, "GET", "/api/cluster"),  # the handler leaves out topics and brokers' values
     **_all(Action.READ, "GET", "/api/messages", "/api/body", "/api/delayed"),
     **_all(Action.CONSUME, "GET", "/api/peek"),
     **_all(Action.ADMINISTER, "GET", "/api/processes", "/api/audit"),

@@ -217,7 +217,14 @@ class Overview:
             "alarmed_ns": recent[-1]["time_ns"] if recent else 0,
             "processes": len(view.processes.children) + 2,
             "restarts": sum(group.restarts.count for group in view.groups.values()),
+            "clustered": _is_clustered(view),
         }
+
+
+def _is_clustered(view: BrokerView) -> bool:
+    """Return True if the broker belongs to a cluster, or a standby follows it."""
+    bucket = bucket_row(view)
+    return bucket is not None and bool(bucket["cluster"] or bucket["standbys"])
 
 
 def _is(one: object, other: object) -> bool:

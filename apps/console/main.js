@@ -13,6 +13,7 @@ import { alarmsPage } from "./pages/alarms.js";
 import { auditPage } from "./pages/audit.js";
 import { channelPage } from "./pages/channel.js";
 import { channelsPage } from "./pages/channels.js";
+import { clusterPage, partsPage } from "./pages/cluster.js";
 import { processesPage } from "./pages/processes.js";
 import { topicPage } from "./pages/topic.js";
 import { topicsPage } from "./pages/topics.js";
@@ -23,6 +24,8 @@ const ROUTES = {
   alarms: alarmsPage,
   processes: processesPage,
   audit: auditPage,
+  cluster: clusterPage,
+  "cluster/:topic": partsPage,
   "topics/:topic": topicPage,
   "topics/:topic/channels/:channel": channelPage,
   "topics/:topic/channels/:channel/:tab": channelPage,

@@ -119,6 +119,7 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("parts.md", "zsq topic move clicks#1"): "tests/process/test_cluster_cli.py",
     ("parts.md", "zsq peek clicks#3"): "tests/process/test_cluster_cli.py",
     ("parts.md", "import zsq"): "tests/process/test_parts.py",
+    ("parts.md", "[users.brokers]"): "tests/process/test_cluster_keys.py",
     ("parts.md", "spark.readStream"): "tests/spark/test_parts.py",
     (
         "standby.md",

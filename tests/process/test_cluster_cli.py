@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,6 +52,8 @@ def test_the_commands_of_the_page(cluster: Cluster) -> None:
     shown = zsq(cluster, "cluster")
     assert "topic clicks, 4 parts" in shown
     assert max(map(len, shown.splitlines())) <= 80
+    assert re.search(r"^0 \(this one\) +primary +1 +\d+\.\d s +0 +\d+ +tcp://", shown, re.MULTILINE)
+    assert re.search(r"^1 +primary +1 +\d+\.\d s +0 +\d+ +tcp://", shown, re.MULTILINE)
     got = zsq(cluster, "sub", "clicks", "archive", "-n", "1000").split()
     assert sorted(map(int, got)) == list(range(1, 1001))
     full = next(f"clicks#{row['part']}" for row in rows if row["messages"])
@@ -107,3 +111,43 @@ def test_errors_say_what_to_do(cluster: Cluster) -> None:
     assert "brokers 0 to 1, not 7" in zsq(cluster, "topic", "move", "errors#0", "7", code=2)
     assert "numbers" in zsq(cluster, "topic", "add-parts", "errors", "2", "--brokers", "x", code=2)
     assert "does not exist" in zsq(cluster, "sub", "missing", "c", "-n", "1", code=1)
+
+
+def test_the_live_view_shows_brokers_and_sums_of_parts(cluster: Cluster) -> None:
+    zsq(cluster, "topic", "create", "sums", "--parts", "4")
+    zsq(cluster, "pub", "sums", "--key", "k", "hello")
+    told = json.loads(zsq(cluster, "top", "--once", "--json", "--view", "brokers"))
+    rows = told["brokers"]
+    assert [(row["name"], row["role"], row["epoch"]) for row in rows] == [
+        ("0 (this one)", "primary", 1),
+        ("1", "primary", 1),
+    ]
+    assert told["broker"]["clustered"] is True
+    found = json.loads(zsq(cluster, "top", "--once", "--json", "--view", "parts"))["parts"]
+    (row,) = [one for one in found if one["topic"] == "sums"]
+    assert (row["part_count"], row["brokers"], row["answered"]) == (4, 2, 4)
+    wait_for(lambda: messages_of(cluster, "sums") == 1, what="the message is counted")
+
+
+def messages_of(cluster: Cluster, topic: str) -> int:
+    found = json.loads(zsq(cluster, "top", "--once", "--json", "--view", "parts"))["parts"]
+    return int(next(one["messages"] for one in found if one["topic"] == topic))
+
+
+def test_a_broker_that_is_away_is_shown_with_its_parts(cluster: Cluster) -> None:
+    """This test comes last, because it kills a broker."""
+    zsq(cluster, "topic", "create", "half", "--parts", "2", "--brokers", "0,1")
+    cluster.brokers[1].signal_all(signal.SIGKILL)
+    told = json.loads(zsq(cluster, "cluster", "--json"))
+    one, two = told["brokers"]
+    assert (one["state"], one["role"], one["lag_s"] >= 0) == ("up", "primary", True)
+    assert (two["state"], two["role"], two["epoch"], two["lag_s"]) == ("away", "away", None, None)
+    assert "did not answer" in two["why"]
+    assert [part["state"] for part in parts_of(cluster, "half")] == ["up", "away"]
+    assert "messages" not in parts_of(cluster, "half")[1]
+    shown = zsq(cluster, "cluster")
+    assert re.search(r"^1 +away +\d+ +tcp://", shown, re.MULTILINE)
+    assert "broker 1 is away: " in shown
+    rows = json.loads(zsq(cluster, "top", "--once", "--json", "--view", "parts"))["parts"]
+    (row,) = [one for one in rows if one["topic"] == "half"]
+    assert row["said"] == "no answer for 1 of 2 parts"

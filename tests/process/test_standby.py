@@ -186,6 +186,26 @@ def test_a_consumer_goes_on_at_the_standby(pair: Pair) -> None:
     assert got == set(range(41))
 
 
+def test_zsq_cluster_and_the_console_show_the_command_that_hands_over(pair: Pair) -> None:
+    """The broker belongs to no cluster. The command that is shown works."""
+    found = json.loads(zsq_command.run_text("--url", pair.urls, "cluster", "--json").stdout)
+    (broker,) = found["brokers"]
+    assert not found["is_cluster"]
+    assert (broker["role"], broker["standbys"]) == ("primary", 1)
+    places = [(one["url"], one["role"]) for one in broker["places"]]
+    assert places == [(pair.one.tcp, "primary"), (pair.two.tcp, "standby")]
+    command = f"zsq handover --url {pair.urls}"
+    assert broker["handover"] == command
+    assert command in zsq_command.run_text("--url", pair.urls, "cluster").stdout
+    base = f"http://127.0.0.1:{pair.one.http}"
+    assert httpx.get(f"{base}/api/cluster", timeout=20).json()["brokers"] == [broker]
+    assert httpx.get(f"{base}/api/overview").json()["broker"]["clustered"] is True
+    done = zsq_command.run_text(*command.split()[1:])
+    assert done.returncode == 0, done.stderr
+    again = json.loads(zsq_command.run_text("--url", pair.urls, "cluster", "--json").stdout)
+    assert again["brokers"][0]["epoch"] > broker["epoch"]
+
+
 def test_nobody_hands_over_without_a_standby(tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     one = Broker(tmp_path / "one", "--bucket", f"file://{tmp_path}/bucket")

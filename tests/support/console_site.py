@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from support.http_api import CHANNEL, TOPIC, Site
 
+from zsq.actors.gateways.http.console.cluster import no_admin
 from zsq.actors.gateways.http.console.console import Console
 from zsq.actors.gateways.http.web.authority import HttpAuthority
 from zsq.actors.gateways.http.web.limits import HttpLimits
@@ -24,6 +25,7 @@ _TEXTS = {"health": "OK", "state": "up", "sync": "always", "closed": "", "paused
 ROW = {**dict.fromkeys((*TOPIC_FIELDS, *CHANNEL_FIELDS), 0), **_TEXTS}
 BROKER = {
     "version": "1", "node": 1, "uuid": "u", "start_ms": 1, "health": "OK", "alarms": 0, "alarmed_ns": 0, "processes": 5, "restarts": 0,
+    "clustered": False,
 }  # fmt: skip
 ALARMS: dict[str, Any] = {"now": (), "recent": (), "receivers": ()}
 
@@ -174,6 +176,7 @@ class ConsoleSite(Site):
         folder: str = "",
         authority: HttpAuthority | None = None,
         limits: HttpLimits | None = None,
+        open_admin: Callable[[str], Any] = no_admin,
     ) -> None:
         self.source = FakeSource()
         limits = limits or HttpLimits()
@@ -184,6 +187,7 @@ class ConsoleSite(Site):
             "ipc:///nowhere",
             limits,
             folder,
+            open_admin,
         )
         super().__init__(limits, console=self.console, authority=authority)
         self.runner.run(self._start())

@@ -190,7 +190,7 @@ class BrokerSummary(TypedDict):
     """The facts about the broker as a whole.
 
     `alarms`: the number of alarms that are raised now. `alarmed_ns`: the time of the newest change
-    of an alarm.
+    of an alarm. `clustered`: True if the broker belongs to a cluster, or a standby follows it.
     """
 
     version: str
@@ -203,6 +203,7 @@ class BrokerSummary(TypedDict):
     alarmed_ns: int
     processes: int
     restarts: int
+    clustered: bool
 
 
 class OverviewAlarms(TypedDict):

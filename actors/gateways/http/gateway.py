@@ -17,15 +17,17 @@ from typing import Any, Final
 from ....transport.client.asyncio.aio import Reader
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
 from ....transport.nsq.limits import NsqLimits
+from ....transport.wire.credentials import Credentials, read_key_file
 from ....transport.wire.protocol import ReloadHttpGateway
 from ...runtime.actor import StartFailed
 from ...runtime.async_actor import FINISH_S, AsyncActor
 from ...security.access import AccessError
 from ...security.curve import load_rules
 from ...security.policy import AccessPolicy
-from ...settings.options import NsqOptions
+from ...settings.options import NsqOptions, SecurityOptions
 from ...settings.starts import HttpStart
 from ..acting import ActingAdmin, ActingProducer, FirstUse
+from ..cluster_asking import ASK_S, OtherAdmin
 from ..nsq.auth import Authenticator, load_access
 from ..nsq.publishing import Gatherer
 from .api.config import Change
@@ -156,6 +158,19 @@ def http_limits(told: NsqOptions, message_bytes_max: int) -> HttpLimits:
     )
 
 
+def keys_for_others(security: SecurityOptions) -> Credentials | str:
+    """Return the keys with which the console asks the other brokers of the cluster.
+
+    All brokers of a cluster have the same key pair. So it is both the client's pair and the
+    server's key. The access file must have it as the key of a user. "" means no keys.
+    """
+    path = security.curve_key_file
+    if not path:
+        return ""
+    keys = read_key_file(path, ("public", "secret"))
+    return Credentials(keys["public"], keys["secret"], keys["public"], path)
+
+
 class HttpGateway(AsyncActor[HttpStart]):
     async def on_begin(self) -> dict[str, Any]:
         options = self.given.options
@@ -177,7 +192,15 @@ class HttpGateway(AsyncActor[HttpStart]):
             partial(Reader, url, timeout=ADMIN_S),
             partial(ActingProducer, url, timeout=PUBLISH_S, via="http"),
         )
-        self._console = Console(self._admin, *doors, url, self._limits, options.console)
+        others = partial(
+            OtherAdmin,
+            timeout=ASK_S,
+            key_file=keys_for_others(self.given.security),
+            transport="tcp",
+        )
+        self._console = Console(
+            self._admin, *doors, url, self._limits, options.console, open_admin=others
+        )
         level = _NSQ_LEVELS.get(log.getEffectiveLevel(), "info")
         self._app = make_app(
             self._admin,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,25 +10,28 @@ import select
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
 from ....actors.runtime.logs import escaped
-from ...top import COLUMNS
+from ...top import CLUSTER_VIEWS, COLUMNS
+from ..manage.cluster import ask_cluster
 from ..options import with_broker
 from ..output import ColumnPlace, laid_out, wide_console
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from ....actors.statistics.cluster import Report
     from ....transport.client.blocking.client import Admin
     from ...top import Picture, Row, Screen, Usage
 
 FILE_COLUMNS_TOP: Final = 180
 NAMES: Final = ("topic", "channel", "name")
 STATE_MAX: Final = 24  # the width of the column `state`; zsq stats shows the whole text
-KEYS: Final = "1 2 3 view   < > sort column   r reverse   / filter   space pause   q quit"
+KEYS: Final = "1-5 view   < > sort column   r reverse   / filter   space pause   q quit"
 SPECIAL: Final = {
     "[A": "up", "[B": "down", "[C": "right", "[D": "left", "[5~": "pageup", "[6~": "pagedown", "[H": "home", "[F": "end",
     "OA": "up", "OB": "down", "OC": "right", "OD": "left", "[1~": "home", "[4~": "end",
@@ -36,6 +40,7 @@ SPECIAL: Final = {
 HEAD_LINES: Final = 5
 ESCAPE_WAIT_S: Final = 0.05
 SHARE_WAIT_S: Final = 0.5
+FIRST_WAIT_S: Final = 0.1  # between looks for the first answer of the cluster
 
 
 @click.command()
@@ -49,7 +54,7 @@ SHARE_WAIT_S: Final = 0.5
 )
 @click.option(
     "--view",
-    type=click.Choice(["channels", "topics", "processes"]),
+    type=click.Choice(["channels", "topics", "processes", "brokers", "parts"]),
     default="channels",
     show_default=True,
     help="First view.",
@@ -72,11 +77,15 @@ SHARE_WAIT_S: Final = 0.5
 def top(
     interval: float, view: str, wanted: str, once: bool, as_json: bool, url: str, timeout: float
 ) -> None:
-    """Watch channels, topics or processes, sorted by any column and refreshed once a second. Only
-    the supervisor is asked.
+    """Watch channels, topics, processes or the cluster, sorted by any column and refreshed once a
+    second. The first three views ask only the supervisor.
 
-    Keys: 1 channels, 2 topics, 3 processes; < and > choose the sort column, r reverses the order; /
-    filters by name; space pauses; arrow and page keys scroll; q quits.
+    The views brokers and parts show the whole cluster: its brokers with their role and lag, and
+    the topics with parts, summed up over all brokers. They ask the supervisors of all brokers. A
+    broker that does not answer within 2 s is shown as away.
+
+    Keys: 1 channels, 2 topics, 3 processes, 4 brokers, 5 parts; < and > choose the sort column, r
+    reverses the order; / filters by name; space pauses; arrow and page keys scroll; q quits.
     """
     from ....transport.client.blocking.client import Admin
     from ...top import Picture, Screen, Usage
@@ -86,25 +95,67 @@ def top(
         Picture(),
         Usage(ticks_s=os.sysconf("SC_CLK_TCK"), page_bytes=os.sysconf("SC_PAGESIZE")),
     )
-    with Admin(url, timeout=timeout) as admin:
+    with Admin(url, timeout=timeout) as admin, ClusterLook(url, timeout) as look:
         if as_json:
-            _json_lines(admin, picture, screen, interval, once=once)
+            _json_lines(admin, look, picture, screen, interval, once=once)
         elif once or not sys.stdout.isatty():
-            _once(admin, picture, screen, usage, url)
+            _once(admin, look, picture, screen, usage, url)
         else:
-            _live(admin, picture, screen, usage, url, interval)
+            _live(admin, look, picture, screen, usage, url, interval)
 
 
-def _ask(admin: Admin, picture: Picture, screen: Screen) -> None:
+class ClusterLook:
+    """Asks the brokers of the cluster in a thread, so that one that is away delays no key."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._url, self._timeout = url, timeout
+        self._thread = ThreadPoolExecutor(1)
+        self._asked: Future[Report] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def ask(self, picture: Picture, *, wait: bool) -> None:
+        """Give the picture the last answers, if there are new ones, and ask again.
+
+        With `wait`, return when the picture has them. Raises `ZsqError` if the broker at the URL
+        refuses to answer.
+        """
+        if self._asked is None:
+            self._asked = self._thread.submit(self._ask)
+        if wait or self._asked.done():
+            asked, self._asked = self._asked, None
+            picture.take_cluster(asked.result())
+
+    def _ask(self) -> Report:
+        from ....actors.gateways.cluster_asking import by_overview
+
+        return asyncio.run(ask_cluster(self._url, self._timeout, by_overview))
+
+
+def _ask(
+    admin: Admin, look: ClusterLook, picture: Picture, screen: Screen, *, wait: bool = True
+) -> None:
     found: Any = admin.overview(picture.version, processes=screen.view == "processes")
     picture.take(found)
+    if screen.view in CLUSTER_VIEWS:
+        look.ask(picture, wait=wait)
 
 
 def _json_lines(
-    admin: Admin, picture: Picture, screen: Screen, interval: float, *, once: bool
+    admin: Admin,
+    look: ClusterLook,
+    picture: Picture,
+    screen: Screen,
+    interval: float,
+    *,
+    once: bool,
 ) -> None:
     while True:
-        _ask(admin, picture, screen)
+        _ask(admin, look, picture, screen)
         rows = screen.arranged(picture.rows(screen.view, time.time_ns()))
         click.echo(
             json.dumps({"broker": picture.broker, "sum": picture.summary(), screen.view: rows})
@@ -122,9 +173,11 @@ def _rows(picture: Picture, screen: Screen, usage: Usage, url: str) -> list[Row]
     return screen.arranged(picture.rows(screen.view, time.time_ns(), used))
 
 
-def _once(admin: Admin, picture: Picture, screen: Screen, usage: Usage, url: str) -> None:
+def _once(
+    admin: Admin, look: ClusterLook, picture: Picture, screen: Screen, usage: Usage, url: str
+) -> None:
     console = wide_console(FILE_COLUMNS_TOP)
-    _ask(admin, picture, screen)
+    _ask(admin, look, picture, screen)
     if screen.view == "processes":
         _rows(picture, screen, usage, url)
         time.sleep(SHARE_WAIT_S)  # the share of a processor is measured between two calls
@@ -134,7 +187,13 @@ def _once(admin: Admin, picture: Picture, screen: Screen, usage: Usage, url: str
 
 
 def _live(
-    admin: Admin, picture: Picture, screen: Screen, usage: Usage, url: str, interval: float
+    admin: Admin,
+    look: ClusterLook,
+    picture: Picture,
+    screen: Screen,
+    usage: Usage,
+    url: str,
+    interval: float,
 ) -> None:
     from rich.console import Console
     from rich.live import Live
@@ -150,9 +209,10 @@ def _live(
         while not screen.over:
             view = screen.view
             if time.monotonic() >= due and not screen.paused:
-                _ask(admin, picture, screen)
+                _ask(admin, look, picture, screen, wait=False)
                 rows = _rows(picture, screen, usage, url)
-                due = time.monotonic() + interval
+                first = screen.view in CLUSTER_VIEWS and picture.waits
+                due = time.monotonic() + (FIRST_WAIT_S if first else interval)
             live.update(drawn(console, picture, screen, rows, url), refresh=True)
             for key in pressed(
                 max(0.0, min(due - time.monotonic(), interval)) if not screen.paused else interval

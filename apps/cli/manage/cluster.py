@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ....transport.errors import ZsqError
-from ....transport.names import part_name
 from ..options import with_broker
 from ..output import json_option, say, tell
 
 if TYPE_CHECKING:
-    from ....transport.client.blocking.client import Admin as Asked
-    from ....transport.wire.answers import ClusterAnswer, ClusterBroker, ClusterTopic
+    from ....actors.gateways.cluster_asking import Look
+    from ....actors.statistics.cluster import BrokerRow, PartRow, Report
 
-ASK_S: Final = 3.0  # a broker that does not answer within this time is shown as away
-
-# What a broker says of its topics, by their names, or why it does not answer.
-Found = Mapping[str, Any] | str
+NO_VALUE: Final = ""
 
 
 @click.command()
@@ -28,101 +24,97 @@ Found = Mapping[str, Any] | str
 def cluster(as_json: bool, url: str, timeout: float) -> None:
     """Show the brokers of the cluster, and which of them has which part of a topic.
 
-    Each broker is asked what its parts hold: messages so far, the largest backlog of a channel, and
-    how far the bucket is behind. A broker that does not answer within 3 s is shown as away.
+    Each broker is asked for its role, its epoch, how far the bucket is behind, and what its parts
+    hold: messages so far, and the largest backlog of a channel. A broker that does not answer
+    within 2 s is shown as away. If a standby follows a broker, the command that hands over is
+    shown.
     """
-    from ....transport.client.blocking.client import Admin
+    from ....actors.gateways.cluster_asking import by_stats
 
-    with Admin(url, timeout=timeout) as admin:
-        told = admin.cluster(fresh=True)
-        said = {one["number"]: _ask(admin, one) for one in told["brokers"]}
+    found = asyncio.run(ask_cluster(url, timeout, by_stats))
     if as_json:
-        brokers = [{**one, **_state(said[one["number"]])} for one in told["brokers"]]
-        topics = [{**one, "parts": rows} for one, rows in _parts(told, said)]
-        tell({**told, "brokers": brokers, "topics": topics})
-        return
-    _show(told, said)
+        tell(
+            {**found, "topics": [{**one, "parts": _told(one["parts"])} for one in found["topics"]]}
+        )
+    else:
+        _show(found)
 
 
-def _ask(admin: Asked, broker: ClusterBroker) -> Found:
-    """Return the statistics of a broker, or why they do not come."""
-    from ....transport.client.blocking.client import Admin
+async def ask_cluster(url: str, timeout: float, look: Look) -> Report:
+    """Ask the broker at `url` for the cluster, and each of its brokers with `look`."""
+    from ....actors.gateways.cluster_asking import ClusterAsking, open_other
+    from ....transport.client.asyncio.aio import Admin
 
-    if broker["me"]:
-        return dict(admin.stats())
-    try:
-        with Admin(",".join(broker["addresses"]), timeout=ASK_S) as other:
-            return dict(other.stats())
-    except ZsqError as error:
-        return error.text
-
-
-def _state(found: Found) -> dict[str, object]:
-    if isinstance(found, str):
-        return {"state": "away", "why": found}
-    bucket = found.get("bucket") or {}
-    return {
-        "state": "up",
-        "health": found.get("health", "OK"),
-        "standbys": bucket.get("standbys", 0),
-        "lag_s": bucket.get("lag_s", 0.0),
-    }
+    async with Admin(url, timeout=timeout) as admin:
+        asking = ClusterAsking(admin, open_other, look, fresh=True)
+        try:
+            return await asking.report()
+        finally:
+            await asking.close()
 
 
-def _parts(
-    told: ClusterAnswer, said: Mapping[int, Found]
-) -> list[tuple[ClusterTopic, list[dict[str, Any]]]]:
-    """Return each topic with a row for each of its parts."""
-    found = []
-    for topic in told["topics"]:
-        rows: list[dict[str, Any]] = []
-        for number, broker in enumerate(topic["parts"]):
-            name = part_name(topic["topic"], number)
-            stats = said[broker]
-            there = {} if isinstance(stats, str) else {t["topic_name"]: t for t in stats["topics"]}
-            row: dict[str, Any] = {"part": number, "broker": broker, "state": "away"}
-            if (one := there.get(name)) is not None:
-                depths = [channel["depth"] for channel in one["channels"]]
-                row |= {
-                    "state": "up",
-                    "messages": one["head"] - one["start"],
-                    "backlog": max(depths, default=0),
-                    "lag_s": one.get("ship_lag_s", 0.0),
-                }
-            elif not isinstance(stats, str):
-                row["state"] = "not open yet"
-            if number in topic["closed"]:
-                row["state"] = f"{row['state']}, closed"
-            rows.append(row)
-        found.append((topic, rows))
-    return found
+def _state(part: PartRow) -> str:
+    closed = ", closed" if part["closed"] else ""
+    moves = f", moves to {part['to']}" if part["to"] is not None else ""
+    return f"{part['state']}{closed}{moves}"
 
 
-def _show(told: ClusterAnswer, said: Mapping[int, Found]) -> None:
-    rows: list[Sequence[str]] = [("broker", "addresses", "state", "standbys", "lag")]
-    for one in told["brokers"]:
-        state = _state(said[one["number"]])
-        up = state["state"] == "up"
-        shown = "away" if not up else "up" if state["health"] == "OK" else str(state["health"])
-        counts = [f"{state['standbys']}", f"{state['lag_s']:.1f} s"] if up else ["", ""]
-        mine = " (this one)" if one["me"] else ""
-        rows.append((f"{one['number']}{mine}", ",".join(one["addresses"]), shown, *counts))
+def _told(parts: Sequence[PartRow]) -> list[dict[str, Any]]:
+    """Return the parts for --json. Values that are not known are left out."""
+    return [
+        {name: value for name, value in {**one, "state": _state(one)}.items() if value is not None}
+        for one in parts
+    ]
+
+
+def _show(found: Report) -> None:
+    rows: list[Sequence[str]] = [
+        ("broker", "role", "epoch", "lag", "standbys", "parts", "addresses")
+    ]
+    rows += [_broker(one) for one in found["brokers"]]
     _table(rows)
-    for topic, parts in _parts(told, said):
+    for topic in found["topics"]:
         say("")
-        say(f"topic {topic['topic']}, {len(parts)} parts")
+        say(f"topic {topic['topic']}, {len(topic['parts'])} parts")
         rows = [("part", "broker", "messages", "backlog", "lag", "state")]
-        for part in parts:
-            counts = ["", "", ""]
-            if "messages" in part:
-                counts = [f"{part['messages']:,}", f"{part['backlog']:,}", f"{part['lag_s']:.1f} s"]
-            rows.append((f"{part['part']}", f"{part['broker']}", *counts, part["state"]))
+        for part in topic["parts"]:
+            counts = [_number(part["messages"]), _number(part["backlog"]), _lag(part["lag_s"])]
+            rows.append((f"{part['part']}", f"{part['broker']}", *counts, _state(part)))
         _table(rows)
-    for number, why in sorted(said.items()):
-        if isinstance(why, str):
-            say(f"broker {number} is away: {why}", err=True)
-    if told["trouble"]:
-        say(f"trouble: {told['trouble']}", err=True)
+    for one in found["brokers"]:
+        if one["handover"]:
+            say("")
+            say(f"a standby follows broker {one['number']}; to let it take over:")
+            say(f"  {one['handover']}")
+    for one in found["brokers"]:
+        if one["state"] != "up":
+            say(f"broker {one['number']} is {one['role']}: {one['why']}", err=True)
+        elif one["health"] != "OK":
+            say(f"broker {one['number']} is not well: {one['health']}", err=True)
+    if found["trouble"]:
+        say(f"trouble: {found['trouble']}", err=True)
+
+
+def _broker(one: BrokerRow) -> Sequence[str]:
+    """Return the cells of a broker. Addresses that do not lead to the primary show their role."""
+    mine = " (this one)" if one["me"] else ""
+    roles = {place["url"]: place["role"] for place in one["places"]}
+    urls = list(dict.fromkeys([*one["addresses"], *roles]))
+    usual = "primary" if one["state"] == "up" else one["role"]
+    named = [url if roles.get(url, usual) == usual else f"{url} ({roles[url]})" for url in urls]
+    epoch, standbys = _number(one["epoch"]), _number(one["standbys"])
+    return (
+        f"{one['number']}{mine}", one["role"], epoch, _lag(one["lag_s"]), standbys,
+        f"{one['parts']}", ",".join(named),
+    )  # fmt: skip
+
+
+def _number(value: int | None) -> str:
+    return NO_VALUE if value is None else f"{value:,}"
+
+
+def _lag(value: float | None) -> str:
+    return NO_VALUE if value is None else f"{value:.1f} s"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> None:

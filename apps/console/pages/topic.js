@@ -18,11 +18,13 @@ import { keepingTab } from "../tabs/keeping.js";
 import { messagesTab } from "../tabs/messages.js";
 import { producersTab } from "../tabs/producers.js";
 import { removalTab } from "../tabs/removal.js";
+import { goToParts } from "./cluster.js";
 
 const TABS = {
   channels: ["Channels", channelsTab, "channel_count"], messages: ["Messages", messagesTab], chunks: ["Chunks", chunksTab, "chunks"], delayed: ["Delayed", delayedTab, "delayed"],
   producers: ["Producers", producersTab], keeping: ["Retention", keepingTab], removal: ["Retire", removalTab],
 };
+const PART = /^(.+)#\d+$/; // the name of a part: its topic, and its number
 const FIGURES = [
   { key: "messages", name: "Published", hint: "messages, since the topic was created" }, { key: "offsets", name: "Offsets", hint: "oldest kept and next to come" },
   { key: "backlog", name: "Backlog", hint: "of its fullest channel: waiting, in flight and deferred" }, { key: "oldest", name: "Oldest", hint: "age of the oldest unfinished message" },
@@ -42,7 +44,8 @@ export function topicPage({ model, params, query, signal }) {
   const clear = button("Empty", () => void emptyTopic(name));
   const remove = button("Delete", () => void deleteTopic(name), { kind: "danger" });
   const again = button("Redrive", () => void redrive(name, model.topic(name)?.backlog));
-  const top = head(name, [["Topics", "#/"]], [send, again, pause, clear, remove]);
+  const [, base] = PART.exec(name) ?? [];
+  const top = head(name, [["Topics", "#/"], ...(base ? [[base, link("cluster", base)]] : [])], [send, again, pause, clear, remove]);
   const figures = new Figures(FIGURES, true);
   const history = new History({ query: { topic: name }, charts: CHARTS, figures: () => model.topic(name), model, signal });
   const links = Object.entries(TABS).map(([key, [title, , number]]) => {
@@ -96,7 +99,11 @@ export function topicPage({ model, params, query, signal }) {
   open(params.tab in TABS ? params.tab : "channels", query);
   return {
     element: h("div.stack", {}, top.element, content, missing), title: name, up: "#/", follow: { topic: name }, update,
-    missing: () => { show(missing, true); show(content, false); },
+    missing: async () => {
+      if (await goToParts(name, signal)) return;
+      show(missing, true);
+      show(content, false);
+    },
     tick: () => {
       const topic = model.topic(name);
       if (!topic) return;

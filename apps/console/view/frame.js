@@ -6,7 +6,7 @@ import { count, relative } from "../base/format.js";
 import { theme } from "../base/theme.js";
 import { help } from "./keys.js";
 
-const NAV = [["#/", "Topics", ["", "topics"]], ["#/channels", "Channels", ["channels"]], ["#/alarms", "Alarms", ["alarms"]], ["#/processes", "Processes", ["processes", "audit"]]];
+const NAV = [["#/", "Topics", ["", "topics"]], ["#/channels", "Channels", ["channels"]], ["#/alarms", "Alarms", ["alarms"]], ["#/processes", "Processes", ["processes", "audit"]], ["#/cluster", "Cluster", ["cluster"]]];
 const WORDS = { connecting: "connecting", live: "live", lost: "not connected", away: "paused" };
 const BANNER_AFTER_MS = 1200; // a stream that reconnects at once causes no banner
 
@@ -17,6 +17,7 @@ export class Frame {
     this.links = NAV.map(([href, name, heads]) => ({ heads, element: h("a", { href }, name) }));
     this.badge = h("span.badge", { hidden: true });
     this.links[2].element.append(this.badge);
+    show(this.links[4].element, false); // until the broker says that it has a cluster or a standby
     this.dot = h("i.dot", { "aria-hidden": "true" });
     this.word = h("span.word", {}, "connecting");
     this.where = h("span.where.faint");
@@ -66,6 +67,7 @@ export class Frame {
     show(this.badge, alarms > 0);
     setText(this.badge, count(alarms).text);
     setAttr(this.links[2].element, "aria-label", alarms ? `Alarms: ${alarms} raised` : null);
+    show(this.links[4].element, Boolean(model.broker.clustered));
     const { user, version, disk_full: full } = model.broker;
     show(this.full, Boolean(full));
     if (full) setText(this.fullText, `${full.charAt(0).toUpperCase()}${full.slice(1)}.`);

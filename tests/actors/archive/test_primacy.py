@@ -95,6 +95,19 @@ def test_a_broker_that_has_lost_never_has_a_lease_again(primacy: Primacy, cell: 
     assert cell.until_ns == OVER
 
 
+def test_the_addresses_of_all_standbys_are_known(primacy: Primacy) -> None:
+    assert primacy.standby_addresses == ""
+    primacy.looked(
+        {
+            "b": FAST._replace(addresses=("tcp://two:1", "tcp://both:1")),
+            "a": SLOW._replace(addresses=("tcp://both:1", "tcp://one:1")),
+        }
+    )
+    assert primacy.standby_addresses == "tcp://both:1,tcp://one:1,tcp://two:1"
+    primacy.looked({})
+    assert primacy.standby_addresses == ""
+
+
 def test_a_primary_looks_for_standbys_from_time_to_time(primacy: Primacy) -> None:
     assert primacy.must_look(S)
     assert not primacy.must_look(S + int(LOOK_S * S) - 1)

@@ -4,6 +4,8 @@ only the rows that changed since the last request. No overview shows a false bac
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -190,3 +192,23 @@ def test_processes_and_alarms_are_included_only_if_requested(harness: OverviewHa
     for wrong in ({"since": "1"}, {"since": 0, "all": True}):
         with pytest.raises(UsageError):
             harness.overview.answer(wrong)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "is_clustered"),
+    [
+        (None, False),
+        ({}, False),
+        ({"cluster": "s3://bucket"}, True),
+        ({"standbys": 1}, True),
+    ],
+)
+def test_a_broker_says_if_it_belongs_to_a_cluster_or_has_a_standby(
+    bucket: dict[str, Any] | None, is_clustered: bool
+) -> None:
+    harness = OverviewHarness()
+    singles: dict[int, Any] = {}
+    if bucket is not None:
+        singles[1] = SimpleNamespace(spec=SimpleNamespace(kind="archive"), stats=bucket)
+    view = replace(harness.broker.view(), singles=singles)
+    assert Overview(view).answer({})["broker"]["clustered"] is is_clustered

@@ -177,7 +177,7 @@ def test_names_of_top_keep_20_characters(width: int) -> None:
                     [row["topic"], row["channel"]]
                     if view == "channels"
                     else [row["topic"]]
-                    if view == "topics"
+                    if view in ("topics", "parts")
                     else [row["name"]]
                 )
                 for name in names:

@@ -164,6 +164,7 @@ class Asker(AskerBase):
     """A client of one target. Any number of tasks may send requests at once."""
 
     _made: Turner[RequestEngine] | None
+    _tells = True  # log a broker that does not answer while a request waits for it
 
     async def _carry_out(self, asking: Asking[_T]) -> _T:
         """Run the generator: send its questions and return its result."""
@@ -200,7 +201,7 @@ class Asker(AskerBase):
         if turner is None or turner.pid != os.getpid():
             if turner is not None:
                 inherit(turner)
-            turner = self._made = Turner(self._engine(), tells=True, hasty=self._hasty)
+            turner = self._made = Turner(self._engine(), tells=self._tells, hasty=self._hasty)
         return await turner.carry_out(
             turner.engine.reply(turner.engine.begin(question), self._timeout)
         )

@@ -47,6 +47,7 @@ class BoardBroker(TypedDict, total=False):
     alarms: int
     processes: int
     restarts: int
+    clustered: bool
     user: str
     may: dict[str, bool]
 
@@ -374,7 +375,7 @@ class BoardView(NamedTuple):
             told = {
                 name: value
                 for name, value in told.items()
-                if name in ("version", "node", "uuid", "start_ms")
+                if name in ("version", "node", "uuid", "start_ms", "clustered")
             }
             told["health"] = "OK" if board.broker["health"] == "OK" else "a topic has a problem"
         told |= {

@@ -24,6 +24,7 @@ from ..web.limits import HttpLimits
 from ..web.responses import ApiError
 from .answers import HEADERS
 from .board import BoardView
+from .cluster import ClusterPage, OpenAdmin, no_admin
 from .doing import BackgroundJobs, Doing
 from .files import ConsoleFiles
 from .reading import ReadHandlers
@@ -116,7 +117,7 @@ class Console:
     """The console of a gateway.
 
     `url` is the run directory, which redrives use. `folder` has the files of the pages. If it is
-    "", only the API is served.
+    "", only the API is served. `open_admin` makes the client of another broker of the cluster.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Console:
         url: str,
         limits: HttpLimits,
         folder: str = "",
+        open_admin: OpenAdmin = no_admin,
     ) -> None:
         stats = SharedStats(source)
         self.sampler = Sampler(source)
@@ -134,6 +136,7 @@ class Console:
         self.files = ConsoleFiles(folder)
         self.jobs.changed = self.sampler.stir
         self.live = Live(self.sampler, self.jobs)
+        self._cluster = ClusterPage(source, open_admin)
         self._reading = ReadHandlers(source, open_reader, stats, self.sampler, self.jobs)
         self._doing = Doing(
             source, open_reader, open_producer, stats, self.jobs, limits, self.sampler.stir
@@ -152,6 +155,7 @@ class Console:
             "/api/chunks": reading.chunks,
             "/api/alarms": reading.alarms,
             "/api/jobs": reading.jobs,
+            "/api/cluster": self._cluster.answer,
             "/api/processes": reading.processes,
             "/api/audit": reading.audit,
             "/api/peek": reading.peek,
@@ -173,6 +177,7 @@ class Console:
         """End the streams, and each redrive after its current batch."""
         self.sampler.close()
         await self.jobs.close()
+        await self._cluster.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))

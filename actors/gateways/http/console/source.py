@@ -22,6 +22,7 @@ from .....transport.wire.answers import (
     ChannelConfigured,
     Chunks,
     Closed,
+    ClusterAnswer,
     DelayedCount,
     DelayedRow,
     Made,
@@ -39,6 +40,8 @@ class Source(Protocol):
     async def overview(
         self, since: int = 0, *, processes: bool = False, alarms: bool = False
     ) -> OverviewAnswer: ...
+
+    async def cluster(self, *, fresh: bool = False) -> ClusterAnswer: ...
 
     async def audit(self, count: int = 100) -> list[AuditEntry]: ...
 

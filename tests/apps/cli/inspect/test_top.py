@@ -4,21 +4,27 @@ the whole program in a terminal.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import select
 import subprocess
 import sys
 import termios
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from zsq.actors.statistics.cluster import Answer, PartSeen, Report, Seen, merge
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
-from zsq.apps.cli.inspect.top import named
+from zsq.apps.cli.inspect import top
+from zsq.apps.cli.inspect.top import named, tables
 from zsq.apps.top import (
+    CLUSTER_VIEWS,
     COLUMNS,
     FILTER_MAX,
     FIRST,
@@ -118,11 +124,92 @@ def test_the_picture_keeps_what_did_not_change() -> None:
 def test_every_column_is_in_every_row() -> None:
     picture = Picture()
     picture.take(told())
+    assert picture.rows("brokers", 0) == picture.rows("parts", 0) == []
+    picture.take_cluster(cluster())
     for view in VIEWS:
-        for one in picture.rows(view, 0, {7: (1.5, 1000)}):
+        rows = picture.rows(view, 0, {7: (1.5, 1000)})
+        assert rows
+        for one in rows:
             for column in COLUMNS[view]:
                 assert isinstance(column.shown(one[column.key]), str)
         assert FIRST[view] in {column.key for column in COLUMNS[view]}
+
+
+def cluster() -> Report:
+    """Return a cluster of eleven brokers, of which only number 0 answers."""
+    part = PartSeen("up", "OK", "", 0, 10, 4, None, {"a": 4})
+    here = Seen("0", "OK", {"epoch": 2, "lag_s": 0.25, "standbys": 1}, {"t#0": part})
+    brokers: Any = [
+        {"number": at, "uuid": str(at), "addresses": (f"tcp://{at}:1",), "me": at == 0}
+        for at in range(11)
+    ]
+    topic: Any = {"topic": "t", "uuid": "u", "parts": (0, 10), "closed": (1,), "moves": {}}
+    told: Any = {"brokers": brokers, "topics": [topic], "directory": 1, "trouble": ""}
+    silent = [Answer("tcp://1:1", why="no answer")]
+    return merge(told, {0: [Answer("", here)], **dict.fromkeys(range(1, 11), silent)})
+
+
+def test_the_cluster_is_shown_by_broker_and_by_topic() -> None:
+    picture, screen = Picture(), Screen(view="brokers")
+    assert picture.waits
+    picture.take(told())
+    picture.take_cluster(cluster())
+    assert not picture.waits
+    rows = screen.arranged(picture.rows("brokers", 0))
+    names = [" 0 (this one)", *(f"{at:>2}" for at in range(1, 11))]
+    assert [one["name"] for one in rows] == names, "by number, and not by its digits"
+    shown = {column.key: column.shown(rows[0][column.key]) for column in COLUMNS["brokers"]}
+    assert shown == {
+        "name": " 0 (this one)", "role": "primary", "epoch": "2", "lag_s": "250ms", "standbys": "1", "parts": "1", "said": "",
+    }  # fmt: skip
+    assert (rows[1]["role"], rows[1]["said"]) == ("away", "no answer")
+    (row,) = picture.rows("parts", 0)
+    assert {column.key: row[column.key] for column in COLUMNS["parts"]} == {
+        "topic": "t", "part_count": 2, "brokers": 2, "messages": 10, "backlog": 4, "closed_count": 1,
+        "said": "no answer for 1 of 2 parts",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("view", CLUSTER_VIEWS)
+def test_the_cluster_fits_80_columns(view: str) -> None:
+    picture, screen = Picture(), Screen(view=view)
+    picture.take(told())
+    picture.take_cluster(cluster())
+    found = tables(screen, screen.arranged(picture.rows(view, 0)), 80)
+    assert len(found) == 1, "all columns are in one table"
+    console = Console(width=80, file=io.StringIO())
+    console.print(found[0])
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(column.title in text for column in COLUMNS[view])
+
+
+def test_keys_show_the_cluster() -> None:
+    screen = Screen()
+    for key, view in (("4", "brokers"), ("5", "parts"), ("\t", "channels")):
+        screen.press(key)
+        assert screen.view == view
+
+
+def test_a_broker_that_is_away_delays_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster is asked in a thread. The picture gets its answers when they are there."""
+    free, asked = threading.Event(), threading.Event()
+
+    async def ask(*_: object) -> Report:
+        asked.set()
+        free.wait()
+        return cluster()
+
+    monkeypatch.setattr(top, "ask_cluster", ask)
+    picture = Picture()
+    with top.ClusterLook("ipc:///nowhere", 1.0) as look:
+        look.ask(picture, wait=False)
+        assert asked.wait(20)
+        look.ask(picture, wait=False)
+        assert picture.waits, "nothing was waited for"
+        free.set()
+        look.ask(picture, wait=True)
+        assert not picture.waits
 
 
 def test_a_filter_is_bounded() -> None:

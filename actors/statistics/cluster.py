@@ -1,0 +1,363 @@
+"""Report about a cluster: the answers of its brokers, merged. Pure.
+
+A broker may have several addresses: its own, those of its standbys, and earlier ones. Each address
+is asked alone, so that the report says what is there:
+
+| the answer at an address | its role |
+|---|---|
+| an overview of this broker | primary |
+| an overview of this broker, but another one has taken over, or has a later epoch | fenced |
+| an overview of a broker with another uuid | other |
+| E_STANDBY | standby |
+| E_FENCED | fenced |
+| the client is not permitted to ask | refused |
+| none in time | away |
+
+The role of a broker is the best role among its addresses, in the order of `ROLES`. What it holds is
+taken from its primary only. A broker that does not answer as primary keeps its parts in the report,
+without values.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypedDict
+
+from ...transport.errors import E_BAD_KEY, E_FENCED, E_FORBIDDEN, E_STANDBY
+from ...transport.names import part_name, part_of
+from ...transport.reports import BrokerStats
+from ...transport.wire.answers import ClusterAnswer, ClusterBroker, ClusterTopic, OverviewAnswer
+
+PRIMARY: Final = "primary"
+STANDBY: Final = "standby"
+FENCED: Final = "fenced"
+REFUSED: Final = "refused"
+OTHER: Final = "other"
+AWAY: Final = "away"
+ROLES: Final = (PRIMARY, FENCED, STANDBY, REFUSED, OTHER, AWAY)
+_BY_CODE: Final = {
+    E_STANDBY: STANDBY, E_FENCED: FENCED, E_FORBIDDEN: REFUSED, E_BAD_KEY: REFUSED,
+}  # fmt: skip
+LOST: Final = "lost"  # `shipping` of a broker after another one has taken over
+NOT_OPEN: Final = "not open yet"
+
+
+class PartSeen(NamedTuple):
+    """A part as its broker reports it. `channels` has the unfinished messages of each channel.
+
+    `backlog` is that of the fullest channel, or what waits for a first one. `lag_s` is None if the
+    answer did not contain it.
+    """
+
+    state: str
+    health: str
+    closed: str
+    start: int
+    head: int
+    backlog: int
+    lag_s: float | None
+    channels: Mapping[str, int]
+
+
+class Seen(NamedTuple):
+    """A broker as it reports itself. `bucket` is empty if it has none, or does not show it."""
+
+    uuid: str
+    health: str
+    bucket: Mapping[str, Any]
+    parts: Mapping[str, PartSeen]
+
+    @property
+    def epoch(self) -> int:
+        return int(self.bucket.get("epoch", 0))
+
+    def addresses(self, name: str) -> tuple[str, ...]:
+        """Return the URLs in a field of the bucket. A broker of an older version has none."""
+        return tuple(filter(None, str(self.bucket.get(name, "")).split(",")))
+
+
+class Answer(NamedTuple):
+    """The answer at one address, or the code and the text of the error. `url` is "" for the link
+    by which the cluster was asked.
+    """
+
+    url: str
+    seen: Seen | None = None
+    code: str = ""
+    why: str = ""
+
+
+class PlaceRow(TypedDict):
+    """An address of a broker. `epoch` is None if it does not say one."""
+
+    url: str
+    role: str
+    epoch: int | None
+    why: str
+
+
+class BrokerRow(TypedDict):
+    """A broker. Values that are not known are None. `parts` counts those of the directory.
+
+    `handover` is the command that lets its standby take over, or "" without a standby.
+    """
+
+    number: int
+    uuid: str
+    me: bool
+    addresses: list[str]
+    state: str
+    role: str
+    epoch: int | None
+    health: str
+    lag_s: float | None
+    standbys: int | None
+    parts: int
+    why: str
+    handover: str
+    places: list[PlaceRow]
+
+
+class PartRow(TypedDict):
+    """A part. Values are None if its broker does not say them. `to` is the number of the broker to
+    which it is being moved, or None.
+    """
+
+    part: int
+    name: str
+    broker: int
+    state: str
+    closed: bool
+    to: int | None
+    start: int | None
+    head: int | None
+    messages: int | None
+    backlog: int | None
+    lag_s: float | None
+    channels: dict[str, int]
+
+
+class TopicRow(TypedDict):
+    """A topic with parts, summed up over the `answered` parts whose broker says what they hold.
+
+    `closed_count` is the number of closed parts. `backlog` is that of the fullest channel.
+    """
+
+    topic: str
+    uuid: str
+    parts: list[PartRow]
+    answered: int
+    closed_count: int
+    messages: int
+    backlog: int
+    channels: dict[str, int]
+
+
+class Report(TypedDict):
+    """The cluster. `is_cluster` is False for a broker that belongs to none: it is alone in it."""
+
+    is_cluster: bool
+    brokers: list[BrokerRow]
+    topics: list[TopicRow]
+    directory: int
+    trouble: str
+
+
+# Answers of brokers
+
+
+def seen_in_overview(found: OverviewAnswer) -> Seen:
+    """Return what a whole overview with `processes` says."""
+    of_topics, of_channels = found.get("topic_fields", ()), found.get("channel_fields", ())
+    parts = {}
+    for name, (raw, channels) in found["topics"].items():
+        if part_of(name) is None:
+            continue
+        row = dict(zip(of_topics, raw, strict=True))
+        depths = {}
+        for channel, values in channels.items():
+            one = dict(zip(of_channels, values, strict=True))
+            depths[channel] = int(one["depth"] + one["in_flight"] + one["deferred"])
+        parts[name] = PartSeen(
+            str(row["state"]), str(row["health"]), str(row["closed"]), int(row["start"]),
+            int(row["head"]), int(row["backlog"]), None, depths,
+        )  # fmt: skip
+    broker = found["broker"]
+    bucket: Mapping[str, Any] = {**found.get("bucket", {})}
+    return Seen(broker["uuid"], broker["health"], bucket, parts)
+
+
+def seen_in_stats(found: BrokerStats) -> Seen:
+    parts = {}
+    for row in found["topics"]:
+        if part_of(row["topic_name"]) is None:
+            continue
+        depths = {
+            one["channel_name"]: one["depth"] + one["in_flight_count"] + one["deferred_count"]
+            for one in row["channels"]
+        }
+        backlog = max(depths.values(), default=row["depth"])
+        parts[row["topic_name"]] = PartSeen(
+            "asleep" if row["asleep"] else "up", row["health"], row["closed"], row["start"],
+            row["head"], backlog, row["ship_lag_s"], depths,
+        )  # fmt: skip
+    bucket: Mapping[str, Any] = {**found.get("bucket", {})}
+    return Seen(found["uuid"], found["health"], bucket, parts)
+
+
+def alone(seen: Seen) -> ClusterAnswer:
+    """Return the directory of a broker that belongs to no cluster."""
+    urls = seen.addresses("addresses")
+    only: ClusterBroker = {
+        "number": 0,
+        "uuid": seen.uuid,
+        "addresses": urls,
+        "bucket": "",
+        "me": True,
+    }
+    return {"brokers": [only], "topics": [], "directory": 0, "trouble": ""}
+
+
+# Merging
+
+
+def merge(
+    told: ClusterAnswer, answers: Mapping[int, Sequence[Answer]], is_cluster: bool = True
+) -> Report:
+    """Return the report. `answers` are by the numbers of the brokers in the directory."""
+    counts: dict[int, int] = {}
+    for topic in told["topics"]:
+        for number in topic["parts"]:
+            counts[number] = counts.get(number, 0) + 1
+    rows, seen = [], {}
+    for broker in told["brokers"]:
+        number = broker["number"]
+        row, seen[number] = broker_row(broker, answers.get(number, ()), counts.get(number, 0))
+        rows.append(row)
+    return {
+        "is_cluster": is_cluster,
+        "brokers": rows,
+        "topics": [topic_row(topic, seen) for topic in told["topics"]],
+        "directory": told["directory"],
+        "trouble": told["trouble"],
+    }
+
+
+def broker_row(
+    broker: ClusterBroker, answers: Sequence[Answer], parts: int
+) -> tuple[BrokerRow, Seen | None]:
+    """Return the row of a broker, and what its primary says, if one answers."""
+    newest = max(
+        (one.seen.epoch for one in answers if one.seen and one.seen.uuid == broker["uuid"]),
+        default=0,
+    )
+    roles = [(role_of(one, broker["uuid"], newest), one) for one in answers]
+    role, best = min(
+        roles, key=lambda found: ROLES.index(found[0]), default=(AWAY, Answer("", why="not asked"))
+    )
+    seen = best.seen if role == PRIMARY else None
+    places = _places(roles, broker, seen)
+    bucket = seen.bucket if seen is not None else {}
+    whys = [one.why for found, one in roles if one.why and found != STANDBY]
+    row: BrokerRow = {
+        "number": broker["number"],
+        "uuid": broker["uuid"],
+        "me": broker["me"],
+        "addresses": list(broker["addresses"]),
+        "state": "away" if seen is None else "up",
+        "role": role,
+        "epoch": best.seen.epoch if best.seen is not None and best.seen.bucket else None,
+        "health": seen.health if seen is not None else "",
+        "lag_s": bucket.get("lag_s"),
+        "standbys": bucket.get("standbys"),
+        "parts": parts,
+        "why": "" if seen is not None else "; ".join(dict.fromkeys(whys)) or best.why,
+        "handover": "",
+        "places": places,
+    }
+    if seen is not None and bucket.get("standbys"):
+        urls = [one["url"] for one in places if one["role"] == PRIMARY]
+        urls += [one["url"] for one in places if one["role"] == STANDBY]
+        row["handover"] = handover_command([*urls, *seen.addresses("standby_addresses")])
+    return row, seen
+
+
+def role_of(answer: Answer, uuid: str, newest: int) -> str:
+    """Return the role at an address. `newest` is the latest epoch of the broker with this uuid."""
+    seen = answer.seen
+    if seen is None:
+        return _BY_CODE.get(answer.code, AWAY)
+    if seen.uuid != uuid:
+        return OTHER
+    if seen.bucket.get("shipping") == LOST or (seen.bucket and seen.epoch < newest):
+        return FENCED
+    return PRIMARY
+
+
+def handover_command(urls: Iterable[str]) -> str:
+    """Return the command of docs/standby.md. It names all brokers, so that it can wait."""
+    named = ",".join(dict.fromkeys(urls))
+    return f"zsq handover --url {shlex.quote(named)}" if named else "zsq handover"
+
+
+def _places(
+    roles: Sequence[tuple[str, Answer]], broker: ClusterBroker, seen: Seen | None
+) -> list[PlaceRow]:
+    """Return the addresses with their roles: first those that answered, by role.
+
+    The broker that was asked for the cluster says its own addresses, so they need no answer.
+    """
+    found: dict[str, PlaceRow] = {}
+    for role, one in roles:
+        if one.url:
+            epoch = one.seen.epoch if one.seen is not None and one.seen.bucket else None
+            found[one.url] = {"url": one.url, "role": role, "epoch": epoch, "why": one.why}
+    if seen is not None:
+        for url in seen.addresses("addresses"):
+            found.setdefault(url, {"url": url, "role": PRIMARY, "epoch": seen.epoch, "why": ""})
+    return sorted(found.values(), key=lambda row: ROLES.index(row["role"]))
+
+
+def topic_row(topic: ClusterTopic, seen: Mapping[int, Seen | None]) -> TopicRow:
+    """Return the row of a topic with a row for each of its parts."""
+    parts: list[PartRow] = []
+    channels: dict[str, int] = {}
+    for part, broker in enumerate(topic["parts"]):
+        name, of_broker = part_name(topic["topic"], part), seen.get(broker)
+        one = of_broker.parts.get(name) if of_broker is not None else None
+        row: PartRow = {
+            "part": part,
+            "name": name,
+            "broker": broker,
+            "state": AWAY if of_broker is None else NOT_OPEN,
+            "closed": part in topic["closed"],
+            "to": topic["moves"].get(part),
+            "start": None,
+            "head": None,
+            "messages": None,
+            "backlog": None,
+            "lag_s": None,
+            "channels": {},
+        }
+        if one is not None:
+            row["state"] = one.state if one.health == "OK" else one.health
+            row["closed"] = row["closed"] or bool(one.closed)
+            row["start"], row["head"] = one.start, one.head
+            row["messages"], row["backlog"] = one.head - one.start, one.backlog
+            row["lag_s"], row["channels"] = one.lag_s, dict(one.channels)
+            for channel, depth in one.channels.items():
+                channels[channel] = channels.get(channel, 0) + depth
+        parts.append(row)
+    known = [row for row in parts if row["messages"] is not None]
+    unread = sum(row["backlog"] or 0 for row in known if not row["channels"])
+    return {
+        "topic": topic["topic"],
+        "uuid": topic["uuid"],
+        "parts": parts,
+        "answered": len(known),
+        "closed_count": sum(row["closed"] for row in parts),
+        "messages": sum(row["messages"] or 0 for row in known),
+        "backlog": max(channels.values(), default=0) + unread,
+        "channels": dict(sorted(channels.items())),
+    }
