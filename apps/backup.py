@@ -355,7 +355,9 @@ class _Running(_Copying):
 
     def _is_there(self, name: str, row: TopicRow) -> bool:
         found = self.registry().topics.get(name)
-        return found is not None and found.uuid == row.uuid and found.state != "deleting"
+        return (
+            found is not None and found.uuid == row.uuid and found.state not in ("deleting", *AWAY)
+        )
 
     def _copy_topic(self, name: str, row: TopicRow, taken: dict[str, Any]) -> None:
         folder, newest = str(taken["folder"]), str(taken["newest"])

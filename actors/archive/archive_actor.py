@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from ...storage.archive.archive_format import Manifest
+from ...storage.archive.archive_format import BROKER_NAME, Manifest
 from ...storage.archive.chunk_objects import ChunkObjects
 from ...storage.archive.claim import Claimed, claim
 from ...storage.archive.manifests import Manifests, Superseded
@@ -125,6 +125,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         self.obey(p.ReadDirectory, self._of_cluster(ClusterReader.read))
         self.obey(p.AppendEntry, self._of_cluster(ClusterReader.append))
         self.obey(p.WaitForShipping, self._wait_for_shipping)
+        self.obey(p.LookAtBucket, self._look_at_bucket)
         self.obey(p.TakePart, self._take_part)
         self.obey_reload(p.ReloadShipping, self._take_bound)
         self.every(1_000, self._tick)
@@ -214,7 +215,7 @@ class ArchiveActor(Actor[ArchiveStart]):
     def _take_part(self, order: p.TakePart) -> None:
         if not self._may_write() or self._claimed is None:
             raise Refused(E_BUCKET, "the bucket of this broker cannot be used at the moment")
-        (thread,) = self._taker = self._taker or self._threads("take", 1)
+        thread = self._taking_thread()
         place = self._claimed.claim.place
         wanted = Wanted(order.name, order.log, order.tick, order.directory, place)
         if order.log in self._forgotten and self._control.pending:
@@ -226,6 +227,20 @@ class ArchiveActor(Actor[ArchiveStart]):
             partial(self._took_part, order.request),
             partial(self._take, order.url, wanted, left),
         )
+
+    def _taking_thread(self) -> WorkerThread:
+        """Return the thread that reads the buckets of other brokers. It may take long."""
+        self._taker = self._taker or self._threads("take", 1)
+        return self._taker[0]
+
+    def _look_at_bucket(self, order: p.LookAtBucket) -> None:
+        def look() -> dict[str, Any]:
+            bucket = self._open(SHIP_CALL_S, order.url)
+            bucket.counts_of(self._bucket)
+            bucket.read(BROKER_NAME)
+            return {}
+
+        self._taking_thread().submit(partial(self._took_part, order.request), look)
 
     def _take(self, url: str, wanted: Wanted, left: str) -> dict[str, Any]:
         """Take a part over, in a thread."""

@@ -12,7 +12,7 @@ from ...storage.directory.store import TopicIdentity
 from ...storage.files import Files
 from ...storage.shipping.set_aside import FormerTopic, Rescued, set_aside
 from ..supervisor.topics.registry import REGISTRY_NAME
-from ..supervisor.topics.registry_format import Content, decode
+from ..supervisor.topics.registry_format import AWAY, Content, decode
 
 REGISTRY_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -30,7 +30,7 @@ def set_aside_broker(files: Files, bucket: Bucket, data_dir: str) -> Rescued:
 
 
 def former_topics(files: Files, data_dir: str, content: Content) -> list[FormerTopic]:
-    """Return the topics of a data directory, without those that were being deleted.
+    """Return the topics of a data directory, without those that were being deleted or moved.
 
     A directory that the registry does not name is left out, as at the start of a broker.
     """
@@ -39,7 +39,7 @@ def former_topics(files: Files, data_dir: str, content: Content) -> list[FormerT
         directory = f"{data_dir}/topics/{row.number:06d}"
         # A `new` topic may have no directory yet. Then it has no message.
         is_gone = row.state == "new" and not files.exists(directory)
-        if row.in_memory or row.state == "deleting" or is_gone:
+        if row.in_memory or row.state in ("deleting", *AWAY) or is_gone:
             continue
         is_off = row.retention.get("archive") == "off"
         identity = TopicIdentity(name, row.uuid, row.base_offset)

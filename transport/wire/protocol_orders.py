@@ -17,6 +17,7 @@ from .protocol_client import Done, Wire
 __all__ = [
     "AppendEntry", "BackUpLog", "BackUpState", "BehindPause", "CancelDelayed", "ChannelConfigured", "ConfigureChannel", "CountDelayed",
     "DeadLettersGo", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel", "ListChunks", "ListDelayed",
+    "LookAtBucket",
     "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory", "Reload", "ReloadGateway", "ReloadHttpGateway",
     "ReloadNsqGateway", "ReloadShipping", "Seek", "SetClosed", "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip", "TakePart",
     "WaitForShipping", "WhereDeadLettersGo",
@@ -341,6 +342,14 @@ class WaitForShipping(Order[Done]):
     op: ClassVar[int] = 57
     uuid: str = ""
     end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtBucket(Order[Done]):
+    """Find out whether the bucket of another broker can be read. Failed: E_BUCKET."""
+
+    op: ClassVar[int] = 59
+    url: str
 
 
 @dataclass(frozen=True, slots=True)

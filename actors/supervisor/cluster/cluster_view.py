@@ -112,9 +112,12 @@ class Delete(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """A part that this broker shall have. Its `ready` says that this broker lives."""
+    """A part that this broker shall have. Its `ready` says that this broker lives, and can read the
+    bucket at `url`, which is that of the broker that has the part.
+    """
 
     name: str
+    url: str
     entry: ReadyEntry
 
 
@@ -454,7 +457,8 @@ class ClusterView:
                     hold = parted.hold(number)
                     if not hold.is_ready:
                         entry = ReadyEntry("", parted.uuid, number, hold.number, me)
-                        found.append(Prepare(name, entry))
+                        url = self.directory.brokers[broker].bucket
+                        found.append(Prepare(name, url, entry))
                 elif row is not None and _is_past(row, parted.hold(number), me):
                     found.append(Delete(name))
         return found

@@ -2,7 +2,7 @@
 
 | step | waits for | then |
 |---|---|---|
-| Prepare | the archive actor: this broker ships to its bucket | a `ready` in the directory |
+| Prepare | the archive actor: it can read the other bucket, and ships to its own | a `ready` in the directory |
 | Release | the topic is up; its processes end; its last pulse says that the bucket has all of it | the row is `given` |
 | Give | the archive actor: the bucket has the registry | a `give` in the directory |
 | Take | the archive actor: the part's directory is made | the row is live, and the topic starts |
@@ -95,7 +95,12 @@ class PartMoves:
             match step:
                 case Release():
                     self._release(step)
-                case Prepare(entry=entry) | Give(entry=entry):
+                case Prepare(url=url, entry=entry):
+                    # Otherwise the part could be released, and nobody could have it.
+                    look = partial(p.LookAtBucket, url=url)
+                    then = partial(self._wait_and_append, step, "", 0, entry)
+                    self._order(step, look, SHIPPED_S, lambda done: then())
+                case Give(entry=entry):
                     self._wait_and_append(step, "", 0, entry)
                 case Take():
                     self._take(step)
@@ -107,6 +112,8 @@ class PartMoves:
 
     def _end(self, step: LongStep, error: Exception | None = None) -> None:
         self._busy.discard(step.name)
+        if not self._busy:
+            self._shipped.clear()  # other topics fell asleep meanwhile
         if error is None:
             self._done(step)
         else:

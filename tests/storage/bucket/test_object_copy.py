@@ -104,7 +104,8 @@ def test_a_store_copies_within_one_bucket_by_itself_if_it_can(
             method = getattr(root, name)
             return lambda first, *rest: method(f"{self._prefix}/{first}", *rest)
 
-    source, target = Prefixed("a"), Prefixed("b/c")
+    source: Any = Prefixed("a")
+    target: Any = Prefixed("b/c")
     source.create("chunk/x", b"data")
     copier = ObjectCopier(Files(), source, target, f"{tmp_path}/scratch-")
     copier.copy("chunk/x")

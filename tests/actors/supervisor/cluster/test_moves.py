@@ -90,7 +90,7 @@ def parted(*entries: Entry) -> PartedTopic:
     [
         (0, None, (), Open(NAME, parted())),
         (0, row(), (MOVE,), None),
-        (1, None, (MOVE,), Prepare(NAME, ReadyEntry("", TOPIC, 0, 0, 1))),
+        (1, None, (MOVE,), Prepare(NAME, "s3://b/0", ReadyEntry("", TOPIC, 0, 0, 1))),
         (2, None, (MOVE,), None),
         (1, None, (MOVE, READY), None),
         (0, row(), (MOVE, READY), Release(NAME)),

@@ -244,8 +244,14 @@ def test_a_part_is_given_when_the_bucket_knows_that_it_was_released(world: World
     assert world.result() == ""
 
 
-def test_a_broker_says_that_it_is_ready_when_it_ships(world: World) -> None:
-    world.moves.begin(Prepare(NAME, ReadyEntry("", TOPIC, 0, 0, 1)))
+def test_a_broker_says_that_it_is_ready_when_it_can_read_and_ships(world: World) -> None:
+    prepare = Prepare(NAME, "s3://b/0", ReadyEntry("", TOPIC, 0, 0, 1))
+    world.moves.begin(prepare)
+    world.obey(Refused(E_BUCKET, "403"))
+    assert world.result() == E_BUCKET, "it must be able to read the other bucket"
+    world.moves.begin(prepare)
+    look = world.obey()
+    assert (type(look), look.url) == (p.LookAtBucket, "s3://b/0")
     world.obey(tick=17)
     entry = decode_entry(world.obey(number=5).entry)
     assert isinstance(entry, ReadyEntry)
