@@ -350,16 +350,17 @@ def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) 
 @click.option("--mib", type=click.IntRange(256, 100_000), default=1024, help="MiB to archive.")
 @click.option(
     "--part",
-    type=click.Choice(("archive", "shipping", "takeover")),
+    type=click.Choice(("archive", "shipping", "takeover", "moves")),
     help=(
-        "Measure only this part: the archive and Spark's reads from it, shipping and restore, or "
-        "takeovers by a standby."
+        "Measure only this part: the archive and Spark's reads from it, shipping and restore, "
+        "takeovers by a standby, or moves of a part to another broker."
     ),
 )
 @_common
 def bucket(mib: int, part: str | None, size: int, rounds: int, **common: Any) -> None:
     """Measure a broker with a bucket, restores, and Spark's reads from it. Runs SeaweedFS."""
     from .measures.bucket import bucket as measure  # Spark is an extra
+    from .measures.moves import moves as measure_moves
     from .measures.shipping import shipping as measure_shipping
     from .measures.takeover import takeover as measure_takeover
 
@@ -378,6 +379,8 @@ def bucket(mib: int, part: str | None, size: int, rounds: int, **common: Any) ->
         try:
             if part in (None, "takeover"):
                 measure_takeover(report, f"s3://{BUCKET}/takeover", rounds)
+            if part in (None, "moves"):
+                measure_moves(report, f"s3://{BUCKET}/moves", rounds)
             if part in (None, "shipping"):
                 measure_shipping(report, f"s3://{BUCKET}/ship", Path(folder) / "server", rounds)
             if part in (None, "archive"):
