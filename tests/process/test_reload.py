@@ -200,7 +200,7 @@ def test_a_terminal_that_is_closed_ends_the_broker_it_was_started_in(tmp_path: P
         broker.send_signal(signal.SIGHUP)
         wait_for(lambda: "reloaded: no option changed" in log.read_text(), what="a reload")
         os.close(terminal)
-        assert broker.wait(30) == 0
+        assert broker.wait(90) == 0
     finally:
         broker.kill()
         broker.wait(10)
