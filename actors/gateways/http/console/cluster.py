@@ -19,7 +19,7 @@ from ....security.policy import UNWELL, Action, Principal
 from ....statistics.cluster import BrokerRow, Report
 from ...cluster_asking import Closable, ClusterAsking
 from ..web.authority import principal_of
-from ..web.responses import ApiError
+from ..web.responses import ApiError, api_error
 from .answers import answer, parameters_of
 from .source import Source
 
@@ -47,7 +47,10 @@ class ClusterPage:
         self._making: asyncio.Task[Report] | None = None
 
     async def answer(self, request: Request) -> Response:
-        topic = parameters_of(request).get("topic") or ""
+        parameters = parameters_of(request)
+        if any(parameters.count(name) > 1 for name in ("topic", "channel")):
+            raise api_error("INVALID_REQUEST")
+        topic = parameters.get("topic") or ""
         found = seen_by(principal_of(request), await self._fresh())
         if topic:
             found = {**found, "topics": [row for row in found["topics"] if row["topic"] == topic]}

@@ -75,11 +75,12 @@ class FakeBroker:
             "bucket": BUCKET,
         }
 
-    async def cluster(self) -> Any:
+    async def cluster(self, *, fresh: bool = False) -> Any:
         one = {"number": 0, "uuid": "u", "addresses": ("tcp://one:1",), "me": True}
         two = {"number": 1, "uuid": "v", "addresses": ("tcp://two:1",), "me": False}
         topics = [
-            {"topic": name, "uuid": name, "parts": (0, 1), "closed": ()} for name in ("other", "t")
+            {"topic": name, "uuid": name, "parts": (0, 1), "closed": (), "moves": {}}
+            for name in ("other", "t")
         ]
         return {"brokers": (one, two), "topics": topics, "directory": 4, "trouble": "part other#1"}
 

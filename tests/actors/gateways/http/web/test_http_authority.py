@@ -88,6 +88,7 @@ PERMITTED: dict[Actions, set[str]] = {
     (Action.KNOWN,): set(ALL),
     (Action.MANAGE_TOPIC, Action.REDRIVE): {"root"},
     (Action.SEE,): {*ALL} - {"stranger"},
+    (Action.SEE_SOME,): set(ALL),
     (Action.READ,): {"archiver", "root"},
     (Action.CONSUME,): {"reader", "archiver", "root"},
     (Action.PUBLISH,): {"publisher", "root"},
