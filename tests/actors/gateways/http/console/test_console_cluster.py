@@ -78,7 +78,7 @@ class FakeBroker:
     async def cluster(self, *, fresh: bool = False) -> Any:
         one = {"number": 0, "uuid": "u", "addresses": ("tcp://one:1",), "me": True}
         two = {"number": 1, "uuid": "v", "addresses": ("tcp://two:1",), "me": False}
-        topics = [
+        topics: list[Any] = [
             {"topic": name, "uuid": name, "parts": (0, 1), "closed": (), "moves": {}}
             for name in ("other", "t")
         ]
