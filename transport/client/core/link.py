@@ -519,6 +519,9 @@ class Link:
         # A function that returns True if a call needs the link. An idle link creates no topic.
         self.busy: Callable[[], bool] | None = None
         self.creates = target.create  # True if this attempt may create the target
+        # True if this link never goes to the broker that has the part. It is then refused with
+        # `HasParts`.
+        self.stays = False
         # True if this link was up before. A failed handshake may then be temporary, for example
         # while the broker's keys are changed.
         self._known = False
@@ -861,9 +864,13 @@ class Link:
 
     def _go_to_part(self, message: Spread, now_ns: int) -> None:
         """Go to the broker that has the part. If the target is the whole topic, it is refused."""
-        way = way_to(self._home.given, self.target.topic, checked(message))
+        spread = checked(message)
+        if self.stays:
+            self._refuse(now_ns, HasParts(spread))
+            return
+        way = way_to(self._home.given, self.target.topic, spread)
         if way is None and part_of(self.target.topic) is None:
-            self._refuse(now_ns, HasParts(message))
+            self._refuse(now_ns, HasParts(spread))
             return
         self._sent_on += 1
         where = f"at {way.each[0].url}" if way is not None else "at no broker that is known"

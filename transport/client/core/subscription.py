@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from ...block.block import Block
 from ...errors import (
+    E_CLOSED,
     E_LEASE,
     E_LIMIT,
     E_NOT_FOUND,
@@ -47,6 +48,10 @@ CLOSED: Final = (
     "delivered again"
 )
 WORDS_MAX: Final = 5_000  # the most protocol messages that are sent before the socket is drained
+SOON_NS: Final = 50_000_000  # when to ask again which parts to subscribe to, if it was not known
+
+Chosen = Callable[[Spread], Collection[int] | None]
+"""Returns the numbers of the parts to subscribe to, or None if they are not known yet."""
 
 
 class Leg:
@@ -67,8 +72,14 @@ class Leg:
         self.target = Target("channel", topic, channel, settings=settings)
         self.link = Link(engine, engine.rotation, self.target, self)
         self.link.heartbeat_ms = self._heartbeat_ms()
+        self._known = False  # True after the subscription was accepted once
         self._compared = False
         engine.add(self.link)
+
+    def stay(self) -> None:
+        """Never go to another broker, and do not create the channel again after it was deleted."""
+        self.link.stays = True
+        self.link.busy = lambda: not self._known
 
     def tell(self, now_ns: int) -> None:
         """Send the answers that were gathered."""
@@ -98,11 +109,13 @@ class Leg:
     def on_up(self, now_ns: int) -> None:
         self.link.heartbeat_ms = self.session.heartbeat_ms
         self.session.node = self.link.opened.get("node", 0)
+        self._known = True
         self._compare(self.link.opened.get("settings"))
         # The channel has a place for this consumer. If the next link is refused with E_LIMIT, the
         # lost link of this consumer still holds the place.
         self.link.passing = AGAIN | {E_LIMIT}
         self.engine.error = None
+        self.engine.reached_leg(self)
 
     def _compare(self, settings: object) -> None:
         """Warn, once, about settings that have no effect because the channel existed before."""
@@ -131,7 +144,7 @@ class Leg:
 
     def on_lost(self) -> None:
         self.session.lost()
-        self.engine.lost()
+        self.engine.lost(self)
 
     def on_refused(self, error: ZsqError) -> None:
         self.engine.refused(self, error)
@@ -142,6 +155,10 @@ class ConsumerEngine(Engine):
 
     It has one leg, or one for each part of the topic. `of_part` makes the session of a part, of
     that many. Without it, a topic with parts is refused.
+
+    With `chosen`, it subscribes only to some parts, which may be none, and never goes to another
+    broker. A part that moves away is left. So is a part that is closed to consumers, until it is
+    chosen again. A channel that is deleted is not created again by this consumer.
     """
 
     def __init__(
@@ -153,11 +170,14 @@ class ConsumerEngine(Engine):
         heartbeat_ms: int | None,
         settings: Mapping[str, object],
         of_part: Callable[[int], ConsumerSession] | None = None,
+        chosen: Chosen | None = None,
     ) -> None:
         super().__init__()
         self.rotation = Rotation(address)
         self.wanted_heartbeat_ms = heartbeat_ms  # None: the default of each address
         self._of_part = of_part
+        self._chosen = chosen
+        self.has_parts = False  # True if the legs are those of parts
         self._whole = Leg(
             self, check_name(topic), check_name(channel, "channel"), session, settings
         )
@@ -172,6 +192,8 @@ class ConsumerEngine(Engine):
         # A function that is called when all leases are void. It drops the messages that no handler
         # has begun.
         self.on_void: Callable[[], object] = lambda: None
+        # A function that is called when all leases of one part are void.
+        self.on_part_void: Callable[[ConsumerSession], object] = lambda session: None
 
     @property
     def session(self) -> ConsumerSession:
@@ -184,8 +206,8 @@ class ConsumerEngine(Engine):
         return self._whole.link
 
     @property
-    def has_parts(self) -> bool:
-        return self.legs[0] is not self._whole
+    def _first(self) -> Leg:
+        return self.legs[0] if self.legs else self._whole
 
     def start(self) -> None:
         """Start the links, unless a refusal must be raised first.
@@ -200,52 +222,88 @@ class ConsumerEngine(Engine):
 
     # Parts
 
+    def ask_parts(self) -> None:
+        """Ask now for the parts of the topic, if it has parts, and not only when it is due."""
+        if self.has_parts:
+            self._ask_at(time.monotonic_ns())
+
+    def _ask_at(self, at_ns: int) -> None:
+        self._ask_ns = at_ns
+        self.sooner(at_ns)
+
     def _take_parts(self, spread: Spread) -> None:
         """Subscribe to the parts that are new."""
         assert self._of_part is not None
+        now_ns = time.monotonic_ns()
+        every = [number for number, _ in spread.parts]
+        numbers = every if self._chosen is None else self._chosen(spread)
+        if numbers is None:
+            self._ask_at(now_ns + SOON_NS)
+            return
         known = {leg.target.topic for leg in self.legs}
         new = []
-        for number, _ in sorted(spread.parts):
+        for number in sorted(numbers):
             name = part_name(self._whole.target.topic, number)
             if name not in known:
-                session = self._of_part(len(spread.parts))
+                session = self._of_part(len(every))
                 session.over = self._whole.session.over
                 new.append(Leg(self, name, self.target.channel, session, self.target.settings))
+        self.has_parts = True
         self.legs = [leg for leg in self.legs if leg is not self._whole] + new
-        now_ns = time.monotonic_ns()
-        self._ask_ns = now_ns + PARTS_ASKED_NS
-        self.sooner(self._ask_ns)
+        self._ask_at(now_ns + PARTS_ASKED_NS)
         for leg in new:
+            if self._chosen is not None:
+                leg.stay()
             leg.link.start(now_ns)
 
+    def _leave(self, leg: Leg) -> None:
+        """Subscribe to this part no more."""
+        leg.session.lost()
+        leg.link.stop()
+        self.links.remove(leg.link)
+        self.legs.remove(leg)
+        self.on_part_void(leg.session)
+
     def _forget_parts(self) -> None:
-        """Ask again whether the topic has parts, at the next call. It was deleted."""
-        for leg in self.legs:
+        """Go on without parts: the topic was deleted, or a topic without parts has its name."""
+        for leg in list(self.legs):
             if leg is not self._whole:
-                leg.session.lost()
-                leg.link.stop()
-                self.links.remove(leg.link)
+                self._leave(leg)
         self.legs = [self._whole]
+        self.has_parts = False
         self._ask_ns = FAR_NS
 
     def refused(self, leg: Leg, error: ZsqError) -> None:
         """Note that the broker has refused a leg."""
         if isinstance(error, HasParts) and self._of_part is not None:
-            self._take_parts(error.spread)
-        elif leg is not self._whole and error.code == E_NOT_FOUND:
+            if leg is self._whole:
+                self._take_parts(error.spread)
+            elif leg in self.legs:
+                self._leave(leg)
+        elif self.has_parts and error.code == E_NOT_FOUND:
             self._forget_parts()
             self.error = error
+        elif self._chosen is not None and error.code == E_CLOSED and leg is not self._whole:
+            if leg in self.legs:
+                self._leave(leg)
         elif leg in self.legs:
             self.error = error
 
-    def lost(self) -> None:
+    def reached_leg(self, leg: Leg) -> None:
+        """Note that a leg is subscribed. If it is the whole topic, this has no parts any more."""
+        if leg is self._whole and self.has_parts:
+            self._forget_parts()
+
+    def lost(self, leg: Leg) -> None:
         """Note that a link was lost. If it was the only one, all leases are void.
 
         Otherwise the messages of the other parts stay. Those of the lost part are recognized by
         their delivery.
         """
         self.down_ns = time.monotonic_ns()
-        if not self.has_parts:
+        if leg is not self._whole:
+            self.on_part_void(leg.session)
+        elif not self.has_parts:
             self.on_void()
 
     @property
@@ -270,7 +328,7 @@ class ConsumerEngine(Engine):
         for leg in list(self.legs):
             if leg.session.dirty or leg.session.words:
                 leg.tell(now_ns)
-        if self.has_parts:
+        if self._ask_ns != FAR_NS:
             if now_ns >= self._ask_ns:
                 self._ask_ns = now_ns + PARTS_ASKED_NS
                 self._whole.link.start(now_ns)
@@ -307,7 +365,7 @@ class ConsumerEngine(Engine):
         """
         seconds = check_timeout(timeout)
         if self._full() is not None:
-            seconds = max(seconds or 0.0, 3 * self.legs[0].link.heartbeat_ms / 1_000)
+            seconds = max(seconds or 0.0, 3 * self._first.link.heartbeat_ms / 1_000)
         return FAR_NS if self.up or seconds is None else self.down_ns + int(seconds * 1e9)
 
     def _full(self) -> ZsqError | None:
@@ -338,7 +396,7 @@ class ConsumerEngine(Engine):
         refusal = self.rotation.refusal()
         if refusal is not None:
             return from_wire(refusal.code, f"{late}: {refusal.text}")
-        link = next((leg.link for leg in self.legs if not leg.link.up), self.legs[0].link)
+        link = next((leg.link for leg in self.legs if not leg.link.up), self._first.link)
         why = link.why() or link.state.value
         return BrokerUnreachable(E_TIMEOUT, f"{late} ({why}). {advice()}")
 

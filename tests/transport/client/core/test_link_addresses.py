@@ -311,6 +311,16 @@ def test_a_link_to_a_topic_with_parts_is_refused(engine: Engine) -> None:
     assert error.spread.topic == "t"
 
 
+def test_a_link_that_stays_is_refused_instead(engine: Engine) -> None:
+    link = begun(engine, A, topic="t#1")
+    link.stays = True
+    answers(link, MS, parted(1, B))
+    assert (link.state, link.given.url) == (LinkState.REFUSED, A)
+    peer = link.peer
+    assert isinstance(peer, Peer)
+    assert [type(error) for error in peer.errors] == [HasParts]
+
+
 def test_a_link_to_a_part_waits_for_a_broker_that_knows_the_part(engine: Engine) -> None:
     """A broker may have an old view of the directory."""
     link = begun(engine, A, topic="t#5")

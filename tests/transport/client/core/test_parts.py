@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -16,7 +17,7 @@ from zsq.transport.client.core.asking import Question, combined, for_parts
 from zsq.transport.client.core.consumer_session import ConsumerSession, ConsumerState
 from zsq.transport.client.core.lane import Lane, ProducerEngine, flat, rows_of
 from zsq.transport.client.core.producer_session import PendingBlock
-from zsq.transport.client.core.subscription import ConsumerEngine
+from zsq.transport.client.core.subscription import SOON_NS, ConsumerEngine
 from zsq.transport.errors import (
     E_CLOSED,
     E_LIMIT,
@@ -406,6 +407,132 @@ def test_a_consumer_that_cannot_use_parts_says_so(consumer: ConsumerEngine) -> N
     consumer.legs[0].on_refused(HasParts(spread(2)))
     with pytest.raises(HasParts, match="E_PARTS"):
         consumer.raise_refused()
+
+
+def test_a_consumer_goes_on_with_a_topic_without_parts_of_the_same_name(
+    consumer: ConsumerEngine,
+) -> None:
+    """The topic was deleted and created again between two questions."""
+    whole = consumer.legs[0]
+    whole.on_refused(HasParts(spread(2)))
+    whole.on_up(1)
+    assert consumer.legs == [whole]
+    assert not consumer.has_parts
+
+
+# Consumers that stay at one broker
+
+
+@pytest.fixture
+def local() -> Iterator[ConsumerEngine]:
+    """Return a consumer of the parts of broker 0."""
+    made = ConsumerEngine(
+        parse_all(A, transport="tcp"), "t", "c", ConsumerSession(100), None, {},
+        lambda count: ConsumerSession(1), lambda spread: [n for n, broker in spread.parts if broker == 0],
+    )  # fmt: skip
+    yield made
+    made.stop()
+    made.epoll.close()
+
+
+def names(consumer: ConsumerEngine) -> list[str]:
+    return [leg.target.topic for leg in consumer.legs]
+
+
+def test_a_local_consumer_subscribes_only_to_chosen_parts(local: ConsumerEngine) -> None:
+    local.legs[0].on_refused(HasParts(spread(4)))
+    assert names(local) == ["t#0", "t#2"]
+    assert all(leg.link.stays for leg in local.legs)
+
+
+def test_a_local_consumer_without_parts_is_open_and_asks_again(local: ConsumerEngine) -> None:
+    whole = local.legs[0]
+    whole.on_refused(HasParts(replace(spread(4), parts=((0, 1), (1, 1)))))
+    assert (local.has_parts, local.legs, local.open, local.up) == (True, [], True, 0)
+    local.unreachable(1.0)
+    assert "no link" in local.too_late(1.0, "no link to").text
+    assert local._ask_ns <= time.monotonic_ns() + PARTS_ASKED_NS
+    whole.on_refused(HasParts(spread(1)))
+    assert names(local) == ["t#0"]
+    assert not local.open
+
+
+def test_a_consumer_that_does_not_know_its_parts_yet_asks_again_soon() -> None:
+    made = ConsumerEngine(
+        parse_all(A, transport="tcp"), "t", "c", ConsumerSession(100), None, {},
+        lambda count: ConsumerSession(1), lambda spread: None,
+    )  # fmt: skip
+    try:
+        whole = made.legs[0]
+        started: list[int] = []
+        cast("Any", whole.link).start = started.append
+        whole.on_refused(HasParts(spread(4)))
+        assert (made.legs, made.has_parts, made.open, made.error) == ([whole], False, False, None)
+        made.timers(time.monotonic_ns() + SOON_NS)
+        assert len(started) == 1
+    finally:
+        made.stop()
+        made.epoll.close()
+
+
+def test_parts_are_asked_for_when_that_is_wanted(
+    local: ConsumerEngine, consumer: ConsumerEngine
+) -> None:
+    started: list[int] = []
+    for one in (local, consumer):
+        cast("Any", one.legs[0].link).start = started.append
+    local.legs[0].on_refused(HasParts(spread(1)))
+    local.timers(time.monotonic_ns())
+    assert started == []
+    for one in (local, consumer):
+        one.ask_parts()
+        one.timers(time.monotonic_ns())
+    assert len(started) == 1, "the other one has no parts"
+
+
+@pytest.mark.parametrize("error", [HasParts(spread(2)), Refused(E_CLOSED, "closed")])
+def test_a_part_that_has_left_or_is_closed_does_not_end_a_local_consumer(
+    local: ConsumerEngine, error: ZsqError
+) -> None:
+    voids: list[int | None] = []
+    local.on_part_void = lambda session: voids.append(session.part)
+    whole = local.legs[0]
+    whole.on_refused(HasParts(spread(4)))
+    first = local.legs[0]
+    first.on_refused(error)
+    assert names(local) == ["t#2"]
+    assert first.link not in local.links
+    assert (local.error, voids) == (None, [0])
+    first.on_refused(error)
+    whole.on_refused(HasParts(spread(4)))
+    assert names(local) == ["t#2", "t#0"], "it is chosen again"
+
+
+def test_the_messages_of_a_lost_part_are_void(local: ConsumerEngine) -> None:
+    voids: list[int | None] = []
+    local.on_part_void = lambda session: voids.append(session.part)
+    local.legs[0].on_refused(HasParts(spread(4)))
+    local.legs[1].on_lost()
+    assert voids == [2]
+
+
+@pytest.mark.parametrize("who", ["the topic", "a part"])
+def test_a_deleted_topic_ends_a_local_consumer(local: ConsumerEngine, who: str) -> None:
+    whole = local.legs[0]
+    whole.on_refused(HasParts(spread(4)))
+    (whole if who == "the topic" else local.legs[1]).on_refused(NotFound(E_NOT_FOUND, "deleted"))
+    assert local.legs == [whole]
+    assert local.error is not None
+    assert local.error.code == E_NOT_FOUND
+
+
+def test_a_local_consumer_does_not_create_a_deleted_channel_again(local: ConsumerEngine) -> None:
+    local.legs[0].on_refused(HasParts(spread(4)))
+    leg = local.legs[0]
+    assert leg.link.busy is not None
+    assert leg.link.busy(), "the channel of a new part is created"
+    leg.on_up(1)
+    assert not leg.link.busy()
 
 
 # Requests
