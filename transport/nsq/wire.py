@@ -5,6 +5,11 @@ message   int64 time in ns | uint16 attempts | 16 hex digits of id | body
 
 A message is the data of a frame of type 2. All numbers are big-endian. Nothing here does I/O. All
 work for single messages runs in C.
+
+An id is the message's offset. If the topic has parts, the first two digits are the number of the
+part, and the other 14 are the offset, so an id is unique within its topic. This costs nothing: a
+topic has at most 256 parts, and an offset needs no more than 54 bits (`core/message.py`). Ids that
+the gateway makes up would need a table, and would mean nothing to a user who has one from a log.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from functools import lru_cache
 from itertools import chain, repeat
 from typing import Final
 
+from ..names import PARTS_MAX
 from .errors import NsqError
 
 MAGIC: Final = b"  V2"
@@ -46,12 +52,21 @@ def error_frame(error: NsqError) -> bytes:
     return frame(ERROR, error.data) if error.code else b""
 
 
+PART_SHIFT: Final = 56
+assert 1 << (64 - PART_SHIFT) >= PARTS_MAX
+
+
+def id_base(part: int | None) -> int:
+    """Return what is added to the offsets of a part in its ids: 0 if the topic has no parts."""
+    return 0 if part is None else part << PART_SHIFT
+
+
 def message_id(offset: int) -> bytes:
     return b"%016x" % offset
 
 
 def message_offsets(ids: Sequence[bytes]) -> tuple[int, ...]:
-    """Return the offsets of ids of 16 bytes.
+    """Return the numbers of ids of 16 bytes: the offsets, and `id_base` of the part.
 
     Raises `ValueError` if an id is not hexadecimal. No message ever had such an id.
     """
@@ -74,7 +89,7 @@ def _heads(count: int) -> struct.Struct:
 
 
 def message_ids(offsets: Sequence[int]) -> tuple[bytes, ...]:
-    """Return the `message_id` of each offset, by one conversion to hexadecimal."""
+    """Return the `message_id` of each offset (and `id_base`), by one conversion to hexadecimal."""
     count = len(offsets)
     digits = struct.pack(f">{count}Q", *offsets).hex().encode()
     return _cut(ID_BYTES, count).unpack(digits)

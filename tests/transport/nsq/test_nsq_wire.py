@@ -10,16 +10,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from zsq.transport.client.core.message import OFFSET_BITS
+from zsq.transport.names import PARTS_MAX
 from zsq.transport.nsq.errors import NsqError, quoted, shown
 from zsq.transport.nsq.wire import (
     CLOSE_WAIT,
     ERROR,
     HEARTBEAT,
     OK,
+    PART_SHIFT,
     RESPONSE,
     encode_messages,
     error_frame,
     frame,
+    id_base,
     message_id,
     message_ids,
     message_offsets,
@@ -93,6 +97,31 @@ def test_message_ids_give_their_offsets_back(offsets: list[int]) -> None:
     ids = message_ids(offsets)
     assert list(ids) == [message_id(one) for one in offsets]
     assert list(message_offsets(ids)) == offsets
+
+
+@pytest.mark.parametrize(
+    ("part", "offset", "found"),
+    [
+        (None, 5, b"0000000000000005"),
+        (0, 5, b"0000000000000005"),
+        (3, 5, b"0300000000000005"),
+        (PARTS_MAX - 1, (1 << OFFSET_BITS) - 1, b"ff3fffffffffffff"),
+    ],
+)
+def test_an_id_names_the_part(part: int | None, offset: int, found: bytes) -> None:
+    assert message_ids([id_base(part) + offset]) == (found,)
+    assert message_id(id_base(part) + offset) == found
+
+
+place = st.tuples(st.integers(0, PARTS_MAX - 1), st.integers(0, (1 << OFFSET_BITS) - 1))
+
+
+@given(st.sets(place, max_size=20))
+def test_ids_of_parts_are_unique_and_give_their_offsets_back(places: set[tuple[int, int]]) -> None:
+    ids = message_ids([id_base(part) + offset for part, offset in sorted(places)])
+    assert len(set(ids)) == len(places)
+    numbers = message_offsets(ids)
+    assert [divmod(number, 1 << PART_SHIFT) for number in numbers] == sorted(places)
 
 
 @pytest.mark.parametrize(
