@@ -179,10 +179,10 @@ class Singles:
     # Discovery
 
     def tell_names(self) -> None:
-        """Notify gateways that register with nsqlookupds that the topics or channels have changed.
+        """Notify NSQ gateways that the topics or channels have changed, if they need to know.
 
-        Only one such order is sent at a time. The next one follows its answer, if there were
-        changes meanwhile.
+        They do if they register with nsqlookupds, or if topics may have parts. Only one such order
+        is sent at a time. The next one follows its answer, if there were changes meanwhile.
         """
         if self._names_told:
             return
@@ -192,7 +192,7 @@ class Singles:
             if (
                 child.state == "up"
                 and isinstance(start, NsqStart)
-                and start.options.lookupd_tcp_addresses
+                and (start.options.lookupd_tcp_addresses or self._broker.options.cluster)
             ):
                 self._names_told += 1
                 self._orders.send(child, p.LookAtNames, self._on_looked)

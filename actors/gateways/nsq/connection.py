@@ -21,7 +21,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, Protocol, TypeVar, cast
 
 from ....transport.nsq.backend import Authorized
@@ -29,6 +29,7 @@ from ....transport.nsq.identify import ClientIdentity, cut_string
 from ....transport.nsq.layers import Layer, LayerError, Layers
 from ....transport.nsq.limits import BYTES_BEFORE_AUTH_MAX, NsqLimits
 from ....transport.nsq.session import Session
+from ....transport.wire.protocol import Spread
 from ...runtime.pulses import NsqClientReport
 from ...statistics.statistics import label_of
 from .consuming import Subscription
@@ -65,6 +66,8 @@ class Gateway(Protocol):
     def forget(self, connection: Connection) -> None: ...
 
     def refuses(self, topic: str, channel: str) -> str: ...
+
+    def parts_here(self, spread: Spread) -> Collection[int] | None: ...
 
     def holds(self, but: Subscription, message_id: bytes) -> bool: ...
 
@@ -361,6 +364,7 @@ class Connection(asyncio.Protocol):
             self.gateway.url, topic, channel, self._label, identity.msg_timeout_ms, self.gateway.limits.max_msg_timeout_ms,
             identity.sample_rate, self.session.on_messages, self._then_look(answer), self.session.on_refused, self._lost,
             {"user": self.session.authorized.identity if self.session.authorized else "", "from": self.remote_ip, "via": "nsq"},
+            self.gateway.parts_here,
         )  # fmt: skip
 
     def _lost(self, why: str) -> None:

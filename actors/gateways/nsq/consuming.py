@@ -6,6 +6,25 @@ looked up together in C code and sent to the channel as ranges.
 
 Each message has its own deadline. A TOUCH is for one message but extends the lease of its whole
 delivery. Messages that were not touched are returned as expired at their deadline.
+
+If the topic has parts, the consumer gets the messages of the parts at this broker. NSQ's clients
+connect to all brokers that have a part, as to several nsqds, so each message has one way to them.
+The engine has a subscription (a *leg*) for each of these parts, and `sharing.py` divides RDY among
+them. There may be none: then SUB is answered with OK, and nothing is delivered until a part comes.
+
+What happens:
+
+* SUB, and the broker answers that the topic has parts: each part here gets a leg. SUB is answered
+  when all legs are open, or after `SUB_S` if one is.
+* RDY, a delivery, an answer, or a time that `sharing.py` sets: credits change, each by a Ready. A
+  credit that is lowered is followed by a Touch without a delivery. The channel answers it at once,
+  behind all deliveries that it has sent.
+* A leg loses its link: its messages are forgotten. It opens again, with a credit of 0.
+* A minute has passed, or the topics of the broker have changed: the engine asks for the parts, and
+  opens legs for new ones.
+* A part moves to another broker, or is closed to consumers: its leg ends, and the others go on. A
+  part that is closed to publishers is delivered until it is empty.
+* The topic or the channel is deleted: the connection is closed.
 """
 
 from __future__ import annotations
@@ -13,20 +32,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, cast
 
-from ....transport.client.core.consumer_session import ALL, EVERY, ConsumerSession, LeasedBlock
+from ....transport.block.block import Block
+from ....transport.client.core.consumer_session import (
+    ALL,
+    EVERY,
+    Confirm,
+    ConsumerSession,
+    ConsumerState,
+    LeasedBlock,
+)
 from ....transport.client.core.link import FAR_NS
 from ....transport.client.core.producer_session import Reaction
 from ....transport.client.core.subscription import ConsumerEngine
 from ....transport.errors import E_TIMEOUT
-from ....transport.nsq.wire import encode_messages, message_ids, message_offsets
+from ....transport.nsq.wire import encode_messages, id_base, message_ids, message_offsets
 from ....transport.wire.address import Address
-from ....transport.wire.protocol import EXPIRED, Answer, Run
+from ....transport.wire.protocol import EXPIRED, Answer, Deliver, Run, Spread, Touch
 from ..acting import NOBODY
 from .publishing import SettledTurner
+from .sharing import Sharing
 
 _MS: Final = 1_000_000
 # The channel's scan has this time to return expired messages before the gateway forgets them.
@@ -40,6 +68,7 @@ _ANSWERED_MAX: Final = 1_000
 # minute.
 SUB_S: Final = 30.0
 
+_OPEN: Final = ConsumerState.OPEN
 Refused = Callable[[str, bytes], None]
 """Called with "FIN", "REQ" or "TOUCH" and an id if the consumer had lost the message."""
 
@@ -48,12 +77,15 @@ class Handed:
     """A delivery that the client has received.
 
     `touched` has the deadlines of touched messages by id. `deadline_ns` applies to the others.
+    `base` is what the ids are above the offsets.
     """
 
-    __slots__ = ("deadline_ns", "delivery", "ids", "left", "places", "touched")
+    __slots__ = ("base", "deadline_ns", "delivery", "ids", "left", "places", "session", "touched")
 
     def __init__(self, delivery: LeasedBlock, ids: Sequence[bytes]) -> None:
         self.delivery = delivery
+        self.session = delivery.session
+        self.base = id_base(delivery.session.part)
         self.ids = ids
         self.left = len(ids)
         self.deadline_ns = delivery.received_ns + delivery.timeout_ms * _MS
@@ -63,12 +95,12 @@ class Handed:
     def index(self, message_id: bytes) -> int:
         """Return the message's index in the block."""
         if len(self.delivery.runs) == 1:
-            return int(message_id, 16) - self.delivery.runs[0][0]
+            return int(message_id, 16) - self.base - self.delivery.runs[0][0]
         return self._places()[message_id]
 
     def indexes(self, ids: Sequence[bytes]) -> list[int]:
         if len(self.delivery.runs) == 1:
-            first = self.delivery.runs[0][0]
+            first = self.base + self.delivery.runs[0][0]
             return [offset - first for offset in message_offsets(ids)]
         return list(map(self._places().__getitem__, ids))
 
@@ -79,15 +111,15 @@ class Handed:
 
 
 def _places_of(delivery: LeasedBlock) -> tuple[Sequence[int], int | list[int]]:
-    """Return the offsets of the delivery's messages, and their attempts.
+    """Return the numbers of the delivery's ids, and the attempts of its messages.
 
     If all attempts are equal, which is usual, they are one number.
     """
-    runs = delivery.runs
+    runs, base = delivery.runs, id_base(delivery.session.part)
     if len(runs) == 1:
         first, count, attempts = runs[0]
-        return range(first, first + count), attempts
-    offsets = [first + i for first, count, _ in runs for i in range(count)]
+        return range(base + first, base + first + count), attempts
+    offsets = [base + first + i for first, count, _ in runs for i in range(count)]
     if len({run[2] for run in runs}) == 1:
         return offsets, runs[0][2]
     return offsets, [attempts for _, count, attempts in runs for _ in range(count)]
@@ -117,7 +149,8 @@ class _Session(ConsumerSession):
     So the runs of the most recently answered deliveries are kept by token.
     """
 
-    on_refused: Callable[[int, Sequence[tuple[int, int]]], None]
+    on_refused: Callable[[_Session, int, Sequence[tuple[int, int]]], None]
+    on_arrived: Callable[[_Session, int], None]
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -130,36 +163,54 @@ class _Session(ConsumerSession):
             if len(self.answered) > _ANSWERED_MAX:
                 del self.answered[next(iter(self.answered))]
 
+    def lower_ready(self, ready: int) -> Confirm:
+        """Lower the credit. When the Confirm is done, all deliveries above it have arrived.
+
+        The question is a Touch, because the channel answers it without a commit.
+        """
+        self.set_ready(ready)
+        confirm = Confirm()
+        self._request += 1
+        self.confirms[self._request] = confirm
+        self.words.append(Touch(self._request, 0))
+        return confirm
+
+    def on_deliver(self, message: Deliver, blocks: list[Block], now_ns: int) -> Reaction:
+        reaction = super().on_deliver(message, blocks, now_ns)
+        self.on_arrived(self, blocks[0].count)
+        return reaction
+
     def on_answer(self, message: Answer) -> Reaction:
         if message.refused:
-            self.on_refused(message.token, message.refused)
+            self.on_refused(self, message.token, message.refused)
         return super().on_answer(message)
 
 
 class Subscription:
-    """The subscription of one client to a channel.
+    """The subscription of one client to a channel, or to those of the topic's parts here.
 
-    `hand` is called with frames for the client and the number of messages in them. `answer` is
-    called once, with "" when the subscription is open or with the reason why it failed. `lost` is
-    called with the reason if an open subscription ends.
+    `here` returns the numbers of these parts, or None if they are not known yet. `hand` is called
+    with frames for the client and the number of messages in them. `answer` is called once, with ""
+    when the subscription is open or with the reason why it failed. `lost` is called with the reason
+    if an open subscription ends.
     """
 
     def __init__(
         self, url: str, topic: str, channel: str, label: str, msg_timeout_ms: int, max_msg_timeout_ms: int, sample_rate: int,
         hand: Callable[[bytes, int], None], answer: Callable[[str], None], refused: Refused, lost: Callable[[str], None],
-        by: Mapping[str, str] = NOBODY,
+        by: Mapping[str, str] = NOBODY, here: Callable[[Spread], Collection[int] | None] = lambda spread: (),
     ) -> None:  # fmt: skip
         self.topic, self.channel = topic, channel
         self._max_msg_timeout_ms = max_msg_timeout_ms
         self.loop = asyncio.get_running_loop()
         self._open = False
-        self.session = _Session(1, msg_timeout_ms, label, sample_rate)
-        self.session.ready = 0  # no deliveries until the client sends RDY
-        self.session.on_refused = self._on_refused
+        self._options = msg_timeout_ms, label, sample_rate
+        self.session = self._new_session()
         self.engine = ConsumerEngine(
-            Address(url, True, None, by), topic, channel, self.session, None, {}
-        )
+            Address(url, True, None, by), topic, channel, self.session, None, {}, lambda count: self._new_session(), here,
+        )  # fmt: skip
         self.engine.on_void = self._void
+        self.engine.on_part_void = self._void_part
         # A deleted channel is not created again: its consumers get an error.
         self.engine.link.busy = lambda: not self._open
         self.held: dict[bytes, Handed] = {}
@@ -169,16 +220,29 @@ class Subscription:
         self._out: deque[Handed] = deque()  # the deliveries in the order of their deadlines
         self._planned = False
         self._stopped = False
+        self._sharing = Sharing()
+        # The credits that were lowered and are not confirmed yet, by the number of their part.
+        self._lowered: dict[int, Confirm] = {}
+        self._sharer: asyncio.TimerHandle | None = None
         self._turner = SettledTurner(self.engine, self._settle)
         self.engine.start()
         self._turner.settle()
         self._sweeper = self.loop.call_later(_SWEEP_S, self._sweep)
         self._late = self.loop.call_later(SUB_S, self._too_late)
 
+    def _new_session(self) -> _Session:
+        session = _Session(1, *self._options)
+        session.ready = 0  # no deliveries until the client sends RDY
+        session.on_refused = self._on_refused
+        session.on_arrived = self._on_arrived
+        return session
+
     # From the client
 
     def set_ready(self, count: int) -> None:
+        self._sharing.set_ready(count)
         self.session.set_ready(count)
+        self._share()
         self._plan()
 
     def finish(self, ids: list[bytes]) -> list[bytes]:
@@ -192,12 +256,14 @@ class Subscription:
             if handed is None:
                 missing += ids[start:stop]
             else:
+                self._answered(handed.session, stop - start)
                 if stop - start == len(handed.ids):
                     handed.delivery.finish(EVERY)
                 else:
                     handed.delivery.finish_many(handed.indexes(ids[start:stop]))
                 handed.left -= stop - start
             start = stop
+        self._share()
         self._plan()
         return missing
 
@@ -206,10 +272,12 @@ class Subscription:
         if handed is None:
             return False
         handed.left -= 1
+        self._answered(handed.session, 1)
         self._asked[message_id] = "REQ"
         if len(self._asked) > _ASKED_MAX:
             del self._asked[next(iter(self._asked))]
-        self.session.requeue(handed.delivery, [handed.index(message_id)], delay_ms)
+        handed.session.requeue(handed.delivery, [handed.index(message_id)], delay_ms)
+        self._share()
         self._plan()
         return True
 
@@ -222,13 +290,12 @@ class Subscription:
         delivery = handed.delivery
         latest = delivery.received_ns + self._max_msg_timeout_ms * _MS
         handed.touched[message_id] = min(now + delivery.timeout_ms * _MS, latest)
-        self.session.touch(delivery)
+        handed.session.touch(delivery)
         self._plan()
         return True
 
     def leave(self) -> None:
-        self.session.set_ready(0)
-        self._plan()
+        self.set_ready(0)
 
     def pause(self, paused: bool) -> None:
         self.paused = paused
@@ -243,6 +310,8 @@ class Subscription:
         self.engine.tell(time.monotonic_ns())  # send the finishes that are still here
         self._sweeper.cancel()
         self._late.cancel()
+        if self._sharer is not None:
+            self._sharer.cancel()
         self._turner.stop(linger_ms=200)
         self.held.clear()
         self._out.clear()
@@ -250,6 +319,76 @@ class Subscription:
     @property
     def in_flight(self) -> int:
         return len(self.held)
+
+    # Parts
+
+    @property
+    def parts(self) -> frozenset[int] | None:
+        """The numbers of the parts that it reads, or None if the topic has no parts."""
+        if not self.engine.has_parts:
+            return None
+        numbers = (leg.session.part for leg in self.engine.legs)
+        return frozenset(number for number in numbers if number is not None)
+
+    @property
+    def links(self) -> int:
+        """The number of links that it uses."""
+        return len(self.engine.links)
+
+    def look_for_parts(self) -> None:
+        """Ask for the parts of the topic, because they may have changed."""
+        if not self._stopped:
+            self.engine.ask_parts()
+            self._turner.settle()
+
+    def _share(self) -> None:
+        """Divide RDY anew among the parts."""
+        if not self.engine.has_parts or self._stopped:
+            return
+        sessions = {leg.session.part: leg.session for leg in self.engine.legs}
+        for part, session in sessions.items():
+            if part is not None and part not in self._sharing and session.state is _OPEN:
+                self._sharing.join(part)
+        for part in [part for part, confirm in self._lowered.items() if confirm.done]:
+            del self._lowered[part]
+            self._sharing.confirmed(part)
+        orders = self._sharing.plan(time.monotonic_ns())
+        for order in orders:
+            session = cast("_Session", sessions[order.part])
+            if order.lowers:
+                self._lowered[order.part] = session.lower_ready(order.ready)
+            else:
+                session.set_ready(order.ready)
+        if orders:
+            self._plan()
+        if self._sharer is not None:
+            self._sharer.cancel()
+            self._sharer = None
+        if self._sharing.due_ns != FAR_NS:
+            wait_s = max(0.0, (self._sharing.due_ns - time.monotonic_ns()) / 1e9)
+            self._sharer = self.loop.call_later(wait_s, self._share)
+
+    def _on_arrived(self, session: ConsumerSession, count: int) -> None:
+        if session.part is not None:
+            self._sharing.delivered(session.part, count, time.monotonic_ns())
+
+    def _answered(self, session: ConsumerSession, count: int) -> None:
+        """Note that so many messages are no longer in flight."""
+        if session.part is not None:
+            self._sharing.answered(session.part, count, time.monotonic_ns())
+
+    def _void_part(self, session: ConsumerSession) -> None:
+        """Forget the deliveries of a part, because their leases ended with its link."""
+        part = session.part
+        if part is None:
+            return
+        session.ready = 0  # the next link begins without a credit
+        self._sharing.leave(part)
+        for handed in (one for one in self._out if one.session is session):
+            for one in handed.ids:
+                if self.held.get(one) is handed:
+                    del self.held[one]
+        self._out = deque(one for one in self._out if one.session is not session)
 
     # To the channel
 
@@ -276,10 +415,14 @@ class Subscription:
             self._over(f"{error.code} {error.text}")
             return
         if not self._open and self.engine.open:
-            self._open = True
-            self._late.cancel()
-            self._answer("")
+            self._accept()
+        self._share()
         self._hand_out()
+
+    def _accept(self) -> None:
+        self._open = True
+        self._late.cancel()
+        self._answer("")
 
     def _over(self, why: str) -> None:
         """Report that the channel was deleted or refused the subscription."""
@@ -290,8 +433,14 @@ class Subscription:
             self._answer(why)
 
     def _too_late(self) -> None:
-        """Fail the subscription if it is not open yet, so that the client can try another node."""
+        """Fail the subscription if it is not open yet, so that the client can try another node.
+
+        If some parts are open, they are enough.
+        """
         if not self._open and not self._stopped:
+            if self.engine.has_parts and self.engine.up:
+                self._accept()
+                return
             trouble = self.engine.link.trouble
             self._over(
                 f"{E_TIMEOUT} channel {self.topic}/{self.channel} was not ready within "
@@ -299,7 +448,10 @@ class Subscription:
             )
 
     def _hand_out(self) -> None:
-        arrived = self.session.arrived
+        for leg in self.engine.legs:
+            self._hand_out_of(leg.session.arrived)
+
+    def _hand_out_of(self, arrived: deque[LeasedBlock]) -> None:
         while arrived and not self.paused and not self._stopped:
             delivery = arrived.popleft()
             block = delivery.block
@@ -326,27 +478,33 @@ class Subscription:
         self._out.clear()
         self._asked.clear()
 
-    def _on_refused(self, token: int, ranges: Sequence[tuple[int, int]]) -> None:
+    def _on_refused(self, session: _Session, token: int, ranges: Sequence[tuple[int, int]]) -> None:
         for first, count in ranges:
             if first == ALL:
-                self._refused_whole(token)
-                continue
-            for message_id in message_ids(range(first, first + count)):
-                self._refused(self._asked.pop(message_id, "FIN"), message_id)
+                self._refused_whole(session, token)
+            else:
+                self._refused_run(session, first, count)
 
-    def _refused_whole(self, token: int) -> None:
+    def _refused_run(self, session: _Session, first: int, count: int) -> None:
+        start = id_base(session.part) + first
+        for message_id in message_ids(range(start, start + count)):
+            self._refused(self._asked.pop(message_id, "FIN"), message_id)
+
+    def _refused_whole(self, session: _Session, token: int) -> None:
         """Report the refusal of a delivery that the channel no longer knows.
 
         This happens if the channel was emptied or moved by a seek, or if the delivery timed out
         there first.
         """
-        runs = self.session.answered.pop(token, None)
+        runs = session.answered.pop(token, None)
         if runs is not None:
-            for start, count, _ in runs:
-                for message_id in message_ids(range(start, start + count)):
-                    self._refused(self._asked.pop(message_id, "FIN"), message_id)
+            for first, count, _ in runs:
+                self._refused_run(session, first, count)
             return
-        handed = next((one for one in self._out if one.delivery.token == token), None)
+        handed = next(
+            (one for one in self._out if one.session is session and one.delivery.token == token),
+            None,
+        )
         # Here the client had touched the delivery. It has lost the messages that it did not answer.
         if handed is not None:
             for message_id in handed.touched:
@@ -380,7 +538,7 @@ class Subscription:
                 and handed.touched.get(one, handed.deadline_ns) <= now
             ]
             if over:
-                self.session.requeue(handed.delivery, handed.indexes(over), EXPIRED)
+                handed.session.requeue(handed.delivery, handed.indexes(over), EXPIRED)
                 self._drop(handed, over)
                 self._plan()
             if handed.left:
@@ -392,11 +550,14 @@ class Subscription:
                 later.append(handed)
         if later:
             self._out = deque(sorted((*later, *self._out), key=lambda one: one.deadline_ns))
+        self._share()
 
     def _drop(self, handed: Handed, ids: Iterable[bytes]) -> None:
+        before = handed.left
         for one in ids:
             if self.held.get(one) is handed:
                 del self.held[one]
                 handed.left -= 1
+        self._answered(handed.session, before - handed.left)
         if not handed.left:
-            self.session.held.pop(handed.delivery.token, None)
+            handed.session.held.pop(handed.delivery.token, None)

@@ -43,6 +43,7 @@ from .auth import AccessAuthenticator, Authenticator, load_access
 from .connection import Connection
 from .consuming import Subscription
 from .intake import Intake
+from .parts_here import PartsHere
 from .permits import Permits
 from .publishing import Gatherer
 from .registering import ASK_S, Discovery, Registrar
@@ -50,9 +51,10 @@ from .registering import ASK_S, Discovery, Registrar
 log = logging.getLogger("zsq")
 
 BACKLOG: Final = 1_024
-# Each subscription uses 3 of the process's 16,384 ZeroMQ sockets: 1 for the link, 2 for its
-# monitor.
-SUBSCRIPTIONS_MAX: Final = 4_000
+# Each link uses 3 of the process's 16,384 ZeroMQ sockets: 1 for itself, 2 for its monitor. A
+# subscription has a link. If its topic has parts, it has one for each part here, and one more for a
+# moment each minute.
+LINKS_MAX: Final = 4_000
 OWNERS_MAX: Final = 1_000
 MPUB_HEAD_BYTES: Final = 8  # the count and the first size in the body of an MPUB
 DRAIN_S: Final = 2.0  # when the gateway stops, publishes have this time to be answered
@@ -122,6 +124,8 @@ class NsqGateway(AsyncActor[NsqStart]):
             FirstUse(self._asking.topics) if self._access is not None else None,
         )
         self.discovery: Discovery | None = None
+        self.parts = PartsHere(self._asking, self._subscriptions)
+        self.parts_here = self.parts.of
         self._servers: list[asyncio.Server] = []
         self._paths: list[Path] = []
         self.obey(LookAtNames, self.look_at_names)
@@ -209,16 +213,21 @@ class NsqGateway(AsyncActor[NsqStart]):
             for connection in list(self.paused):
                 connection.look()
 
+    def _subscriptions(self) -> list[Subscription]:
+        found = (one.subscription for one in self.connections)
+        return [one for one in found if one is not None]
+
     def refuses(self, topic: str, channel: str) -> str:
         """Return the reason why no more consumers may subscribe to the channel, or ""."""
-        if sum(one.subscription is not None for one in self.connections) >= SUBSCRIPTIONS_MAX:
-            return f"this gateway has {SUBSCRIPTIONS_MAX} consumers already, which is the limit"
+        if sum(one.links for one in self._subscriptions()) >= LINKS_MAX:
+            return (
+                f"this gateway has {LINKS_MAX} links of consumers to channels already, which is "
+                "the limit"
+            )
         most = self.limits.max_channel_consumers
         if most:
             there = sum(
-                one.subscription is not None
-                and (one.subscription.topic, one.subscription.channel) == (topic, channel)
-                for one in self.connections
+                (one.topic, one.channel) == (topic, channel) for one in self._subscriptions()
             )
             if there >= most:
                 return f"channel consumers for {topic}:{channel} exceeds limit of {most}"
@@ -258,6 +267,7 @@ class NsqGateway(AsyncActor[NsqStart]):
     def look_at_names(self, message: LookAtNames) -> Done:
         if self.discovery is not None:
             self.discovery.look()
+        self.parts.look()
         return Done(message.request, {})
 
     # New settings
@@ -309,6 +319,7 @@ class NsqGateway(AsyncActor[NsqStart]):
         deadline = time.monotonic() + 1.0
         while self.connections and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
+        await self.parts.close()
         await self._asking.close()
         await self.permits.close()
         for path in self._paths:

@@ -18,9 +18,11 @@ from zsq.transport.nsq.limits import NsqLimits
 
 
 class Connection:
-    def __init__(self, place: tuple[str, str] | None) -> None:
+    def __init__(self, place: tuple[str, str] | None, links: int = 1) -> None:
         self.subscription = (
-            None if place is None else SimpleNamespace(topic=place[0], channel=place[1])
+            None
+            if place is None
+            else SimpleNamespace(topic=place[0], channel=place[1], links=links)
         )
 
 
@@ -38,15 +40,20 @@ def loop() -> Any:
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 3)
+    monkeypatch.setattr(module, "LINKS_MAX", 3)
 
 
 def test_more_consumers_than_there_are_sockets_are_refused() -> None:
     """A SUB that gets no socket would wait for ever."""
     assert gateway_with(NsqLimits(), ("t", "c"), ("t", "c"), None, None).refuses("t", "c") == ""
-    assert "3 consumers already" in gateway_with(
-        NsqLimits(), ("t", "c"), ("t", "d"), ("u", "c")
-    ).refuses("t", "c")
+    made = gateway_with(NsqLimits(), ("t", "c"), ("t", "d"), ("u", "c"))
+    assert "3 links of consumers" in made.refuses("t", "c")
+
+
+def test_a_consumer_counts_with_its_links_to_the_parts_of_its_topic() -> None:
+    made = gateway_with(NsqLimits())
+    made.connections = cast("Any", {Connection(("t", "c"), links=3): None})
+    assert "3 links of consumers" in made.refuses("t", "c")
 
 
 def test_a_consumer_over_the_limit_of_its_channel_is_refused() -> None:
