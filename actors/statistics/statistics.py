@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar, cast
 
 from ...storage.errors import REFUSED_TEXT
+from ...transport.names import base_of
 from ...transport.reports import (
     BrokerLists,
     BrokerStats,
@@ -66,17 +67,17 @@ def add_clients(
 ) -> list[ProducerStats]:
     """Complete the rows of consumers in `topics`, and return the clients that publish.
 
-    nsqd calls these `producers`.
+    nsqd calls these `producers`. A client of a topic with parts is a consumer of each part here.
     """
     # A gateway's bad report must not end another process.
     rows = [row for row in clients if {"topic", "channel", "label", *OF_GATEWAY} <= row.keys()]
     known = {(row["topic"], row["channel"], row["label"]): row for row in rows}
     for topic in topics if known else ():
+        names = dict.fromkeys([topic["topic_name"], base_of(topic["topic_name"])])
         for channel in topic["channels"]:
+            here = channel["channel_name"]
             channel["clients"] = tuple(
-                _merged(
-                    one, known.get((topic["topic_name"], channel["channel_name"], one["client_id"]))
-                )
+                _merged(one, [known.get((name, here, one["client_id"])) for name in names])
                 for one in channel["clients"]
             )
     apart = {"topic", "channel", "label"}
@@ -87,7 +88,8 @@ def add_clients(
     ]
 
 
-def _merged(client: ConsumerStats, row: Mapping[str, object] | None) -> ConsumerStats:
+def _merged(client: ConsumerStats, rows: Sequence[Mapping[str, object] | None]) -> ConsumerStats:
+    row = next((one for one in rows if one is not None), None)
     return (
         cast("ConsumerStats", {**client, **{name: row[name] for name in OF_GATEWAY}})
         if row is not None

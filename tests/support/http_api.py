@@ -41,7 +41,7 @@ class FakeBroker:
     """
 
     def __init__(self) -> None:
-        self.topics: dict[str, set[str]] = {}
+        self.there: dict[str, set[str]] = {}
         self.paused: set[tuple[str, str]] = set()
         self.published: list[tuple[str, list[bytes], int]] = []
         self.calls: list[str] = []
@@ -58,9 +58,9 @@ class FakeBroker:
             raise error
 
     def _check(self, topic: str, channel: str | None = None) -> None:
-        if topic not in self.topics:
+        if topic not in self.there:
             raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
-        if channel is not None and channel not in self.topics[topic]:
+        if channel is not None and channel not in self.there[topic]:
             raise NotFound(E_NOT_FOUND, f"channel {channel!r} of topic {topic!r} does not exist")
 
     async def publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int) -> None:
@@ -68,29 +68,29 @@ class FakeBroker:
             await self.hold.wait()
         self._called("publish")
         assert bodies
-        self.topics.setdefault(topic, set())
+        self.there.setdefault(topic, set())
         self.published.append((topic, list(bodies), defer_ms))
 
     async def create_topic(self, name: str) -> dict[str, Any]:
         self._called("create_topic")
-        self.topics.setdefault(name, set())
+        self.there.setdefault(name, set())
         return {}
 
     async def create_channel(self, topic: str, channel: str) -> dict[str, Any]:
         self._called("create_channel")
-        self.topics.setdefault(topic, set()).add(channel)
+        self.there.setdefault(topic, set()).add(channel)
         return {}
 
     async def delete_topic(self, name: str, force: bool = False) -> dict[str, Any]:
         self._called(f"delete_topic force={force}")
         self._check(name)
-        del self.topics[name]
+        del self.there[name]
         return {}
 
     async def delete_channel(self, topic: str, channel: str, force: bool = False) -> dict[str, Any]:
         self._called(f"delete_channel force={force}")
         self._check(topic, channel)
-        self.topics[topic].remove(channel)
+        self.there[topic].remove(channel)
         return {}
 
     async def pause(self, topic: str, channel: str | None = None) -> dict[str, Any]:
@@ -110,9 +110,13 @@ class FakeBroker:
         self._check(topic, channel)
         return {}
 
+    async def topics(self) -> dict[str, tuple[str, ...]]:
+        self._called("topics")
+        return {name: tuple(channels) for name, channels in self.there.items()}
+
     async def stats(self, topic: str | None = None, channel: str | None = None) -> Any:
         # Copy the state at the time of the request.
-        found = [self._row(name) for name in sorted(self.topics) if topic in (None, name)]
+        found = [self._row(name) for name in sorted(self.there) if topic in (None, name)]
         self.asked.set()
         if self.hold is not None:
             await self.hold.wait()
@@ -132,7 +136,7 @@ class FakeBroker:
     def _row(self, name: str) -> dict[str, Any]:
         channels = [
             {**CHANNEL, "channel_name": channel, "paused": (name, channel) in self.paused}
-            for channel in sorted(self.topics[name])
+            for channel in sorted(self.there[name])
         ]
         own = {
             "topic_name": name,

@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from ..names import NAME_CHARS_MAX, is_ephemeral
+from ..names import NAME_CHARS_MAX, base_of, is_ephemeral
 
 MAGIC: Final = b"  V1"
 PING_NS: Final = 15_000_000_000
@@ -54,6 +54,17 @@ class Node:
     version: str
     topology_region: str = ""
     topology_zone: str = ""
+
+
+def by_topic(names: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
+    """Return the topics and channels of this broker as NSQ's tools see them.
+
+    The parts of a topic are one topic, with the channels of all of them.
+    """
+    found: dict[str, set[str]] = {}
+    for name, channels in names.items():
+        found.setdefault(base_of(name), set()).update(channels)
+    return found
 
 
 def registrations(topics: Mapping[str, Collection[str]]) -> frozenset[Registration]:

@@ -208,7 +208,7 @@ class Parts:
         self.publishing = Publishing(publisher, broker, limits, self.budget)
         self.asked = QueryRequest(limits.body_s, self.budget)
         self.management = ManagementHandlers(broker, self.asked, self.tombstones)
-        self.lookup = LookupHandlers(node, self.stats, self.tombstones, self.asked)
+        self.lookup = LookupHandlers(node, broker.topics, self.tombstones, self.asked)
 
 
 def make_app(

@@ -35,6 +35,7 @@ from ....transport.nsq.lookup import (
     LookupSession,
     Node,
     Registration,
+    by_topic,
     is_name,
     parse_channels,
     registrations,
@@ -70,6 +71,8 @@ class Registrar:
 
     def update(self, topics: Mapping[str, Collection[str]]) -> None:
         """Set all topics and channels of this node; only changes are sent.
+
+        A topic with parts is a topic of each node that has a part.
 
         Names that are invalid in NSQ are not registered.
         """
@@ -398,8 +401,9 @@ class Discovery:
             else:
                 for topic in (set(topics) - self._known - set(self._waiting)) if began else ():
                     self._start(self._follow(topic, topics[topic]))
-                self._known, began = set(topics), True
-                self._registrar.update(topics)
+                shown = by_topic(topics)
+                self._known, began = topics.keys() | shown.keys(), True
+                self._registrar.update(shown)
             await asyncio.sleep(min(LOOK_S, LOOK_PAUSE_S + 4 * (time.monotonic() - begun)))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), LOOK_S)

@@ -56,6 +56,14 @@ def test_nsq_consumers_are_described_and_producers_have_their_own_rows() -> None
     assert not {"label", "topic", "channel"} & producers[0].keys()
 
 
+def test_a_consumer_of_a_topic_with_parts_is_described_in_each_part() -> None:
+    found: Any = [{**one, "topic_name": name} for name in ("t#0", "t#1") for one in topics()]
+    told = [row("a", "1.1.1.1:5", "t", "c"), row("a", "1.1.1.1:6", "t#1", "c")]
+    add_clients(found, told)
+    hosts = [[one.get("hostname") for one in row["channels"][0]["clients"]] for row in found]
+    assert hosts == [["host of a", None, None], ["host of a", None, "host of a"]]
+
+
 def test_a_row_that_is_none_is_left_out() -> None:
     """The supervisor assembles these rows, so an invalid row from a gateway must not end it."""
     found = topics()

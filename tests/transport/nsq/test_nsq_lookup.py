@@ -19,6 +19,7 @@ from zsq.transport.nsq.lookup import (
     LookupFailed,
     LookupSession,
     Node,
+    by_topic,
     parse_channels,
     registrations,
 )
@@ -84,6 +85,20 @@ def test_only_the_difference_is_registered_and_unregistered() -> None:
     session.receive(answer(b"OK") * 8, 0)
     assert session.settled
     assert session.registered == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ({}, {}),
+        ({"a": ["x"], "b#ephemeral": []}, {"a": {"x"}, "b#ephemeral": set()}),
+        ({"a#0": ["x"], "a#11": ["x", "y"], "b": []}, {"a": {"x", "y"}, "b": set()}),
+    ],
+)
+def test_the_parts_of_a_topic_are_one_topic_to_nsqs_tools(
+    names: dict[str, list[str]], found: dict[str, set[str]]
+) -> None:
+    assert by_topic(names) == found
 
 
 def test_topics_that_come_and_go_while_replies_are_missing_are_not_sent() -> None:

@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine, Mapping
 from typing import Any, Protocol
 
 from .....transport.reports import BrokerStats
 
 
-class BrokerClient(Protocol):
+class StatsClient(Protocol):
+    """The part of `aio.Admin` that statistics need."""
+
+    async def stats(self, topic: str | None = None, channel: str | None = None) -> BrokerStats: ...
+
+
+class BrokerClient(StatsClient, Protocol):
     """The part of `aio.Admin` that the HTTP API uses, so that tests can replace it.
 
     All methods raise `ZsqError`.
@@ -36,11 +42,11 @@ class BrokerClient(Protocol):
 
     async def empty(self, topic: str, channel: str | None = None) -> object: ...
 
-    async def stats(self, topic: str | None = None, channel: str | None = None) -> BrokerStats: ...
+    async def topics(self) -> Mapping[str, Collection[str]]: ...
 
 
 class SharedStats:
-    def __init__(self, broker: BrokerClient) -> None:
+    def __init__(self, broker: StatsClient) -> None:
         self._broker = broker
         self._now: dict[str, asyncio.Task[BrokerStats]] = {}
         self._next: dict[str, asyncio.Task[BrokerStats]] = {}

@@ -3,24 +3,27 @@
 The broker knows what nsqlookupd learns by registration. Each topic has one producer, which is this
 node, if the broker has an NSQ gateway that clients can reach over TCP. As in nsqlookupd, a
 tombstone hides the node from lookups of a topic for 45 s.
+
+A topic with parts exists here if one of its parts does. Its channels are those of the parts here.
+So an answer never waits for another broker. Each broker of a cluster answers for itself, and a
+client that asks all of them finds all brokers that have a part.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .....transport.errors import NotFound
+from .....transport.nsq.lookup import by_topic
 from ....security.policy import Action, Principal
 from ..web.authority import principal_of
 from ..web.body import QueryRequest, legal
 from ..web.responses import answer, api_error, nothing
-from .broker import SharedStats
 
 TOMBSTONE_S: Final = 45.0  # the default of nsqlookupd's --tombstone-lifetime
 TOMBSTONES_MAX: Final = 10_000
@@ -101,14 +104,24 @@ class Tombstones:
         return self._until_s.get(topic, 0.0) > self._clock_s()
 
 
+Names = Mapping[str, Collection[str]]
+
+
 class LookupHandlers:
-    """The handlers of nsqlookupd's paths."""
+    """The handlers of nsqlookupd's paths.
+
+    `names` returns the topics of this broker, with the names of their channels.
+    """
 
     def __init__(
-        self, node: LookupNode, stats: SharedStats, tombstones: Tombstones, asked: QueryRequest
+        self,
+        node: LookupNode,
+        names: Callable[[], Awaitable[Names]],
+        tombstones: Tombstones,
+        asked: QueryRequest,
     ) -> None:
         self._node = node
-        self._stats = stats
+        self._names = names
         self._tombstones = tombstones
         self._asked = asked
 
@@ -164,14 +177,12 @@ class LookupHandlers:
         return [self._node.peer()] if self._node.tcp_port > 0 else []
 
     async def _topics(self, principal: Principal) -> list[str]:
-        names = [row["topic_name"] for row in (await self._stats.fresh())["topics"]]
+        names = sorted(by_topic(await self._names()))
         return [name for name in names if principal.may(Action.SEE, name)]
 
     async def _channels_of(self, topic: str) -> list[str] | None:
         if not legal(topic):
             return None
-        try:
-            found = await self._stats.fresh(topic)
-        except NotFound:
-            return None
-        return [row["channel_name"] for row in found["topics"][0]["channels"]]
+        names = await self._names()
+        found = names.get(topic, by_topic(names).get(topic))
+        return None if found is None else sorted(found)

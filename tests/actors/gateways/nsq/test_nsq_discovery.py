@@ -175,6 +175,29 @@ def test_changed_names_are_read_at_once_and_not_only_once_a_second(
     uvloop.run(run())
 
 
+def test_a_topic_with_parts_here_is_registered_and_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "ActingAdmin", Here)
+
+    async def run() -> None:
+        told: list[dict[str, set[str]]] = []
+        updated = asyncio.Event()
+
+        class Lookupds(Elsewhere):
+            def update(self, topics: Any) -> None:
+                told.append(topics)
+                updated.set()
+
+        found = Discovery("ipc://nowhere", cast("Registrar", Lookupds()))
+        cast("Here", found._admin).there = {"t#0": ("c",), "t#1": ("d",)}
+        await asyncio.wait_for(updated.wait(), 10)
+        assert told[0] == {"t": {"c", "d"}}
+        assert found.knows("t")
+        assert found.knows("t#0")
+        await found.close()
+
+    uvloop.run(run())
+
+
 @pytest.mark.parametrize("topic", ["parted", "parted#1"])
 def test_a_topic_with_parts_is_not_prepared(
     topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -124,11 +124,11 @@ def test_a_publish_is_confirmed(site: Site) -> None:
 def test_wrong_requests_are_refused_with_the_status_and_text_of_nsqd(
     site: Site, target: str, body: bytes, status: int, message: str
 ) -> None:
-    site.broker.topics["there"] = {"c"}
+    site.broker.there["there"] = {"c"}
     assert refused(site.post(target, body)) == (status, message)
     assert not site.broker.published
     assert ANSWERS[message][0] == status
-    assert sorted(site.broker.topics) == ["there"]
+    assert sorted(site.broker.there) == ["there"]
 
 
 def test_each_wrong_get_is_refused_and_head_is_answered(site: Site) -> None:
@@ -156,7 +156,7 @@ def test_many_messages_are_published_as_lines_or_counted(site: Site) -> None:
     assert site.post("/mpub?topic=new", b"\n\n\n").text == "OK"
     assert site.broker.published[:2] == [("t", [b"one", b"two\r", b" three"], 0), ("t", [b"x"], 0)]
     assert site.broker.published[2:] == [("t", [b"a\n", b"b"], 0)] * 4
-    assert "new" in site.broker.topics, "nothing to publish makes the topic, as with nsqd"
+    assert "new" in site.broker.there, "nothing to publish makes the topic, as with nsqd"
 
 
 def test_messages_and_bodies_over_their_limits_are_refused() -> None:
@@ -185,7 +185,7 @@ def test_commands_are_carried_out(site: Site) -> None:
             b"",
             NSQ_HEADER,
         )
-    assert site.broker.topics == {"t": {"c#ephemeral"}}
+    assert site.broker.there == {"t": {"c#ephemeral"}}
     site.post("/channel/create?topic=t&channel=c")
     for target, paused in (("/topic/pause?topic=t", {("t", "")}), ("/channel/pause?topic=t&channel=c", {("t", ""), ("t", "c")}),
                            ("/topic/unpause?topic=t", {("t", "c")}), ("/channel/unpause?topic=t&channel=c", set())):  # fmt: skip
@@ -200,7 +200,7 @@ def test_commands_are_carried_out(site: Site) -> None:
         "delete_channel force=True",
         "delete_topic force=True",
     ]
-    assert site.broker.topics == {}
+    assert site.broker.there == {}
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_ping_answers_ok(site: Site) -> None:
 
 
 def test_ping_tells_of_a_failed_write_until_one_works(site: Site) -> None:
-    site.broker.topics["t"] = set()
+    site.broker.there["t"] = set()
     site.broker.fails = from_wire(E_TOPIC_FAILED, "a sync failed")
     site.post("/pub?topic=t", b"x")
     answer = site.get("/ping")
@@ -270,7 +270,7 @@ def test_info_describes_the_node_as_nsqd_does(site: Site) -> None:
 
 
 def test_lookup_paths_answer_as_nsqlookupd_does(site: Site) -> None:
-    site.broker.topics = {"a": {"x", "y"}, "b": set()}
+    site.broker.there = {"a": {"x", "y"}, "b": set()}
     peer = {
         "remote_address": "10.0.0.1:4150", "hostname": "host", "broadcast_address": "10.0.0.1", "tcp_port": 4150, "http_port": 4151,
         "version": "1.3.0", "topology_zone": "", "topology_region": "",
@@ -292,6 +292,18 @@ def test_lookup_paths_answer_as_nsqlookupd_does(site: Site) -> None:
     assert site.get("/lookup?topic=b").json()["producers"] == [peer]
 
 
+def test_lookup_paths_show_a_topic_with_parts_here_and_not_its_parts(site: Site) -> None:
+    site.broker.there = {"a#0": {"x"}, "a#3": {"x", "y"}, "b": set()}
+    found = site.get("/lookup?topic=a").json()
+    assert (found["channels"], len(found["producers"])) == (["x", "y"], 1)
+    assert site.get("/lookup?topic=a%230").json()["channels"] == ["x"]
+    assert site.get("/topics").json() == {"topics": ["a", "b"]}
+    assert site.get("/channels?topic=a").json() == {"channels": ["x", "y"]}
+    assert site.get("/nodes").json()["producers"][0]["topics"] == ["a", "b"]
+    site.post(f"/topic/tombstone?topic=a&node={NODE.name}")
+    assert site.get("/lookup?topic=a").json()["producers"] == []
+
+
 def test_a_tombstone_is_over_in_time() -> None:
     now = [100.0]
     stones = Tombstones(lambda: now[0])
@@ -306,7 +318,7 @@ def test_a_tombstone_is_over_in_time() -> None:
 
 def test_without_an_nsq_gateway_no_lookup_names_this_node() -> None:
     site = Site(node=LookupNode("1.3.0", "host", "10.0.0.1", -1, 4151))
-    site.broker.topics = {"a": set()}
+    site.broker.there = {"a": set()}
     assert site.get("/lookup?topic=a").json() == {"channels": [], "producers": []}
     assert site.get("/nodes").json() == {"producers": []}
     assert site.get("/info").json()["tcp_port"] == -1

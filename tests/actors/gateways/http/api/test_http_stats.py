@@ -199,7 +199,7 @@ def test_health_names_each_topic_whose_writes_fail() -> None:
 
 
 def test_stats_are_filtered_and_formatted_over_http(site: Site) -> None:
-    site.broker.topics = {"t": {"c", "d"}, "u": set()}
+    site.broker.there = {"t": {"c", "d"}, "u": set()}
     found = site.get("/stats?format=json&topic=t&channel=d&include_mem=false").json()
     assert [row["channel_name"] for row in found["topics"][0]["channels"]] == ["d"]
     assert ("memory" in found, found["version"], found["health"]) == (False, "1.3.0", "OK")
@@ -225,7 +225,7 @@ def test_many_requests_share_one_fresh_gathering_of_statistics() -> None:
         first = asyncio.ensure_future(stats.fresh())
         await broker.asked.wait()
         # The first request is already in progress. Requests from now on must see this change.
-        broker.topics["t"] = set()
+        broker.there["t"] = set()
         others = [asyncio.ensure_future(stats.fresh()) for _ in range(20)]
         of_topic = asyncio.ensure_future(stats.fresh("t"))
         broker.hold.set()

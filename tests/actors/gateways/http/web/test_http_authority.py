@@ -43,7 +43,7 @@ def guarded(authority: HttpAuthority, folder: Path | None = None) -> Site:
         (folder / "index.html").write_text("")
         (folder / "main.js").write_text("")
         site = ConsoleSite(str(folder), authority=authority)
-    site.broker.topics = {"clicks": {"c", "d"}, "hidden": {"c"}}
+    site.broker.there = {"clicks": {"c", "d"}, "hidden": {"c"}}
     return site
 
 
@@ -131,7 +131,7 @@ def test_each_path_and_method_needs_its_permission(console: ConsoleSite) -> None
     for method, path in routes(console):
         need = actions_of(method, path)
         for token in (None, "nobody", *ALL):
-            console.broker.topics, console.source.topics = {"clicks": {"c"}}, {"clicks": ["c"]}
+            console.broker.there, console.source.topics = {"clicks": {"c"}}, {"clicks": ["c"]}
             for calls in (
                 console.broker.calls,
                 console.broker.published,

@@ -25,7 +25,7 @@ ORIGINS = Origins(
 @pytest.fixture
 def site() -> Iterator[Site]:
     with closing(Site(origins=ORIGINS)) as one:
-        one.broker.topics = {"t": {"c"}}
+        one.broker.there = {"t": {"c"}}
         yield one
 
 

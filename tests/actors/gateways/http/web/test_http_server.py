@@ -167,7 +167,7 @@ def test_a_chunked_body_is_bounded_too() -> None:
 
 def test_a_client_that_does_not_read_is_disconnected() -> None:
     with served(HttpLimits(stalled_s=0.5)) as site:
-        site.broker.topics = {
+        site.broker.there = {
             f"topic-{number}": {f"channel-{n}" for n in range(20)} for number in range(400)
         }
         with site.dial() as sock:
