@@ -50,3 +50,11 @@ class LookupdThread:
             return self._lookupd.here()
 
         return asyncio.run_coroutine_threadsafe(here(), self._loop).result(10)
+
+    def nodes_of(self, topic: str, channel: str = "") -> int:
+        """Return how many nodes have registered this name."""
+
+        async def count() -> int:
+            return sum((topic, channel) in one for one in self._lookupd.registered.values())
+
+        return asyncio.run_coroutine_threadsafe(count(), self._loop).result(10)
