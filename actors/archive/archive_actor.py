@@ -24,11 +24,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from ...storage.archive.archive_format import BROKER_NAME, Manifest
+from ...storage.archive.archive_format import Manifest
 from ...storage.archive.chunk_objects import ChunkObjects
 from ...storage.archive.claim import Claimed, claim
 from ...storage.archive.manifests import Manifests, Superseded
-from ...storage.bucket.bucket import BucketAway, BucketRefuses, BucketUnfit
+from ...storage.bucket.bucket import Bucket, BucketAway, BucketRefuses, BucketUnfit
 from ...storage.bucket.bucket_url import parse_bucket_url
 from ...storage.bucket.counted_bucket import CountedBucket
 from ...storage.bucket.object_store import CALL_S, open_bucket
@@ -36,7 +36,7 @@ from ...storage.bucket.probe import probe
 from ...storage.errors import Damaged, StorageError
 from ...storage.files import Files
 from ...storage.log.chunk import ArchivedChunk
-from ...storage.shipping.part_taking import Wanted, take_part
+from ...storage.shipping.part_taking import CopiesAhead, Wanted, take_part
 from ...storage.shipping.tick_format import state_folder
 from ...transport.errors import (
     E_BUCKET,
@@ -98,6 +98,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._release_ns = 0
         self._cluster_threads: list[WorkerThread] = []
         self._taker: list[WorkerThread] = []
+        self._copier: list[WorkerThread] = []
         self._bucket = self._open(FIRST_CALL_S if given.first else CALL_S)
         if given.first:
             self._check_first()
@@ -106,6 +107,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._bucket.counts = counts  # the check at the start costs requests too
         place = self._claimed.claim.place if self._claimed is not None else 0
         self._objects = ChunkObjects(self._files, self._bucket, place)
+        self._ahead = CopiesAhead(self._files, self._bucket, given.run_dir, self._forgotten)
         self._manifests = Manifests(self._bucket)
         self._uploads = self._threads("upload", UPLOAD_THREADS)
         self._fetches = self._threads("fetch", FETCH_THREADS)
@@ -125,7 +127,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         self.obey(p.ReadDirectory, self._of_cluster(ClusterReader.read))
         self.obey(p.AppendEntry, self._of_cluster(ClusterReader.append))
         self.obey(p.WaitForShipping, self._wait_for_shipping)
-        self.obey(p.LookAtBucket, self._look_at_bucket)
+        self.obey(p.CopyArchive, self._copy_archive)
         self.obey(p.TakePart, self._take_part)
         self.obey_reload(p.ReloadShipping, self._take_bound)
         self.every(1_000, self._tick)
@@ -233,22 +235,32 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._taker = self._taker or self._threads("take", 1)
         return self._taker[0]
 
-    def _look_at_bucket(self, order: p.LookAtBucket) -> None:
-        def look() -> dict[str, Any]:
-            bucket = self._open(SHIP_CALL_S, order.url)
-            bucket.counts_of(self._bucket)
-            bucket.read(BROKER_NAME)
-            return {}
+    def _copy_archive(self, order: p.CopyArchive) -> None:
+        """Copy the archive of a part ahead. It may take hours, so it has a thread of its own."""
+        if not self._may_write():
+            raise Refused(E_BUCKET, "the bucket of this broker cannot be used at the moment")
+        self._copier = self._copier or self._threads("copy", 1)
 
-        self._taking_thread().submit(partial(self._took_part, order.request), look)
+        def copy() -> dict[str, Any]:
+            return {"log": self._ahead.copy(self._open_other(order.url), order.name)}
+
+        self._copier[0].submit(partial(self._took_part, order.request), copy)
+
+    def _open_other(self, url: str) -> Bucket:
+        """Return the bucket of another broker. Its requests count as those of this broker."""
+        bucket = self._open(SHIP_CALL_S, url)
+        bucket.counts_of(self._bucket)
+        return bucket
 
     def _take(self, url: str, wanted: Wanted, left: str) -> dict[str, Any]:
         """Take a part over, in a thread."""
         if left:
             self._remove_all(left)
-        source = self._open(SHIP_CALL_S, url)
-        source.counts_of(self._bucket)
-        row, found = take_part(self._files, source, self._bucket, wanted)
+            self._ahead.take(wanted.log)
+        # If this fails, the next attempt copies everything. So it does not depend on this process.
+        copied = self._ahead.take(wanted.log)
+        source = self._open_other(url)
+        row, found = take_part(self._files, source, self._bucket, wanted, copied)
         return {
             "row": dict(row),
             "start": found.start,
@@ -471,6 +483,7 @@ class ArchiveActor(Actor[ArchiveStart]):
     def forget(self, port: Port, mail: Mail, message: p.ForgetArchive) -> None:
         """Remove all objects of a deleted topic. A failure is repeated until this process ends."""
         self._forgotten.add(message.uuid)
+        self._ahead.take(message.uuid)
         if self._shipper is not None:
             self._shipper.forget(message.uuid)
         self._forget_next()

@@ -15,12 +15,11 @@ from .protocol_client import Done, Wire
 
 # fmt: off
 __all__ = [
-    "AppendEntry", "BackUpLog", "BackUpState", "BehindPause", "CancelDelayed", "ChannelConfigured", "ConfigureChannel", "CountDelayed",
-    "DeadLettersGo", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel", "ListChunks", "ListDelayed",
-    "LookAtBucket",
-    "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory", "Reload", "ReloadGateway", "ReloadHttpGateway",
-    "ReloadNsqGateway", "ReloadShipping", "Seek", "SetClosed", "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip", "TakePart",
-    "WaitForShipping", "WhereDeadLettersGo",
+    "AppendEntry", "BackUpLog", "BackUpState", "BehindPause", "CancelDelayed", "ChannelConfigured", "ConfigureChannel", "CopyArchive",
+    "CountDelayed", "DeadLettersGo", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel", "ListChunks",
+    "ListDelayed", "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory", "Reload", "ReloadGateway",
+    "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "Seek", "SetClosed", "SetPaused", "SetRetention", "SetSealed", "SetSync",
+    "Skip", "TakePart", "WaitForShipping", "WhereDeadLettersGo",
 ]
 # fmt: on
 
@@ -345,11 +344,15 @@ class WaitForShipping(Order[Done]):
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtBucket(Order[Done]):
-    """Find out whether the bucket of another broker can be read. Failed: E_BUCKET."""
+class CopyArchive(Order[Done]):
+    """Copy the archive of a part that the broker with the bucket at `url` still has.
+
+    Done.data: {"log": the uuid of the log of the part}. Failed: E_BUCKET, E_CHECKSUM, E_DISK_FULL.
+    """
 
     op: ClassVar[int] = 59
     url: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)

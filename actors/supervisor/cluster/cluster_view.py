@@ -112,8 +112,9 @@ class Delete(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """A part that this broker shall have. Its `ready` says that this broker lives, and can read the
-    bucket at `url`, which is that of the broker that has the part.
+    """A part that this broker shall have. Its archive is copied ahead from the bucket at `url`,
+    which is that of the broker that has the part. Then the `ready` says that this broker lives,
+    and can read that bucket.
     """
 
     name: str
@@ -486,6 +487,14 @@ class ClusterView:
         if hold.origin != NOBODY:
             return [Confirm(name, TakenEntry("", parted.uuid, number, hold.number))]
         return [Release(name)] if hold.to != NOBODY and hold.is_ready else []
+
+    def comes(self, name: str) -> bool:
+        """Return True if this broker has this part by the directory, or shall have it."""
+        topic, number = part_of(name) or (name, 0)
+        parted = self.directory.topics.get(topic)
+        if parted is None or number >= len(parted.parts):
+            return False
+        return self.me in (parted.parts[number], parted.hold(number).to)
 
     @property
     def is_moving(self) -> bool:

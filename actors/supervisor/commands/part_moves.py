@@ -2,7 +2,7 @@
 
 | step | waits for | then |
 |---|---|---|
-| Prepare | the archive actor: it can read the other bucket, and ships to its own | a `ready` in the directory |
+| Prepare | the archive actor: it has copied the archive, and ships to its own bucket | a `ready` in the directory |
 | Release | the topic is up; its processes end; its last pulse says that the bucket has all of it | the row is `given` |
 | Give | the archive actor: the bucket has the registry | a `give` in the directory |
 | Take | the archive actor: the part's directory is made | the row is live, and the topic starts |
@@ -10,6 +10,9 @@
 
 A step that fails changes nothing that counts, and is tried again. If a release fails, the topic
 starts again. Only one step of a part is carried out at a time.
+
+If a move is withdrawn after the archive was copied, the copy is removed. A broker that is stopped
+before that does not remove it; zsq fsck lists its objects.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ log = logging.getLogger("zsq")
 
 LAST_PULSE_NS: Final = 2_000_000_000  # the last pulse may come after the news of the end
 SHIPPED_S: Final = 30.0
+COPIED_S: Final = 3_600.0  # for the archive; what takes longer goes on in the next attempt
 TAKEN_S: Final = 3_600.0  # a large part that the store cannot copy goes through this machine
 
 LongStep = Prepare | Release | Give | Take | Confirm
@@ -83,6 +87,8 @@ class PartMoves:
         self._stopped: dict[str, _Stopped] = {}
         self._ends: dict[str, int] = {}  # of the parts that were taken over, as they came
         self._shipped: set[int] = set()  # keys of topics whose last pulse was complete
+        # The uuid of the log of each part whose archive was copied, and that was not taken yet.
+        self._ahead: dict[str, str] = {}
 
     def is_busy(self, name: str) -> bool:
         """Return True while a step of this part is carried out."""
@@ -95,11 +101,11 @@ class PartMoves:
             match step:
                 case Release():
                     self._release(step)
-                case Prepare(url=url, entry=entry):
-                    # Otherwise the part could be released, and nobody could have it.
-                    look = partial(p.LookAtBucket, url=url)
-                    then = partial(self._wait_and_append, step, "", 0, entry)
-                    self._order(step, look, SHIPPED_S, lambda done: then())
+                case Prepare(name=name, url=url, entry=entry):
+                    # It also shows that this broker can read that bucket. Otherwise the part could
+                    # be released, and nobody could have it.
+                    copy = partial(p.CopyArchive, url=url, name=name)
+                    self._order(step, copy, COPIED_S, partial(self._copied, step, entry))
                 case Give(entry=entry):
                     self._wait_and_append(step, "", 0, entry)
                 case Take():
@@ -118,6 +124,23 @@ class PartMoves:
             self._done(step)
         else:
             self._failed(step, error)
+
+    # The copy ahead
+
+    def _copied(self, step: Prepare, entry: ReadyEntry, done: p.Done) -> None:
+        self._ahead[step.name] = str(done.data["log"])
+        self._wait_and_append(step, "", 0, entry)
+
+    def _forget_withdrawn(self) -> None:
+        """Let the archive actor remove the copies of parts that shall not come here any more."""
+        for name, log in list(self._ahead.items()):
+            if name in self._busy or self._view.comes(name):
+                continue
+            row, archive = self._broker.registry.topics.get(name), self._archive()
+            if row is not None and row.uuid == log:
+                del self._ahead[name]  # it is here after all, and needs its archive
+            elif archive is not None and self._broker.processes.send(archive, p.ForgetArchive(log)):
+                del self._ahead[name]
 
     # Release
 
@@ -151,6 +174,7 @@ class PartMoves:
     def tick(self, now_ns: int) -> None:
         if self._stopped:
             self._look(now_ns)
+        self._forget_withdrawn()
 
     def _look(self, now_ns: int) -> None:
         for name, stopped in list(self._stopped.items()):
@@ -254,6 +278,7 @@ class PartMoves:
             raise Refused(E_CLOSING, "it was deleted meanwhile")
         given = decode_row(done.data["row"], f"the row of part {step.name}")
         registry.take_over(step.name, given)
+        self._ahead.pop(step.name, None)
         self._ends[step.name] = int(done.data["end"])
         self._broker.add_group(step.name, row)
         log.info(

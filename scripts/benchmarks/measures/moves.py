@@ -1,8 +1,8 @@
 """Moves: how long publishes wait while a part moves to another broker, and how long a move takes.
 
 Two brokers share the bucket. A producer publishes one message after the other all the time. Each
-round moves the part to the other broker: once with few messages, and once with `ARCHIVED_MIB` in
-the archive, whose objects are copied.
+round moves a part to the other broker: one with few messages, and parts with `ARCHIVED_MIB` in the
+archive, whose objects are copied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zsq.transport.client.blocking.producer import Producer
 
 from ..harness.report import Report
 
-ARCHIVED_MIB: Final = 64
+ARCHIVED_MIB: Final = (64, 512)
 CHUNK: Final = "4MiB"
 TIMEOUT_S: Final = 120.0
 POLL_S: Final = 0.05
@@ -30,7 +30,7 @@ MIB: Final = 1024 * 1024
 
 
 def moves(report: Report, place: str, rounds: int) -> None:
-    """Measure moves of a small part and of one with an archive."""
+    """Measure moves of a small part and of parts with an archive."""
     ports = free_ports(4)
     with ExitStack() as stack:
         urls = []
@@ -45,7 +45,8 @@ def moves(report: Report, place: str, rounds: int) -> None:
         admins = [stack.enter_context(Admin(url, timeout=TIMEOUT_S)) for url in urls]
         _wait(lambda: len(admins[0].cluster(fresh=True)["brokers"]) == 2, "both brokers")
         with Producer(",".join(urls), timeout=TIMEOUT_S) as producer:
-            for topic, mib in (("small", 0), ("archived", ARCHIVED_MIB)):
+            sizes = {"small": 0, **{f"archived-{mib}-MiB": mib for mib in ARCHIVED_MIB}}
+            for topic, mib in sizes.items():
                 admins[0].create_topic(topic, parts=1, brokers=[0])
                 _fill(admins[0], producer, topic, mib)
                 for turn in range(rounds):

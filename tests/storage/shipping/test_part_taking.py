@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from zsq.storage.bucket.object_copy import ObjectCopier
 from zsq.storage.directory.store import open_store
 from zsq.storage.errors import Damaged
 from zsq.storage.files import Files
-from zsq.storage.shipping.part_taking import Wanted, take_part
+from zsq.storage.shipping.part_taking import CopiesAhead, Wanted, take_part
 from zsq.storage.shipping.restore import TopicRestore
 
 PLACE = 77
@@ -152,3 +152,118 @@ def test_damage_in_the_log_of_ticks_is_an_error(
     with pytest.raises(Damaged, match="a hole"):
         take_part(Files(), harness.bucket, target, wanted(harness))
     assert not (Path(harness.root) / "taken").exists()
+
+
+# Copies ahead
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The objects that are copied, in order."""
+    found: list[str] = []
+    copy = ObjectCopier.copy
+
+    def noted(self: ObjectCopier, name: str) -> None:
+        found.append(name)
+        copy(self, name)
+
+    monkeypatch.setattr(ObjectCopier, "copy", noted)
+    return found
+
+
+def ahead_of(harness: ShippingHarness, target: FolderBucket, *removing: str) -> CopiesAhead:
+    return CopiesAhead(Files(), target, harness.root, set(removing))
+
+
+def archive_more(harness: ShippingHarness) -> None:
+    harness.log.roll(harness.now_ns)
+    harness.publish(blocks=4)
+    harness.sync()
+    harness.log.roll(harness.now_ns)
+    harness.archive()
+    harness.tick(registry=True)
+
+
+def chunks(bucket: FolderBucket) -> set[str]:
+    return set(bucket.names("chunk/"))
+
+
+def test_only_chunks_that_were_archived_since_are_copied_when_a_part_is_taken(
+    harness: ShippingHarness, target: FolderBucket, copies: list[str]
+) -> None:
+    fill(harness)
+    harness.tick(registry=True)
+    ahead = ahead_of(harness, target)
+    assert ahead.copy(harness.bucket, IDENTITY.name) == harness.uuid
+    first = chunks(harness.bucket)
+    assert first
+    assert chunks(target) == set(copies) == first
+    copies.clear()
+    archive_more(harness)
+    assert ahead.copy(harness.bucket, IDENTITY.name) == harness.uuid
+    more = set(copies)
+    assert more == chunks(harness.bucket) - first, "what was copied is not copied again"
+    assert more
+    archive_more(harness)
+    give(harness)
+    copies.clear()
+    taken = ahead.take(harness.uuid)
+    take_part(Files(), harness.bucket, target, wanted(harness), taken)
+    assert set(copies) == chunks(harness.bucket) - first - more
+    assert chunks(target) == chunks(harness.bucket)
+    assert not ahead.take(harness.uuid)
+
+
+def test_a_copy_ahead_that_is_gone_is_made_again(
+    harness: ShippingHarness, target: FolderBucket, copies: list[str]
+) -> None:
+    """The other broker removes its objects when this one has the part."""
+    fill(harness)
+    give(harness)
+    ahead = ahead_of(harness, target)
+    ahead.copy(harness.bucket, IDENTITY.name)
+    gone = min(chunks(target))
+    target.remove([gone])
+    copies.clear()
+    take_part(Files(), harness.bucket, target, wanted(harness), ahead.take(harness.uuid))
+    assert gone in copies
+    assert chunks(target) == chunks(harness.bucket)
+
+
+def test_a_copy_ahead_goes_on_after_a_failure_and_leaves_out_what_expires(
+    harness: ShippingHarness, target: FolderBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(harness)
+    give(harness)
+    ahead = ahead_of(harness, target)
+    names = sorted(one for one in chunks(harness.bucket) if not one.endswith(".index"))
+    assert len(names) >= 2
+    copy = ObjectCopier.copy
+
+    def failing(error: Exception) -> Callable[[ObjectCopier, str], None]:
+        def fail(self: ObjectCopier, name: str) -> None:
+            if name == names[-1]:
+                raise error
+            copy(self, name)
+
+        return fail
+
+    monkeypatch.setattr(ObjectCopier, "copy", failing(BucketAway("no route")))
+    with pytest.raises(BucketAway):
+        ahead.copy(harness.bucket, IDENTITY.name)
+    monkeypatch.setattr(ObjectCopier, "copy", failing(ObjectMissing("expired")))
+    ahead.copy(harness.bucket, IDENTITY.name)
+    assert names[-1] not in ahead.take(harness.uuid)
+    assert names[0] in chunks(target)
+
+
+def test_nothing_is_copied_ahead_while_the_same_objects_are_removed(
+    harness: ShippingHarness, target: FolderBucket, copies: list[str]
+) -> None:
+    fill(harness)
+    give(harness)
+    with pytest.raises(BucketAway, match="is being removed"):
+        ahead_of(harness, target, harness.uuid).copy(harness.bucket, IDENTITY.name)
+    with pytest.raises(BucketAway, match="does not have part other"):
+        ahead_of(harness, target).copy(harness.bucket, "other")
+    assert not copies

@@ -354,3 +354,12 @@ def test_one_broker_has_the_part_and_all_its_messages_in_every_history(seed: int
     found = site.view.directory.topics["t"]
     assert found.parts == (site.number,)
     assert found.hold(0)[1:4] == (-1, False, -1), "no move is left"
+
+
+def test_a_part_comes_while_the_directory_says_that_it_shall_be_here() -> None:
+    assert view(1, {}, MOVE).comes(NAME)
+    assert view(1, {}, MOVE, GIVE).comes(NAME)
+    assert not view(1, {}).comes(NAME), "withdrawn"
+    assert not view(2, {}, MOVE).comes(NAME)
+    assert not view(1, {}, MOVE).comes("other#0"), "its topic was deleted"
+    assert not view(1, {}, MOVE).comes("t#9")

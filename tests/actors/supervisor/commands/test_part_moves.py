@@ -250,13 +250,41 @@ def test_a_broker_says_that_it_is_ready_when_it_can_read_and_ships(world: World)
     world.obey(Refused(E_BUCKET, "403"))
     assert world.result() == E_BUCKET, "it must be able to read the other bucket"
     world.moves.begin(prepare)
-    look = world.obey()
-    assert (type(look), look.url) == (p.LookAtBucket, "s3://b/0")
+    copy = world.obey(log=LOG)
+    assert (type(copy), copy.url, copy.name) == (p.CopyArchive, "s3://b/0", NAME)
     world.obey(tick=17)
     entry = decode_entry(world.obey(number=5).entry)
     assert isinstance(entry, ReadyEntry)
     assert (entry.hold, entry.broker) == (0, 1)
     assert world.result() == ""
+
+
+@pytest.mark.parametrize("fate", ["withdrawn", "given", "taken", "here", "no archive"])
+def test_a_copy_that_nobody_needs_is_removed(
+    world: World, monkeypatch: pytest.MonkeyPatch, fate: str
+) -> None:
+    monkeypatch.setattr(world.view, "comes", lambda name: fate == "given")
+    prepare = Prepare(NAME, "s3://b/0", ReadyEntry("", TOPIC, 0, 0, 1))
+    world.moves.begin(prepare)
+    world.obey(log=LOG)
+    world.moves.tick(1)
+    world.obey(tick=17)  # still the only order: nothing is removed while it goes on
+    world.obey(number=5)
+    assert world.result() == ""
+    if fate == "taken":
+        world.moves.begin(TAKE)
+        world.obey(row=ROW, start=0, end=12, archived=0)
+    elif fate == "here":
+        world.have().row.uuid = LOG
+    archive = world.archive
+    if fate == "no archive":
+        world.archive = None
+        world.moves.tick(1)
+        world.archive = archive
+    world.moves.tick(1)
+    world.moves.tick(1)
+    is_removed = fate in ("withdrawn", "no archive")
+    assert world.sent == [p.ForgetArchive(LOG)] * is_removed
 
 
 @pytest.mark.parametrize("step", [GIVE, TAKE, CONFIRM])
