@@ -28,6 +28,11 @@ UNKNOWN_KEY: Final = 0x4000  # HANDSHAKE_FAILED_AUTH
 HANDSHAKE_EVENTS: Final = HUNG_UP | OTHER_MECHANISM | UNKNOWN_KEY
 TLS_ALERT: Final = b"\x15\x03"
 ZMTP_BEGINS: Final = b"\xff"
+# The first bytes of a greeting of ZMTP 3.1 (https://rfc.zeromq.org/spec/23): the signature and the
+# version. The other side then sends its own greeting, where the name of its mechanism is at
+# MECHANISM.
+GREETING_BEGINS: Final = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01"
+MECHANISM: Final = slice(12, 32)
 MECHANISM_MISMATCH: Final = 0x11000002  # a detail of HANDSHAKE_FAILED_PROTOCOL
 
 
@@ -59,6 +64,19 @@ def verdict(events: int, address: Address) -> ZsqError | None:
         )
         text += "or start the broker with --curve-key"
     return UsageError(E_BAD_KEY, text)
+
+
+def mechanism_of(greeting: bytes) -> bytes:
+    """Return the name of the mechanism in a greeting, or b"" if the greeting is not whole."""
+    whole = len(greeting) >= MECHANISM.stop and greeting.startswith(ZMTP_BEGINS)
+    return greeting[MECHANISM].rstrip(b"\0") if whole else b""
+
+
+def mechanism_verdict(mechanism: bytes, address: Address) -> ZsqError | None:
+    """Return the error if a server with this mechanism cannot be used with these credentials."""
+    wanted = b"NULL" if address.credentials is None else b"CURVE"
+    is_wrong = mechanism in (b"NULL", b"CURVE") and mechanism != wanted
+    return verdict(OTHER_MECHANISM, address) if is_wrong else None
 
 
 def what_answers(answer: bytes, url: str) -> tuple[str, bool]:

@@ -24,11 +24,22 @@ import zmq
 import zmq.backend
 
 from ..block.block import Block
-from ..errors import E_BAD_COMMAND, UsageError
+from ..errors import E_BAD_ARGUMENT, E_BAD_COMMAND, UsageError, ZsqError
 from ..memory import keep_memory
+from .address import Address
 from .codec import block_frames, decode, encode
 from .credentials import Credentials
-from .handshake import HANDSHAKE_EVENTS, MECHANISM_MISMATCH, OTHER_MECHANISM
+from .handshake import (
+    GREETING_BEGINS,
+    HANDSHAKE_EVENTS,
+    MECHANISM,
+    MECHANISM_MISMATCH,
+    OTHER_MECHANISM,
+    ZMTP_BEGINS,
+    mechanism_of,
+    mechanism_verdict,
+    what_answers,
+)
 from .protocol import FRAME_BYTES_MAX, FRAMES_MAX, HEARTBEAT_MS, READY_MAX, WINDOW_BLOCKS_MAX, Wire
 
 # Larger frames are sent without a copy. The binding would copy smaller frames in any case, but
@@ -270,31 +281,53 @@ class Probe:
 
     It uses a thread, because name resolution may block, and an event loop must not block. The
     thread opens a plain TCP connection, sends one harmless HTTP request, reads a few bytes, and
-    ends.
+    ends. If the server speaks ZeroMQ's protocol, it also asks for the server's mechanism, by the
+    first bytes of a greeting on a second connection.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self.answer: bytes | None = None  # the received bytes; None until the probe has ended
+        self.mechanism = b""  # ZeroMQ's name of it, such as b"NULL"; b"" if it is not known
         thread = threading.Thread(
             target=self._ask, args=(host, port), name="zsq probe", daemon=True
         )
         thread.start()
 
     def _ask(self, host: str, port: int) -> None:
+        request = f"GET /info HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
+        answer = self._exchange(host, port, request.encode(), PROBE_BYTES_MAX)
+        if not answer or answer.startswith(ZMTP_BEGINS):
+            # A server that requires a key hangs up, often without an answer to the request.
+            greeting = self._exchange(host, port, GREETING_BEGINS, MECHANISM.stop)
+            self.mechanism = mechanism_of(greeting)
+            answer = answer or greeting
+        self.answer = answer
+
+    def verdict(self, address: Address) -> tuple[str, ZsqError | None]:
+        """Return a text about what answers at this address, and an error if it is certainly wrong.
+
+        If the machine is busy, ZeroMQ itself may never report that the mechanisms differ.
+        """
+        text, sure = what_answers(self.answer or b"", address.url)
+        error = mechanism_verdict(self.mechanism, address)
+        if sure:
+            error = UsageError(E_BAD_ARGUMENT, text)
+        return text if error is None else error.text, error
+
+    @staticmethod
+    def _exchange(host: str, port: int, request: bytes, size: int) -> bytes:
+        """Return the first `size` bytes of the answer, or what came of them within PROBE_S."""
         found = b""
         with (
             contextlib.suppress(OSError),
             socket.create_connection((host, port), PROBE_S) as connection,
         ):
-            connection.sendall(
-                f"GET /info HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode()
-            )
+            connection.sendall(request)
             ends = time.monotonic() + PROBE_S
             while (left := ends - time.monotonic()) > 0:
                 connection.settimeout(left)
-                # Returns b"" if PROBE_BYTES_MAX are read.
-                part = connection.recv(PROBE_BYTES_MAX - len(found))
+                part = connection.recv(size - len(found))  # b"" if all of it was read
                 if not part:
                     break
                 found += part
-        self.answer = found
+        return found

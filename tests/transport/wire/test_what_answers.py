@@ -5,12 +5,18 @@ there.
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+import zmq
 from support.broker import wait_for
 
+import zsq
+from zsq.transport.client.core import link
 from zsq.transport.wire import sockets
-from zsq.transport.wire.handshake import what_answers
+from zsq.transport.wire.handshake import mechanism_of, what_answers
 
 URL = "tcp://h:4151"
 
@@ -57,3 +63,52 @@ def test_a_probe_reads_a_bounded_part_of_what_a_port_says(monkeypatch: pytest.Mo
             connection.sendall(b"x" * 20)
             wait_for(lambda: probe.answer is not None, 10, "the answer")
     assert probe.answer == b"x" * 8
+
+
+@contextmanager
+def router(*, curve: bool) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as made:
+        made.linger = 0
+        if curve:
+            made.curve_publickey, made.curve_secretkey = zmq.curve_keypair()
+            made.curve_server = True
+        yield made
+
+
+@pytest.mark.parametrize("curve", [True, False])
+def test_a_probe_learns_the_mechanism_of_a_server(curve: bool) -> None:
+    with router(curve=curve) as made:
+        probe = sockets.Probe("127.0.0.1", made.bind_to_random_port("tcp://127.0.0.1"))
+        wait_for(lambda: probe.answer is not None, 30, "the answer")
+        assert probe.answer is not None
+        assert "speaks ZeroMQ's protocol" in what_answers(probe.answer, URL)[0]
+        assert probe.mechanism == (b"CURVE" if curve else b"NULL")
+
+
+def test_half_a_greeting_has_no_mechanism() -> None:
+    whole = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01CURVE".ljust(32, b"\0")
+    assert mechanism_of(whole) == b"CURVE"
+    assert mechanism_of(whole[:31]) == b""
+    assert mechanism_of(b"GET " + whole) == b""
+
+
+@pytest.mark.parametrize("curve", [True, False])
+def test_the_reason_is_known_if_zeromq_does_not_report_it(
+    curve: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a busy machine, it reports only that the other side closed the connection."""
+    monkeypatch.setattr(link, "verdict", lambda events, address: None)
+    key = None
+    if not curve:
+        public, secret = (one.decode() for one in zmq.curve_keypair())
+        key = tmp_path / "key"
+        key.write_text(f'public = "{public}"\nsecret = "{secret}"\nserver = "{public}"\n')
+        key.chmod(0o600)
+    with router(curve=curve) as made:
+        port = made.bind_to_random_port("tcp://127.0.0.1")
+        said = "requires a key, and none was given" if curve else "does not encrypt"
+        with (
+            zsq.Producer(f"tcp://127.0.0.1:{port}", key_file=key, timeout=60) as producer,
+            pytest.raises(zsq.UsageError, match=f"E_BAD_KEY.*{said}"),
+        ):
+            producer.publish("clicks", b"x")

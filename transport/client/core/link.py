@@ -67,7 +67,7 @@ from ...wire import sockets
 from ...wire.address import Target
 from ...wire.addresses import NOT_PRIMARY, Rotation
 from ...wire.codec import encode, frames_blocks
-from ...wire.handshake import HANDSHAKE_EVENTS, suspicion, verdict, what_answers
+from ...wire.handshake import HANDSHAKE_EVENTS, suspicion, verdict
 from ...wire.protocol import Beat, Bye, Done, Failed, Lookup, Open, Spread, Unstored, Wire
 from ...wire.spread import HasParts, checked, way_to
 from .producer_session import Reaction
@@ -296,12 +296,12 @@ class Engine:
         if self._probe is None:
             self._probe = sockets.Probe(*link.address.place())
         elif self._probe.answer:
-            text, sure = what_answers(self._probe.answer, link.address.url)
+            text, error = self._probe.verdict(link.address)
             self.answers = text
             for one in waiting:
-                one.trouble = text
-                if sure:
-                    one.give_up(UsageError(E_BAD_ARGUMENT, text))
+                one.trouble = self.answers
+                if error is not None:
+                    one.give_up(error)
 
     def _tell(self, waiting: list[Link], seconds: int) -> None:
         if self.tells:
