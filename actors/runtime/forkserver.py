@@ -5,9 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.forkserver
 import os
-from typing import Any
+from typing import Any, Final
 
 from .process import raise_file_limit
+
+# The modules that the forkserver imports, in this order. A broker for tests puts one before them
+# (apps/testing/serve.py).
+PRELOADED: Final = ["zsq.actors.runtime.preload_first", "zsq.actors.supervisor.preload"]
 
 
 def begin() -> int:
@@ -19,9 +23,7 @@ def begin() -> int:
     """
     raise_file_limit()
     os.environ["ZSQ_SUPERVISOR_PID"] = str(os.getpid())
-    multiprocessing.get_context("forkserver").set_forkserver_preload(
-        ["zsq.actors.runtime.preload_first", "zsq.actors.supervisor.preload"]
-    )
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     multiprocessing.forkserver.ensure_running()
     server: Any = multiprocessing.forkserver._forkserver  # the pid has no public name
     return int(server._forkserver_pid)

@@ -1,0 +1,213 @@
+"""Assertions about what was published. They wait for it, and their errors show what was found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from ...transport.client.blocking.client import Admin, Reader
+from ...transport.client.core.message import StoredMessage, message_at
+from ...transport.errors import E_BAD_ARGUMENT, NotFound, UsageError, ZsqError
+from ...transport.wire.codec import HeaderValue
+
+WAIT_S: Final = 5.0
+LOOK_S: Final = 0.01
+SHOWN_MAX: Final = 20
+BODY_SHOWN_MAX: Final = 200
+READ_BYTES: Final = 4 * 1024 * 1024
+
+
+class Readable(Protocol):
+    """A broker that can be read: `LocalBroker`, or any other with the same methods."""
+
+    def reader(self, topic: str, **options: Any) -> Reader: ...
+    def admin(self, **options: Any) -> Admin: ...
+
+
+class _At:
+    """The broker at an address."""
+
+    def __init__(self, url: str | None) -> None:
+        self._url = url
+
+    def reader(self, topic: str, **options: Any) -> Reader:
+        return Reader(topic, url=self._url, **options)
+
+    def admin(self, **options: Any) -> Admin:
+        return Admin(self._url, **options)
+
+
+class _Any:
+    """The default of an expectation: it is not checked. None is a value that can be expected."""
+
+    def __repr__(self) -> str:
+        return "ANY"
+
+
+ANY: Final[Any] = _Any()
+
+
+def _bytes(value: Any, what: str) -> bytes | None:
+    if value is None or isinstance(value, bytes | bytearray | memoryview):
+        return None if value is None else bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    text = f"{what} must be bytes or text, not {type(value).__name__}"
+    raise UsageError(E_BAD_ARGUMENT, text)
+
+
+class _Expected:
+    """The expectations of one assertion."""
+
+    def __init__(
+        self, body: Any, as_json: Any, headers: Mapping[str, HeaderValue] | None, key: Any, tag: Any
+    ) -> None:
+        self._body = body if body is ANY or callable(body) else _bytes(body, "body")
+        self._json = as_json
+        self._headers = dict(headers or {})
+        self._key = key if key is ANY else _bytes(key, "key")
+        self._tag = tag
+
+    def __str__(self) -> str:
+        given = {"body": self._body, "json": self._json, "key": self._key, "tag": self._tag}
+        said = [f"{name}={_short(value)}" for name, value in given.items() if value is not ANY]
+        said += [f"headers={self._headers!r}"] if self._headers else []
+        return f"with {', '.join(said)}" if said else "at all"
+
+    def differences(self, message: StoredMessage) -> list[str]:
+        """Return what is not as expected in this message."""
+        found = []
+        if callable(self._body):
+            if not self._body(message.body):
+                found.append(f"body: {_name(self._body)} returned False")
+        elif self._body is not ANY and self._body != message.body:
+            found.append("body")
+        if self._json is not ANY and _json_of(message.body) != (self._json,):
+            found.append("json")
+        if self._key is not ANY and self._key != message.key:
+            found.append("key")
+        if self._tag is not ANY and self._tag != message.tag:
+            found.append("tag")
+        found += [
+            f"header {name!r}"
+            for name, value in self._headers.items()
+            if name not in message.headers or message.headers[name] != value
+        ]
+        return found
+
+
+def _json_of(body: bytes) -> tuple[Any, ...]:
+    """Return (value,), or () if the body is not JSON."""
+    try:
+        return (json.loads(body),)
+    except ValueError:
+        return ()
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= BODY_SHOWN_MAX else f"{text[:BODY_SHOWN_MAX]}... ({len(text)} long)"
+
+
+def messages_of(topic: str, broker: Readable | str | None = None) -> list[StoredMessage]:
+    """Return all messages that a topic keeps. It is empty if the topic does not exist."""
+    found: list[StoredMessage] = []
+    with _readable(broker).reader(topic) as reader:
+        try:
+            offset, head = reader.head()
+            while offset < head:
+                read = reader.read(offset, READ_BYTES)
+                if read.next_offset <= offset:
+                    break
+                found += [
+                    message_at(topic, block, index)
+                    for block in read.blocks
+                    for index in range(block.count)
+                    if block.first_offset + index >= offset
+                ]
+                offset = read.next_offset
+        except NotFound:
+            return []
+    return found
+
+
+def _readable(broker: Readable | str | None) -> Readable:
+    return _At(broker) if broker is None or isinstance(broker, str) else broker
+
+
+def assert_published(
+    topic: str,
+    *,
+    body: bytes | str | Callable[[bytes], object] | None = ANY,
+    json: Any = ANY,
+    headers: Mapping[str, HeaderValue] | None = None,
+    key: bytes | str | None = ANY,
+    tag: str | None = ANY,
+    count: int | None = None,
+    timeout: float = WAIT_S,
+    broker: Readable | str | None = None,
+) -> list[StoredMessage]:
+    """Wait until the topic has messages as expected, and return them in their order.
+
+    Raises `AssertionError` after `timeout` seconds. The error shows what the topic has, and how
+    each message differs. What is not given is not checked.
+
+    - `body`: bytes, text (its UTF-8), or a function that gets the body and returns True.
+    - `json`: the value of a body that is JSON.
+    - `headers`: headers that the message has, among others.
+    - `key`, `tag`: the key and the tag. None means that the message has none.
+    - `count`: the exact number of such messages. By default there must be one or more. More than
+      `count` is an error at once. With 0, the call does not wait.
+    - `broker`: a broker for tests, or a URL. The default is $ZSQ_URL, which `zsq_namespace` sets.
+    """
+    expected = _Expected(body, json, headers, key, tag)
+    where = _readable(broker)
+    deadline = time.monotonic() + timeout
+    while True:
+        messages = messages_of(topic, where)
+        differences = [expected.differences(message) for message in messages]
+        found = [message for message, wrong in zip(messages, differences, strict=True) if not wrong]
+        if len(found) == count or (count is None and found):
+            return found
+        too_many = count is not None and len(found) > count
+        if too_many or time.monotonic() >= deadline:
+            wanted = "one or more" if count is None else f"{count}"
+            raise AssertionError(
+                f"topic {topic!r} has {len(found)} messages {expected}, expected {wanted}"
+                f"{'' if too_many else f' within {timeout:g} s'}\n"
+                f"{_shown(messages, differences)}{_delayed(topic, where)}"
+            )
+        time.sleep(LOOK_S)
+
+
+def _shown(messages: list[StoredMessage], differences: list[list[str]]) -> str:
+    lines = [f"it has {len(messages)} messages in all"]
+    if len(messages) > SHOWN_MAX:
+        lines[0] += f"; the last {SHOWN_MAX}"
+    lines[0] += ":" if messages else ""
+    rows = list(zip(messages, differences, strict=True))[-SHOWN_MAX:]
+    for message, wrong in rows:
+        said = f"  offset {message.offset}: body={_short(message.body)}"
+        said += "" if message.key is None else f" key={message.key!r}"
+        said += "" if message.tag is None else f" tag={message.tag!r}"
+        said += f" headers={message.headers!r}" if message.headers else ""
+        lines.append(said + (f"  <- differs: {', '.join(wrong)}" if wrong else "  <- as expected"))
+    return "\n".join(lines)
+
+
+def _delayed(topic: str, broker: Readable) -> str:
+    with contextlib.suppress(ZsqError), broker.admin() as admin:
+        waiting = admin.delayed_count(topic)["messages"]
+        if waiting:
+            return (
+                f"\n{waiting} delayed messages are not due yet; advance() moves the clock of a "
+                "broker for tests"
+            )
+    return ""

@@ -1,0 +1,69 @@
+"""The clock of a test broker: the system's wall clock plus an offset that a test moves forward.
+
+The processes of the broker and the test share the offset: 8 bytes of a file that all of them have
+mapped. `install` replaces the functions of `time` that return the wall clock. It changes only the
+process that calls it.
+
+Only the wall clock moves. Delays, the delays of requeues, and the ages of messages are measured
+with it. Leases, heartbeats and timeouts are measured with the monotonic clock, which is not
+changed. So no client loses its connection when a test moves the clock. A broker must cope with a
+wall clock that jumps forward in production, too.
+
+Rejected: an option of `zsq serve`, or a request, that changes the clock. Somebody would use it in
+production. `zsq serve` never imports this module, whatever its options and environment are.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from ...actors.settings import options
+
+OFFSET_FILE: Final = "ZSQ_TESTING_CLOCK"
+"""The environment variable with the path of the offset's file, for the processes of the broker."""
+LOOK_NS: Final = 50_000_000
+"""The time after which a topic notices that the clock was moved."""
+_SIZE: Final = 8
+
+
+class Offset:
+    """The offset in nanoseconds. It is 0 in a new file."""
+
+    def __init__(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, _SIZE)
+            self._shared = memoryview(mmap.mmap(fd, _SIZE)).cast("q")
+        finally:
+            os.close(fd)
+
+    @property
+    def ns(self) -> int:
+        return self._shared[0]
+
+    def add(self, ns: int) -> None:
+        """Move the clock forward. One process does this at a time."""
+        self._shared[0] += ns
+
+
+def install(path: Path) -> None:
+    """Make this process read the moved clock.
+
+    Call it before other modules of the broker are imported, because some keep `time.time_ns`.
+    """
+    offset = Offset(path)
+    time_ns, time_s = time.time_ns, time.time
+    replaced: tuple[tuple[ModuleType, str, object], ...] = (
+        (time, "time_ns", lambda: time_ns() + offset.ns),
+        (time, "time", lambda: time_s() + offset.ns / 1e9),
+        # A topic looks at the wall clock so often while delayed messages wait. Without this it
+        # would notice after 10 s that the clock was moved.
+        (options, "DELAYED_LOOK_NS", LOOK_NS),
+    )
+    for module, name, value in replaced:
+        setattr(module, name, value)
