@@ -2,6 +2,7 @@
 
 from ..apps.testing.asserting import assert_published
 from ..apps.testing.local import LocalBroker, StartFailed
+from ..apps.testing.memory_broker import MemoryBroker
 from ..apps.testing.namespace import Namespace
 
-__all__ = ["LocalBroker", "Namespace", "StartFailed", "assert_published"]
+__all__ = ["LocalBroker", "MemoryBroker", "Namespace", "StartFailed", "assert_published"]

@@ -12,6 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .local import LocalBroker
+    from .memory_broker import MemoryBroker
     from .namespace import Namespace
 
 
@@ -47,3 +48,17 @@ def zsq_namespace(zsq_broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.delenv("ZSQ_KEY_FILE", raising=False)
     with Namespace(zsq_broker) as namespace:
         yield namespace
+
+
+@pytest.fixture
+def zsq_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryBroker]:
+    """Start an in-memory broker for one test, see `zsq.testing.MemoryBroker`.
+
+    During the test, `ZSQ_URL` is the address of this broker, so clients without a URL use it.
+    """
+    from .memory_broker import MemoryBroker
+
+    with MemoryBroker() as broker:
+        monkeypatch.setenv("ZSQ_URL", broker.url)
+        monkeypatch.delenv("ZSQ_KEY_FILE", raising=False)
+        yield broker

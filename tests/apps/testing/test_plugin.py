@@ -51,6 +51,11 @@ def test_an_option_of_the_session(zsq_namespace):
     with pytest.raises(zsq.UsageError, match="E_TOO_BIG"):
         zsq_namespace.publish("t", b"x" * 1001)
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_broker_in_memory(zsq_memory, number):
+    with zsq.Producer() as producer:
+        assert producer.publish("t", b"x").offset == 0
+
 def test_without_a_fixture():
     assert "ZSQ_URL" not in os.environ
 """
@@ -78,7 +83,7 @@ def test_each_test_has_its_topics_at_one_broker(session: pytest.Pytester) -> Non
     session.makeconftest(CONFTEST)
     session.makepyfile(SESSION)
     result = session.runpytest_subprocess("-s", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=4)
+    result.assert_outcomes(passed=6)
     found = re.search(r"pid: (\d+)", result.stdout.str())
     assert found is not None
     wait_gone(int(found[1]))

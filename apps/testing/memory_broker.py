@@ -1,0 +1,618 @@
+"""The in-memory broker: a thread of the test's process that speaks ZSQ's protocol on loopback.
+
+All clients work with it unchanged, because it answers what a broker's gateway and the processes
+behind it answer. A client cannot tell it from a broker, except by what it does not support. So
+there is no second implementation of producers, consumers and their errors that could differ.
+
+Rejected: objects with the methods of the clients and no socket. They would repeat 3,000 lines of
+the client library, or they would not raise the same errors. Code under test that makes its own
+clients could not use them, and each of the blocking and the asyncio clients would need one.
+
+Time stands still: a delay, a lease or a backoff ends only when the test moves the clock. The thread
+carries out one message or call after the other, so `advance` returns when everything is done that
+is due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self, TypeVar
+
+import zmq
+
+from ...actors.channel.channel import consumer_of
+from ...actors.channel.lease import OutgoingDelivery
+from ...actors.settings import channel_settings, closing
+from ...actors.settings.options import ServeOptions
+from ...actors.supervisor.commands.creation import checked, retention_of
+from ...storage.delayed.delayed_format import DelayedKey, parse_key
+from ...transport.block.block import Block
+from ...transport.client.blocking.client import Admin, Consumer, Producer, Reader
+from ...transport.client.core.asking import END
+from ...transport.errors import (
+    E_BAD_ARGUMENT,
+    E_CLOSED,
+    E_HELLO,
+    E_NOT_EMPTY,
+    E_NOT_FOUND,
+    E_SEQUENCE,
+    E_UNSUPPORTED,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+)
+from ...transport.names import check_name, is_ephemeral, part_of
+from ...transport.wire import protocol as p
+from ...transport.wire.codec import frames_blocks
+from ...transport.wire.sockets import open_frames, recv_frames, send_word
+from .local import QUIET_S, as_ns
+from .memory import MemoryChannel, MemoryTopic
+
+_T = TypeVar("_T")
+CALL_S: Final = 30.0
+CREDIT_BYTES: Final = 8 * 1024 * 1024
+READ_BLOCKS_MAX: Final = 1_000
+QUIET_MS: Final = int(QUIET_S * 1000)
+QUIETS_MAX: Final = 200
+_MS: Final = 1_000_000
+
+
+def _unsupported(what: str) -> NoReturn:
+    text = f"the in-memory broker does not support {what}; use LocalBroker, which is a real broker"
+    raise UsageError(E_UNSUPPORTED, text)
+
+
+class _Link:
+    """A client's link to one target, as its Open described it."""
+
+    def __init__(self, opened: p.Open) -> None:
+        self.opened = opened
+        self.producer_id = 0
+
+    @property
+    def kind(self) -> str:
+        return self.opened.kind
+
+
+class MemoryBroker:
+    """A broker in memory with a clock that stands still, for unit tests. It starts in milliseconds.
+
+    All clients work with it: give them its `url`, or make them with `producer`, `consumer`,
+    `reader` and `admin`. It listens on a free port of 127.0.0.1, with no access control. It is
+    started with `start` or on entering `with`, and everything is gone after `stop`.
+
+    It supports publishing (also with delays), channels with all of their settings, dead letters,
+    reading by offset, and these calls of `Admin`: create, configure, delete, pause, unpause, empty
+    and seek for channels; create, delete, close, open, pause and unpause for topics; `topics`, and
+    the calls for delayed messages. Everything else raises `UsageError` with the code E_UNSUPPORTED:
+    `#ephemeral` names, parts, stages, statistics, peeks at channels, and changes of a topic's
+    settings. The retention of a topic is checked, but no message is ever removed.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._now_ns = time.time_ns()
+        self._topics: dict[str, MemoryTopic] = {}
+        self._links: dict[bytes, _Link] = {}
+        self._numbers = 0
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    # Life
+
+    def start(self) -> Self:
+        """Begin to listen. `url` is known from now on."""
+        if self._thread is not None:
+            return self
+        self._stopping = False
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._socket: zmq.Socket[Any] = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self.url = f"tcp://127.0.0.1:{port}"
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="zsq memory broker", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Forget everything, and listen no more."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        thread.join(CALL_S)
+        self._socket.close(0)
+        self._context.destroy(0)
+        os.close(self._wake)
+        self._topics.clear()
+        self._links.clear()
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        while not self._stopping:
+            poller.poll()
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            self._receive()
+            while self._calls:
+                call, future = self._calls.popleft()
+                try:
+                    result = call()
+                    self._settle()
+                    future.set_result(result)
+                except Exception as error:
+                    future.set_exception(error)
+
+    def _receive(self) -> None:
+        while (frames := recv_frames(self._socket)) is not None:
+            self._on_frames(frames)
+            self._settle()
+
+    def _receive_all(self) -> None:
+        """Receive what clients have sent until now, until nothing arrives for QUIET_S."""
+        for _ in range(QUIETS_MAX):
+            if not self._socket.poll(QUIET_MS):
+                return
+            self._receive()
+
+    def _call(self, call: Callable[[], _T]) -> _T:
+        """Let the broker's thread make this call, and return its result."""
+        if self._thread is None:
+            raise UsageError(
+                E_BAD_ARGUMENT, "the in-memory broker does not run; call start() first"
+            )
+        future: Future[_T] = Future()
+        self._calls.append((call, future))
+        os.eventfd_write(self._wake, 1)
+        return future.result(CALL_S)
+
+    # For tests
+
+    def now_ns(self) -> int:
+        """Return the time by the broker's clock, in nanoseconds since 1970."""
+        return self._now_ns
+
+    def advance(self, step: float | timedelta) -> None:
+        """Move the clock forward by `step` (seconds or a timedelta). Nothing else moves it.
+
+        Everything is done that is due by then: delayed messages are in their topics, leases have
+        ended, and requeued messages are delivered again. It happens at the new time. Consumers of
+        other threads receive it soon after.
+        """
+        ns = as_ns(step)
+
+        def move() -> None:
+            self._receive_all()
+            self._now_ns += ns
+
+        self._call(move)
+
+    def depth(self, topic: str, channel: str) -> int:
+        """Return the number of messages that a channel has not finished.
+
+        It includes messages that consumers hold, and requeued ones. Raises `NotFound`.
+        """
+
+        def count() -> int:
+            self._receive_all()
+            return self._channel(topic, channel).unfinished()
+
+        return self._call(count)
+
+    def producer(self, **options: Any) -> Producer:
+        """Return a new producer of this broker. `options`: see `zsq.Producer`."""
+        return Producer(self.url, **options)
+
+    def consumer(self, topic: str, channel: str, **options: Any) -> Consumer:
+        """Return a new consumer of this broker. `options`: see `zsq.Consumer`."""
+        return Consumer(topic, channel, url=self.url, **options)
+
+    def reader(self, topic: str, **options: Any) -> Reader:
+        """Return a new reader of this broker. `options`: see `zsq.Reader`."""
+        return Reader(topic, url=self.url, **options)
+
+    def admin(self, **options: Any) -> Admin:
+        """Return a new admin of this broker. `options`: see `zsq.Admin`."""
+        return Admin(self.url, **options)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # Work that is due
+
+    def _settle(self) -> None:
+        """Do what is due, until nothing is."""
+        busy = True
+        while busy:
+            busy = False
+            for topic in list(self._topics.values()):
+                busy = topic.move_due(self._now_ns) or busy
+                for channel in list(topic.channels.values()):
+                    busy = channel.work(self._now_ns, self._publish) or busy
+
+    def _publish(self, topic: str, blocks: Sequence[Block]) -> None:
+        """Publish dead letters."""
+        found = self._topic(topic, create=True)
+        self._check_publish(found)
+        for block in blocks:
+            found.append(block, self._now_ns)
+
+    # Incoming messages
+
+    def _send(self, client: bytes, message: p.Wire, blocks: Sequence[Block] = ()) -> None:
+        try:
+            send_word(self._socket, (client,), message, blocks)
+        except zmq.ZMQError:
+            self._forget(client)  # the client is gone
+
+    def _forget(self, client: bytes) -> None:
+        link = self._links.pop(client, None)
+        if link is not None and link.kind == "channel":
+            with contextlib.suppress(NotFound):
+                self._channel(link.opened.topic, link.opened.channel).core.unsubscribe((client,))
+
+    def _on_frames(self, frames: list[Any]) -> None:
+        request = 0
+        client = bytes(frames[0].bytes)
+        try:
+            _, message, rest = open_frames(frames)
+            request = getattr(message, "request", 0)
+            self._on_message(client, message, frames_blocks(rest) if rest else [])
+        except ZsqError as error:
+            self._send(client, p.Failed(request, error.code, error.text))
+
+    def _on_message(self, client: bytes, message: p.Wire, blocks: list[Block]) -> None:
+        link = self._links.get(client)
+        if isinstance(message, p.Open):
+            self._open(client, message)
+        elif link is None:
+            raise UsageError(E_HELLO, "this connection has no open link: send Open first")
+        elif isinstance(message, p.Bye):
+            self._forget(client)
+        elif isinstance(message, p.Beat):
+            self._send(client, p.Beat())
+        elif link.kind == "topic":
+            self._on_producer(client, link, message, blocks)
+        elif link.kind == "channel":
+            self._on_consumer(client, link, message)
+        elif link.kind == "reader":
+            self._on_reader(client, self._topic(link.opened.topic), message)
+        elif isinstance(message, p.Manage):
+            self._send(client, p.Done(message.request, self._manage(message)))
+        else:
+            _unsupported("statistics (Admin.stats and ping)")
+
+    # Topics and channels
+
+    def _topic(self, name: str, create: bool = False) -> MemoryTopic:
+        check_name(name)
+        found = self._topics.get(name)
+        if found is None:
+            if not create:
+                raise NotFound(E_NOT_FOUND, f"topic {name!r} does not exist")
+            if is_ephemeral(name) or part_of(name) is not None:
+                _unsupported("#ephemeral topics and parts")
+            found = self._topics[name] = MemoryTopic(name)
+        return found
+
+    def _channel(self, topic: str, name: str) -> MemoryChannel:
+        check_name(name, "channel")
+        found = self._topic(topic).channels.get(name)
+        if found is None:
+            raise NotFound(E_NOT_FOUND, f"channel {name!r} of topic {topic!r} does not exist")
+        return found
+
+    def _make_channel(self, topic: str, name: str, settings: Mapping[str, Any]) -> bool:
+        """Create a channel with its topic. Return False if it exists, with the same settings."""
+        check_name(name, "channel")
+        own, start = channel_settings.made(settings, topic, name)
+        if is_ephemeral(name):
+            _unsupported("#ephemeral channels")
+        found = self._topic(topic, create=True)
+        channel = found.channels.get(name)
+        if channel is not None:
+            channel_settings.check_same(channel.own, settings, topic, name)
+            return False
+        self._numbers += 1
+        found.channels[name] = MemoryChannel(
+            found, name, own, found.begin(start), self._numbers, self._deliver
+        )
+        return True
+
+    def _open(self, client: bytes, message: p.Open) -> None:
+        data: dict[str, Any] = {}
+        if message.kind == "stage":
+            _unsupported("stages")
+        if message.kind == "channel" and message.create:
+            self._make_channel(message.topic, message.channel, message.settings)
+        if message.kind == "channel" and message.settings:
+            data["settings"] = self._channel(message.topic, message.channel).core.settings.as_dict()
+        if message.kind != "supervisor":
+            topic = self._topic(message.topic, message.create)
+            data |= {"uuid": topic.uuid, "node": 0}
+        self._forget(client)
+        self._links[client] = _Link(message)
+        self._send(client, p.Done(message.request, data))
+
+    # Producers
+
+    def _check_publish(self, topic: MemoryTopic) -> None:
+        if closing.to_publishers(topic.closed):
+            raise Refused(E_CLOSED, closing.TO_PUBLISHERS)
+
+    def _on_producer(
+        self, client: bytes, link: _Link, message: p.Wire, blocks: list[Block]
+    ) -> None:
+        topic = self._topic(link.opened.topic)
+        if isinstance(message, p.Hello):
+            link.producer_id = message.producer_id
+            expected = topic.producer(link.producer_id).expected
+            self._send(client, p.Welcome(1, expected, CREDIT_BYTES, message.heartbeat_ms))
+        elif isinstance(message, p.Pub | p.PubDelayed):
+            delay_ms = message.delay_ms if isinstance(message, p.PubDelayed) else 0
+            for block in blocks:
+                self._take(client, link, topic, block, delay_ms)
+
+    def _take(
+        self, client: bytes, link: _Link, topic: MemoryTopic, block: Block, delay_ms: int
+    ) -> None:
+        block.check()
+        producer, sequence = topic.producer(link.producer_id), block.header.sequence
+        if sequence > producer.expected:
+            why = "the block is not the next one of its producer"
+            self._send(client, p.Unstored(sequence, producer.expected, E_SEQUENCE, why))
+            return
+        if sequence == producer.expected:
+            try:
+                self._check_publish(topic)
+            except Refused as error:
+                self._send(client, p.Unstored(sequence, sequence, error.code, error.text))
+                return
+            producer.expected += 1
+            if delay_ms:
+                due_ns = self._now_ns + delay_ms * _MS
+                producer.places[sequence] = topic.delay(block, due_ns)
+            else:
+                producer.places[sequence] = (topic.append(block, self._now_ns), 0)
+        place = producer.places[sequence]
+        if delay_ms:
+            self._send(client, p.Delayed(sequence, *place))
+        else:
+            self._send(client, p.Stored(((sequence, place[0]),)))
+
+    # Consumers
+
+    def _on_consumer(self, client: bytes, link: _Link, message: p.Wire) -> None:
+        channel = self._channel(link.opened.topic, link.opened.channel)
+        core, peer = channel.core, (client,)
+        if isinstance(message, p.Sub):
+            if closing.to_consumers(channel.topic.closed):
+                raise Refused(E_CLOSED, closing.TO_CONSUMERS)
+            consumer = consumer_of(message, peer, core, self._now_ns, self._now_ns)
+            answer = p.Subscribed(
+                message.request, 1, consumer.timeout_ns // _MS, consumer.heartbeat_ns // _MS
+            )
+            # A step of the clock is longer than heartbeats, and no consumer is lost by it.
+            consumer.heartbeat_ns = 1 << 60
+            core.subscribe(consumer)
+            self._send(client, answer)
+            return
+        if peer not in core.consumers:
+            raise UsageError(E_HELLO, "this connection is not subscribed; subscribe again")
+        if isinstance(message, p.Ready):
+            core.set_ready(peer, message.ready)
+        elif isinstance(message, p.Fin | p.Req | p.Touch):
+            refused = self._answered(channel, peer, message)
+            if message.request or refused:
+                self._send(client, p.Answer(message.request, message.token, tuple(refused)))
+
+    def _answered(
+        self, channel: MemoryChannel, peer: tuple[bytes, ...], message: p.Fin | p.Req | p.Touch
+    ) -> Sequence[p.Range]:
+        core = channel.core
+        if message.token == 0:
+            return ()
+        if isinstance(message, p.Fin):
+            return core.fin(peer, message.token, message.ranges, self._now_ns)
+        if isinstance(message, p.Touch):
+            return core.touch(peer, message.token, self._now_ns)
+        return core.req(
+            peer, message.token, message.ranges, message.delay_ms, self._now_ns, message.error
+        )
+
+    def _deliver(self, delivery: OutgoingDelivery) -> None:
+        message = p.Deliver(delivery.token, delivery.runs, delivery.timeout_ns // _MS)
+        self._send(delivery.peer[0], message, [delivery.block])
+
+    # Readers
+
+    def _on_reader(self, client: bytes, topic: MemoryTopic, message: p.Wire) -> None:
+        if isinstance(message, p.Fetch):
+            found: list[Block] = []
+            size = 0
+            for block in topic.blocks:
+                if block.next_offset > message.offset and size < message.bytes_max:
+                    found.append(block)
+                    size += block.length
+                if len(found) >= READ_BLOCKS_MAX:
+                    break
+            after = found[-1].next_offset if found else min(message.offset, topic.head)
+            self._send(client, p.Blocks(message.request, 0, topic.head, after), found)
+        elif isinstance(message, p.OffsetAt):
+            offset = topic.offset_at(message.time_ns)
+            if message.newest:
+                offset = max(0, topic.head - message.newest)
+            ends = {"offset": offset, "start": 0, "head": topic.head}
+            self._send(client, p.Done(message.request, ends))
+        else:
+            _unsupported("Reader.measure")
+
+    # Orders of Admin
+
+    def _manage(self, message: p.Manage) -> dict[str, Any]:
+        if message.action == "list":
+            return {"topics": {name: tuple(one.channels) for name, one in self._topics.items()}}
+        order = self._ORDERS.get((message.action, bool(message.channel)))
+        if order is None:
+            what = f"{message.action} of {'channels' if message.channel else 'topics'}"
+            _unsupported(f"the request {what!r}")
+        return order(self, message)
+
+    def _create_topic(self, message: p.Manage) -> dict[str, Any]:
+        if message.options.get("parts"):
+            _unsupported("parts")
+        sync, retention = str(message.options.get("sync", "")), retention_of(message.options)
+        checked(message.topic, sync, retention, ServeOptions(data_dir=Path()))
+        existed = message.topic in self._topics
+        self._topic(message.topic, create=True)
+        return {"existed": existed}
+
+    def _create_channel(self, message: p.Manage) -> dict[str, Any]:
+        made = self._make_channel(message.topic, message.channel, message.options)
+        return {"existed": not made}
+
+    def _configure_channel(self, message: p.Manage) -> dict[str, Any]:
+        channel = self._channel(message.topic, message.channel)
+        changes = {str(key): value for key, value in message.options.items()}
+        own = channel_settings.changed(channel.own, changes, message.topic, message.channel)
+        channel.own = own
+        channel.core.configure(channel_settings.resolve(own))
+        return {"settings": channel.core.settings.as_dict()}
+
+    def _delete_topic(self, message: p.Manage) -> dict[str, Any]:
+        topic = self._topic(message.topic)
+        self._check_empty(f"topic {message.topic!r}", topic.unfinished(), message)
+        for name in list(topic.channels):
+            self._close_channel(message.topic, name)
+        for client, link in list(self._links.items()):
+            if link.opened.topic == message.topic:
+                self._send(client, p.Bye())
+                self._links.pop(client, None)
+        del self._topics[message.topic]
+        return {}
+
+    def _delete_channel(self, message: p.Manage) -> dict[str, Any]:
+        channel = self._channel(message.topic, message.channel)
+        what = f"channel {message.channel!r} of topic {message.topic!r}"
+        self._check_empty(what, channel.unfinished(), message)
+        self._close_channel(message.topic, message.channel)
+        topic = channel.topic
+        if not topic.channels:
+            topic.waiting = topic.visible_end
+        return {}
+
+    def _close_channel(self, topic: str, name: str) -> None:
+        channel = self._topics[topic].channels.pop(name)
+        for (client,) in list(channel.core.consumers):
+            self._send(client, p.Bye())
+            self._links.pop(client, None)
+
+    def _check_empty(self, what: str, left: int, message: p.Manage) -> None:
+        if left and not message.options.get("force"):
+            text = (
+                f"{what} has {left} messages that are not finished; drain it, or delete it with "
+                "force and lose them"
+            )
+            raise Refused(E_NOT_EMPTY, text)
+
+    def _close_topic(self, message: p.Manage) -> dict[str, Any]:
+        topic = self._topic(message.topic)
+        topic.closed = closing.after(topic.closed, message.action, message.options)
+        if closing.to_consumers(topic.closed):
+            for channel in topic.channels.values():
+                for (client,) in list(channel.core.consumers):
+                    self._send(client, p.Failed(0, E_CLOSED, closing.TO_CONSUMERS))
+                    self._forget(client)
+        return {"closed": topic.closed}
+
+    def _pause_topic(self, message: p.Manage) -> dict[str, Any]:
+        topic = self._topic(message.topic)
+        if message.action == "unpause":
+            topic.paused_at = -1
+        elif topic.paused_at < 0:
+            topic.paused_at = topic.head
+        return {}
+
+    def _pause_channel(self, message: p.Manage) -> dict[str, Any]:
+        paused = message.action == "pause"
+        self._channel(message.topic, message.channel).core.paused = paused
+        return {}
+
+    def _empty_channel(self, message: p.Manage) -> dict[str, Any]:
+        channel = self._channel(message.topic, message.channel)
+        channel.core.seek(max(channel.topic.visible_end, channel.core.supply.next_offset))
+        return {}
+
+    def _seek(self, message: p.Manage) -> dict[str, Any]:
+        channel, asked = self._channel(message.topic, message.channel), message.options
+        offset, end = asked.get("offset"), channel.topic.visible_end
+        if offset is None:
+            offset = channel.topic.offset_at(int(asked["time_ns"]))
+        if end < offset < END and not asked.get("clamp"):
+            text = f"offset {offset} is beyond the end of topic {message.topic!r} at offset {end}"
+            raise UsageError(E_BAD_ARGUMENT, f"{text}; seek to latest or set clamp")
+        offset = min(offset, end)
+        if not asked.get("forward") or offset > channel.core.supply.next_offset:
+            channel.core.seek(offset)
+        return {"offset": channel.core.supply.next_offset}
+
+    def _delayed(self, message: p.Manage) -> dict[str, Any]:
+        topic, asked = self._topic(message.topic), message.options
+        if asked.get("do") == "count":
+            return topic.delayed_count()
+        if asked.get("do") == "list":
+            after = _key(asked["after"]) if asked.get("after") else None
+            return {"messages": tuple(topic.delayed_rows(after, asked["limit"]))}
+        if asked.get("all"):
+            return {"cancelled": len(topic.cancel(None)), "more": False}
+        return {"cancelled": tuple(topic.cancel([_key(text) for text in asked["keys"]]))}
+
+    _ORDERS: Final[dict[tuple[str, bool], Callable[[MemoryBroker, p.Manage], dict[str, Any]]]] = {
+        ("create", False): _create_topic,
+        ("create", True): _create_channel,
+        ("configure", True): _configure_channel,
+        ("delete", False): _delete_topic,
+        ("delete", True): _delete_channel,
+        ("close", False): _close_topic,
+        ("open", False): _close_topic,
+        ("pause", False): _pause_topic,
+        ("pause", True): _pause_channel,
+        ("unpause", False): _pause_topic,
+        ("unpause", True): _pause_channel,
+        ("empty", True): _empty_channel,
+        ("seek", True): _seek,
+        ("delayed", False): _delayed,
+    }
+
+
+def _key(text: str) -> DelayedKey:
+    found = parse_key(text)
+    if found is None:
+        raise UsageError(E_BAD_ARGUMENT, f"{text!r} is not the key of a delayed message")
+    return found
