@@ -19,15 +19,10 @@ import mmap
 import os
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Final
-
-from ...actors.settings import options
 
 OFFSET_FILE: Final = "ZSQ_TESTING_CLOCK"
 """The environment variable with the path of the offset's file, for the processes of the broker."""
-LOOK_NS: Final = 50_000_000
-"""The time after which a topic notices that the clock was moved."""
 _SIZE: Final = 8
 
 
@@ -58,12 +53,9 @@ def install(path: Path) -> None:
     """
     offset = Offset(path)
     time_ns, time_s = time.time_ns, time.time
-    replaced: tuple[tuple[ModuleType, str, object], ...] = (
-        (time, "time_ns", lambda: time_ns() + offset.ns),
-        (time, "time", lambda: time_s() + offset.ns / 1e9),
-        # A topic looks at the wall clock so often while delayed messages wait. Without this it
-        # would notice after 10 s that the clock was moved.
-        (options, "DELAYED_LOOK_NS", LOOK_NS),
-    )
-    for module, name, value in replaced:
-        setattr(module, name, value)
+    moved = {
+        "time_ns": lambda: time_ns() + offset.ns,
+        "time": lambda: time_s() + offset.ns / 1e9,
+    }
+    for name, function in moved.items():
+        setattr(time, name, function)

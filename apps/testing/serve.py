@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import NoReturn
@@ -19,17 +18,23 @@ from . import clock
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    # Not sys.stdin: at its end, the interpreter would wait a second for the lock of that object.
+    while os.read(0, 1024):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> NoReturn:
     clock.install(Path(os.environ[clock.OFFSET_FILE]))
-    threading.Thread(target=_end_with_parent, name="zsq test", daemon=True).start()
     from ...actors.runtime import forkserver
+
+    # `zsq serve` begins the forkserver after it has read its options. Here they have no secrets, so
+    # its imports can begin at once, on another core.
+    forkserver.PRELOADED.insert(0, f"{__package__}.preload")
+    forkserver.begin()
+    threading.Thread(target=_end_with_parent, name="zsq test", daemon=True).start()
     from ..cli import main as zsq
 
-    forkserver.PRELOADED.insert(0, f"{__package__}.preload")
     zsq()
 
 

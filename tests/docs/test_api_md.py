@@ -58,7 +58,8 @@ This page is generated from the docstrings of `zsq` {version}, and a test keeps 
 on this page is public. Everything else may change. All of it has type annotations. Times are in
 seconds unless a name ends in another unit. `zsq.aio` has the same names for asyncio: there, calls
 that ask the broker are awaited. The guides are [tutorial.md](tutorial.md),
-[channels.md](channels.md), and [spark.md](spark.md).
+[channels.md](channels.md), and [spark.md](spark.md). [testing.md](testing.md) has the public names of
+`zsq.testing`.
 """
 
 

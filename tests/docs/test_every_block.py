@@ -1,9 +1,10 @@
 """Tests that every block of every page of the documentation is run, or is listed here with the
 reason why not.
 
-Fenced blocks of the README, the tutorial, spark.md, nsqd.md and security.md are run by tests of
-their own (`walking`). Indented blocks of all pages are run here, line by line (`visiting`). All
-other blocks are in ELSEWHERE with the test that compares them, or in NOT_RUN. api.md is generated.
+Fenced blocks of the README, the tutorial, spark.md, nsqd.md, security.md and testing.md are run by
+tests of their own (`walking`). Indented blocks of all pages are run here, line by line
+(`visiting`). All other blocks are in ELSEWHERE with the test that compares them, or in NOT_RUN.
+api.md is generated.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ PAGES: Final = {
         ),
     ),
 }
-WALKED: Final = ("../README.md", "tutorial.md", "spark.md", "nsqd.md", "security.md")
+WALKED: Final = ("../README.md", "tutorial.md", "spark.md", "nsqd.md", "security.md", "testing.md")
 ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("bucket.md", "zsq doctor --bucket s3://BUCKET/PREFIX"): "tests/apps/cli/run/test_doctor.py",
     (

@@ -22,7 +22,7 @@ from .walking import ROOT
 
 GENERATED: Final = {"docs/commands.md", "docs/http-api.md"}
 PLACE: Final = re.compile(
-    r"`((?:actors|aio|apps|docs|pyspark_zsq|scripts|"
+    r"`((?:actors|aio|apps|docs|pyspark_zsq|scripts|testing|"
     r"storage|tests|transport|\.ci|\.github)/[\w./-]*)`"
 )
 PAGES: Final = ("docs/architecture.md", "HACKING.md", "CONTRIBUTING.md", "SECURITY.md")
