@@ -130,7 +130,6 @@ def messages_of(topic: str, broker: Readable | str | None = None) -> list[Stored
                     message_at(topic, block, index)
                     for block in read.blocks
                     for index in range(block.count)
-                    if block.first_offset + index >= offset
                 ]
                 offset = read.next_offset
         except NotFound:

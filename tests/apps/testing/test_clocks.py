@@ -69,6 +69,20 @@ def test_a_lease_of_the_in_memory_broker_ends_exactly_then(memory: MemoryBroker)
             message.finish(sync=True)
 
 
+def test_an_answer_before_the_step_counts_at_the_time_before_it(memory: MemoryBroker) -> None:
+    """A finish without `sync=True` is sent up to 20 ms later."""
+    with memory.producer() as producer, memory.consumer("t", "c", message_timeout=30) as consumer:
+        for number in range(3):
+            producer.publish("t", b"a")
+            message = consumer.receive(30)
+            assert message is not None
+            assert message.offset == number
+            message.finish()
+            memory.advance(31)
+        consumer.flush()
+        assert consumer.stale == 0
+
+
 def test_depth_counts_what_is_not_finished(memory: MemoryBroker) -> None:
     with memory.producer() as producer, memory.consumer("t", "c") as consumer:
         producer.publish_many("t", [b"a", b"b", b"c"])
@@ -82,6 +96,7 @@ def test_depth_counts_what_is_not_finished(memory: MemoryBroker) -> None:
             memory.depth("t", "other")
 
 
+@pytest.mark.slow
 def test_a_broker_in_production_has_no_such_clock(tmp_path: Path) -> None:
     """`zsq serve` reads the time of the system, also if the variable of a test broker is set."""
     Offset(tmp_path / "clock").add(10 * DAY_NS)

@@ -65,6 +65,7 @@ def code_of(call: Any, *given: Any, **options: Any) -> tuple[type[Exception], st
 def test_a_message_arrives_as_it_was_published(space: Namespace) -> None:
     receipt = space.publish("t", b"body", key="k", tag="red", headers={"n": 7, "s": "x"})
     assert (receipt.offset, receipt.done, receipt.error) == (0, True, None)
+    assert space.publish("t", b"next").offset == 1
     message = take(space.consumer("t", "c"))
     assert (message.body, message.key, message.tag) == (b"body", b"k", "red")
     assert message.headers == {"n": 7, "s": "x"}
@@ -262,6 +263,11 @@ def test_a_requeued_message_comes_again_after_its_delay(space: Namespace) -> Non
     assert (message.body, message.attempts) == (b"a", 3)
     assert code_of(message.requeue, 3601) == (zsq.UsageError, "E_BAD_ARGUMENT")
     message.finish()
+    space.publish("t", b"b")
+    take(consumer).requeue(1800)
+    space.advance(1800)
+    assert bodies(consumer, 1) == [b"b"]
+    assert nothing(consumer)
 
 
 def test_backoff_doubles(space: Namespace) -> None:
@@ -444,6 +450,30 @@ def test_seek_and_empty_move_a_channel(space: Namespace) -> None:
     fresh = space.consumer("t", "c")
     consumer.close()
     assert bodies(fresh, 1) == [b"d"]
+
+
+def test_a_seek_forgets_requeued_messages(space: Namespace) -> None:
+    consumer = space.consumer("t", "c")
+    space.publish("t", b"a")
+    take(consumer).requeue(1800)
+    space.advance(100)
+    space.admin().seek(space.topic("t"), "c", "latest")
+    space.publish("t", b"b")
+    take(consumer).requeue(1000)
+    space.advance(1000)
+    assert bodies(consumer, 1) == [b"b"]
+    space.advance(1000)
+    assert nothing(consumer)
+
+
+def test_messages_wait_for_a_channel_again_after_the_last_one_was_deleted(space: Namespace) -> None:
+    consumer = space.consumer("t", "c")
+    space.publish("t", b"a")
+    assert bodies(consumer, 1) == [b"a"]
+    consumer.close()
+    space.admin().delete_channel(space.topic("t"), "c")
+    space.publish("t", b"b")
+    assert bodies(space.consumer("t", "other"), 1) == [b"b"]
 
 
 def test_a_reader_reads_by_offset(space: Namespace) -> None:

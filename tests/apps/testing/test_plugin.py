@@ -122,6 +122,7 @@ def test_the_plugin_imports_nothing_before_a_fixture_is_used() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_broker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     program = (
         "import os, sys; from zsq.testing import LocalBroker; "
@@ -148,6 +149,7 @@ def test_a_broker_starts_again_with_its_messages(tmp_path: Path) -> None:
             assert reader.message(0).body == b"kept"
 
 
+@pytest.mark.slow
 def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
     broker = LocalBroker(tmp_path, "--no-such-option")
     with pytest.raises(zsq.testing.StartFailed, match="no-such-option"):
@@ -155,11 +157,11 @@ def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert broker.pid is None
 
 
+@pytest.mark.slow
 def test_variables_of_the_session_do_not_reach_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ZSQ_MAX_MSG_SIZE", "10")
-    monkeypatch.setenv("ZSQ_DATA_DIR", str(tmp_path / "precious"))
+    (tmp_path / "zsq.toml").write_text("max-msg-size = 10\n")
+    monkeypatch.setenv("ZSQ_CONFIG", str(tmp_path / "zsq.toml"))
     with LocalBroker(tmp_path) as broker, Namespace(broker) as space:
         space.publish("t", b"x" * 100)
-    assert not (tmp_path / "precious").exists()
