@@ -1,8 +1,8 @@
 """Tests that every block of every page of the documentation is run, or is listed here with the
 reason why not.
 
-Fenced blocks of the README, the tutorial, spark.md, nsqd.md, security.md and testing.md are run by
-tests of their own (`walking`). Indented blocks of all pages are run here, line by line
+Fenced blocks of the README, the tutorial, spark.md, nsqd.md, security.md, testing.md and tracing.md
+are run by tests of their own (`walking`). Indented blocks of all pages are run here, line by line
 (`visiting`). All other blocks are in ELSEWHERE with the test that compares them, or in NOT_RUN.
 api.md is generated.
 """
@@ -105,7 +105,15 @@ PAGES: Final = {
         ),
     ),
 }
-WALKED: Final = ("../README.md", "tutorial.md", "spark.md", "nsqd.md", "security.md", "testing.md")
+WALKED: Final = (
+    "../README.md",
+    "tutorial.md",
+    "spark.md",
+    "nsqd.md",
+    "security.md",
+    "testing.md",
+    "tracing.md",
+)
 ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("bucket.md", "zsq doctor --bucket s3://BUCKET/PREFIX"): "tests/apps/cli/run/test_doctor.py",
     (
@@ -192,6 +200,7 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ): "it adds up what `zsq stats --json` of the reader's broker says",
     ("security.md", "./scripts/test tests/attacks -s"): "continuous integration runs the suite",
     ("spark.md", "pip install 'zsq[spark]'"): _INSTALLS,
+    ("tracing.md", "pip install 'zsq[opentelemetry]'"): _INSTALLS,
     ("tutorial.md", "python3 -m venv venv && . venv/bin/activate"): _INSTALLS,
     (
         "nsqd.md",

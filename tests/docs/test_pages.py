@@ -1,4 +1,4 @@
-"""Tests that the blocks of nsqd.md, spark.md and testing.md work as they are written."""
+"""Tests that the blocks of nsqd.md, spark.md, testing.md and tracing.md work as they stand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     reader.close()
 
 
-@pytest.mark.parametrize(("page", "count"), [("nsqd.md", 1), ("spark.md", 3), ("testing.md", 9)])
+@pytest.mark.parametrize(
+    ("page", "count"), [("nsqd.md", 1), ("spark.md", 3), ("testing.md", 9), ("tracing.md", 5)]
+)
 def test_each_block_of_the_page_works(page: str, count: int, reader: Reader) -> None:
     assert reader.walk(ROOT / "docs" / page) == count
 

@@ -1,0 +1,1 @@
+"""Integrations: ZSQ in frameworks for task queues and tracing. Each needs the extra of its name."""

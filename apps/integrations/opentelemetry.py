@@ -1,0 +1,332 @@
+"""OpenTelemetry: spans for publish, receive, handle and settle, and the trace context in headers.
+
+`opentelemetry-instrument` finds `ZsqInstrumentor` by its entry point. Without it, a program calls
+`ZsqInstrumentor().instrument()`. Nothing else of ZSQ imports this module, and without that call
+nothing is changed and nothing costs time.
+
+The spans follow the semantic conventions for messaging:
+
+| operation | type | kind | parent | links |
+|---|---|---|---|---|
+| `publish`, `publish_many` | send | producer | the current span | |
+| `receive`, `receive_batch`, iteration | receive | client | the current span | the publishes |
+| a handler of `run` | process | consumer | the publish | |
+| `finish`, `requeue`, `reject` | settle | client | the current span | the publishes |
+
+A publish writes its context into the headers of each message (W3C `traceparent`, `tracestate` and
+`baggage`, or as `OTEL_PROPAGATORS` says). Headers that the program sets itself are kept.
+
+Rejected: a span for each message of `publish_many`. All messages of the call have the context of
+its one span. A span for each of 10,000 messages would cost more than the publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from time import time_ns
+from typing import Any, Final
+
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
+from opentelemetry.instrumentation.utils import is_instrumentation_enabled, unwrap
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
+from wrapt import wrap_function_wrapper
+
+from ... import __version__
+from ...transport.client.core.message import BatchView, MessageView
+
+__all__ = ["ZsqInstrumentor", "context_of"]
+
+SCHEMA: Final = "https://opentelemetry.io/schemas/1.28.0"
+LINKS_MAX: Final = 128
+"""The most links of a span. This is the default limit of the SDK."""
+EXAMINED_MAX: Final = 1_000
+"""The most messages of a delivery whose headers are read for links."""
+
+_BLOCKING: Final = "zsq.transport.client.blocking"
+_ASYNCIO: Final = "zsq.transport.client.asyncio"
+_MESSAGES: Final = ("zsq.transport.client.core.message", f"{_ASYNCIO}.aio_consumer")
+_ANSWERS: Final = ("finish", "requeue", "reject")
+Call = Callable[..., Any]
+
+
+def context_of(message: MessageView) -> Context:
+    """Return the trace context with which this message was published.
+
+    Use it as the parent of a span for a message that your own loop handles. `Consumer.run` does so
+    by itself.
+    """
+    carrier = {name: value for name, value in message.headers.items() if isinstance(value, str)}
+    return propagate.extract(carrier)
+
+
+def _links(messages: Collection[MessageView]) -> list[Link]:
+    """Return a link to each span that has published some of these messages."""
+    found: dict[tuple[int, int], Link] = {}
+    for _, message in zip(range(EXAMINED_MAX), messages, strict=False):
+        context = trace.get_current_span(context_of(message)).get_span_context()
+        if context.is_valid and len(found) < LINKS_MAX:
+            found[context.trace_id, context.span_id] = Link(context)
+    return list(found.values())
+
+
+def _with_context(headers: Any) -> Any:
+    """Return the headers of a publish with the current context. Headers that are set win."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    if headers is None or isinstance(headers, Mapping):
+        return {**carrier, **(headers or {})}
+    if isinstance(headers, list | tuple):
+        return [{**carrier, **(one or {})} for one in headers]
+    return headers  # the publish raises the error
+
+
+def _place(client: Any) -> dict[str, Any]:
+    """Return the address of the broker, as the client was given it."""
+    given = getattr(client, "_address", None) or client._options[0]
+    first = given.each[0]
+    if first.direct:
+        return {"server.address": first.url.removeprefix("ipc://")}
+    host, port = first.place()
+    return {"server.address": host, "server.port": port}
+
+
+def _common(operation: str, kind: str, topic: str) -> dict[str, Any]:
+    return {
+        "messaging.system": "zsq",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": topic,
+    }
+
+
+def _consumed(operation: str, kind: str, consumer: Any) -> dict[str, Any]:
+    return {
+        **_common(operation, kind, consumer.topic),
+        "messaging.destination.subscription.name": consumer.channel,
+        **_place(consumer),
+    }
+
+
+def _about(found: Any) -> dict[str, Any]:
+    """Return the attributes of one message, or of a delivery."""
+    if isinstance(found, BatchView):
+        return {"messaging.batch.message_count": len(found)}
+    about: dict[str, Any] = {
+        "messaging.message.id": found.id,
+        "messaging.message.body.size": len(found.body),
+        "messaging.zsq.message.attempts": found.attempts,
+    }
+    if found.part is not None:
+        about["messaging.destination.partition.id"] = str(found.part)
+    return about
+
+
+def _messages(found: Any) -> Collection[MessageView]:
+    return found.messages() if isinstance(found, BatchView) else (found,)
+
+
+def _failed(span: Span, error: BaseException) -> None:
+    span.record_exception(error)
+    span.set_attribute("error.type", getattr(error, "code", type(error).__qualname__))
+    span.set_status(Status(StatusCode.ERROR, str(error)))
+
+
+class _Tracing:
+    """The wrappers of the clients' methods, for one tracer."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+
+    @contextmanager
+    def _span(
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: Mapping[str, Any],
+        links: list[Link] | None = None,
+        context: Context | None = None,
+    ) -> Iterator[Span]:
+        """Make a span the current one. An error that leaves the `with` block is recorded."""
+        with self.tracer.start_as_current_span(
+            name,
+            context,
+            kind,
+            dict(attributes),
+            links,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield span
+            except Exception as error:
+                _failed(span, error)
+                raise
+
+    # Publishing
+
+    @contextmanager
+    def _publishing(
+        self, operation: str, producer: Any, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the options of the publish, with the context of its span."""
+        topic = args[0] if args else options.get("topic")
+        given = args[1] if len(args) > 1 else options.get("body", options.get("bodies"))
+        attributes = {**_common(operation, "send", str(topic)), **_place(producer)}
+        if operation == "publish" and isinstance(given, bytes | bytearray):
+            attributes["messaging.message.body.size"] = len(given)
+        elif isinstance(given, list | tuple):
+            attributes["messaging.batch.message_count"] = len(given)
+        with self._span(f"{operation} {topic}", SpanKind.PRODUCER, attributes):
+            yield {**options, "headers": _with_context(options.get("headers"))}
+
+    def publish(self, wrapped: Call, producer: Any, args: Any, options: Any) -> Any:
+        if not is_instrumentation_enabled():
+            return wrapped(*args, **options)
+        with self._publishing(wrapped.__name__, producer, args, options) as traced:
+            return wrapped(*args, **traced)
+
+    async def publish_async(self, wrapped: Call, producer: Any, args: Any, options: Any) -> Any:
+        if not is_instrumentation_enabled():
+            return await wrapped(*args, **options)
+        with self._publishing(wrapped.__name__, producer, args, options) as traced:
+            return await wrapped(*args, **traced)
+
+    # Receiving. The span is made when something was received, because its links and attributes are
+    # known only then. Waiting for nothing makes no span.
+
+    def _received(self, operation: str, consumer: Any, found: Any, since_ns: int) -> Any:
+        if found is not None and is_instrumentation_enabled():
+            attributes = {**_consumed(operation, "receive", consumer), **_about(found)}
+            self.tracer.start_span(
+                f"{operation} {consumer.topic}",
+                kind=SpanKind.CLIENT,
+                attributes=attributes,
+                links=_links(_messages(found)),
+                start_time=since_ns,
+            ).end()
+        return found
+
+    def receive(self, wrapped: Call, consumer: Any, args: Any, options: Any) -> Any:
+        since_ns = time_ns()
+        return self._received(wrapped.__name__, consumer, wrapped(*args, **options), since_ns)
+
+    async def receive_async(self, wrapped: Call, consumer: Any, args: Any, options: Any) -> Any:
+        since_ns = time_ns()
+        found = await wrapped(*args, **options)
+        return self._received(wrapped.__name__, consumer, found, since_ns)
+
+    def iterate(self, wrapped: Call, consumer: Any, args: Any, options: Any) -> Iterator[Any]:
+        """Make a span for each message. The blocking iteration does not call `receive`."""
+        messages = wrapped(*args, **options)
+        try:
+            since_ns = time_ns()
+            for message in messages:
+                yield self._received("receive", consumer, message, since_ns)
+                since_ns = time_ns()
+        finally:
+            messages.close()
+
+    # Handling
+
+    def _processing(self, message: Any) -> Any:
+        attributes = {**_consumed("process", "process", message._batch.owner), **_about(message)}
+        name = f"process {message.topic}"
+        return self._span(name, SpanKind.CONSUMER, attributes, context=context_of(message))
+
+    def made_runner(self, wrapped: Call, runner: Any, args: Any, options: Any) -> None:
+        """Let the handler's errors be recorded. `Runner.handle` catches them."""
+        wrapped(*args, **options)
+        handler = runner.handler
+
+        def recorded(message: Any) -> Any:
+            try:
+                return handler(message)
+            except Exception as error:
+                _failed(trace.get_current_span(), error)
+                raise
+
+        runner.handler = recorded
+
+    def handle(self, wrapped: Call, runner: Any, args: Any, options: Any) -> Any:
+        if not is_instrumentation_enabled():
+            return wrapped(*args, **options)
+        with self._processing(args[0]):
+            return wrapped(*args, **options)
+
+    async def handle_async(self, wrapped: Call, consumer: Any, args: Any, options: Any) -> Any:
+        if not is_instrumentation_enabled():
+            return await wrapped(*args, **options)
+        message, handler, *rest = args
+
+        async def recorded(message: Any) -> Any:
+            try:
+                return await handler(message)
+            except Exception as error:
+                _failed(trace.get_current_span(), error)
+                raise
+
+        with self._processing(message):
+            return await wrapped(message, recorded, *rest, **options)
+
+    # Answering
+
+    def _settling(self, operation: str, found: Any) -> Any:
+        batch = found if isinstance(found, BatchView) else found._batch
+        consumer = batch.owner
+        attributes = {**_consumed(operation, "settle", consumer), **_about(found)}
+        links = _links(_messages(found))
+        return self._span(f"{operation} {consumer.topic}", SpanKind.CLIENT, attributes, links)
+
+    def settle(self, wrapped: Call, found: Any, args: Any, options: Any) -> Any:
+        if not is_instrumentation_enabled():
+            return wrapped(*args, **options)
+        with self._settling(wrapped.__name__, found):
+            return wrapped(*args, **options)
+
+    async def settle_async(self, wrapped: Call, found: Any, args: Any, options: Any) -> Any:
+        if not is_instrumentation_enabled():
+            return await wrapped(*args, **options)
+        with self._settling(wrapped.__name__, found):
+            return await wrapped(*args, **options)
+
+    def wrappers(self) -> Iterator[tuple[str, str, Call]]:
+        """Yield module, method and wrapper of everything that is wrapped."""
+        for name in ("publish", "publish_many"):
+            yield f"{_BLOCKING}.producer", f"Producer.{name}", self.publish
+            yield f"{_ASYNCIO}.aio", f"Producer.{name}", self.publish_async
+        for name in ("receive", "receive_batch"):
+            yield f"{_BLOCKING}.consumer", f"Consumer.{name}", self.receive
+            yield f"{_ASYNCIO}.aio_consumer", f"Consumer.{name}", self.receive_async
+        yield f"{_BLOCKING}.consumer", "Consumer.__iter__", self.iterate
+        yield f"{_BLOCKING}.consumer", "Runner.__init__", self.made_runner
+        yield f"{_BLOCKING}.consumer", "Runner.handle", self.handle
+        yield f"{_ASYNCIO}.aio_consumer", "Consumer._handle", self.handle_async
+        for module, settle in zip(_MESSAGES, (self.settle, self.settle_async), strict=True):
+            for kind in ("Message", "Batch"):
+                for name in _ANSWERS:
+                    yield module, f"{kind}.{name}", settle
+
+
+class ZsqInstrumentor(BaseInstrumentor):  # type: ignore[misc]
+    """Trace the clients of this process, blocking and asyncio, until `uninstrument`.
+
+    `instrument(tracer_provider=None)`: the provider of the tracer. The default is the global one.
+    """
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        return ("zsq",)
+
+    def _instrument(self, **options: Any) -> None:
+        provider = options.get("tracer_provider")
+        tracer = trace.get_tracer("zsq", __version__, provider, SCHEMA)
+        for module, name, wrapper in _Tracing(tracer).wrappers():
+            wrap_function_wrapper(module, name, wrapper)
+
+    def _uninstrument(self, **options: Any) -> None:
+        for module, name, _ in _Tracing(trace.NoOpTracer()).wrappers():
+            kind, _, method = name.partition(".")
+            unwrap(getattr(import_module(module), kind), method)
