@@ -17,9 +17,9 @@ from ...transport.client.blocking.client import Admin, Consumer, Producer, Reade
 from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from .clock import OFFSET_FILE, Offset
 
-START_S: Final = 30.0
-STOP_S: Final = 30.0
-MOVED_S: Final = 30.0
+START_S: Final = 120.0
+STOP_S: Final = 60.0
+MOVED_S: Final = 60.0
 LOOK_S: Final = 0.01
 QUIET_S: Final = 0.05
 """Seconds that pass before a clock is moved, so that the broker has all earlier answers. A client
