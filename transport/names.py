@@ -17,6 +17,7 @@ from .errors import E_BAD_NAME, UsageError
 NAME_CHARS_MAX: Final = 64
 EPHEMERAL_SUFFIX: Final = "#ephemeral"
 PARTS_MAX: Final = 256
+PART_SHIFT: Final = 56  # in a message id of a topic with parts, the part's number is above this bit
 _NAME: Final = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
 _PART: Final = re.compile(r"([.a-zA-Z0-9_-]+)#(0|[1-9][0-9]{0,2})", re.ASCII)
 

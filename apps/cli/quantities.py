@@ -282,9 +282,9 @@ _EPOCH: Final = re.compile(r"@(\d{1,11}(?:\.\d{1,9})?)", re.ASCII)
 
 
 class MessageId(int):
-    """An offset that the user gave as a message's id. `node` is the number of the broker."""
+    """An offset that the user gave as a message's id, which is `text`."""
 
-    node: int
+    text: str
 
 
 def parse_place(text: str, now: Callable[[], float] = time.time) -> str | int | datetime:
@@ -298,9 +298,8 @@ def parse_place(text: str, now: Callable[[], float] = time.time) -> str | int | 
     if _OFFSET.fullmatch(given):
         return int(given)
     if _ID.fullmatch(given):
-        number = int(given, 16)
-        found = MessageId(number & ((1 << ID_BITS) - 1))
-        found.node = number >> ID_BITS
+        found = MessageId(int(given, 16) & ((1 << ID_BITS) - 1))
+        found.text = given
         return found
     epoch = _EPOCH.fullmatch(given)
     if epoch is not None:

@@ -16,6 +16,8 @@ import pytest
 from support.broker import wait_for
 from support.cluster import Cluster, running
 
+import zsq as api
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -60,6 +62,28 @@ def test_the_commands_of_the_page(cluster: Cluster) -> None:
     assert "offset" in zsq(cluster, "peek", full)
     assert full in zsq(cluster, "stats", full)
     assert zsq(cluster, "channel", "list", "clicks") == "archive\n"
+
+
+def test_an_id_names_its_message_also_after_the_part_has_moved(cluster: Cluster) -> None:
+    zsq(cluster, "topic", "create", "ids", "--parts", "2", "--brokers", "0")
+    zsq(cluster, "channel", "create", "ids", "c")
+    zsq(cluster, "pub", "ids#1", stdin="first\nsecond\n")
+    with api.Consumer("ids", "c", url=cluster.url) as consumer:
+        found = {}
+        for _ in range(2):
+            message = consumer.receive(timeout=30)
+            assert message is not None
+            found[message.body] = message.id
+            message.finish(sync=True)
+    assert found == {b"first": "01" + "0" * 14, b"second": "01" + "0" * 13 + "1"}
+    second = found[b"second"]
+    for _ in range(2):
+        for topic in ("ids", "ids#1"):
+            assert zsq(cluster, "message", topic, second) == "second\n"
+        assert zsq(cluster, "tail", "ids#1", "--no-follow", "--from", second) == "second\n"
+        zsq(cluster, "topic", "move", "ids#1", "1")
+    assert "is in part ids#1" in zsq(cluster, "message", "ids#0", second, code=1)
+    assert "E_NOT_FOUND" in zsq(cluster, "message", "ids", "02" + "0" * 14, code=1)
 
 
 def test_parts_are_added_closed_opened_and_deleted_with_their_topic(cluster: Cluster) -> None:

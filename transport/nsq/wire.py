@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import chain, repeat
 from typing import Final
 
-from ..names import PARTS_MAX
+from ..names import PART_SHIFT, PARTS_MAX
 from .errors import NsqError
 
 MAGIC: Final = b"  V2"
@@ -52,7 +52,6 @@ def error_frame(error: NsqError) -> bytes:
     return frame(ERROR, error.data) if error.code else b""
 
 
-PART_SHIFT: Final = 56
 assert 1 << (64 - PART_SHIFT) >= PARTS_MAX
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 import click
 
 from ..manage.settings import resolved
+from ..message_ids import topic_of_id
 from ..options import with_broker
 from ..output import body_for, json_option, say, tell
 from ..quantities import TopicPosition
@@ -36,26 +37,18 @@ def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> 
     """Write the body of one message of TOPIC to standard output. Nothing is finished.
 
     Name the message by its offset or its id. An id has 16 hexadecimal digits: 10 bits for the
-    broker's number, 54 for the offset.
+    broker's number, 54 for the offset. If TOPIC has parts, the first 2 digits are the number of the
+    part.
     """
     from ....transport.client.blocking.client import Admin, Reader
     from ....transport.client.core.message import parse_id
-    from ....transport.errors import E_NOT_FOUND, NotFound
     from ....transport.names import check_name
 
     node, offset = parse_id(which)
     check_name(topic)
     if node is not None:
         with Admin(url, timeout=timeout) as admin:
-            here = int(admin.stats(topic)["node"])
-        if here != node:
-            raise NotFound(
-                E_NOT_FOUND,
-                (
-                    f"id {which} belongs to node {node}, but this broker is node {here}; ask node "
-                    f"{node} (--url)"
-                ),
-            )
+            topic = topic_of_id(topic, which, admin.stats(topic))
     with Reader(topic, url=url, timeout=timeout) as reader:
         found = reader.message(offset)
     if as_json:
@@ -168,7 +161,7 @@ def seek(
     """
     from ....transport.client.blocking.client import Admin
 
-    where = resolved(url, timeout, where)
+    where = resolved(url, timeout, topic, where)
     with Admin(url, timeout=timeout) as admin:
         offset = admin.seek(topic, channel, where, forward=forward, clamp=clamp)["offset"]
     if as_json:

@@ -50,7 +50,7 @@ def channel_create(
     from ....transport.client.blocking.client import Admin
 
     given = given_settings(CHANNEL, options)
-    place = {} if start is None else {"start": resolved(url, timeout, start)}
+    place = {} if start is None else {"start": resolved(url, timeout, topic, start)}
     with Admin(url, timeout=timeout) as admin:
         if admin.create_channel(topic, channel, **given, **place).get("existed"):
             for line in unused(admin, topic, channel, given, start=start is not None):

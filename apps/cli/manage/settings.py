@@ -11,6 +11,7 @@ import click
 
 from ....transport.names import base_of
 from ....transport.settings import CHANNEL, NONE, TOPIC, Kind, Setting
+from ..message_ids import topic_of_id
 from ..options import Value
 from ..quantities import NO_BOUND, Count, Seconds, Size, TopicPosition, spelled
 
@@ -118,22 +119,16 @@ def describe_channel(topic: str, channel: str, settings: Mapping[str, object]) -
     )
 
 
-def resolved(url: str, timeout: float, where: Any) -> Any:
-    """Return a position for the client. Raises `NotFound` for an id of another broker."""
-    node = getattr(where, "node", None)
-    if node is None:
+def resolved(url: str, timeout: float, topic: str, where: Any) -> Any:
+    """Return a position in a topic for the client.
+
+    Raises `NotFound` for an id of another broker or part.
+    """
+    text = getattr(where, "text", None)
+    if text is None:
         return where
     from ....transport.client.blocking.client import Admin
-    from ....transport.errors import E_NOT_FOUND, NotFound
 
     with Admin(url, timeout=timeout) as admin:
-        here = int(admin.stats()["node"])
-    if here != node:
-        raise NotFound(
-            E_NOT_FOUND,
-            (
-                f"this id belongs to node {node}, but this broker is node {here}; ask node {node} "
-                "(--url)"
-            ),
-        )
+        topic_of_id(topic, text, admin.stats(topic))
     return int(where)

@@ -99,7 +99,7 @@ def sub(
                     )
                     note_new(topic, channel, channels)
                 if start is not None:
-                    given["start"] = resolved(url, timeout, start)
+                    given["start"] = resolved(url, timeout, topic, start)
                     _say_where_it_is(url, timeout, topic, channel)
                 waits = followed(timeout)
                 consumer = Consumer(
@@ -349,7 +349,11 @@ def tail(
         raise UsageError(
             E_BAD_ARGUMENT, f"--grep {pattern!r} is not a regular expression: {error}"
         ) from None
-    where = ("latest" if follow else "earliest") if start is None else resolved(url, timeout, start)
+    where = (
+        ("latest" if follow else "earliest")
+        if start is None
+        else resolved(url, timeout, topic, start)
+    )
     with stop_signals() as stopping, contextlib.ExitStack() as stack:
         try:
             with stopping.interruptible(), Reader(topic, url=url, timeout=timeout) as met:

@@ -171,7 +171,7 @@ def test_seek_moves_a_channel_to_each_kind_of_place(shell: Shell) -> None:
         assert shell("seek", "t", "moved", "earliest") == "t/moved continues at offset 0\n"
         assert shell("seek", "t", "moved", where, "--clamp") == "t/moved continues at offset 20\n"
     assert "is not a position; use earliest" in shell("seek", "t", "moved", "soon", code=2)
-    assert "this id belongs to node 1, but this broker is node 0" in shell(
+    assert "id 0040000000000001 belongs to node 1, but this broker is node 0" in shell(
         "seek", "t", "moved", "0040000000000001", code=1
     )
     assert "E_NOT_FOUND" in shell("seek", "t", "nobody", "1", code=1)

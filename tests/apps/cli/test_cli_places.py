@@ -54,7 +54,7 @@ def test_a_time_without_a_zone_is_local() -> None:
 def test_an_id_is_an_offset_of_a_node() -> None:
     found = parse_place("004000000000000A")
     assert isinstance(found, MessageId)
-    assert (found, found.node) == (10, 1)
+    assert (found, found.text) == (10, "004000000000000A")
     assert stored.parse_id("004000000000000A") == (1, 10)
     assert (places.ID_BITS, places.ID_DIGITS) == (stored.OFFSET_BITS, stored.ID_DIGITS)
 

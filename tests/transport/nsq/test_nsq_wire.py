@@ -11,14 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zsq.transport.client.core.message import OFFSET_BITS
-from zsq.transport.names import PARTS_MAX
+from zsq.transport.names import PART_SHIFT, PARTS_MAX
 from zsq.transport.nsq.errors import NsqError, quoted, shown
 from zsq.transport.nsq.wire import (
     CLOSE_WAIT,
     ERROR,
     HEARTBEAT,
     OK,
-    PART_SHIFT,
     RESPONSE,
     encode_messages,
     error_frame,

@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from ...block.block import Block
 from ...errors import E_BAD_ARGUMENT, E_NOT_FOUND, NotFound, UsageError
+from ...names import PART_SHIFT
 from ...wire.codec import HeaderValue, unpack_headers
 from ...wire.protocol import BACKOFF, DEAD, ERROR_TEXT_MAX, REQUEUE_DELAY_MS_MAX
 from .consumer_session import EVERY, LeasedBlock
@@ -137,10 +138,28 @@ def message_at(topic: str, block: Block, index: int) -> StoredMessage:
     )  # fmt: skip
 
 
+def id_of(offset: int, node: int, part: int | None) -> str:
+    """Return the id of a message: 16 hex digits.
+
+    If the topic has no parts, the id begins with the number of the broker's node, in 10 bits. Then
+    comes the offset. If the topic has parts, the id begins with the number of the part, in 8 bits,
+    because a part keeps its number and its offsets when it moves to another broker. NSQ's clients
+    get the same id.
+    """
+    place = node << OFFSET_BITS if part is None else part << PART_SHIFT
+    return f"{place | offset:0{ID_DIGITS}x}"
+
+
+def part_in_id(text: str) -> int:
+    """Return the number of the part in the id of a message of a topic with parts."""
+    return int(text, 16) >> PART_SHIFT
+
+
 def parse_id(text: str) -> tuple[int | None, int]:
     """Return (node, offset) of a message id, or (None, offset) of a decimal offset.
 
-    An id is 16 hex digits: 10 bits for the node and 54 bits for the offset.
+    An id is 16 hex digits: 10 bits for the node and 54 bits for the offset. If the topic has parts,
+    the node means nothing, and `part_in_id` returns the part.
     """
     if (
         len(text) == ID_DIGITS
@@ -212,12 +231,11 @@ class MessageView:
     def id(self) -> str:
         """The id as `zsq message` and NSQ's clients show it: 16 hex digits.
 
-        The first 10 bits are the number of the broker's node, and the other 54 bits the offset.
+        The first 10 bits are the number of the broker's node, and the other 54 bits the offset. If
+        the topic has parts, the first 8 bits are the number of the part.
         """
-        delivery = self._batch.delivery
-        return (
-            f"{delivery.session.node << OFFSET_BITS | delivery.offset(self._index):0{ID_DIGITS}x}"
-        )
+        session = self._batch.delivery.session
+        return id_of(self._batch.delivery.offset(self._index), session.node, session.part)
 
     @property
     def part(self) -> int | None:

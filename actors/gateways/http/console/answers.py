@@ -15,9 +15,10 @@ from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .....transport.client.core.message import ID_DIGITS, OFFSET_BITS, StoredMessage
+from .....transport.client.core.message import StoredMessage, id_of
 from .....transport.client.core.peeking import Peek, Peeked
 from .....transport.errors import E_BAD_ARGUMENT, UsageError
+from .....transport.names import part_of
 from .....transport.wire.answers import DelayedRow
 from .....transport.wire.codec import HeaderValue
 from ..web.body import JsonObject, Parameters, read_body
@@ -201,9 +202,10 @@ def message(found: StoredMessage, node: int, room: Room) -> ShownMessage:
         name: told(value, KEY_BYTES_MAX) if isinstance(value, bytes) else _header(value)
         for name, value in found.headers.items()
     }
+    part = part_of(found.topic)
     return {
         "offset": found.offset,
-        "id": f"{node << OFFSET_BITS | found.offset:0{ID_DIGITS}x}",
+        "id": id_of(found.offset, node, None if part is None else part[1]),
         "time_ms": found.timestamp_ns // _MS,
         "time_ns": str(found.timestamp_ns),
         "size": len(found.body),

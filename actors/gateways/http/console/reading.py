@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.block.block import Block
-from .....transport.client.core.message import StoredMessage, message_at, parse_id
+from .....transport.client.core.message import StoredMessage, message_at, parse_id, part_in_id
+from .....transport.names import part_of
 from ....runtime.process import private_bytes
 from ....security.policy import visible
 from ..api.broker import SharedStats
@@ -217,7 +218,7 @@ class ReadHandlers:
         node = await self._node()
         async with self._looks, self._open(topic) as reader:
             start, head = await reader.head()
-            first = max(await self._first(parameters, reader, node, count), start)
+            first = max(await self._first(parameters, reader, topic, node, count), start)
             found, after = await _read(topic, reader, first, head, count)
             told = [bodies.message(one, node, room) for one in found]
         return answer(
@@ -256,7 +257,9 @@ class ReadHandlers:
         return int((await self._sampler.fresh()).broker["node"])
 
     @staticmethod
-    async def _first(parameters: Parameters, reader: TopicReader, node: int, count: int) -> int:
+    async def _first(
+        parameters: Parameters, reader: TopicReader, topic: str, node: int, count: int
+    ) -> int:
         """Return the first offset to show, from the one parameter that gives it."""
         given = [
             name
@@ -272,8 +275,11 @@ class ReadHandlers:
                 number(parameters, "time_ms", 0, -(1 << 42), 1 << 42) * 1_000_000
             )
         if given == ["id"]:
-            of, offset = parse_id(parameters.get("id") or "")
-            if of is not None and of != node:
+            text, part = parameters.get("id") or "", part_of(topic)
+            of, offset = parse_id(text)
+            if of is not None and part is not None and part_in_id(text) != part[1]:
+                raise ApiError(404, f"E_NOT_FOUND this message is in part {part_in_id(text)}")
+            if of is not None and part is None and of != node:
                 raise ApiError(
                     404,
                     (

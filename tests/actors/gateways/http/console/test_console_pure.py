@@ -75,6 +75,8 @@ def test_bodies_of_one_answer_have_a_bound_together() -> None:
         1_500,
     )
     assert parse_id(found["id"]) == (3, 5)
+    part = bodies.message(message._replace(topic="t#2"), 3, Room(4))
+    assert part["id"] == "0200000000000005", "a part keeps it at another broker"
     assert found["headers"] == {"n": str(1 << 60), "b": {"size": 1, "base64": "AA=="}, "t": "x"}
     (row,) = bodies.delayed(
         [
