@@ -26,6 +26,7 @@ class Defect(NamedTuple):
     moving: bool = False  # all seeds have a client that moves channels
     archived: bool = False  # all seeds have a bucket
     ships: bool = False  # all seeds have a bucket, and ship to it
+    standby: bool = False  # all seeds ship, and a standby waits in each
 
 
 DEFECTS: Final[dict[str, Defect]] = {
@@ -289,6 +290,48 @@ DEFECTS: Final[dict[str, Defect]] = {
         "number == self.begins",
         faults=("lost_disk",),
         ships=True,
+    ),
+    "a takeover begins no new epoch": Defect(
+        "storage/shipping/ship_log.py",
+        "else chain.boundary.epoch) + 1,\n",
+        "else chain.boundary.epoch),\n",
+        faults=("lost_disk",),
+        ships=True,
+    ),
+    "a takeover does not read the last ticks": Defect(
+        "storage/shipping/ship_log.py",
+        "                tails[piece.uuid] = advanced(tails.get(piece.uuid), piece, index.number)\n",
+        "                pass\n",
+        faults=("lost_disk", "kill_archive"),
+        ships=True,
+    ),
+    "late ticks behind a takeover count": Defect(
+        "storage/shipping/ship_log.py",
+        "        numbers += [one for one in run if one <= takeover.index.number]\n",
+        "        numbers += run\n",
+        faults=("lost_disk", "kill_archive"),
+        ships=True,
+    ),
+    "the boundary is ignored": Defect(
+        "storage/shipping/ship_log.py",
+        "        if not numbers or numbers[-1] < 0:\n            return NEW_LOG\n",
+        "        if True:\n            return NEW_LOG\n",
+        faults=("lost_disk", "kill_archive"),
+        ships=True,
+    ),
+    "a standby does not wait for its patience": Defect(
+        "actors/standby/patience.py",
+        "        return self._since_ns + wait_ns(self.patience_s, self._lease_ms)\n",
+        "        return self._since_ns\n",
+        faults=("lost_disk",),
+        standby=True,
+    ),
+    "a primary has no heartbeats": Defect(
+        "actors/archive/shipper.py",
+        "        if is_wanted and now >= due_ns and not self._flights:\n",
+        "        if False:\n",
+        faults=("lost_disk",),
+        standby=True,
     ),
 }  # fmt: skip
 

@@ -98,7 +98,9 @@ class SimTable:
 
     def start(self, spec: ChildSpec, owner: Any = None) -> Child:
         world = self.world
-        process = Process(world, f"{spec.title} [{world.broker.number}]", spec.kind)
+        start = self.process.start
+        process = Process(world, f"{spec.title} [{start}]", spec.kind)
+        process.start = start
         world.incarnations[spec.key] = len(world.incarnations)
         child = Child(spec, process.pid, cast("Any", None), process, owner=owner)
         lifeline = Flag(process)
@@ -241,6 +243,7 @@ class Broker:
             process.run(partial(self._restore, process), delay_ns=MS)
             return
         process = self.process = Process(self.world, f"supervisor [{self.number}]", "supervisor")
+        process.start = self.number
         process.on_death.append(_end_sockets)
         process.run(partial(self._serve, process), delay_ns=MS)
 
@@ -290,7 +293,6 @@ class Broker:
                 self.world.trouble(process, error)
             process.kill("cannot start")
             self.world.leave()
-        SimLeaseCell.begin_broker()
         self.supervisor = supervisor.Supervisor(self.options, registry, RUN_DIR)
         self.supervisor.run()
 
@@ -310,8 +312,18 @@ class Broker:
         channel._move = watched
 
     @property
+    def lease_until_ns(self) -> int:
+        """Until when the broker may acknowledge publishes, 0 without an end."""
+        return SimLeaseCell.of(self.number)[0]
+
+    @property
     def alive(self) -> bool:
         return self.process is not None and self.process.alive
+
+    @property
+    def has_disk(self) -> bool:
+        """False after the loss of the disk, until the next one has the restored directory."""
+        return self.disk.files.exists(str(self.data_dir))
 
     def folder(self, topic: str) -> str:
         """Return the folder of a topic's files, or "" if it is not known."""

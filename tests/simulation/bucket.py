@@ -115,7 +115,8 @@ class SimBucket:
                 raise ObjectExists(name)
             self.objects[name] = content
             if name.startswith("log/"):
-                self.shipped.take(content)
+                if wrong := self.shipped.take(content):
+                    the_world().violation(wrong)
 
         self._call(effect, writes=True)
 

@@ -180,7 +180,10 @@ def tell_failure(result: Result) -> None:
         print(f"    {text}")
     only = f" --faults {','.join(scenario.ONLY)}" if scenario.ONLY else ""
     only += " --moving" if scenario.MOVING >= 1 else ""
-    only += " --archived" if scenario.ARCHIVED >= 1 else ""
+    if scenario.STANDBYS >= 1:
+        only += " --standby"
+    elif scenario.ARCHIVED >= 1:
+        only += " --archived"
     print(f"  replay: ./scripts/simulate.py --seed {result.seed}{only} -v", flush=True)
 
 
@@ -220,6 +223,11 @@ def _arguments(arguments: list[str]) -> Any:
         help="in each seed log files are archived in a bucket, and leave the disk at once",
     )
     parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="in each seed with faults the broker ships to a bucket, and a standby follows it",
+    )
+    parser.add_argument(
         "--failures", type=int, default=10, help="stop after so many seeds that failed (default 10)"
     )
     parser.add_argument(
@@ -237,9 +245,13 @@ def main(arguments: list[str]) -> int:
     if given.moving or (given.broken and DEFECTS[given.broken].moving):
         scenario.MOVING = 1.0
     defect = DEFECTS[given.broken] if given.broken else None
-    if given.archived or (defect is not None and (defect.archived or defect.ships)):
+    stands_by = given.standby or (defect is not None and defect.standby)
+    ships = stands_by or (defect is not None and defect.ships)
+    if given.archived or ships or (defect is not None and defect.archived):
         scenario.ARCHIVED = 1.0
-    scenario.SHIPPING = defect is not None and defect.ships
+    scenario.SHIPPING = ships
+    if stands_by:
+        scenario.STANDBYS = 1.0
     patches.after_import()
     broker.prepare()
     disk.watch_lmdb()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from .bucket import LATE_S
 from .standby import EXILES_NS
 from .world import MS, Process, S, World
 
@@ -215,16 +216,29 @@ class Nemesis:
 
     def replaced(self) -> None:
         """Take the broker for lost, because its standby takes over now."""
-        if not self.broker.alive:
+        if not self.broker.has_disk:
             return
-        if self.healed and self.world.now_ns > self._calm_ns():
-            self.world.violation("a standby takes over from a broker that is well")
+        self._check_takeover()
         self.done["replaced"] = self.done.get("replaced", 0) + 1
         self._lose_disk()
 
+    def _check_takeover(self) -> None:
+        """Check that the standby has waited: the broker must not be well, nor have a lease."""
+        world, broker = self.world, self.broker
+        if not broker.alive:
+            return
+        if world.bucket.kind and world.now_ns > self._calm_ns():
+            world.violation("a standby takes over from a broker that is well")
+        left_ns = broker.lease_until_ns - world.now_ns
+        if left_ns > 0:
+            world.violation(
+                f"a standby takes over, and the lease of the broker lasts {left_ns / MS:.0f} ms"
+            )
+
     def _calm_ns(self) -> int:
         """Return from when on no fault, late request or exile disturbs the broker any more."""
-        return self.world.disturbed_ns + EXILES_NS + 4 * S
+        exiles_ns = EXILES_NS if self.done.get("exiles") else 0
+        return self.world.disturbed_ns + exiles_ns + int(LATE_S * S) + S
 
     def _lose_disk(self) -> None:
         world, broker = self.world, self.broker

@@ -64,6 +64,7 @@ PEACE: Final = 0.1  # share of seeds without faults, for which the strictest rul
 ARCHIVED = 0.0  # share of seeds with a bucket
 DISASTERS: Final = 0.7  # share of the seeds that ship in which disks are lost
 SHIPPING = False  # True if all archived seeds ship
+STANDBYS = 0.6  # share of the seeds with lost disks in which a standby takes over
 ONLY: tuple[str, ...] = ()  # the faults to choose from, or empty for all
 
 
@@ -149,9 +150,10 @@ def _shipped(dice: random.Random, keeping: random.Random, plain: Scenario, seed:
     if plan.sync == "bucket":
         plain = replace(plain, modes={})
     plain = replace(plain, ships=plan)
-    if not plain.strikes or (dice.random() >= DISASTERS and "lost_disk" not in ONLY):
+    is_spared = dice.random() >= DISASTERS and "lost_disk" not in ONLY and STANDBYS < 1
+    if not plain.strikes or is_spared:
         return plain
-    plain = replace(plain, patience_s=draw_patience(seed))
+    plain = replace(plain, patience_s=draw_patience(seed, STANDBYS))
     faults = plain.faults
     if not ONLY:
         faults = (*faults, *dice.choice((("lost_disk",), ("lost_disk", "lost_disk"))))

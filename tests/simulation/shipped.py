@@ -3,6 +3,7 @@
 The promises, at each append:
 
 * No offset is given out that no tick in the bucket reserves.
+* A takeover has a higher epoch than all ticks before it. This is checked when it is created.
 * No message is accepted while a synced message that the bucket does not have is older than the
   bound. This is checked for plain messages: a delayed message is accepted before it comes to the
   log, and rows of a transaction are not acknowledged before the bucket has them.
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from zsq.storage.shipping.tick_format import decode_index
+from zsq.storage.shipping.tick_format import TAKEOVER, decode_index
 
 if TYPE_CHECKING:
     from .disasters import Accepted
@@ -31,14 +32,24 @@ class Shipped:
     ends: dict[str, int] = field(default_factory=dict)
     reserved: dict[str, int] = field(default_factory=dict)
 
-    def take(self, tick: bytes) -> None:
-        """Note what a tick has that was just created."""
+    epoch: int = 0
+    _number: int = -1
+
+    def take(self, tick: bytes) -> str:
+        """Note what a tick has that was just created. Return what is wrong with it, or ""."""
         index = decode_index(tick).index
+        is_newest = index.number > self._number
+        wrong = ""
+        if is_newest and index.kind == TAKEOVER and index.epoch <= self.epoch:
+            wrong = f"the takeover {index.number} begins epoch {index.epoch} again"
+        if is_newest:
+            self.epoch, self._number = max(self.epoch, index.epoch), index.number
         for uuid, tail in (index.tails or {}).items():  # a takeover reserves offsets too
             self.reserved[uuid] = max(self.reserved.get(uuid, 0), tail.reserved)
         for piece in index.pieces:
             self.ends[piece.uuid] = max(self.ends.get(piece.uuid, 0), piece.end)
             self.reserved[piece.uuid] = max(self.reserved.get(piece.uuid, 0), piece.reserved)
+        return wrong
 
     def not_reserved(self, uuid: str, end: int) -> str:
         """Return what is wrong if a topic gives out all offsets below `end`, or ""."""

@@ -17,7 +17,7 @@ from zsq.actors.settings import options
 from zsq.actors.storage.bucket import row_dumps, shipping, topic_lease
 
 from .contents import InlineThreads
-from .world import MS
+from .world import MS, the_world
 
 BOUNDS_S: Final = (0.05, 0.3, 1.0)
 SHIPS: Final = 0.85  # share of archived seeds in which the broker ships
@@ -92,16 +92,18 @@ def hasten(plan: ShipPlan) -> None:
 
 
 class SimLeaseCell:
-    """The cell of the lease, without a run directory. Each broker has one, also an exile."""
+    """The cell of the lease, without a run directory. Each start of a broker has one."""
 
-    _shared: ClassVar[list[int]] = [0]
+    _shared: ClassVar[dict[int, list[int]]] = {}
 
     def __init__(self, run_dir: str, *, make: bool = False) -> None:
-        self._cell = SimLeaseCell._shared
+        current = the_world().current
+        assert current is not None
+        self._cell = SimLeaseCell.of(current.process.start)
 
     @classmethod
-    def begin_broker(cls) -> None:
-        cls._shared = [0]
+    def of(cls, start: int) -> list[int]:
+        return cls._shared.setdefault(start, [0])
 
     @property
     def until_ns(self) -> int:

@@ -28,15 +28,14 @@ from .world import MS, Process, S, World, the_world
 if TYPE_CHECKING:
     from .broker import Broker
 
-STANDBY: Final = 0.6  # share of the seeds with lost disks in which a standby takes over
 PATIENCES_S: Final = (0.4, 1.0, 2.0)
 EXILES_NS: Final = 4 * S  # an exile ends so long after the loss: otherwise it would stay primary
 
 
-def draw_patience(seed: int) -> float:
+def draw_patience(seed: int, share: float) -> float:
     """Return the patience of the standby of a seed in which disks are lost, 0 without a standby."""
     dice = random.Random(f"{seed}/standby")
-    return dice.choice(PATIENCES_S) if dice.random() < STANDBY else 0.0
+    return dice.choice(PATIENCES_S) if dice.random() < share else 0.0
 
 
 class SimStandby(StandbyLoop):

@@ -31,6 +31,8 @@ FIRST_SEEDS: Final = {
     "readers do not wait until it is known what the bucket has": 522,
     "the first piece of a topic does not have its rows": 285,
     "delayed messages that may not move are due all the time": 20,
+    "late ticks behind a takeover count": 21,
+    "a primary has no heartbeats": 10,
 }
 # Defects that this many seeds are enough to find, each by another rule of the ledger.
 # `simulation/broken.py` has all defects.
@@ -60,6 +62,12 @@ DEFECTS: Final = (
     "a chunk's object is removed before its removal is shipped",
     "readers do not wait until it is known what the bucket has",
     "delayed messages that may not move are due all the time",
+    "a takeover begins no new epoch",
+    "a takeover does not read the last ticks",
+    "late ticks behind a takeover count",
+    "the boundary is ignored",
+    "a standby does not wait for its patience",
+    "a primary has no heartbeats",
 )
 
 

@@ -87,6 +87,7 @@ class Process:
         self.world = world
         self.name = name
         self.kind = kind  # kind of the broker's process; empty for a client
+        self.start = 0  # the number of the broker's start to which it belongs, 0 for a client
         self.pid = 1000 + len(world.processes)
         self.alive = True
         self.began_ns = world.now_ns
