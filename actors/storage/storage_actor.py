@@ -401,10 +401,15 @@ class StorageActor:
 
     @property
     def withholds_answers(self) -> bool:
-        """True from the start until the bucket has all that was on the disk then, if publishes are
-        answered when the bucket has them.
+        """True while a block that is repeated must not be answered, although it is stored.
+
+        If publishes are answered when the bucket has them, this is from the start until the bucket
+        has all that was on the disk then. Otherwise it is while the lease is over: a block that was
+        stored and not answered before the process ended would be answered now.
         """
-        return self._withholds and self.answers_shipped
+        if self.answers_shipped:
+            return self._withholds
+        return self._lease.withholds()
 
     @property
     def is_fenced(self) -> bool:

@@ -272,7 +272,7 @@ class TopicActor(Actor[TopicStart]):
                 f"producer id must be a number from 1 to 2^63 - 1, not {message.producer_id}",
             )
         if self.storage.withholds_answers:
-            # A block that is repeated counts as stored, so the bucket must have it first.
+            # A block that is repeated counts as stored, so it must be certain that it stays so.
             self._early[mail.envelope] = partial(self.hello, port, mail, message)
             if len(self._early) > options.PRODUCERS_MAX:
                 self._early.pop(next(iter(self._early)))
@@ -321,7 +321,14 @@ class TopicActor(Actor[TopicStart]):
         except ZsqError as error:
             port.send(mail.envelope, p.Unstored(sequence, -1, error.code, error.text))
             return
-        self._send(self.ordering.publish(mail.envelope, block, time.monotonic_ns(), delay_ms))
+        replies = self.ordering.publish(mail.envelope, block, time.monotonic_ns(), delay_ms)
+        repeats = any(isinstance(reply.message, (p.Stored, p.Delayed)) for reply in replies)
+        if repeats and self.storage.withholds_answers:
+            # Its Hello was answered before. On a new link, the next one waits.
+            self.ordering.bye(mail.envelope)
+            port.send(mail.envelope, p.Bye())
+            return
+        self._send(replies)
 
     def beat(self, port: Port, mail: Mail, message: p.Beat) -> None:
         """Answer a heartbeat. An unknown peer receives Bye, so that it opens a new link."""

@@ -155,3 +155,13 @@ def test_a_new_sync_mode_does_not_answer_delayed_publishes_without_a_lease(tmp_p
     made.actor._answer_leased()
     assert made.topic.told == [Kept(7, ((5, 1),))]
     made.harness.abandon()
+
+
+def test_a_repeated_block_is_withheld_while_the_lease_is_over(tmp_path: Path) -> None:
+    made = Bench(tmp_path, "always")
+    is_over = [True]
+    vars(made.actor).update({"_lease": SimpleNamespace(withholds=lambda: is_over[0])})
+    assert made.actor.withholds_answers
+    is_over[0] = False
+    assert not made.actor.withholds_answers
+    made.harness.abandon()

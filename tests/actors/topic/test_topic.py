@@ -215,3 +215,23 @@ def test_a_close_is_answered_when_all_blocks_are_answered(shell: Shell) -> None:
     shell.topic.appended(request, 5, 1)
     shell.topic.on_turn()
     assert shell.wires["supervisor"].take() == [p.Done(1, {})]
+
+
+def test_a_repeated_block_is_not_answered_while_the_lease_is_over(shell: Shell) -> None:
+    assert isinstance(shell.hello(), p.Welcome)
+    shell.hear("front", p.Pub(), pack([b"x"], producer_id=9, sequence=0))
+    shell.topic.on_turn()
+    shell.topic.appended(1, 5, 0)
+    assert p.Stored(((0, 5),)) in shell.wires["front"].take()
+    shell.storage.withholds_answers = True
+    shell.hear("front", p.Pub(), pack([b"x"], producer_id=9, sequence=0))
+    assert shell.wires["front"].take() == [p.Bye()]
+    shell.hear("front", p.Hello(p.PROTOCOL_VERSION, 9, 30_000))
+    shell.topic.on_turn()
+    assert shell.wires["front"].take() == []
+    shell.storage.withholds_answers = False
+    shell.topic.on_turn()
+    (welcome,) = shell.wires["front"].take()
+    assert isinstance(welcome, p.Welcome)
+    shell.hear("front", p.Pub(), pack([b"x"], producer_id=9, sequence=0))
+    assert shell.wires["front"].take() == [p.Stored(((0, 5),))]
