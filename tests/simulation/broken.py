@@ -333,6 +333,27 @@ DEFECTS: Final[dict[str, Defect]] = {
         faults=("lost_disk",),
         standby=True,
     ),
+    "a tick counts as created although its number has another one": Defect(
+        "storage/shipping/ship_log.py",
+        "            if found.digest != tick.digest:\n                raise Fenced(\n",
+        "            if False:\n                raise Fenced(\n",
+        faults=("lost_disk",),
+        ships=True,
+    ),
+    "a topic does not look at its lease": Defect(
+        "actors/storage/bucket/topic_lease.py",
+        "        if not self._run_dir:\n            return False\n",
+        "        if True:\n            return False\n",
+        faults=("cut_off", "pause_machine"),
+        standby=True,
+    ),
+    "a broker that has lost does not stop": Defect(
+        "actors/supervisor/supervisor.py",
+        "        if archive.stats.get(\"shipping\") == \"lost\" and not self.state.stopping:\n",
+        "        if False:\n",
+        faults=("cut_off", "pause_machine"),
+        standby=True,
+    ),
 }  # fmt: skip
 
 

@@ -40,6 +40,8 @@ from .bounded import Bounded, watch_drops
 from .bucket import URL, PatientBucket
 from .disasters import watch as watch_disasters
 from .disk import Disk
+from .former import Former
+from .former import watch as watch_formers
 from .losses import Losses, watch_log
 from .shipping import ShipPlan, SimLeaseCell
 from .shipping import prepare as prepare_shipping
@@ -53,6 +55,9 @@ RUN_DIR: Final = "/simulated/run"
 URL_DIRECT: Final = f"ipc://{RUN_DIR}"
 TCP: Final = "127.0.0.1:4153"
 URL_TCP: Final = f"tcp://{TCP}"
+# The addresses of the machines of brokers that live on after a takeover, one after the other.
+ADDRESSES: Final = tuple(f"127.0.0.{number}:4153" for number in range(2, 6))
+URL_SEVERAL: Final = ",".join(f"tcp://{address}" for address in ADDRESSES)
 
 # The exceptions by which a process of the broker may end itself. Any other exception is an error of
 # the product.
@@ -100,8 +105,12 @@ class SimTable:
         world = self.world
         start = self.process.start
         process = Process(world, f"{spec.title} [{start}]", spec.kind)
-        process.start = start
-        world.incarnations[spec.key] = len(world.incarnations)
+        process.start, process.machine = start, self.process.machine
+        former = self.process.former
+        if former is not None:
+            former.adopt(process)
+        place = len(world.incarnations) if former is None else former.next_incarnation()
+        world.incarnations[spec.key] = place
         child = Child(spec, process.pid, cast("Any", None), process, owner=owner)
         lifeline = Flag(process)
         child.lifeline = cast("Any", lifeline)
@@ -157,7 +166,7 @@ class SimTable:
         or the kernel ends it. An exiled child stays, as if its supervisor was not dead.
         """
         for key, child in self.processes.items():
-            if child.exiled:
+            if child.exiled and not process.exiled:
                 continue
             flag = cast("Any", self.children[key].lifeline)
             delay = self.world.rng.randrange(10_000, 5 * MS)
@@ -196,8 +205,10 @@ class Broker:
         sleep_after_s: float,
         archived: bool = False,
         ships: ShipPlan | None = None,
+        lives_on: bool = False,
     ) -> None:
         self.world = world
+        self.lives_on = lives_on
         self.disk = disk
         self.machine = 1
         self.data_dir = Path(f"{disk.root}/data-1")
@@ -205,7 +216,7 @@ class Broker:
         disk.files.sync_folder(disk.root)
         self.options = ServeOptions(
             self.data_dir,
-            gateway=TCP if tcp else "",
+            gateway=self.address if lives_on else TCP if tcp else "",
             chunk_bytes=chunk_bytes,
             sleep_after_s=sleep_after_s,
             sync=ships.sync if ships is not None else "always",
@@ -220,19 +231,37 @@ class Broker:
         self.dozes = 0  # number of topics that must still be put to sleep although they are used
         self.losses = losses
         self.bounded: Bounded | None = None
-        self.took_move: Callable[[str, int, tuple[int, int]], None] = (
+        self.took_move: Callable[[str, int, tuple[float, int]], None] = (
             lambda channel, place, boundary: None
         )
         self.number = 0
         self.process: Process | None = None
         self.supervisor: supervisor.Supervisor | None = None
         self.standby: StandbyMachine | None = None
+        self.formers: list[Former] = []
 
     def lose_disk(self) -> None:
         """Forget the data directory, whose content was destroyed."""
         self.machine += 1
         self.data_dir = Path(f"{self.disk.root}/data-{self.machine}")
         self.options = replace(self.options, data_dir=self.data_dir)
+        if self.lives_on:
+            self.options = replace(self.options, gateway=self.address)
+            for process in self.world.processes:
+                if process.former is not None and process.machine <= self.machine - len(ADDRESSES):
+                    process.kill("off")
+
+    @property
+    def address(self) -> str:
+        """The address of a broker that lives on after a takeover."""
+        return ADDRESSES[self.machine % len(ADDRESSES)]
+
+    def step_aside(self, former: Former) -> None:
+        """Let the machine of this broker live on as a former primary, and begin another one."""
+        self.formers.append(former)
+        self.disk.keep(self.machine)
+        self.process = self.supervisor = None
+        self.lose_disk()
 
     def start(self) -> None:
         self.number += 1
@@ -240,10 +269,11 @@ class Broker:
             if self.standby is not None and self.standby.waits:
                 return
             process = self.process = Process(self.world, f"restore [{self.number}]", "restore")
+            process.machine = self.machine
             process.run(partial(self._restore, process), delay_ns=MS)
             return
         process = self.process = Process(self.world, f"supervisor [{self.number}]", "supervisor")
-        process.start = self.number
+        process.start, process.machine = self.number, self.machine
         process.on_death.append(_end_sockets)
         process.run(partial(self._serve, process), delay_ns=MS)
 
@@ -293,7 +323,7 @@ class Broker:
                 self.world.trouble(process, error)
             process.kill("cannot start")
             self.world.leave()
-        self.supervisor = supervisor.Supervisor(self.options, registry, RUN_DIR)
+        self.supervisor = supervisor.Supervisor(self.options, registry, self.run_dir)
         self.supervisor.run()
 
     # Events of the broker
@@ -310,6 +340,10 @@ class Broker:
             move(offset)
 
         channel._move = watched
+
+    @property
+    def run_dir(self) -> str:
+        return f"{RUN_DIR}-{self.machine}" if self.lives_on else RUN_DIR
 
     @property
     def lease_until_ns(self) -> int:
@@ -379,6 +413,7 @@ def prepare() -> None:
     watch_shipper()
     watch_log()
     watch_disasters()
+    watch_formers()
     watch_drops()
     module = supervisor
     module.logs.say = lambda *_, **__: None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsq.storage.bucket.bucket import BucketAway, ObjectExists, ObjectMissing
 from zsq.storage.bucket.bucket_url import parse_bucket_url
+from zsq.storage.shipping.tick_format import TAKEOVER, decode_index
 
 from .shipped import Shipped
 from .world import MS, the_world
@@ -41,6 +42,10 @@ class SimBucket:
         self.reads = 0
         self.trap: Callable[[], None] | None = None  # called when the next write is sent
         self.on_removal: Callable[[str], None] = lambda name: None
+        # By the number of a machine: until when it is cut off from the store.
+        self.cut_until_ns: dict[int, int] = {}
+        # Called with the copy when a takeover is created.
+        self.on_takeover: Callable[[str], None] = lambda copy: None
         self.late = 0  # writes that took effect after their sender was dead
         self._dice = random.Random(f"{world.seed}/bucket")
         # Writes on their way, by the number of the call: their sender and their effect.
@@ -87,7 +92,8 @@ class SimBucket:
         world.pause(MS // 2, 12 * MS)
         self._out.pop(number, None)
         chance = 1.0 if self.kind else dice.random()
-        if world.now_ns < self.away_until_ns or chance < 0.03:
+        assert world.current is not None
+        if self.is_away(world.current.process.machine) or chance < 0.03:
             world.pause(5 * MS, 60 * MS)
             raise BucketAway("the simulated store does not answer")
         if writes and chance < 0.06:
@@ -115,10 +121,26 @@ class SimBucket:
                 raise ObjectExists(name)
             self.objects[name] = content
             if name.startswith("log/"):
-                if wrong := self.shipped.take(content):
-                    the_world().violation(wrong)
+                self._take(content)
 
         self._call(effect, writes=True)
+
+    def _take(self, tick: bytes) -> None:
+        if wrong := self.shipped.take(tick):
+            the_world().violation(wrong)
+        index = decode_index(tick).index
+        if index.kind == TAKEOVER:
+            self.on_takeover(index.copy)
+
+    def is_away(self, machine: int) -> bool:
+        """Return True if the store does not answer this machine now."""
+        return the_world().now_ns < max(self.away_until_ns, self.cut_until_ns.get(machine, 0))
+
+    def take_effect(self, process: Process) -> None:
+        """Let the writes of a process that is stopped now take effect. Its answers wait."""
+        for sender, effect in self._out.values():
+            if sender is process and self._dice.random() < LATE:
+                the_world().after(self._dice.randrange(20 * MS), partial(self._late, effect))
 
     def upload(self, name: str, path: str) -> None:
         world = the_world()

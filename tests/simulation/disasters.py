@@ -35,6 +35,7 @@ from zsq.storage.retention import LogView
 from zsq.storage.shipping.tick_format import decode_index
 
 from .contents import TopicContent, contents
+from .former import former_now
 from .world import MS, the_world
 
 if TYPE_CHECKING:
@@ -81,6 +82,11 @@ class Disasters:
     excused: dict[str, set[int]] = field(default_factory=dict)
     # By topic: the ranges of offsets that are skipped.
     gaps: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    # (topic, first offset) -> the messages of a block.
+    placed: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    # (process, request) -> the delayed messages that its topic gave to the storage.
+    delayed: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    _there: dict[str, set[int]] = field(default_factory=dict)
     _pending: bool = False
 
     # What the topics do
@@ -139,7 +145,7 @@ class Disasters:
     def strike(self, broker: Broker) -> None:
         """Record the loss of the disk just before it happens."""
         world = self.ledger.world
-        is_well = world.bucket.kind and world.now_ns > world.bucket.away_until_ns
+        is_well = world.bucket.kind and not world.bucket.is_away(broker.machine)
         calm_ns = world.disturbed_ns if is_well else world.now_ns
         self.struck.append(Disaster(world.now_ns, len(world.incarnations), calm_ns))
         self._pending = True
@@ -185,6 +191,9 @@ class Disasters:
         for topic in {one.topic for one in ledger.sent.values()} - found.keys():
             self._lost_topic(topic, mode)
         self.accepted.clear()
+        for former in broker.formers:
+            former.succeeded(self._there)
+        self._there = {}
         self._pending = False
 
     def _lost_topic(self, topic: str, mode: str) -> None:
@@ -207,6 +216,7 @@ class Disasters:
         there = {number_of(body) for body in content.messages.values()}
         there |= {number_of(body) for body in content.delayed}
         there |= self._removed(topic, content.row.uuid)
+        self._there[topic] = there
         end = max(content.messages, default=content.start - 1) + 1
         if content.end > max(reserved, end):
             ledger.record(
@@ -323,7 +333,9 @@ def watch() -> None:
 
     def disasters() -> Any:
         world = the_world()
-        return world.broker.losses.ledger.disasters if world.broker.ships is not None else None
+        if world.broker.ships is None or former_now() is not None:
+            return None
+        return world.broker.losses.ledger.disasters
 
     def topic_of(folder: str) -> tuple[str, str]:
         """Return the name and the uuid of the topic with this folder, or two empty strings."""
@@ -339,6 +351,9 @@ def watch() -> None:
     def appended(log: Log, blocks: Sequence[Any], now_ns: int) -> tuple[int, int]:
         at_ns = the_world().now_ns
         found = append(log, blocks, now_ns)
+        if (former := former_now()) is not None:
+            note_former(former, log, blocks, found[0])
+            return found
         topic, uuid = topic_of(log._folder)
         if (record := disasters()) is not None and topic:
             offset = found[0]
@@ -347,12 +362,30 @@ def watch() -> None:
                 bodies = [bytes(body or b"") for body in block.body.values()]
                 if _is_ours(bodies):
                     numbers = list(map(number_of, bodies))
+                    record.placed[topic, offset] = numbers
                     record.accept_plain(topic, uuid, numbers, offset, at_ns)
                 offset += block.count
         return found
 
+    def note_former(former: Any, log: Log, blocks: Sequence[Any], offset: int) -> None:
+        topic, uuid = former.topic_of(log._folder)
+        if not topic:
+            return
+        former.gives_out(topic, uuid, offset + sum(block.count for block in blocks))
+        placed = the_world().broker.losses.ledger.disasters.placed
+        for block in blocks:
+            bodies = [bytes(body or b"") for body in block.body.values()]
+            if _is_ours(bodies):
+                placed[topic, offset] = list(map(number_of, bodies))
+            offset += block.count
+
     def group_appended(log: Log, *given: Any) -> CommittedGroup:
         group = append_group(log, *given)
+        if (former := former_now()) is not None:
+            topic, uuid = former.topic_of(log._folder)
+            if topic and group.messages:
+                former.gives_out(topic, uuid, group.first_offset + group.messages)
+            return group
         topic, uuid = topic_of(log._folder)
         if (record := disasters()) is not None and topic and group.messages:
             record.reserve(topic, uuid, group.first_offset + group.messages)
@@ -366,6 +399,12 @@ def watch() -> None:
     def delayed(self: Any, request: int, blocks: list[Any], delays_ms: Sequence[int]) -> None:
         at_ns = the_world().now_ns
         delay(self, request, blocks, delays_ms)
+        world = the_world()
+        if world.broker.ships is not None and world.current is not None:
+            bodies = [bytes(body or b"") for block in blocks for body in block.body.values()]
+            numbers = list(map(number_of, bodies)) if _is_ours(bodies) else []
+            rows = world.broker.losses.ledger.disasters.delayed
+            rows[world.current.process.pid, request] = numbers
         if (record := disasters()) is not None:
             for block in blocks:
                 bodies = [bytes(body or b"") for body in block.body.values()]

@@ -34,6 +34,8 @@ class Disk:
         self.fail_syncs = 0
         self.failed_syncs = 0
         self.slow_until_ns = 0
+        # By the number of a machine that lives on after a takeover: its disk.
+        self._kept: dict[int, FaultyFiles] = {}
         self._open: dict[str, list[Any]] = {}  # process -> its LMDB environments
 
     def sync_takes_ns(self) -> tuple[int, int]:
@@ -49,6 +51,21 @@ class Disk:
 
     def of(self, process: Process) -> ProcessFiles:
         return ProcessFiles(self, process)
+
+    def files_of(self, process: Process) -> FaultyFiles:
+        return self._kept.get(process.machine, self.files)
+
+    def keep(self, machine: int) -> None:
+        """Let this machine keep its disk. The next broker gets another one."""
+        self._kept[machine] = self.files
+        self.files = FaultyFiles(self.root)
+
+    def destroy_only(self, data_dir: str) -> None:
+        """Remove the disk of one machine, whose processes are dead."""
+        plain = Files()
+        if plain.exists(data_dir):
+            plain.remove_tree(data_dir)
+        self.files.reset()
 
     def opened(self, environment: Any) -> Any:
         current = self.world.current
@@ -95,7 +112,7 @@ class ProcessFiles(Files):
 
     def __init__(self, disk: Disk, process: Process) -> None:
         self._disk = disk
-        self._files = disk.files
+        self._files = disk.files_of(process)
         self._mine: set[int] = set()
         process.on_death.append(self._close_all)
 

@@ -38,7 +38,7 @@ from .disasters import Disasters
 from .losses import Losses
 from .world import MS, World
 
-Order = tuple[int, int]
+Order = tuple[float, int]
 _EARLY: Final[Order] = (-1, 0)
 
 
@@ -302,7 +302,7 @@ class Ledger:
             )
             if row.tags is not None and self.sent[number].tag not in row.tags:
                 self.broken(f"{row.name} got {number} with tag {self.sent[number].tag}")
-        if row.ordered and not row.moves:
+        if row.ordered and not row.moves and not self.disasters.is_from_before(order):
             self._check_order(row, consumer, numbers)
         self.world.note(
             f"{consumer} holds {row.name} {numbers} attempts {batch.attempts} token {order}"

@@ -109,7 +109,7 @@ class Losses:
         for topic in self.modes:
             self.ledger.forget_ends(topic)
 
-    def is_from_before(self, topic: str, incarnation: int) -> bool:
+    def is_from_before(self, topic: str, incarnation: float) -> bool:
         """Return True if a power cut ended the channel's process that made a delivery. It may
         arrive after the cut, and its offsets may have other messages then.
         """

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from .bucket import LATE_S
+from .former import Former
 from .standby import EXILES_NS
 from .world import MS, Process, S, World
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 DEADLY: Final = ("kill_channel", "kill_topic", "kill_supervisor", "power_cut")
 HOUR_NS: Final = 3600 * S
+CUTS: Final = (0.4, 1.3, 1.3, 2.5)  # how long a machine is cut off or stopped, in patiences
 EXILES_MS: Final = (30, 300, 1_500, 3_000)  # how long an exiled process is stopped
 
 
@@ -88,10 +90,12 @@ class Nemesis:
         if world.bucket is not None:
             world.bucket.away_until_ns = 0
             world.bucket.kind = True
+            world.bucket.cut_until_ns.clear()
         world.network.unreachable_until.clear()
+        world.network.split.clear()
         for process in world.processes:
             process.asleep_until_ns = 0
-            if process.exiled:
+            if process.exiled and process.former is None:
                 process.kill("off")
         for connection in world.network.connections:
             connection.clogged_until_ns = connection.jammed_until_ns = 0
@@ -222,6 +226,61 @@ class Nemesis:
         self.done["replaced"] = self.done.get("replaced", 0) + 1
         self._lose_disk()
 
+    def took_over(self, copy: str) -> None:
+        """Let the machine of the broker live on, because a takeover of its standby exists now."""
+        broker, standby = self.broker, self.broker.standby
+        if standby is None or copy != standby.copy or not broker.lives_on or not broker.has_disk:
+            return
+        self._check_takeover()
+        self.done["lives on"] = self.done.get("lives on", 0) + 1
+        self.crew.ledger.disasters.strike(broker)
+        self.world.disturb("the standby has taken over, and the old broker lives on")
+        broker.step_aside(Former(self.world, broker, self.crew.ledger))
+
+    def cut_off(self) -> bool:
+        """Cut the machine of the broker off from the bucket for a while, but not from all
+        clients.
+        """
+        broker = self.broker
+        if not broker.alive or not broker.lives_on:
+            return False
+        duration_ns = int(self.rng.choice(CUTS) * self.scenario.patience_s * S)
+        self.world.disturb(f"machine {broker.machine} is cut off for {duration_ns // MS} ms")
+        self.world.bucket.cut_until_ns[broker.machine] = self.world.now_ns + duration_ns
+        self._split(duration_ns)
+        return True
+
+    def pause_machine(self) -> bool:
+        """Stop all processes of the broker, and let them go on after a while."""
+        broker, world = self.broker, self.world
+        if not broker.alive or not broker.lives_on:
+            return False
+        duration_ns = int(self.rng.choice(CUTS) * self.scenario.patience_s * S)
+        world.disturb(f"machine {broker.machine} stops for {duration_ns // MS} ms")
+        for process in broker.living():
+            process.asleep_until_ns = world.now_ns + duration_ns
+            world.bucket.take_effect(process)
+        self._split(duration_ns)
+        return True
+
+    def _split(self, duration_ns: int) -> None:
+        """Let each client reach only this broker, or all but this one, or each of them."""
+        world, address = self.world, self.broker.address
+        mine = {id(one) for one in self.crew.processes}
+        for process in self.crew.processes:
+            side = self.rng.choice(("old", "old", "new", "both"))
+            if side != "both":
+                world.network.split[process.name.rpartition(".")[0]] = address, side == "old"
+        for connection in world.network.of_clients(lambda process: id(process) in mine):
+            name = connection.near.process.name.rpartition(".")[0]
+            if address in connection.endpoint and world.network.split.get(name) == (address, False):
+                connection.lose(near_sees_ns=MS, far_sees_ns=MS)
+        world.after(duration_ns + self.rng.choice((0, 50, 800)) * MS, self._join)
+
+    def _join(self) -> None:
+        self.world.network.split.clear()
+        self.world.disturb("all clients reach all brokers")
+
     def _check_takeover(self) -> None:
         """Check that the standby has waited: the broker must not be well, nor have a lease."""
         world, broker = self.world, self.broker
@@ -254,7 +313,10 @@ class Nemesis:
                 if broker.standby is not None:
                     world.after(EXILES_NS, partial(process.kill, "off"))
         broker.kill_all()
-        world.disk.destroy()
+        if broker.lives_on:
+            world.disk.destroy_only(str(broker.data_dir))
+        else:
+            world.disk.destroy()
         broker.lose_disk()
         self._later(5, 400, self._start_after)
 

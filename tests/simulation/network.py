@@ -270,11 +270,18 @@ class Network:
         self.slow_tcp_ns = (100_000, 900_000)
         # Name of a client's process -> the time until which it can reach no server.
         self.unreachable_until: dict[str, int] = {}
+        # Name of a client without the number of its life -> the address of a broker, and True if
+        # the client can reach only this address, or False if it can reach all but this one.
+        self.split: dict[str, tuple[str, bool]] = {}
 
     def latency(self, endpoint: str) -> tuple[int, int]:
         return self.slow_tcp_ns if endpoint.startswith("tcp") else (4_000, 80_000)
 
     def reachable(self, connection: Connection) -> bool:
+        near = connection.near.process.name
+        place, keeps = self.split.get(near.rpartition(".")[0], ("", False))
+        if place and (place in connection.endpoint) != keeps:
+            return False
         return self.world.now_ns >= self.unreachable_until.get(connection.near.process.name, 0)
 
     def dial(self, near: SimSocket, endpoint: str, routing_id: bytes) -> Connection:

@@ -18,7 +18,7 @@ from zsq.transport import errors
 
 from . import bounded
 from . import world as worlds
-from .broker import URL_DIRECT, URL_TCP, Broker, hasten_archive
+from .broker import URL_DIRECT, URL_SEVERAL, URL_TCP, Broker, hasten_archive
 from .bucket import LATE_S, SimBucket
 from .contents import differences, restore_problems
 from .disk import Disk
@@ -73,6 +73,7 @@ class Run:
             sleep_after_s=self.scenario.sleep_after_s,
             archived=self.scenario.archived,
             ships=self.scenario.ships,
+            lives_on=self.scenario.lives_on,
         )
         if self.scenario.archived:
             world.bucket = SimBucket(world)
@@ -82,6 +83,8 @@ class Run:
             self.ledger.disasters.lag_ns = int(self.scenario.ships.lag_s * S)
             world.bucket.on_removal = self._removed
         self.url = URL_TCP if self.scenario.tcp else URL_DIRECT
+        if self.scenario.lives_on:
+            self.url = URL_SEVERAL
         self.ledger.losses.modes = self.scenario.modes
         self.crew = Crew(world, self.ledger, self.url)
         self.nemesis = Nemesis(world, self.broker, self.crew, self.scenario)
@@ -91,6 +94,7 @@ class Run:
         if self.scenario.patience_s:
             self.broker.standby = StandbyMachine(world, self.broker, self.scenario.patience_s)
             self.broker.standby.replaced = self.nemesis.replaced
+            world.bucket.on_takeover = self.nemesis.took_over
 
     def play(self) -> Result:
         world = self.world
@@ -134,7 +138,7 @@ class Run:
             counts | self.nemesis.done,
         )
 
-    def _took_move(self, channel: str, place: int, boundary: tuple[int, int]) -> None:
+    def _took_move(self, channel: str, place: int, boundary: tuple[float, int]) -> None:
         self.ledger.took_move(channel, place, boundary)
         if self.scenario.seeks:
             self.nemesis.moved()
@@ -163,6 +167,12 @@ class Run:
             self.nemesis.heal()
             self.crew.draining = True
             world.note("healed: draining")
+            self._until(
+                lambda: not any(one.processes for one in self.broker.formers),
+                DRAIN_S,
+                "the end of the former primaries",
+                50,
+            )
             if self.nemesis.done.get("exiles"):
                 # The last requests of an exiled process may still take over from the broker.
                 over_ns = world.now_ns + int(LATE_S * S)

@@ -42,6 +42,7 @@ class Scenario:
     bounded: BoundedPlan | None = None
     ships: ShipPlan | None = None
     patience_s: float = 0.0  # of a standby, 0 without one
+    lives_on: bool = False  # True if the old broker lives on after a takeover
     archived: bool = False  # True if log files are archived in a bucket, and leave the disk at once
 
     @property
@@ -64,6 +65,7 @@ PEACE: Final = 0.1  # share of seeds without faults, for which the strictest rul
 ARCHIVED = 0.0  # share of seeds with a bucket
 DISASTERS: Final = 0.7  # share of the seeds that ship in which disks are lost
 SHIPPING = False  # True if all archived seeds ship
+LIVES_ON = 0.5  # share of the seeds with a standby in which the old broker lives on
 STANDBYS = 0.6  # share of the seeds with lost disks in which a standby takes over
 ONLY: tuple[str, ...] = ()  # the faults to choose from, or empty for all
 
@@ -155,9 +157,25 @@ def _shipped(dice: random.Random, keeping: random.Random, plain: Scenario, seed:
         return plain
     plain = replace(plain, patience_s=draw_patience(seed, STANDBYS))
     faults = plain.faults
-    if not ONLY:
+    dice_on = random.Random(f"{seed}/former")
+    if plain.patience_s and (dice_on.random() < LIVES_ON or "cut_off" in ONLY):
+        plain = _living_on(dice_on, plain)
+        faults = plain.faults
+    elif not ONLY:
         faults = (*faults, *dice.choice((("lost_disk",), ("lost_disk", "lost_disk"))))
     return replace(plain, faults=faults, modes={}, mortal=None)
+
+
+def _living_on(dice: random.Random, plain: Scenario) -> Scenario:
+    """Let the old broker live on after a takeover. Clients reach the brokers by addresses, and they
+    publish for longer than a machine is cut off.
+    """
+    producers = [
+        replace(plan, blocks=plan.blocks + dice.choice((10, 30)), pause_ms=dice.choice((40, 200)))
+        for plan in plain.producers
+    ]
+    faults = (*plain.faults, *(() if ONLY else ("cut_off", "pause_machine") * 2))
+    return replace(plain, producers=producers, faults=faults, tcp=True, lives_on=True)
 
 
 def _mortal(dice: random.Random, plain: Scenario) -> Scenario:

@@ -32,6 +32,8 @@ class Shipped:
     ends: dict[str, int] = field(default_factory=dict)
     reserved: dict[str, int] = field(default_factory=dict)
 
+    # What was reserved before the last takeover.
+    reserved_before: dict[str, int] = field(default_factory=dict)
     epoch: int = 0
     _number: int = -1
 
@@ -44,6 +46,8 @@ class Shipped:
             wrong = f"the takeover {index.number} begins epoch {index.epoch} again"
         if is_newest:
             self.epoch, self._number = max(self.epoch, index.epoch), index.number
+        if index.kind == TAKEOVER:
+            self.reserved_before = dict(self.reserved)
         for uuid, tail in (index.tails or {}).items():  # a takeover reserves offsets too
             self.reserved[uuid] = max(self.reserved.get(uuid, 0), tail.reserved)
         for piece in index.pieces:

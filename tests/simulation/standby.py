@@ -1,10 +1,11 @@
 """The standby of a simulated broker: the real `StandbyLoop`, on a machine of its own.
 
 It follows the broker through the hostile bucket, and takes over when that one is quiet for its
-patience, for any reason. The world then takes the old broker for lost at that moment: its processes
-end, except for an archive actor that may go on as an exile. So a message that it would acknowledge
-after the takeover cannot be seen here (`tests/models/standby_model.py` and `./scripts/torture
---standby` look for those).
+patience, for any reason.
+
+In most seeds, the world then takes the old broker for lost: its processes end, except for an archive
+actor that may go on as an exile. In the others, the machine of the old broker lives on as a former
+primary (`former.py`), from the moment at which the takeover exists.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ class StandbyMachine:
     def __init__(self, world: World, broker: Broker, patience_s: float) -> None:
         self._world = world
         self._broker = broker
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._dice = world.dice("standby")
         self._count = 0
         self.process: Process | None = None
+        self.copy = ""  # the identity of the standby that waits
         self.replaced: Callable[[], None] = lambda: None
 
     @property
@@ -80,11 +82,15 @@ class StandbyMachine:
         files.make_folder(str(folder))
         while world.bucket is None:
             world.pause(MS, 10 * MS)
-        loop = SimStandby(files, world.bucket, folder, self._patience_s, (), _pause)
-        loop.replaces = self.replaced
+        loop = SimStandby(files, world.bucket, folder, self.patience_s, (), _pause)
+        if not broker.lives_on:
+            loop.replaces = self.replaced
+        self.copy = loop.copy
         is_primary = loop.run()
         assert is_primary
-        broker.lose_disk()
+        self.copy = ""
+        if broker.has_disk:
+            broker.lose_disk()
         shutil.move(folder, broker.data_dir)
         broker.disk.files.reset()
         world.note(f"standby [{self._count}] is primary")

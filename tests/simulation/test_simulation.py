@@ -33,6 +33,8 @@ FIRST_SEEDS: Final = {
     "delayed messages that may not move are due all the time": 20,
     "late ticks behind a takeover count": 21,
     "a primary has no heartbeats": 10,
+    "a tick counts as created although its number has another one": 62,
+    "a topic does not look at its lease": 3,
 }
 # Defects that this many seeds are enough to find, each by another rule of the ledger.
 # `simulation/broken.py` has all defects.
@@ -68,6 +70,9 @@ DEFECTS: Final = (
     "the boundary is ignored",
     "a standby does not wait for its patience",
     "a primary has no heartbeats",
+    "a tick counts as created although its number has another one",
+    "a topic does not look at its lease",
+    "a broker that has lost does not stop",
 )
 
 

@@ -88,6 +88,8 @@ class Process:
         self.name = name
         self.kind = kind  # kind of the broker's process; empty for a client
         self.start = 0  # the number of the broker's start to which it belongs, 0 for a client
+        self.machine = 0  # the number of the broker's machine, 0 for a client
+        self.former: Any = None  # the former primary to which it belongs, see `former.py`
         self.pid = 1000 + len(world.processes)
         self.alive = True
         self.began_ns = world.now_ns
@@ -163,7 +165,7 @@ class World:
         self.bucket: Any = None
         self.broker: Any = None
         # Key of a child process -> the number of children that had been started before it.
-        self.incarnations: dict[int, int] = {}
+        self.incarnations: dict[int, float] = {}
         self.epochs: dict[int, int] = {}  # epoch -> the number of its takeover
         self._say = say
         self._hash = hashlib.sha256()
