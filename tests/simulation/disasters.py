@@ -352,7 +352,7 @@ def watch() -> None:
         at_ns = the_world().now_ns
         found = append(log, blocks, now_ns)
         if (former := former_now()) is not None:
-            note_former(former, log, blocks, found[0])
+            _note_former(former, log, blocks, found[0])
             return found
         topic, uuid = topic_of(log._folder)
         if (record := disasters()) is not None and topic:
@@ -366,18 +366,6 @@ def watch() -> None:
                     record.accept_plain(topic, uuid, numbers, offset, at_ns)
                 offset += block.count
         return found
-
-    def note_former(former: Any, log: Log, blocks: Sequence[Any], offset: int) -> None:
-        topic, uuid = former.topic_of(log._folder)
-        if not topic:
-            return
-        former.gives_out(topic, uuid, offset + sum(block.count for block in blocks))
-        placed = the_world().broker.losses.ledger.disasters.placed
-        for block in blocks:
-            bodies = [bytes(body or b"") for body in block.body.values()]
-            if _is_ours(bodies):
-                placed[topic, offset] = list(map(number_of, bodies))
-            offset += block.count
 
     def group_appended(log: Log, *given: Any) -> CommittedGroup:
         group = append_group(log, *given)
@@ -428,6 +416,20 @@ def watch() -> None:
     module.finish_sync = finished
     module = StorageActor
     module.append_delayed, module.delayed_stored = delayed, was_stored
+
+
+def _note_former(former: Any, log: Log, blocks: Sequence[Any], offset: int) -> None:
+    """Record what a former primary appends."""
+    topic, uuid = former.topic_of(log._folder)
+    if not topic:
+        return
+    former.gives_out(topic, uuid, offset + sum(block.count for block in blocks))
+    placed = the_world().broker.losses.ledger.disasters.placed
+    for block in blocks:
+        bodies = [bytes(body or b"") for body in block.body.values()]
+        if _is_ours(bodies):
+            placed[topic, offset] = list(map(number_of, bodies))
+        offset += block.count
 
 
 def _is_ours(bodies: list[bytes]) -> bool:

@@ -1,7 +1,7 @@
 """A former primary: the machine of a broker that lives on after its standby has taken over.
 
-Its processes are the product's, and nothing told them that they are replaced. They were cut off from
-the bucket, or stopped for a while, and some clients reach only them. The promises:
+Its processes are the product's, and nothing told them that they are replaced. They were cut off
+from the bucket, or stopped for a while, and some clients reach only them. The promises:
 
 * It acknowledges nothing more that its successor does not have. A repeated answer counts too.
 * All offsets that it gives out were reserved before the takeover, so no offset of its successor is

@@ -3,9 +3,9 @@
 It follows the broker through the hostile bucket, and takes over when that one is quiet for its
 patience, for any reason.
 
-In most seeds, the world then takes the old broker for lost: its processes end, except for an archive
-actor that may go on as an exile. In the others, the machine of the old broker lives on as a former
-primary (`former.py`), from the moment at which the takeover exists.
+In half of the seeds, the world then takes the old broker for lost: its processes end, except for an
+archive actor that may go on as an exile. In the others, the machine of the old broker lives on as a
+former primary (`former.py`), from the moment at which the takeover exists.
 """
 
 from __future__ import annotations
