@@ -40,10 +40,13 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "transport": (),
     "transport.block": ("transport",),
     "transport.wire": ("transport", "transport.block"),
+    "transport.arrow": ("transport", "transport.block", "transport.wire"),
     "transport.nsq": ("transport", "transport.wire"),
     "transport.client": (),
     "transport.client.core": ("transport", "transport.block", "transport.wire"),
-    "transport.client.blocking": ("transport", "transport.block", "transport.client.core", "transport.wire"),
+    "transport.client.blocking": (
+        "transport", "transport.arrow", "transport.block", "transport.client.core", "transport.wire",
+    ),
     "transport.client.asyncio": (
         "transport", "transport.block", "transport.client.blocking", "transport.client.core", "transport.wire",
     ),
@@ -107,7 +110,7 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "apps.cli.manage": ("apps.cli",),
     "apps.cli.inspect": ("apps", "apps.cli", "apps.cli.manage"),
     "apps.cli.messages": ("apps.cli", "apps.cli.inspect", "apps.cli.manage"),
-    "apps.cli.files": ("apps", "apps.cli", "apps.dump", "apps.nsqd"),
+    "apps.cli.files": ("apps", "apps.cli", "apps.cli.manage", "apps.dump", "apps.nsqd"),
     "apps.cli.run": ("apps.cli", "apps.cli.manage", "apps.doctor"),
     "apps.testing": ("apps.cli",),
     "apps.integrations": (),

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from ...transport.arrow.batches import BatchMaker
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.names import part_of
 from .archived import ArchiveLogs, Archives, TaskBlocks
-from .columns import BatchMaker
 from .options import ALWAYS, SourceOptions
 from .planning import LOGGER, BatchPlan, OffsetRange, TopicLogs
 

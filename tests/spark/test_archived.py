@@ -28,7 +28,8 @@ from zsq.apps.spark.source import BatchReader, RangePartition
 from zsq.storage.archive.archive_reader import ArchiveReader
 from zsq.storage.bucket.bucket import BucketAway, ObjectMissing
 from zsq.storage.log.chunk import ArchivedChunk
-from zsq.transport.client.blocking.client import Archive, AskerBase
+from zsq.transport.client.blocking.asker import AskerBase
+from zsq.transport.client.blocking.client import Archive
 from zsq.transport.errors import E_BUCKET, DataLoss, NotFound, Refused, UsageError
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from zsq import UsageError
-from zsq.apps.spark.columns import ROWS_MIN, BatchMaker, arrow_schema
 from zsq.apps.spark.packing import BLOCK_BYTES, Packer, cuts, rows_as_batches, strip_of, topic_of
 from zsq.apps.spark.schema import COLUMNS, check_sink_columns, simple
+from zsq.transport.arrow.batches import ROWS_MIN, BatchMaker, arrow_schema
 from zsq.transport.block.block import Block, check_block, cut, pack, with_place
 from zsq.transport.block.block_format import BLOCK_COUNT_MAX
 from zsq.transport.wire.codec import pack_headers, unpack_headers

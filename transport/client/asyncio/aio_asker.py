@@ -35,7 +35,8 @@ from ...wire.answers import (
     TopicConfigured,
 )
 from ...wire.spread import HasParts
-from ..blocking.client import AdminBase, AskerBase, ReaderBase, moved
+from ..blocking.asker import AskerBase, moved
+from ..blocking.client import AdminBase, ReaderBase
 from ..blocking.drive import inherit
 from ..core import administration, peeking, reading
 from ..core.administration import Side

@@ -15,7 +15,7 @@ from ...wire.credentials import KeyFile
 from ..core.message import Fetched
 from ..core.reading import fetch, fetched, gaps, skipped
 from ..core.requester import Request
-from .client import Asker
+from .asker import Asker
 from .producer import TIMEOUT_S
 
 GAPS_MAX: Final = 1000  # the most gaps that are listed; `lost` counts the offsets of all gaps
@@ -147,7 +147,10 @@ class RangeReader(Asker):
                 why = f"the topic now ends at offset {found.head}"
             else:
                 why = "they were damaged, and the broker moved them aside; see its log"
-            advice = "To leave them out, set fail_on_data_loss=False (Spark: failOnDataLoss=false)"
+            advice = (
+                "To leave them out, set fail_on_data_loss=False (Spark: failOnDataLoss=false, zsq "
+                "export: --skip-lost)"
+            )
             raise DataLoss(
                 E_DATA_LOSS,
                 (

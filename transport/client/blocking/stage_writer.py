@@ -37,7 +37,7 @@ from ..core.asking import Question, ask
 from ..core.link import BYE_LINGER_MS, FAR_NS, check_timeout
 from ..core.stage_engine import StageEngine
 from ..core.stage_session import WINDOW_BYTES, StageSession, StageState
-from .client import Asker
+from .asker import Asker
 from .drive import Drive, inherit, ours, remember
 from .producer import check_times
 

@@ -201,6 +201,8 @@ def test_the_blocking_and_the_asyncio_client_have_the_same_face() -> None:
         for method, function in inspect.getmembers(blocking, inspect.isfunction):
             if method.startswith("_") and method != "__init__":
                 continue
+            if function is zsq.Reader.arrow:
+                continue  # the libraries that read its stream block, so asyncio needs a thread
             other = getattr(waiting, method)
             assert (
                 list(inspect.signature(other).parameters)

@@ -1,6 +1,7 @@
-"""Conversion of blocks to Arrow: the source's record batches over the blocks' own buffers.
+"""Conversion of blocks to Arrow: record batches over the blocks' own buffers.
 
-No Python object is made for a row, except for its headers.
+`Reader.arrow` and Spark's source use it. No Python object is made for a row, except for its
+headers.
 
 A block's columns have Arrow's layout, so `body`, `key` and `tag` are wrapped, not copied. A block
 that is a slice of another keeps its offset values. Then one call of Arrow subtracts the first
@@ -23,12 +24,14 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...transport.block.block import Block, Column
-from ...transport.block.block_format import BLOCK_COUNT_MAX
-from ...transport.wire.codec import HeaderValue, unpack_headers
-from .schema import HEADERS
+from ..block.block import Block, Column
+from ..block.block_format import BLOCK_COUNT_MAX
+from ..errors import E_BAD_ARGUMENT, UsageError
+from ..wire.codec import HeaderValue, unpack_headers
 
-__all__ = ["BatchMaker", "arrow_schema"]
+__all__ = ["COLUMNS", "HEADERS", "BatchMaker", "aligned", "arrow_schema"]
+
+HEADERS: Final = "headers"
 
 ROWS_MIN: Final = 1024  # a batch has at least this many rows, if as many are left
 # A batch of this size is large enough, even with fewer rows.
@@ -49,6 +52,7 @@ _TYPES: Final[dict[str, pa.DataType]] = {
     "tag": pa.string(),
     HEADERS: _HEADER_LIST,
 }
+COLUMNS: Final = tuple(_TYPES)
 LOG_TIME: Final = 1  # Kafka's timestampType for the time when the log stored the message
 OWN_TIME: Final = 0  # Kafka's timestampType for a time that the producer set
 
@@ -56,7 +60,18 @@ OWN_TIME: Final = 0  # Kafka's timestampType for a time that the producer set
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     """Return the schema of all batches. Spark derives the same one, and refuses batches that
     differ.
+
+    Raises `UsageError` (E_BAD_ARGUMENT) for a column that does not exist.
     """
+    for name in columns:
+        if name not in _TYPES:
+            raise UsageError(
+                E_BAD_ARGUMENT, f"there is no column {name!r}; the columns are {', '.join(COLUMNS)}"
+            )
+    if len(set(columns)) < len(columns) or not columns:
+        raise UsageError(
+            E_BAD_ARGUMENT, f"name each column once, and at least one, not {', '.join(columns)!r}"
+        )
     return pa.schema([(name, _TYPES[name]) for name in columns])
 
 
@@ -99,6 +114,22 @@ def wrap(column: Column | None, count: int, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, count, [validity, offsets, pa.py_buffer(column.data)])
 
 
+def _tags(block: Block) -> pa.Array:
+    """Return the tags as text. ZSQ accepts bytes that are not UTF-8, which Arrow's text must be.
+
+    Such bytes become U+FFFD, as in `Message.tag`. Only a block that has them is copied.
+    """
+    found = wrap(block.tag, block.count, _TYPES["tag"])
+    if block.tag is None:
+        return found
+    try:
+        found.validate(full=True)
+    except pa.ArrowInvalid:
+        tags = [None if one is None else one.decode(errors="replace") for one in block.tag.values()]
+        return pa.array(tags, _TYPES["tag"])
+    return found
+
+
 def _times(block: Block) -> pa.Array:
     times = block.times
     if times is None:
@@ -113,18 +144,33 @@ def _times(block: Block) -> pa.Array:
 
 
 def _header_rows(block: Block) -> pa.Array:
-    """Unpack the headers of each row. This is the only column that makes Python objects."""
+    """Unpack the headers of each row. This is the only column that makes Python objects.
+
+    Rows with the same headers are unpacked once.
+    """
     if block.headers is None:
         return _nulls(_HEADER_LIST).slice(0, block.count)
-    rows = [
-        None
-        if packed is None
-        else [
-            {"key": key, "value": _as_bytes(value)} for key, value in unpack_headers(packed).items()
-        ]
-        for packed in block.headers.values()
-    ]
-    return pa.array(rows, _HEADER_LIST)
+    known: dict[bytes | None, tuple[list[str], list[bytes | None]]] = {None: ([], [])}
+    keys: list[str] = []
+    values: list[bytes | None] = []
+    ends = [0]
+    rows = block.headers.values()
+    for packed in rows:
+        found = known.get(packed)
+        if found is None:
+            assert packed is not None
+            headers = unpack_headers(packed)
+            found = known[packed] = (list(headers), [_as_bytes(one) for one in headers.values()])
+        keys += found[0]
+        values += found[1]
+        ends.append(len(keys))
+    pairs = pa.StructArray.from_arrays(
+        [pa.array(keys, pa.string()), pa.array(values, pa.binary())], names=["key", "value"]
+    )
+    nulls = pa.array([packed is None for packed in rows], pa.bool_())
+    return pa.ListArray.from_arrays(
+        pa.array(ends, pa.int32()), pairs, type=_HEADER_LIST, mask=nulls
+    )
 
 
 def _as_bytes(value: HeaderValue) -> bytes | None:
@@ -134,6 +180,17 @@ def _as_bytes(value: HeaderValue) -> bytes | None:
     if isinstance(value, bool):
         return b"true" if value else b"false"
     return str(value).encode()
+
+
+def aligned(block: Block) -> Block:
+    """Return the block at an address that is a multiple of 8, as Arrow recommends.
+
+    A frame from the network may begin at any address. Then this copies the block once. Programs
+    that do not accept other addresses would copy each column, or fail.
+    """
+    if pa.py_buffer(block.columns).address % 8 == 0:
+        return block
+    return Block(block.header, bytes(block.columns))
 
 
 class BatchMaker:
@@ -152,7 +209,7 @@ class BatchMaker:
             "timestampType": lambda block: _same(
                 LOG_TIME if block.times is None else OWN_TIME, pa.int32()
             ).slice(0, block.count),
-            "tag": lambda block: wrap(block.tag, block.count, _TYPES["tag"]),
+            "tag": _tags,
             HEADERS: _header_rows,
         }
         self.schema = arrow_schema(columns)

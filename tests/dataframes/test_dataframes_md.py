@@ -1,0 +1,25 @@
+"""Test that each block of docs/dataframes.md runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.broker import Broker
+from support.pages import ROOT, run_page
+
+from zsq.transport.arrow.batches import COLUMNS
+
+pytestmark = pytest.mark.slow
+
+
+def test_each_block_of_dataframes_md_runs(broker: Broker, tmp_path: Path) -> None:
+    said = run_page("dataframes.md", tmp_path, ZSQ_URL=broker.ipc)
+    assert "2 ['offset', 'timestamp', 'key', 'tag', 'value', 'headers']" in said[0]
+    assert all("7" in one for one in said[1:4])
+
+
+def test_dataframes_md_lists_all_columns() -> None:
+    text = (ROOT / "docs" / "dataframes.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \| ", text, re.MULTILINE)) == set(COLUMNS)
