@@ -162,6 +162,7 @@ SECTIONS: Final = {
     "Keep a copy": {
         "backup": CommandPlace("files.backup:backup", "Copy a data directory while its broker runs."),
         "restore": CommandPlace("files.restore:restore", "Create a data directory from a backup or a bucket, or check one."),
+        "export": CommandPlace("files.export:export", "Write a topic to Parquet files, and continue later."),
     },
     "A stopped broker's files": {
         "fsck": CommandPlace("files.fsck:fsck", "Check all files, and repair them."),

@@ -9,6 +9,7 @@ import pytest
 from support.broker import Broker
 from support.pages import ROOT, run_page
 
+from zsq.apps.export import Span, files_of
 from zsq.transport.arrow.batches import COLUMNS
 
 pytestmark = pytest.mark.slow
@@ -18,6 +19,9 @@ def test_each_block_of_dataframes_md_runs(broker: Broker, tmp_path: Path) -> Non
     said = run_page("dataframes.md", tmp_path, ZSQ_URL=broker.ipc)
     assert "2 ['offset', 'timestamp', 'key', 'tag', 'value', 'headers']" in said[0]
     assert all("7" in one for one in said[1:4])
+    assert "2 messages" in said[4]
+    assert (tmp_path / "clicks.parquet").is_file()
+    assert [*files_of(tmp_path / "archive", "clicks")] == [Span(0, 2)]
 
 
 def test_dataframes_md_lists_all_columns() -> None:

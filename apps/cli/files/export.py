@@ -1,0 +1,121 @@
+"""zsq export: write a topic to Parquet files, and continue where the last export ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..manage.settings import resolved
+from ..options import with_broker
+from ..output import json_option, say, tell
+from ..quantities import BoundedSize, TopicPosition
+
+if TYPE_CHECKING:
+    from ...export import ExportReport
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "--to",
+    required=True,
+    metavar="FILE.parquet|DIR",
+    type=click.Path(path_type=Path),
+    help="A new file that ends in .parquet, or a directory with a folder for each hour.",
+)
+@click.option(
+    "--start",
+    type=TopicPosition(),
+    metavar="WHERE",
+    help=(
+        "First message: a place as in zsq seek. Default: after the messages that DIR has, else "
+        "earliest."
+    ),
+)
+@click.option(
+    "--end",
+    type=TopicPosition(),
+    metavar="WHERE",
+    help="Stop before this message: a place as in zsq seek. Default: latest.",
+)
+@click.option(
+    "--columns",
+    metavar="NAME,...",
+    help="Columns of the files. Default: offset,timestamp,key,tag,value,headers.",
+)
+@click.option(
+    "--compression",
+    type=click.Choice(["zstd", "snappy", "gzip", "none"]),
+    default="zstd",
+    show_default=True,
+    help="Compression of the columns.",
+)
+@click.option(
+    "--file-size",
+    type=BoundedSize(1024),
+    default="512MiB",
+    show_default=True,
+    metavar="SIZE",
+    help="In DIR, begin a new file after this much, before compression.",
+)
+@click.option(
+    "--skip-lost",
+    is_flag=True,
+    help="Leave out messages that no longer exist, instead of stopping there.",
+)
+@json_option
+@with_broker
+def export(topic: str, to: Path, url: str, timeout: float, as_json: bool, **given: Any) -> None:
+    """Write the messages of TOPIC to Parquet. No channel takes part, and nothing is finished.
+
+    DIR gets files such as date=2026-11-27/hour=14/TOPIC-START-END.parquet, by the hour (UTC) in
+    which the broker stored the messages. Run the command again to add what is new: the names of the
+    files say what DIR has, so no message is written twice.
+    """
+    from ...export import ExportPlan
+    from ...export import export as write
+    from ..progress import bar
+
+    columns = given["columns"]
+    plan = ExportPlan(
+        url,
+        topic,
+        to,
+        resolved(url, timeout, given["start"]),
+        resolved(url, timeout, given["end"]),
+        None if columns is None else [name.strip() for name in columns.split(",")],
+        given["compression"],
+        given["file_size"],
+        given["skip_lost"],
+        timeout,
+    )
+    with bar("exporting", None, unit="messages") as advance:
+        report = write(plan, advance)
+    if as_json:
+        tell(summary(report))
+        return
+    for line in lines(report, to):
+        say(line)
+
+
+def lines(report: ExportReport, to: Path) -> list[str]:
+    if not report.files:
+        ends = ", ".join(f"{name} to offset {end}" for name, end in report.ends.items())
+        return [f"{to}: nothing new; it has {ends}"]
+    files = f"{len(report.files)} files, " if len(report.files) > 1 else ""
+    said = [f"{to}: {report.messages:,} messages, {files}{report.bytes:,} bytes"]
+    if report.lost:
+        said.append(f"warning: {report.lost:,} messages no longer exist and were left out")
+    return said
+
+
+def summary(report: ExportReport) -> dict[str, object]:
+    return {
+        "messages": report.messages,
+        "bytes": report.bytes,
+        "lost": report.lost,
+        "files": [str(path) for path in report.files],
+        "ends": report.ends,
+    }
