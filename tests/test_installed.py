@@ -22,7 +22,9 @@ from support.broker import wait_for
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PARTS: Final = ("__init__.py", "__main__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE")
-FOLDERS: Final = ("actors", "aio", "apps", "pyspark_zsq", "storage", "testing", "transport")
+FOLDERS: Final = (
+    "actors", "aio", "apps", "inbox", "outbox", "pyspark_zsq", "storage", "testing", "transport",
+)  # fmt: skip
 BUILD: Final = (
     "import sys; from setuptools import build_meta as b; print(b.build_{kind}(sys.argv[1]))"
 )

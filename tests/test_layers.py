@@ -103,6 +103,8 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "actors.standby": ("actors.runtime", "actors.security", "actors.settings", "actors.supervisor", "actors.supervisor.topics"),
     "apps.spark": (),
     "apps": ("apps.spark",),
+    "apps.integrations": (),
+    "apps.integrations.database": (),
     "apps.cli": (),
     "apps.nsqd": (),
     "apps.dump": ("apps.nsqd",),

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-LAYERS: Final = ("actors", "aio", "apps", "storage", "testing", "transport")
+LAYERS: Final = ("actors", "aio", "apps", "inbox", "outbox", "storage", "testing", "transport")
 SITE: Final = ("docs", "mkdocs.yml", "scripts")  # the sources of the documentation site
 
 

@@ -1,1 +1,1 @@
-"""Integrations: ZSQ in frameworks for task queues and tracing. Each needs the extra of its name."""
+"""Integrations: ZSQ with databases, task queues and tracing. Each needs the extra of its name."""

@@ -121,6 +121,8 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
         "zsq restore s3://BUCKET/PREFIX --data-dir data",
     ): "tests/apps/cli/files/test_restore_bucket.py",
     ("spark.md", "history = ("): "tests/spark/test_archived.py",
+    ("databases.md", "create table zsq_outbox ("): "tests/databases/test_databases_md.py",
+    ("databases.md", ""): "tests/databases/test_databases_md.py",
     ("dataframes.md", ""): "tests/dataframes/test_dataframes_md.py",
     ("standby.md", "mkdir bucket"): "tests/process/test_standby.py",
     ("parts.md", "mkdir -p bucket/one bucket/two"): "tests/process/test_cluster_cli.py",

@@ -1,0 +1,399 @@
+"""Outbox: messages are rows of a table until they are in a topic, without loss and without doubles.
+
+The user's transaction writes its own rows and those of the outbox. `drain` moves the rows to their
+topics afterwards. Theory of operation:
+
+1. In one transaction, `drain` gives the next number to the oldest rows of one topic. These rows are
+   a *batch*. There is at most one batch at a time. So a batch is complete and does not change,
+   whatever other transactions commit in the meantime.
+2. It sends the batch to the topic as a transaction of the broker: the name of the outbox, and the
+   number of the batch as the version. The broker carries out each version once, and remembers the
+   last one permanently.
+3. In another transaction, it deletes the rows of the batch.
+
+After a crash in step 2 or 3, the next `drain` finds the batch with its number, and repeats both
+steps. If the topic has the batch, the broker answers so, and only the rows are deleted. Several
+processes may drain the same table: they send the same batch, and it is stored once.
+
+Rejected: a producer's id, with a sequence from the row. A topic accepts only consecutive sequences,
+and a database's numbers have gaps. Also, a topic forgets a producer that was away for a week, so a
+batch that was interrupted then would be stored twice.
+
+Rejected: the highest id that was published. Ids are given before the commit. A transaction with a
+lower id may commit later, and its rows would be left out.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from ....transport.block.block import MESSAGE_BYTES_MAX, Block
+from ....transport.client.blocking.client import Reader
+from ....transport.client.blocking.stage_writer import StageCommitter, StageWriter
+from ....transport.client.core.lane import as_attributes, as_body, pack_many
+from ....transport.errors import E_BAD_ARGUMENT, E_TOO_BIG, NotFound, UsageError
+from ....transport.names import part_name
+from ....transport.wire.address import DefaultTimeout
+from ....transport.wire.addresses import Url
+from ....transport.wire.credentials import KeyFile
+from ....transport.wire.protocol_client import check_stage_topic
+from ....transport.wire.spread import HasParts, parts_of_keys
+from .connections import (
+    POSTGRES,
+    SQLITE,
+    Connection,
+    bytes_of,
+    dialect_of,
+    execute,
+    identifier,
+    text_of,
+    transaction,
+)
+
+__all__ = ["Outbox"]
+
+Text = bytes | str | None
+HeaderText = str | int | float | bool | None
+COUNT: Final = 1000  # messages of a batch
+COUNT_MAX: Final = 10_000
+BATCH_BYTES: Final = 8 * 1024 * 1024  # the bodies of a batch, unless one message has more
+TIMEOUT_S: Final = DefaultTimeout(30.0)
+_TYPES: Final = {
+    SQLITE: ("integer primary key autoincrement", "blob"),
+    POSTGRES: ("bigint generated always as identity primary key", "bytea"),
+}
+
+
+class _Row(NamedTuple):
+    id: int
+    key: bytes | None
+
+
+class Outbox:
+    """Messages that are published after the user's transaction was committed.
+
+        outbox = Outbox()
+        outbox.create(db)                                  # once
+        with db.transaction():                             # psycopg; sqlite3: `with db:`
+            db.execute("insert into orders ...")           # the work
+            outbox.put(db, "orders", body, key="customer-7")
+
+        outbox.drain(db, url=url)                          # in another process, again and again
+
+    The messages of one transaction go to their topic in the order of `put`. For messages of
+    different transactions, the order is that of the rows' ids. That is the order in which `put` was
+    called, and not always the order of the commits. Transactions that lock the same row of the
+    user's, such as an account, keep their order.
+
+    - `table`: The name of the table, which `create` makes. A second one ends in `_state`.
+    - `message_bytes_max`: The largest body that `put` accepts, in bytes. It must not be larger than
+      the limit of the broker (`zsq serve --max-message-size`).
+    """
+
+    def __init__(
+        self, table: str = "zsq_outbox", *, message_bytes_max: int = MESSAGE_BYTES_MAX
+    ) -> None:
+        self.table = identifier(table)
+        self.state = f"{table}_state"
+        self.message_bytes_max = message_bytes_max
+
+    def create(self, db: Connection) -> None:
+        """Create the tables if they do not exist, in SQLite or PostgreSQL.
+
+        For other databases, create them as docs/databases.md shows, and call this once: it writes
+        the row of the state.
+        """
+        dialect = dialect_of(db)
+        with transaction(db):
+            if dialect.kind in _TYPES:
+                number, blob = _TYPES[dialect.kind]
+                execute(
+                    db,
+                    f"create table if not exists {self.table} (id {number}, "
+                    f"topic text not null, message_key {blob}, tag text, headers text, "
+                    f"body {blob} not null, log text, batch bigint)",
+                )
+                # At most one batch has a number, so this index is small.
+                execute(
+                    db,
+                    f"create index if not exists {self.table}_batch on {self.table} (batch) "
+                    "where batch is not null",
+                )
+                execute(
+                    db,
+                    f"create table if not exists {self.state} (app text not null, "
+                    "batch bigint not null)",
+                )
+            if execute(db, f"select batch from {self.state}").fetchone() is None:
+                execute(db, f"insert into {self.state} (app, batch) values (?, ?)", (_app(), 0))
+
+    def put(
+        self,
+        db: Connection,
+        topic: str,
+        body: bytes,
+        *,
+        key: Text = None,
+        tag: str | None = None,
+        headers: Mapping[str, HeaderText] | None = None,
+    ) -> None:
+        """Add a message to the outbox in the current transaction.
+
+        The values of headers may be text, numbers, booleans or None, because the table has them as
+        JSON. Raises `UsageError` for a bad name, or a message that is too large.
+        """
+        check_stage_topic(topic)
+        payload = as_body(body)
+        if len(payload) > self.message_bytes_max:
+            text = f"message of {len(payload)} bytes is over the limit of {self.message_bytes_max}"
+            raise UsageError(E_TOO_BIG, f"{text} bytes; see message_bytes_max")
+        key_bytes, _, _ = as_attributes(key, tag, headers)
+        try:
+            packed = json.dumps(dict(headers)) if headers else None
+        except TypeError as error:
+            text = f"the outbox has headers as JSON, and one is not possible there: {error}"
+            raise UsageError(E_BAD_ARGUMENT, text) from None
+        execute(
+            db,
+            f"insert into {self.table} (topic, message_key, tag, headers, body) "
+            "values (?, ?, ?, ?, ?)",
+            (topic, key_bytes, tag, packed, payload),
+        )
+
+    def waiting(self, db: Connection) -> int:
+        """Return the number of messages that are not in their topics yet."""
+        return int(execute(db, f"select count(*) from {self.table}").fetchone()[0])
+
+    def drain(
+        self,
+        db: Connection,
+        *,
+        url: Url = None,
+        count: int = COUNT,
+        batches: int | None = None,
+        timeout: float | None = TIMEOUT_S,
+        key_file: KeyFile = None,
+        transport: str | None = None,
+    ) -> int:
+        """Publish the messages that wait, and return their number.
+
+        It returns when no message waits, or after this number of `batches`. A batch has at most
+        `count` messages (10,000 at most) and about 8 MiB. The connection must not be in a
+        transaction: this begins and commits its own ones. If it raises an error, nothing is lost:
+        call it again. `url`, `timeout`, `key_file`, `transport`: see `Producer`.
+        """
+        if not 1 <= count <= COUNT_MAX:
+            raise UsageError(E_BAD_ARGUMENT, f"count must be 1 to {COUNT_MAX}, not {count}")
+        with _Broker(url, timeout, key_file, transport) as broker:
+            total = done = 0
+            while batches is None or done < batches:
+                taken = self._batch(db) or self._new_batch(db, broker, count)
+                if taken is None:
+                    return total
+                total += self._publish(db, broker, *taken)
+                done += 1
+            return total
+
+    def run(
+        self,
+        db: Connection,
+        stopped: Callable[[float], bool],
+        *,
+        pause_s: float = 0.5,
+        **broker: Any,
+    ) -> None:
+        """Drain again and again until `stopped` returns True, such as `threading.Event().wait`.
+
+        It is called with `pause_s` after each drain: this is the time after which a new message is
+        published, at the latest. `broker`: see `drain`. An error ends it.
+        """
+        while True:
+            self.drain(db, **broker)
+            if stopped(pause_s):
+                return
+
+    def renew(self, db: Connection) -> None:
+        """Begin a new series of batches. Call this after the database was restored from a backup.
+
+        Otherwise the numbers of batches repeat, and the broker would take new messages for old
+        ones. Messages in the restored table that were published before are published again.
+        """
+        with transaction(db):
+            execute(db, f"update {self.state} set app = ?, batch = 0", (_app(),))
+            execute(db, f"update {self.table} set batch = null, log = null where batch is not null")
+
+    # The three steps
+
+    def _state(self, db: Connection) -> tuple[str, int]:
+        row = execute(db, f"select app, batch from {self.state}").fetchone()
+        if row is None:
+            text = f"table {self.state} is empty; call Outbox.create once"
+            raise UsageError(E_BAD_ARGUMENT, text)
+        return text_of(row[0]), int(row[1])
+
+    def _batch(self, db: Connection) -> tuple[str, int] | None:
+        """Return the name of the outbox and the number of the batch that is not done, if any."""
+        with transaction(db):
+            asked = f"select max(batch) from {self.table} where batch is not null"
+            number = execute(db, asked).fetchone()[0]
+            return None if number is None else (self._state(db)[0], int(number))
+
+    def _new_batch(self, db: Connection, broker: _Broker, count: int) -> tuple[str, int] | None:
+        """Make the oldest rows a batch. Return None if there are none."""
+        with transaction(db):
+            first = execute(db, f"select topic from {self.table} order by id limit 1").fetchone()
+        if first is None:
+            return None
+        topic = text_of(first[0])
+        logs = broker.logs(topic)  # asked outside of the transaction, which holds a lock
+        with transaction(db):
+            # This locks the row, so that one process at a time makes a batch.
+            execute(db, f"update {self.state} set batch = batch + 1")
+            app, number = self._state(db)
+            busy = execute(db, f"select max(batch) from {self.table} where batch is not null")
+            other = busy.fetchone()[0]
+            if other is not None:
+                return app, int(other)
+            rows = self._oldest(db, topic, count)
+            for log, ids in logs(rows, number).items():
+                for start in range(0, len(ids), 500):  # databases bound the number of values
+                    some = ids[start : start + 500]
+                    marks = ", ".join("?" * len(some))
+                    change = f"update {self.table} set batch = ?, log = ? where id in ({marks})"
+                    execute(db, change, (number, log, *some))
+            # There may be none any more: another process has published them in the meantime.
+            return app, number
+
+    def _oldest(self, db: Connection, topic: str, count: int) -> list[_Row]:
+        asked = (
+            f"select id, message_key, length(body) from {self.table} where topic = ? "
+            "order by id limit ?"
+        )
+        rows: list[_Row] = []
+        size = 0
+        for id, key, length in execute(db, asked, (topic, count)).fetchall():
+            size += int(length)
+            if rows and size > BATCH_BYTES:
+                break
+            rows.append(_Row(int(id), None if key is None else bytes_of(key)))
+        return rows
+
+    def _publish(self, db: Connection, broker: _Broker, app: str, number: int) -> int:
+        """Send the batch, and delete its rows. Return the number of its messages."""
+        columns = "log, message_key, tag, headers, body, id"
+        asked = f"select {columns} from {self.table} where batch = ? order by id"
+        with transaction(db):
+            rows = execute(db, asked, (number,)).fetchall()
+        logs: dict[str, list[Sequence[Any]]] = {}
+        for row in rows:
+            logs.setdefault(text_of(row[0]), []).append(row)
+        for log, its_rows in logs.items():
+            broker.commit(log, app, number, its_rows)
+        with transaction(db):
+            done = execute(db, f"delete from {self.table} where batch = ?", (number,))
+        return int(done.rowcount)  # 0 if another process has deleted them
+
+
+class _Broker:
+    """The broker of one `drain`, with its connections."""
+
+    def __init__(
+        self, url: Url, timeout: float | None, key_file: KeyFile, transport: str | None
+    ) -> None:
+        self._url = url
+        self._options: dict[str, Any] = {
+            "timeout": timeout,
+            "key_file": key_file,
+            "transport": transport,
+        }
+        self._committers: dict[str, StageCommitter] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for committer in self._committers.values():
+            committer.close()
+
+    def logs(self, topic: str) -> Callable[[Sequence[_Row], int], dict[str, list[int]]]:
+        """Return a function that sorts the rows of a batch by the topic or the part they go to.
+
+        The part is kept in the row. Otherwise parts that are added after a crash could move a
+        message to another part, where it would be stored a second time.
+        """
+        try:
+            with Reader(topic, url=self._url, **self._options) as reader:
+                reader.head()
+        except HasParts as error:
+            keys = parts_of_keys(error.spread)
+        except NotFound:
+            keys = None  # the first message creates the topic, if the broker allows that
+        else:
+            keys = None
+
+        def sorted_rows(rows: Sequence[_Row], number: int) -> dict[str, list[int]]:
+            found: dict[str, list[int]] = {}
+            for row in rows:
+                log = topic
+                if keys is not None:
+                    turn = keys.open[number % len(keys.open)]
+                    log = part_name(topic, turn if row.key is None else keys.of(row.key))
+                found.setdefault(log, []).append(row.id)
+            return found
+
+        return sorted_rows
+
+    def commit(self, log: str, app: str, number: int, rows: Sequence[Sequence[Any]]) -> None:
+        """Store these rows in the topic, unless it has this batch."""
+        with StageWriter(self._url, log, app, number, **self._options) as writer:
+            for block in _blocks(rows):
+                writer.push(block)
+            part = writer.seal()
+        if part is None:
+            return  # an earlier attempt has committed the batch
+        if log not in self._committers:
+            self._committers[log] = StageCommitter(self._url, log, **self._options)
+        self._committers[log].commit(app, number, [part])
+
+
+def _blocks(rows: Sequence[Sequence[Any]]) -> Iterator[Block]:
+    """Pack the rows: log, key, tag, headers as JSON, body, id."""
+    keys = [None if row[1] is None else bytes_of(row[1]) for row in rows]
+    tags = [None if row[2] is None else text_of(row[2]) for row in rows]
+    headers = [_headers(row[3], row[5]) for row in rows]
+    return pack_many(
+        [bytes_of(row[4]) for row in rows],
+        keys if any(one is not None for one in keys) else None,
+        tags if any(one is not None for one in tags) else None,
+        headers if any(headers) else None,
+    )
+
+
+def _headers(packed: Any, id: int) -> dict[str, HeaderText] | None:
+    """Return the headers of a row. A program in another language may have written them."""
+    if packed is None:
+        return None
+    try:
+        found = json.loads(text_of(packed))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        text = (
+            f"the headers of row {id} of the outbox are not a JSON object: {text_of(packed)!r:.60}"
+        )
+        raise UsageError(E_BAD_ARGUMENT, f"{text}; correct the row, or delete it")
+    return found
+
+
+def _app() -> str:
+    """Return a new name for a series of batches. No other outbox has it."""
+    return f"outbox-{uuid.uuid4().hex}"
