@@ -186,17 +186,8 @@ class Outbox:
         transaction: this begins and commits its own ones. If it raises an error, nothing is lost:
         call it again. `url`, `timeout`, `key_file`, `transport`: see `Producer`.
         """
-        if not 1 <= count <= COUNT_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"count must be 1 to {COUNT_MAX}, not {count}")
         with _Broker(url, timeout, key_file, transport) as broker:
-            total = done = 0
-            while batches is None or done < batches:
-                taken = self._batch(db) or self._new_batch(db, broker, count)
-                if taken is None:
-                    return total
-                total += self._publish(db, broker, *taken)
-                done += 1
-            return total
+            return self._drain(db, broker, count, batches)
 
     def run(
         self,
@@ -204,17 +195,23 @@ class Outbox:
         stopped: Callable[[float], bool],
         *,
         pause_s: float = 0.5,
-        **broker: Any,
+        url: Url = None,
+        count: int = COUNT,
+        timeout: float | None = TIMEOUT_S,
+        key_file: KeyFile = None,
+        transport: str | None = None,
     ) -> None:
         """Drain again and again until `stopped` returns True, such as `threading.Event().wait`.
 
         It is called with `pause_s` after each drain: this is the time after which a new message is
-        published, at the latest. `broker`: see `drain`. An error ends it.
+        published, at the latest. The connections to the broker stay open in between. An error ends
+        it. The other arguments are those of `drain`.
         """
-        while True:
-            self.drain(db, **broker)
-            if stopped(pause_s):
-                return
+        with _Broker(url, timeout, key_file, transport) as broker:
+            while True:
+                self._drain(db, broker, count, None)
+                if stopped(pause_s):
+                    return
 
     def renew(self, db: Connection) -> None:
         """Begin a new series of batches. Call this after the database was restored from a backup.
@@ -227,6 +224,18 @@ class Outbox:
             execute(db, f"update {self.table} set batch = null, log = null where batch is not null")
 
     # The three steps
+
+    def _drain(self, db: Connection, broker: _Broker, count: int, batches: int | None) -> int:
+        if not 1 <= count <= COUNT_MAX:
+            raise UsageError(E_BAD_ARGUMENT, f"count must be 1 to {COUNT_MAX}, not {count}")
+        total = done = 0
+        while batches is None or done < batches:
+            taken = self._batch(db) or self._new_batch(db, broker, count)
+            if taken is None:
+                break
+            total += self._publish(db, broker, *taken)
+            done += 1
+        return total
 
     def _state(self, db: Connection) -> tuple[str, int]:
         row = execute(db, f"select app, batch from {self.state}").fetchone()
@@ -311,6 +320,7 @@ class _Broker:
             "transport": transport,
         }
         self._committers: dict[str, StageCommitter] = {}
+        self._readers: dict[str, Reader] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -321,8 +331,8 @@ class _Broker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for committer in self._committers.values():
-            committer.close()
+        for client in (*self._committers.values(), *self._readers.values()):
+            client.close()
 
     def logs(self, topic: str) -> Callable[[Sequence[_Row], int], dict[str, list[int]]]:
         """Return a function that sorts the rows of a batch by the topic or the part they go to.
@@ -331,12 +341,13 @@ class _Broker:
         message to another part, where it would be stored a second time.
         """
         try:
-            with Reader(topic, url=self._url, **self._options) as reader:
-                reader.head()
+            if topic not in self._readers:
+                self._readers[topic] = Reader(topic, url=self._url, **self._options)
+            self._readers[topic].head()
         except HasParts as error:
             keys = parts_of_keys(error.spread)
         except NotFound:
-            keys = None  # the first message creates the topic, if the broker allows that
+            keys = None  # the first batch creates the topic, if the broker allows that
         else:
             keys = None
 
