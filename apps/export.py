@@ -113,7 +113,10 @@ def export(plan: ExportPlan, advance: Advance = lambda done: None) -> ExportRepo
         text = f"file_bytes must be at least 1 and compression one of {', '.join(COMPRESSIONS)}"
         raise UsageError(E_BAD_ARGUMENT, f"{text}, not {plan.file_bytes} and {plan.compression!r}")
     report = ExportReport()
-    names = logs_of(plan)
+    names = logs_of(plan.topic, plan.url, plan.timeout)
+    if names != [plan.topic] and (type(plan.start) is int or type(plan.end) is int):
+        text = f"topic {plan.topic} has parts, and each has its own offsets"
+        raise UsageError(E_PARTS, f"{text}: give a time, or export one part, such as {names[0]}")
     if plan.one_file:
         _to_file(plan, names, report, advance)
     else:
@@ -124,20 +127,14 @@ def export(plan: ExportPlan, advance: Advance = lambda done: None) -> ExportRepo
     return report
 
 
-def logs_of(plan: ExportPlan) -> list[str]:
+def logs_of(topic: str, url: str, timeout: float) -> list[str]:
     """Return the topic, or the names of all its parts."""
-    with Reader(plan.topic, url=plan.url, timeout=plan.timeout) as reader:
+    with Reader(topic, url=url, timeout=timeout) as reader:
         try:
             reader.head()
         except HasParts as error:
-            if type(plan.start) is int or type(plan.end) is int:
-                text = f"topic {plan.topic} has parts, and each has its own offsets"
-                first = part_name(plan.topic, 0)
-                raise UsageError(
-                    E_PARTS, f"{text}: give a time, or export one part, such as {first}"
-                ) from None
-            return [part_name(plan.topic, number) for number, _ in sorted(error.spread.parts)]
-    return [plan.topic]
+            return [part_name(topic, number) for number, _ in sorted(error.spread.parts)]
+    return [topic]
 
 
 # One log: a topic, or one part of it

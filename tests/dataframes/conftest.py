@@ -15,7 +15,7 @@ import pytest
 from support.broker import Broker
 from support.topic import Topic
 
-NEEDED = ("pyarrow", "polars", "duckdb", "pandas")
+NEEDED = ("pyarrow", "polars", "duckdb", "pandas", "pyiceberg")
 if ("CI" not in os.environ or "ZSQ_TEST_FAST" in os.environ) and not all(map(find_spec, NEEDED)):
     collect_ignore_glob = ["test_*.py"]
 
@@ -33,4 +33,4 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 def topic(broker: Broker, request: pytest.FixtureRequest) -> Topic:
     """Return a topic that does not exist yet."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
-    return Topic(broker, name[:60])
+    return Topic(broker, name[-60:].strip("-"))

@@ -20,6 +20,7 @@ def test_each_block_of_dataframes_md_runs(broker: Broker, tmp_path: Path) -> Non
     assert "2 ['offset', 'timestamp', 'key', 'tag', 'value', 'headers']" in said[0]
     assert all("7" in one for one in said[1:4])
     assert "2 messages" in said[4]
+    assert said[-1] == "2 rows\n0 rows the second time\n0 2\n"
     assert (tmp_path / "clicks.parquet").is_file()
     assert [*files_of(tmp_path / "archive", "clicks")] == [Span(0, 2)]
 
