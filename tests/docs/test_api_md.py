@@ -16,6 +16,8 @@ from typing import Any, Final
 import pytest
 
 import zsq
+import zsq.inbox
+import zsq.outbox
 from zsq.transport.client.core.message import Fetched, StoredMessage
 from zsq.transport.client.core.peeking import Peek, Peeked
 from zsq.transport.client.core.reading import Archive, Measured
@@ -34,6 +36,7 @@ SECTIONS: Final = {
         "ZsqError", "UsageError", "BrokerUnreachable", "Refused", "NotFound", "LeaseLost", "CorruptBlock", "DataLoss",
     ),
 }  # fmt: skip
+DATABASES: Final = (zsq.inbox.Inbox, zsq.inbox.Positions, zsq.outbox.Outbox)
 GIVEN: Final = {"Receipt", "Batch", "Message"}  # users do not create these themselves
 RECORDS: Final = (
     NewChannelOptions,
@@ -68,6 +71,8 @@ def drawn() -> str:
     for title, names in SECTIONS.items():
         parts.append(f"## {title}\n")
         parts += [_class(name, getattr(zsq, name)) for name in names]
+    parts.append("## Databases\n\nImport these from `zsq.inbox` and `zsq.outbox`.\n")
+    parts += [_class(kind.__name__, kind) for kind in DATABASES]
     parts.append("## Records and options\n")
     parts += [_record(kind) for kind in RECORDS]
     parts.append(
@@ -227,6 +232,12 @@ def test_nothing_public_lacks_a_docstring(name: str) -> None:
     kind = getattr(zsq, name)
     assert (inspect.getdoc(kind) or "").strip()
     assert [member for member, _, doc in _members(kind) if not doc.strip()] == []
+
+
+def test_nothing_of_the_databases_lacks_a_docstring() -> None:
+    assert {*zsq.inbox.__all__, *zsq.outbox.__all__} == {kind.__name__ for kind in DATABASES}
+    for kind in DATABASES:
+        assert [member for member, _, doc in _members(kind) if not doc.strip()] == []
 
 
 if __name__ == "__main__":

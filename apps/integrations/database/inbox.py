@@ -141,10 +141,9 @@ class Positions:
         positions = Positions("billing")
         positions.create(db)                                    # once
         with zsq.Reader("orders") as reader:
-            while True:
-                with db.transaction():                          # psycopg; sqlite3: `with db:`
-                    for message in positions.read(db, reader):
-                        ...                                     # the work, with the same connection
+            with db.transaction():                              # psycopg; sqlite3: `with db:`
+                for message in positions.read(db, reader):
+                    ...                                         # the work, with the same connection
 
     - `name`: The name of the reader. Each name has its own positions.
     - `start`: Where a new reader begins: "earliest", "latest", or an offset.

@@ -91,7 +91,7 @@ class Outbox:
 
     - `table`: The name of the table, which `create` makes. A second one ends in `_state`.
     - `message_bytes_max`: The largest body that `put` accepts, in bytes. It must not be larger than
-      the limit of the broker (`zsq serve --max-message-size`).
+      the limit of the broker (`zsq serve --max-msg-size`).
     """
 
     def __init__(
