@@ -15,6 +15,8 @@ import zsq
 from zsq.apps import iceberg
 from zsq.apps.iceberg import append, schema
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Any]:

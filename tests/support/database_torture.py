@@ -96,7 +96,7 @@ def consume(database: Database, url: str, topic: str, until: int, fatal: int, af
         zsq.Consumer(topic, "work", url=url, ready=8, message_timeout=LEASE_S) as consumer,
     ):
         # The messages of a worker that was killed come when their lease has ended.
-        while (message := consumer.receive(5 * LEASE_S)) is not None:
+        while (message := consumer.receive(4 * LEASE_S)) is not None:
             with mortal.dies_at_commit(begun(db)):
                 if inbox.take(db, message):
                     db.cursor().execute(f"insert into done values ({int(message.body)})")
