@@ -31,6 +31,8 @@ TAGS_MAX: Final = 64  # the most tags of one channel
 TAG_BYTES_MAX: Final = 256
 ATTEMPTS_MAX: Final = 65_535  # NSQ's protocol has 16 bits for the number
 BACKOFF_S_MAX: Final = 3_600.0  # the longest delay of a requeue
+# As long as the longest message timeout, so that a touch never shortens a lease.
+HOLD_S_MIN: Final = 900.0
 KEEP_BYTES: Final = 1024 * MIB
 MAX_BYTES_MIN: Final = 8 * MIB  # one block of the largest size always fits into an empty topic
 MAX_S_MIN: Final = 1
@@ -205,6 +207,13 @@ class ChannelSettings:
         ),
         line="consumers", shows="at most {}", shows_none="any number", label="Consumers at most", none_label="no limit", hint="0: no limit",
     )  # fmt: skip
+    max_hold_s: float = _row(
+        HOLD_S_MIN, Kind.SECONDS, "--max-hold TIME", allowed="a number of seconds from {low:g}, or -1 for no limit",
+        low=HOLD_S_MIN, no_bound=NONE,
+        help="Longest time that a consumer can hold a message by touching it, at least 15m (15m); none: unlimited.",
+        line="holding", shows="at most {}", shows_none="as long as it is touched", label="Held at most", none_label="no limit",
+        hint="at least 15m; none: as long as the consumer touches it",
+    )  # fmt: skip
     alarm_depth: int | None = _row(
         None, Kind.COUNT, "--alarm-depth N", allowed=_NUMBER, low=NONE, no_bound=NONE,
         help="Raise an alarm when more messages than this wait; none: never. Default: the option of zsq serve.",
@@ -252,6 +261,7 @@ class ChannelOptions(TypedDict, total=False):
     backoff_max_s: float | None
     max_age_s: float | None
     max_consumers: int | None
+    max_hold_s: float | None
     alarm_depth: int | None
     alarm_age_s: float | None
 

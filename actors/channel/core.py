@@ -33,12 +33,11 @@ from typing import Final, NamedTuple, NotRequired, TypedDict, cast
 from ...transport.block.block import Block, cut, gather
 from ...transport.errors import E_LIMIT, CorruptBlock, Refused
 from ...transport.reports import ChannelCounters, ConsumerReport
-from ...transport.settings import ChannelSettings
+from ...transport.settings import NONE, ChannelSettings
 from ...transport.wire.protocol import (
     BACKOFF,
     DEAD,
     EXPIRED,
-    MESSAGE_TIMEOUT_MS_MAX,
     REQUEUE_DELAY_MS_MAX,
     Done,
     Due,
@@ -502,13 +501,15 @@ class ChannelCore:
     def touch(self, peer: Peer, token: int, now_ns: int) -> Sequence[Range]:
         """Extend a lease to the consumer's timeout from now.
 
-        It ends 15 minutes after the delivery at the latest.
+        It ends at the latest when the channel's `max_hold_s` has passed since the delivery.
         """
         lease = self._leases.get(token)
         if lease is None or lease.consumer.peer != peer:
             return (UNKNOWN_DELIVERY,)
-        cap = lease.sent_ns + MESSAGE_TIMEOUT_MS_MAX * _MS
-        self._deadlines.set(token, min(now_ns + lease.consumer.timeout_ns, cap))
+        end_ns = now_ns + lease.consumer.timeout_ns
+        if (most_s := self.settings.max_hold_s) != NONE:
+            end_ns = min(end_ns, lease.sent_ns + int(most_s * 1e9))
+        self._deadlines.set(token, end_ns)
         return ()
 
     # The scan

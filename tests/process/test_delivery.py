@@ -97,6 +97,38 @@ def test_a_requeued_message_comes_at_once_or_after_its_delay(url: str, topic: st
         assert channel_row(url, topic, "c")["requeue_count"] == 2
 
 
+def test_a_consumer_can_change_its_ready_count_and_keep_what_it_holds(url: str, topic: str) -> None:
+    with (
+        zsq.Producer(url) as producer,
+        zsq.Consumer(topic, "c", url=url, ready=1) as consumer,
+    ):
+        producer.publish_many(topic, [b"1", b"2", b"3", b"4"])
+        first = consumer.receive(10)
+        assert first is not None
+        consumer.set_ready(3)
+        second, third = consumer.receive(10), consumer.receive(10)
+        assert second is not None
+        assert third is not None
+        consumer.set_ready(0)
+        first.finish(sync=True)
+        second.finish(sync=True)
+        assert consumer.receive(0.3) is None
+        third.finish(sync=True)
+        consumer.set_ready(1)
+        fourth = consumer.receive(10)
+        assert fourth is not None
+        assert [one.body for one in (first, second, third, fourth)] == [b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("kind", [zsq.Consumer, zsq.aio.Consumer])
+def test_a_ready_count_has_bounds(kind: Any, url: str) -> None:
+    consumer = kind("t", "c", url=url)
+    with pytest.raises(zsq.UsageError, match="ready must be 0 to 100000, not -1"):
+        consumer.set_ready(-1)
+    with pytest.raises(zsq.UsageError, match="ready must be 1 to 100000, not 0"):
+        kind("t", "c", url=url, ready=0)
+
+
 def test_timeout_gives_the_message_to_another_and_the_old_lease_changes_nothing(
     url: str, topic: str
 ) -> None:
@@ -117,9 +149,11 @@ def test_timeout_gives_the_message_to_another_and_the_old_lease_changes_nothing(
         assert mine is not None
         assert theirs is not None
         theirs.finish(sync=True)
+        assert mine.leased
         again = other.receive(10)  # after a second the scan ends the lease of the slow consumer
         assert again is not None
         assert (again.body, again.attempts) == (mine.body, 2)
+        assert (mine.leased, again.leased) == (False, True)
         with pytest.raises(zsq.LeaseLost):
             mine.finish(sync=True)
         row = channel_row(url, topic, "c")

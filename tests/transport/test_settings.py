@@ -144,6 +144,10 @@ def test_a_new_setting_needs_only_its_row() -> None:
             {"alarm_depth": -2},
             "alarm_depth must be a number from -1 to 4611686018427387904, not -2",
         ),
+        (
+            {"max_hold_s": 899},
+            "max_hold_s must be a number of seconds from 900, or -1 for no limit, not 899",
+        ),
         ({"max_age_s": 0}, "max_age_s must be a number of seconds above 0, or -1 for never, not 0"),
         (
             {"max_age_s": float("nan")},

@@ -310,6 +310,23 @@ def test_a_scan_ends_leases_and_a_touch_prolongs_them_up_to_a_limit(
     assert harness.stats() == (2, 0, 0)
 
 
+@pytest.mark.parametrize(("max_hold_s", "end_s"), [(-1.0, None), (3600.0, 3600)])
+def test_a_channel_may_let_its_consumers_hold_messages_for_longer(
+    harness: ChannelHarness, max_hold_s: float, end_s: int | None
+) -> None:
+    harness.channel.configure(type(harness.channel.settings)(max_hold_s=max_hold_s))
+    harness.join(A, 10, heartbeat_ns=100_000 * S)
+    harness.come(2)
+    token = harness.send_one().token
+    sent_ns = harness.now_ns
+    for _ in range(200):
+        harness.scan(30)
+        if harness.channel.touch(A, token, harness.now_ns):
+            break
+    held_s = (harness.now_ns - sent_ns) / S
+    assert held_s == 6_000 if end_s is None else end_s <= held_s < end_s + 30
+
+
 def test_due_times_are_told_in_monotonic_time(harness: ChannelHarness) -> None:
     assert harness.channel.next_due(harness.now_ns, harness.wall_ns) == 0
     harness.join(A, 10, heartbeat_ns=1_000 * S)

@@ -22,7 +22,9 @@ from ..blocking.consumer import (
     again,
     check_callable,
     check_concurrency,
+    check_ready,
     is_coroutine_function,
+    share_of,
 )
 from ..blocking.drive import inherit
 from ..core.consumer_session import EVERY, LeasedBlock
@@ -193,6 +195,15 @@ class Consumer(ConsumerBase):
         """Iterate over all messages, until `close`."""
         while (message := await self.receive()) is not None:
             yield message
+
+    def set_ready(self, ready: int) -> None:
+        """Change the largest number of unanswered messages. See `zsq.Consumer.set_ready`."""
+        check_ready(ready, 0)
+        self._options = (ready, *self._options[1:])
+        turner = self._made
+        if turner is not None and turner.pid == os.getpid():
+            turner.engine.set_ready(ready, share_of)
+            turner.settle()
 
     # Answering (called by messages and batches)
 

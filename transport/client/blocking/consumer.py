@@ -29,7 +29,7 @@ from ...settings import NewChannelOptions
 from ...wire.address import DefaultTimeout, url_last
 from ...wire.addresses import Url, parse_all
 from ...wire.credentials import KeyFile
-from ...wire.protocol import MESSAGE_TIMEOUT_MS_MAX, MESSAGE_TIMEOUT_MS_MIN
+from ...wire.protocol import MESSAGE_TIMEOUT_MS_MAX, MESSAGE_TIMEOUT_MS_MIN, READY_MAX
 from ..core import message as reasons
 from ..core.asking import on_wire
 from ..core.consumer_session import ConsumerSession, LeasedBlock
@@ -196,9 +196,24 @@ def make_session(
             E_BAD_ARGUMENT,
             f"sample_rate must be 1 to 99 percent, or 0 for all messages, not {sample_rate}",
         )
-    return ConsumerSession(
-        ready, timeout_ms, label or f"{os.uname().nodename}/{os.getpid()}", sample_rate
+    session = ConsumerSession(
+        ready or 1, timeout_ms, label or f"{os.uname().nodename}/{os.getpid()}", sample_rate
     )
+    session.set_ready(ready)
+    return session
+
+
+def check_ready(ready: int, least: int) -> None:
+    if not least <= ready <= READY_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"ready must be {least} to {READY_MAX}, not {ready}")
+
+
+def share_of(ready: int, count: int) -> int:
+    """Return how many messages a consumer may hold of each part of a topic with `count` parts."""
+    if not ready:
+        return 0
+    share = max(1, ready // count)
+    return max(share, READY_OF_PART) if ready == READY else share
 
 
 def check_concurrency(concurrency: int) -> None:
@@ -267,6 +282,7 @@ class ConsumerBase:
             on_wire(settings),
         )
         self._timeout = timeout
+        check_ready(ready, 1)
         make_session(ready, message_timeout, label, sample_rate)
         self._made: Any = None
         # Messages of a delivery that `receive` has not returned yet.
@@ -297,10 +313,9 @@ class ConsumerBase:
         session = make_session(ready, message_timeout, label, sample_rate)
 
         def of_part(count: int) -> ConsumerSession:
-            share = max(1, ready // count)
-            if ready == READY:
-                share = max(share, READY_OF_PART)
-            return make_session(share, message_timeout, label, sample_rate)
+            return make_session(
+                share_of(self._options[0], count), message_timeout, label, sample_rate
+            )
 
         engine = ConsumerEngine(
             self._address, self.topic, self.channel, session, heartbeat_ms, settings, of_part
@@ -518,6 +533,21 @@ class Consumer(ConsumerBase):
             return take()
         finally:
             self._busy.add(me)
+
+    def set_ready(self, ready: int) -> None:
+        """Change the largest number of unanswered messages that this consumer holds.
+
+        With 0 the channel sends no more messages, until the number is changed again. Messages that
+        this consumer holds stay with it, and can be answered. A delivery that is already on its way
+        still arrives.
+        """
+        check_ready(ready, 0)
+        self._options = (ready, *self._options[1:])
+        drive = self._made
+        if drive is not None and drive.pid == os.getpid():
+            with drive.lock:
+                drive.engine.set_ready(ready, share_of)
+                drive.settle()
 
     # Answering (called by messages and batches)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import numbers
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
@@ -285,6 +286,21 @@ class MessageView:
         """True if this object has finished, requeued, or rejected the message."""
         return self._answered
 
+    @property
+    def leased(self) -> bool:
+        """True while this consumer holds the message, as far as the client knows.
+
+        It is False after the message was answered, when its timeout has passed, and when the
+        connection was lost since. Check it before you begin with a message that has waited.
+        """
+        delivery = self._batch.delivery
+        return (
+            not self._answered
+            and delivery.live
+            and not delivery.session.over
+            and not delivery.expired(time.monotonic_ns())
+        )
+
     def _answer(self) -> None:
         if self._answered:
             raise UsageError(
@@ -352,7 +368,7 @@ class Message(MessageView):
     def touch(self) -> None:
         """Restart the message timeout now, for this message and all others of its delivery.
 
-        A message can be held for at most 15 minutes in all.
+        A message can be held for 15 minutes in all, unless the channel's `max_hold_s` allows more.
         """
         self._batch.delivery.check_open()
         self._batch.owner._touch(self._batch.delivery)
@@ -445,7 +461,10 @@ class Batch(BatchView[Message]):
         self._give_back(DEAD, error)
 
     def touch(self) -> None:
-        """Restart the message timeout now. A message can be held for at most 15 minutes in all."""
+        """Restart the message timeout now.
+
+        A message can be held for 15 minutes in all, unless the channel's `max_hold_s` allows more.
+        """
         self.delivery.check_open()
         self.owner._touch(self.delivery)
 

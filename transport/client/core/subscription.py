@@ -483,6 +483,14 @@ class ConsumerEngine(Engine):
             if confirm.error is not None:
                 raise confirm.error
 
+    def set_ready(self, ready: int, share_of: Callable[[int, int], int]) -> None:
+        """Change how many messages may be unanswered. The parts of a topic share the number."""
+        self._whole.session.set_ready(ready)
+        for leg in self.legs:
+            if leg is not self._whole:
+                leg.session.set_ready(share_of(ready, len(self.legs)))
+        self.tell(time.monotonic_ns())
+
     def requeue(
         self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
     ) -> None:
