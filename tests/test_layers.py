@@ -105,6 +105,7 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "apps": ("apps.spark",),
     "apps.integrations": (),
     "apps.integrations.database": (),
+    "apps.integrations.kombu": ("apps.integrations",),
     "apps.cli": (),
     "apps.nsqd": (),
     "apps.dump": ("apps.nsqd",),

@@ -521,6 +521,31 @@ def hops(messages: int, blocks: str, size: int, rounds: int, **common: Any) -> N
     _run("hops", settings, common | {"rounds": rounds}, measure)
 
 
+@bench.command()
+@click.option(
+    "--messages", type=click.IntRange(100, 1_000_000), default=3000, help="Tasks of each round."
+)
+@click.option(
+    "--kills", type=click.IntRange(0, 1000), default=5, help="Workers killed, 0 for none."
+)
+@_common
+def tasks(messages: int, kills: int, size: int, rounds: int, **common: Any) -> None:
+    """Measure Celery's tasks a second on ZSQ, and on Redis if redis-server is on PATH; and what
+    is lost or runs twice while workers are killed.
+    """
+    from .measures.tasks import tasks as measure  # Celery is an extra
+
+    port = free_port()
+    settings = {"tasks": f"{messages:,}", "kills": kills}
+    _run(
+        "tasks",
+        settings,
+        common | {"rounds": rounds},
+        lambda broker, report: measure(broker, port, report, messages, kills, rounds),
+        port=port,
+    )
+
+
 bench.add_command(every)
 bench.add_command(scaling)
 

@@ -177,6 +177,10 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
             '"pid": 4711, '
         ),
     ): "test_the_log_has_the_form_that_operations_md_shows",
+    ("task-queues.md", "from celery import Celery"): "tests/integrations/test_documented.py",
+    ("task-queues.md", "import dramatiq"): "tests/integrations/test_documented.py",
+    ("task-queues.md", "import asyncio"): "tests/integrations/test_documented.py",
+    ("task-queues.md", "TASKS = {"): "tests/integrations/test_documented.py",
     ("security.md", "[users.etl]"): "tests/docs/test_security_md.py",
     (
         "security.md",

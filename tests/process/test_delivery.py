@@ -4,8 +4,10 @@ restarts, and lost consumers.
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
+import threading
 import time
 from operator import itemgetter
 from pathlib import Path
@@ -118,6 +120,29 @@ def test_a_consumer_can_change_its_ready_count_and_keep_what_it_holds(url: str, 
         fourth = consumer.receive(10)
         assert fourth is not None
         assert [one.body for one in (first, second, third, fourth)] == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_thread_that_receives_for_others_misses_no_delivery(url: str, topic: str) -> None:
+    """One thread receives and another one finishes, as in the integrations of task queues."""
+    count = 2_000
+    arrived: queue.SimpleQueue[zsq.Message] = queue.SimpleQueue()
+    with (
+        zsq.Producer(url) as producer,
+        zsq.Consumer(topic, "c", url=url, ready=4, heartbeat_ms=60_000) as consumer,
+    ):
+        producer.publish_many(topic, [b"x"] * count)
+
+        def receive() -> None:
+            while (message := consumer.receive()) is not None:
+                arrived.put(message)
+
+        receiver = threading.Thread(target=receive)
+        receiver.start()
+        for _ in range(count):
+            arrived.get(timeout=10).finish()
+        consumer.close()
+        receiver.join(10)
+        assert not receiver.is_alive()
 
 
 @pytest.mark.parametrize("kind", [zsq.Consumer, zsq.aio.Consumer])

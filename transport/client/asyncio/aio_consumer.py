@@ -30,7 +30,7 @@ from ..blocking.drive import inherit
 from ..core.consumer_session import EVERY, LeasedBlock
 from ..core.link import until_ns
 from ..core.message import BatchView, Delay, MessageView, Reason, when_again
-from ..core.subscription import TELL_NS, ConsumerEngine
+from ..core.subscription import ConsumerEngine
 from .aio_asker import Turner
 
 log = logging.getLogger("zsq")
@@ -210,7 +210,7 @@ class Consumer(ConsumerBase):
     def _noted(self) -> None:
         turner = self._made
         if turner is not None and turner.pid == os.getpid():
-            turner.engine.sooner(time.monotonic_ns() + TELL_NS)
+            turner.engine.noted(time.monotonic_ns())
             turner.settle()
 
     async def _finish_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> None:

@@ -35,7 +35,7 @@ from ..core.asking import on_wire
 from ..core.consumer_session import ConsumerSession, LeasedBlock
 from ..core.link import FAR_NS, check_timeout, until_ns
 from ..core.message import Batch, Message
-from ..core.subscription import TELL_NS, ConsumerEngine
+from ..core.subscription import ConsumerEngine
 from .drive import Drive, inherit, ours, remember, remember_fork
 from .producer import check_times
 
@@ -555,8 +555,8 @@ class Consumer(ConsumerBase):
         drive = self._made
         if drive is not None and drive.pid == os.getpid():
             with drive.lock:
-                drive.engine.sooner(time.monotonic_ns() + TELL_NS)
-                drive.need(drive.engine.due_ns)
+                drive.engine.noted(time.monotonic_ns())
+                drive.settle()
 
     def _finish_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> None:
         drive = self._drive()

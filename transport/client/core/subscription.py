@@ -43,6 +43,7 @@ TELL_NS: Final = 20_000_000  # how long plain finishes may wait before they are 
 # While delivered messages still wait for the user, finishes are sent only when their number reaches
 # 1/4 of the ready count. This causes fewer wake-ups.
 TELL_SHARE: Final = 4
+READY_FEW: Final = 100  # with so few messages, finishes are not gathered while a caller waits
 CLOSED: Final = (
     "the consumer of this message is closed; the message was returned to the channel and is "
     "delivered again"
@@ -322,6 +323,17 @@ class ConsumerEngine(Engine):
         """Send the answers that were gathered."""
         for leg in list(self.legs):
             leg.tell(now_ns)
+
+    def noted(self, now_ns: int) -> None:
+        """Send a plain finish that was noted: soon, or at once if a caller waits for it.
+
+        A caller that waits for a delivery, of a consumer that may hold few messages, may get none
+        before this finish is sent. A thread with a pool of handlers is such a caller.
+        """
+        if self.waiters and any(leg.session.ready <= READY_FEW for leg in self.legs):
+            self.tell(now_ns)
+        else:
+            self.sooner(now_ns + TELL_NS)
 
     def timers(self, now_ns: int) -> None:
         super().timers(now_ns)

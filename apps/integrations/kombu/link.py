@@ -1,0 +1,122 @@
+"""Link: the clients of one broker that all connections of a process share.
+
+Kombu opens a connection for each thread that publishes, and for each remote-control command. A
+producer of ZSQ serves all threads, so the connections share it. It is closed with the last of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Final, Unpack
+
+from ....transport.client.blocking.client import Admin, Consumer, Producer, Reader
+from ....transport.settings import NewChannelOptions
+from ....transport.wire.addresses import Url
+from ....transport.wire.credentials import KeyFile
+from ..naming import CHANNEL, legal
+from .bindings import TOPIC, Bindings
+
+NO_LIMIT: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A broker, the options of its clients, and the prefix of its topics."""
+
+    url: Url
+    key_file: KeyFile
+    transport: str | None
+    prefix: str
+    linger_ms: float
+
+    @property
+    def client(self) -> dict[str, Any]:
+        return {"url": self.url, "key_file": self.key_file, "transport": self.transport}
+
+
+@dataclass(slots=True)
+class Link:
+    """The shared clients. `known`: the topics of queues that exist for certain."""
+
+    place: Place
+    producer: Producer
+    admin: Admin
+    reader: Reader
+    bindings: Bindings
+    known: set[str] = field(default_factory=set)
+    users: int = 0
+
+    def consumer(
+        self,
+        topic: str,
+        channel: str,
+        ready: int,
+        lease_s: float,
+        **settings: Unpack[NewChannelOptions],
+    ) -> Consumer:
+        return Consumer(
+            topic, channel, ready=ready, message_timeout=lease_s, **self.place.client, **settings
+        )
+
+    def make_queue(self, topic: str) -> None:
+        """Create the topic and the channel of a queue, if they do not exist.
+
+        Workers may hold a message for any time, because a task may take any time.
+        """
+        if topic not in self.known:
+            self.admin.create_topic(topic)
+            self.admin.create_channel(topic, CHANNEL, start="earliest", max_hold_s=NO_LIMIT)
+            self.known.add(topic)
+
+    def close(self) -> None:
+        for client in (self.producer, self.admin, self.reader):
+            client.close()
+
+
+_links: dict[tuple[int, str], Link] = {}
+_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_link(place: Place, timeout_s: float) -> Link:
+    """Return the link to this place. Raises `BrokerUnreachable` if a new one gets no answer."""
+    key = (os.getpid(), repr(place))
+    with _lock:
+        link = _links.get(key)
+    if link is None:
+        with Admin(timeout=timeout_s, **place.client) as admin:
+            admin.ping()
+        link = _make(place)
+    with _lock:
+        link = _links.setdefault(key, link)
+        link.users += 1
+    return link
+
+
+def _make(place: Place) -> Link:
+    producer = Producer(linger_ms=place.linger_ms, **place.client)
+    admin = Admin(**place.client)
+    topic = legal(f"{place.prefix}{TOPIC}", 64)
+    reader = Reader(topic, **place.client)
+    return Link(place, producer, admin, reader, Bindings(producer, admin, reader, topic))
+
+
+def close_link(link: Link) -> None:
+    """Let go of the link. The last user closes it."""
+    with _lock:
+        link.users -= 1
+        last = link.users == 0
+        if last:
+            for key in [key for key, one in _links.items() if one is link]:
+                del _links[key]
+    if last:
+        link.close()

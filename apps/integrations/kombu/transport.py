@@ -1,0 +1,195 @@
+"""Transport: the connection of Kombu to a broker of ZSQ, and how it waits for messages.
+
+The threads of the sources write to a descriptor when messages arrive. A worker with an event loop
+(prefork) watches the descriptor. All others wait for it in `drain_events`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from typing import Any, Final
+
+from kombu.exceptions import ChannelError
+from kombu.transport import virtual
+
+from ....transport.errors import BrokerUnreachable, LeaseLost, NotFound, Refused, UsageError
+from ..source import Source
+from .channel import READY, Binding, Channel
+from .link import Place, close_link, open_link
+from .names import binding_channel, exchange_topic
+
+PORT: Final = 4153
+LEASE_S: Final = 60.0
+LOOK_S: Final = 1.0
+LEVELS_S: Final = 5.0  # how often to look for new priority levels
+ROUND_MAX: Final = 100  # messages that one wake-up of the event loop delivers
+
+
+class Transport(virtual.Transport):
+    """ZSQ as a transport of Kombu: `zsq://host:4153`, or `zsq://host:4153/prefix`."""
+
+    Channel = Channel
+    default_port = PORT
+    driver_type = "zsq"
+    driver_name = "zsq"
+    polling_interval = None
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset({"direct", "topic", "fanout"})
+    )
+    connection_errors = (BrokerUnreachable, Refused, ConnectionError)
+    channel_errors = (ChannelError, UsageError, NotFound, LeaseLost)
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.link: Any = None
+        self.transient: set[str] = set()  # the queues that exist only in memory
+        # What these queues, and all queues of fanout exchanges, receive from.
+        self.in_memory: dict[str, list[Binding]] = {}
+        self._wake_fd = -1
+        self._pid = 0
+        self._looked_s = self._levels_s = 0.0
+
+    @property
+    def place(self) -> Place:
+        info, options = self.client, self.client.transport_options
+        if info.userid or info.password:
+            raise UsageError(
+                "E_BAD_ARGUMENT",
+                "zsq:// takes no user and no password; give a key file with "
+                "broker_transport_options = {'key_file': ...}",
+            )
+        prefix = (info.virtual_host or "").strip("/")
+        url = options.get("url") or f"tcp://{info.hostname or '127.0.0.1'}:{info.port or PORT}"
+        return Place(
+            url,
+            options.get("key_file"),
+            options.get("transport"),
+            f"{prefix}." if prefix else "",
+            float(options.get("linger_ms", 0.0)),
+        )
+
+    @property
+    def lease_s(self) -> float:
+        return float(self.client.transport_options.get("message_timeout", LEASE_S))
+
+    # The connection
+
+    def establish_connection(self) -> Transport:
+        if self.link is None:
+            self.link = open_link(self.place, float(self.client.connect_timeout or 5))
+            self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._pid = os.getpid()
+        super().establish_connection()
+        return self
+
+    def close_connection(self, connection: Any) -> None:
+        super().close_connection(connection)
+        for queue in list(self.in_memory):
+            self.forget_in_memory(queue)
+        if self.link is not None:
+            link, self.link = self.link, None
+            wake_fd, self._wake_fd = self._wake_fd, -1
+            os.close(wake_fd)
+            if self._pid == os.getpid():
+                close_link(link)
+
+    def verify_connection(self, connection: Any) -> bool:
+        return self.link is not None and self._pid == os.getpid()
+
+    def wake(self) -> None:
+        """Make the event loop, or whoever waits in `drain_events`, look for messages."""
+        if self._wake_fd >= 0:
+            try:
+                os.eventfd_write(self._wake_fd, 1)
+            except OSError:  # it is full, so the reader wakes anyway; or it was just closed
+                return
+
+    # Sources
+
+    def open_source(self, topic: str, channel: str, ready: int, **settings: Any) -> Source:
+        consumer = self.link.consumer(topic, channel, ready, self.lease_s, **settings)
+        return Source(consumer, ready, self.lease_s, self.wake).start()
+
+    def bind_in_memory(self, queue: str, exchange: str, kind: str, routing_key: str) -> None:
+        """Receive what is sent to an exchange from now on, unless that is done already."""
+        bound = self.in_memory.setdefault(queue, [])
+        if any((one.exchange, one.routing_key) == (exchange, routing_key) for one in bound):
+            return
+        source = self.open_source(
+            exchange_topic(self.link.place.prefix, exchange),
+            binding_channel(queue, routing_key),
+            READY,
+            start="latest",
+            tags=routing_key if kind == "direct" and "||" not in routing_key else "",
+        )
+        bound.append(Binding(exchange, kind, routing_key, source))
+
+    def forget_in_memory(self, queue: str) -> None:
+        for binding in self.in_memory.pop(queue, []):
+            binding.source.close()
+
+    # Waiting for messages
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Deliver one message. Raises `socket.timeout` if none arrives in time."""
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        while not self._deliver_one():
+            self.look_after()
+            left_s = LOOK_S if deadline_s is None else min(LOOK_S, deadline_s - time.monotonic())
+            if left_s <= 0:
+                raise TimeoutError("timed out")  # the class that `socket.timeout` names
+            poll.poll(left_s * 1000 + 1)
+            self._drain_wake()
+
+    def _deliver_one(self) -> bool:
+        return any(channel.deliver() for channel in list(self.channels))
+
+    def _drain_wake(self) -> None:
+        try:
+            os.eventfd_read(self._wake_fd)
+        except BlockingIOError:
+            return
+
+    def look_after(self) -> None:
+        """Do what is due from time to time."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        for channel in list(self.channels):
+            channel.look_after()
+        if now_s - self._levels_s >= LEVELS_S:
+            self._levels_s = now_s
+            for channel in list(self.channels):
+                channel.open_new_levels()
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        loop.add_reader(self._wake_fd, self._on_wake, loop)
+        loop.call_repeatedly(LOOK_S, self.look_after)
+        self.wake()
+
+    def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
+        if self._wake_fd >= 0:
+            loop.remove_reader(self._wake_fd)
+
+    def _on_wake(self, loop: Any) -> None:
+        if self._wake_fd < 0:
+            return
+        self._drain_wake()
+        for _ in range(ROUND_MAX):
+            if not self._deliver_one():
+                return
+        self.wake()
+
+    @property
+    def default_connection_params(self) -> dict[str, Any]:
+        return {"hostname": "127.0.0.1", "port": self.default_port}
+
+    def driver_version(self) -> str:
+        from .... import __version__
+
+        return __version__

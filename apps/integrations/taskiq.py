@@ -1,0 +1,138 @@
+"""Broker of taskiq on ZSQ: `broker = ZsqBroker("tcp://127.0.0.1:4153")`.
+
+A queue is a topic, and all workers share its channel. A message with the label `delay` waits on the
+broker's disk. A worker extends the lease of each message until taskiq acknowledges it. So a task
+may run for any time, and runs again only if its worker dies.
+
+There is no result backend. ZSQ delivers messages, and does not look up values by a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+from taskiq import AckableMessage, AsyncBroker, BrokerMessage
+
+from ... import aio
+from ...transport.errors import ZsqError
+from ...transport.wire.addresses import Url
+from ...transport.wire.credentials import KeyFile
+from .naming import CHANNEL, TOPIC_CHARS_MAX, legal
+
+log = logging.getLogger("zsq")
+
+LEASE_S: Final = 60.0
+TOUCH_SHARE: Final = 3  # a lease is renewed after this part of it
+READY: Final = 10
+CLOSE_S: Final = 5.0
+NO_LIMIT: Final = -1
+
+
+class ZsqBroker(AsyncBroker):
+    """A broker of taskiq.
+
+    - `url`, `key_file`, `transport`: See `zsq.Producer`.
+    - `queue`: The name of the queue, and of its topic.
+    - `ready`: How many messages a worker process holds that are not acknowledged. The options
+      `--max-async-tasks` and `--max-prefetch` of taskiq limit how many of them run. The smaller
+      number counts.
+    - `message_timeout`: The seconds after which a message of a killed worker goes to another one. A
+      worker extends this time while it runs.
+    """
+
+    def __init__(
+        self,
+        url: Url = None,
+        *,
+        queue: str = "taskiq",
+        ready: int = READY,
+        message_timeout: float = LEASE_S,
+        key_file: KeyFile = None,
+        transport: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.topic = legal(queue, TOPIC_CHARS_MAX)
+        self._client: Any = {"url": url, "key_file": key_file, "transport": transport}
+        self._ready = ready
+        self._lease_s = message_timeout
+        self._producer: aio.Producer | None = None
+        self._consumer: aio.Consumer | None = None
+        self._toucher: asyncio.Task[None] | None = None
+        self._working: dict[tuple[int | None, int], aio.Message] = {}  # by part and offset
+
+    async def startup(self) -> None:
+        """Create the topic and its channel, if they do not exist, and open the producer."""
+        await super().startup()
+        async with aio.Admin(**self._client) as admin:
+            await admin.create_topic(self.topic)
+            await admin.create_channel(self.topic, CHANNEL, start="earliest", max_hold_s=NO_LIMIT)
+        self._producer = aio.Producer(**self._client)
+
+    async def shutdown(self) -> None:
+        """Close the clients. Messages that are not acknowledged go to other workers at once."""
+        if self._toucher is not None:
+            self._toucher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._toucher
+            self._toucher = None
+        if self._consumer is not None:
+            await self._consumer.close(CLOSE_S)
+            self._consumer = None
+        if self._producer is not None:
+            await self._producer.close()
+            self._producer = None
+        await super().shutdown()
+
+    async def kick(self, message: BrokerMessage) -> None:
+        """Publish a task. It is on disk when this returns. The label `delay` is in seconds."""
+        if self._producer is None:
+            raise RuntimeError("call `await broker.startup()` before you send tasks")
+        delay = message.labels.get("delay")
+        await self._producer.publish(
+            self.topic, message.message, delay=None if delay is None else float(delay)
+        )
+
+    async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
+        consumer = self._consumer = aio.Consumer(
+            self.topic,
+            CHANNEL,
+            ready=self._ready,
+            message_timeout=self._lease_s,
+            **self._client,
+        )
+        self._toucher = asyncio.create_task(self._touch())
+        try:
+            while (batch := await consumer.receive_batch()) is not None:
+                for message in batch:
+                    place = (message.part, message.offset)
+                    # With the connection, a lease ends. Then the message has come back, although it
+                    # is being worked on.
+                    known = place in self._working
+                    self._working[place] = message
+                    if not known:
+                        yield AckableMessage(
+                            data=message.body, ack=functools.partial(self._ack, place)
+                        )
+        finally:
+            # Tasks that run still need their leases. `shutdown` closes the consumer.
+            consumer.set_ready(0)
+
+    async def _ack(self, place: tuple[int | None, int]) -> None:
+        message = self._working.pop(place, None)
+        if message is not None:
+            await message.finish()
+
+    async def _touch(self) -> None:
+        """Extend the leases of all messages that are not acknowledged."""
+        while True:
+            await asyncio.sleep(self._lease_s / TOUCH_SHARE)
+            for message in list(self._working.values()):
+                try:
+                    await message.touch()
+                except ZsqError as error:
+                    log.warning("%s: could not extend the lease: %s", message, error)

@@ -1,0 +1,38 @@
+"""Fixtures for the tests with real task queues: a broker, and a check for the frameworks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+import pytest
+from support.broker import Broker
+
+EXTRA = "install the extra test-integrations, as ./scripts/test does"
+FRAMEWORKS = {
+    "test_kombu": "kombu",
+    "test_celery": "celery",
+    "test_dramatiq": "dramatiq",
+    "test_taskiq": "taskiq",
+    "test_django": "django",
+}
+
+
+def pytest_ignore_collect(collection_path: os.PathLike[str]) -> bool | None:
+    """Do not import a test whose framework is not installed. In continuous integration it fails."""
+    name = os.path.basename(collection_path).removesuffix(".py")
+    framework = FRAMEWORKS.get(name)
+    missing = framework is not None and importlib.util.find_spec(framework) is None
+    if missing and "CI" in os.environ:
+        raise pytest.UsageError(f"{framework} is not installed; {EXTRA}")
+    return True if missing else None
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    one = Broker(tmp_path_factory.mktemp("tasks") / "data")
+    try:
+        yield one.start()
+    finally:
+        one.close()

@@ -1,0 +1,179 @@
+"""Tests of Celery on ZSQ, with real workers in processes of their own, which are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from support.broker import Broker, wait_for
+from support.topic_names import topic_name_of
+
+import zsq
+
+TESTS = Path(__file__).parents[1]
+WAIT_S = 60.0
+LEASE_S = 2.0
+
+
+class Workers:
+    """Celery workers on one queue, and what their tasks wrote."""
+
+    def __init__(self, folder: Path, broker: Broker, queue: str) -> None:
+        self.queue = queue
+        self.log = folder / "tasks.log"
+        self.log.touch()
+        self.gate = folder / "gate"
+        self.url = f"zsq://127.0.0.1:{broker.port}/"
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(TESTS),
+            "TASKS_BROKER": self.url,
+            "TASKS_LEASE": str(LEASE_S),
+            "TASKS_LOG": str(self.log),
+            "TASKS_GATE": str(self.gate),
+        }
+        self.folder = folder
+        self.running: list[subprocess.Popen[bytes]] = []
+        self.app = Celery("tasks", broker=self.url)
+
+    def start(self, name: str) -> subprocess.Popen[bytes]:
+        output = self.folder / f"{name}.log"
+        options = ["-c", "2", "-n", f"{name}@{self.queue}", "-Q", self.queue, "-E", "-l", "INFO"]
+        with output.open("wb") as log:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "celery", "-A", "support.celery_app", "worker", *options],
+                env=self.environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.running.append(worker)
+        wait_for(lambda: b" ready." in output.read_bytes(), WAIT_S, "the worker")
+        return worker
+
+    def send(self, task: str, *arguments: Any, **options: Any) -> Any:
+        full = f"support.celery_app.{task}"
+        return self.app.send_task(full, arguments, queue=self.queue, **options)
+
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def wait_lines(self, *expected: str) -> None:
+        wait_for(lambda: set(expected) <= set(self.lines()), WAIT_S, f"{expected}")
+
+    def close(self) -> None:
+        for worker in self.running:
+            if worker.poll() is None:
+                os.killpg(worker.pid, signal.SIGKILL)
+                worker.wait(WAIT_S)
+        self.app.close()
+
+
+@pytest.fixture
+def workers(tmp_path: Path, broker: Broker, request: pytest.FixtureRequest) -> Iterator[Workers]:
+    found = Workers(tmp_path, broker, topic_name_of(request.node.name)[:30])
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def channel_row(broker: Broker, topic: str) -> dict[str, Any]:
+    with zsq.Admin(broker.tcp) as admin:
+        return dict(admin.stats(topic, "workers")["topics"][0]["channels"][0])
+
+
+def waiting(broker: Broker, topic: str) -> int:
+    row = channel_row(broker, topic)
+    return int(row["depth"] + row["in_flight_count"] + row["deferred_count"])
+
+
+def test_tasks_run_and_retry_and_wait_for_their_time(workers: Workers, broker: Broker) -> None:
+    workers.send("note", "early", countdown=1.0)
+    sent = time.time()
+    workers.start("one")
+    workers.send("note", "now")
+    workers.send("note", "low", priority=9)
+    workers.send("flaky", "flaky")
+    workers.wait_lines("flaky 0", "flaky 1", "flaky 2")
+    wait_for(lambda: len(workers.lines()) == 6, WAIT_S, "all tasks")
+    times = {line.split()[0]: float(line.split()[1]) for line in workers.lines()}
+    assert times["early"] >= sent + 1.0 - 0.1
+    assert {"now", "low"} <= times.keys()
+    wait_for(lambda: waiting(broker, workers.queue) == 0, WAIT_S, "the acknowledgements")
+
+
+def test_remote_control_events_and_purge(workers: Workers) -> None:
+    workers.start("one")
+    control = workers.app.control
+    name = f"one@{workers.queue}"
+    assert control.ping(timeout=5, limit=1, destination=[name]) == [{name: {"ok": "pong"}}]
+    inspect = control.inspect([name], timeout=5, limit=1)
+    assert inspect.active_queues()[name][0]["name"] == workers.queue
+    assert "support.celery_app.note" in inspect.registered()[name]
+    seen: list[str] = []
+    with workers.app.connection() as connection:
+        receiver = workers.app.events.Receiver(
+            connection, handlers={"*": lambda one: seen.append(one["type"])}
+        )
+        events = receiver.itercapture(limit=None, timeout=WAIT_S, wakeup=False)
+        next(events)
+        workers.send("note", "x")
+        while "task-succeeded" not in seen:
+            next(events)  # heartbeats come every 2 s, and the test has a time-out
+        events.close()
+    assert control.broadcast(
+        "cancel_consumer", {"queue": workers.queue}, [name], reply=True, timeout=5, limit=1
+    )
+    for _ in range(3):
+        workers.send("note", "purged")
+    assert (
+        workers.app.amqp.queues[workers.queue](workers.app.connection().default_channel).purge()
+        == 3
+    )
+
+
+def test_a_task_of_a_killed_worker_runs_again_and_another_one_does_not(
+    workers: Workers, broker: Broker
+) -> None:
+    first = workers.start("one")
+    workers.send("gated", "task")
+    workers.wait_lines("start task")
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait(WAIT_S)
+    workers.start("two")
+    wait_for(lambda: workers.lines().count("start task") == 2, WAIT_S, "the second attempt")
+    # The second worker needs longer than the lease.
+    until = time.monotonic() + 3 * LEASE_S
+    wait_for(lambda: time.monotonic() > until, WAIT_S, "three leases")
+    workers.gate.touch()
+    workers.wait_lines("end task")
+    wait_for(lambda: waiting(broker, workers.queue) == 0, WAIT_S, "the acknowledgement")
+    assert workers.lines() == ["start task", "start task", "end task"]
+    row = channel_row(broker, workers.queue)
+    assert row["delivery_count"] == 2, "the lease was extended, so the task never came back"
+    assert row["settings"]["max_hold_s"] == -1
+
+
+def test_a_worker_that_is_stopped_finishes_its_task(workers: Workers, broker: Broker) -> None:
+    worker = workers.start("one")
+    workers.send("gated", "task")
+    workers.wait_lines("start task")
+    worker.send_signal(signal.SIGTERM)
+    # The task needs longer than the lease, after the consumer was cancelled.
+    until = time.monotonic() + 2 * LEASE_S
+    wait_for(lambda: time.monotonic() > until, WAIT_S, "two leases")
+    workers.gate.touch()
+    assert worker.wait(WAIT_S) == 0
+    assert workers.lines() == ["start task", "end task"]
+    assert waiting(broker, workers.queue) == 0
+    assert channel_row(broker, workers.queue)["delivery_count"] == 1

@@ -1,0 +1,182 @@
+"""Tests of the backend of `django.tasks`, with its worker in a process and a real broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.broker import Broker, wait_for
+
+import zsq
+
+WAIT_S = 40.0
+LEASE_S = 1
+SETTINGS = """
+import os
+SECRET_KEY = "x"
+USE_TZ = True
+TASKS = {"default": {
+    "BACKEND": "zsq.apps.integrations.django.ZsqBackend",
+    "OPTIONS": {
+        "url": os.environ["TASKS_BROKER"],
+        "message_timeout": 1,
+        "prefix": os.environ["TASKS_PREFIX"],
+    },
+}}
+"""
+PROGRAM = """
+import asyncio, os, sys, time
+from datetime import timedelta
+import django
+django.setup()
+from django.utils import timezone
+try:
+    from django.tasks import task
+except ImportError:
+    from django_tasks import task
+
+def log(line):
+    with open(os.environ["TASKS_LOG"], "a") as file:
+        file.write(line + "\\n")
+
+@task
+def note(name):
+    log(f"{name} {time.time()}")
+
+@task(takes_context=True)
+async def later(context, name):
+    log(f"{name} {context.attempt} {context.task_result.id}")
+
+@task
+def fails():
+    raise ValueError("never")
+
+@task
+def gated():
+    log("start")
+    while not os.path.exists(os.environ["TASKS_GATE"]):
+        time.sleep(0.02)
+    log("end")
+
+def send(*names):
+    for name in names:
+        if name == "late":
+            note.using(run_after=timezone.now() + timedelta(seconds=1)).enqueue("late")
+        elif name == "now":
+            note.enqueue(name="now")
+        elif name == "context":
+            print(later.enqueue("context").id)
+        else:
+            globals()[name].enqueue()
+"""
+
+
+class Project:
+    """A Django project in a folder, and its workers."""
+
+    def __init__(self, folder: Path, broker: Broker, prefix: str) -> None:
+        (folder / "project_settings.py").write_text(SETTINGS)
+        (folder / "project_tasks.py").write_text(PROGRAM)
+        self.folder = folder
+        self.log = folder / "tasks.log"
+        self.log.touch()
+        self.gate = folder / "gate"
+        self.environment = {
+            "DJANGO_SETTINGS_MODULE": "project_settings",
+            "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+            "TASKS_BROKER": broker.tcp,
+            "TASKS_LOG": str(self.log),
+            "TASKS_GATE": str(self.gate),
+            "TASKS_PREFIX": prefix,
+            "PATH": "/usr/bin:/bin",
+        }
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def send(self, *names: str) -> str:
+        program = f"import project_tasks; project_tasks.send(*{names!r})"
+        command = [sys.executable, "-c", program]
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            check=True,
+            timeout=60,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "zsq.apps.integrations.django", "--threads", "2"]
+        with (self.folder / "worker.log").open("ab") as output:
+            worker = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=output, stderr=output
+            )
+        self.workers.append(worker)
+        return worker
+
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.poll() is None:
+                worker.kill()
+                worker.wait(WAIT_S)
+
+
+@pytest.fixture
+def project(tmp_path: Path, broker: Broker, request: pytest.FixtureRequest) -> Iterator[Project]:
+    found = Project(tmp_path, broker, f"{request.node.name[5:13]}.")
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def test_tasks_run_at_their_time_and_a_failed_one_is_a_dead_letter(
+    project: Project, broker: Broker
+) -> None:
+    sent = time.time()
+    id = project.send("late", "now", "fails", "context")
+    worker = project.start()
+    wait_for(lambda: len(project.lines()) == 3, WAIT_S, "three tasks")
+    found = {line.split()[0]: line.split()[1:] for line in project.lines()}
+    assert float(found["late"][0]) >= sent + 1
+    assert found["context"] == ["1", id]
+    assert "now" in found
+    topic = f"{project.environment['TASKS_PREFIX']}default.workers.dead"
+    with zsq.Consumer(topic, "look", url=broker.tcp) as dead:
+        message = dead.receive(WAIT_S)
+        assert message is not None
+        assert message.json()["task"] == "project_tasks.fails"
+        assert "never" in str(message.headers["zsq-dead-error"])
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(WAIT_S) == 0
+
+
+def test_a_task_of_a_killed_worker_runs_again_and_one_longer_than_its_lease_does_not(
+    project: Project, broker: Broker
+) -> None:
+    project.send("gated")
+    first = project.start()
+    wait_for(lambda: project.lines() == ["start"], WAIT_S, "the first run")
+    first.kill()
+    first.wait(WAIT_S)
+    second = project.start()
+    wait_for(lambda: project.lines() == ["start", "start"], WAIT_S, "the second run")
+    until = time.monotonic() + 3 * LEASE_S
+    wait_for(lambda: time.monotonic() > until, WAIT_S, "three leases")
+    second.send_signal(signal.SIGTERM)
+    project.gate.touch()
+    assert second.wait(WAIT_S) == 0
+    assert project.lines() == ["start", "start", "end"]
+    with zsq.Admin(broker.tcp) as admin:
+        topic = f"{project.environment['TASKS_PREFIX']}default"
+        row = admin.stats(topic, "workers")["topics"][0]["channels"][0]
+    assert row["delivery_count"] == 2, "the lease was extended, so the task never came back"

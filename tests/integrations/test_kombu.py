@@ -1,0 +1,353 @@
+"""Tests of the Kombu transport with the real Kombu and a real broker."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+from support.broker import Broker, kill, wait_for
+from support.topic_names import topic_name_of
+
+import zsq
+from zsq.apps.integrations.kombu import names
+from zsq.apps.integrations.kombu.channel import pattern_of
+from zsq.transport.names import check_name
+
+WAIT_S = 20.0
+Connect = Callable[..., Any]
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return topic_name_of(request.node.name)[:30]
+
+
+@pytest.fixture
+def connect(broker: Broker) -> Iterator[Connect]:
+    """Return a function that opens a connection. All of them are closed with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def open_one(path: str = "", **options: Any) -> Any:
+            url = f"zsq://127.0.0.1:{broker.port}/{path}"
+            return stack.enter_context(Connection(url, transport_options=options))
+
+        yield open_one
+
+
+def received(connection: Any, queues: list[Any], count: int, **options: Any) -> list[Any]:
+    """Return the next messages, which are acknowledged."""
+    found: list[Any] = []
+
+    def on_message(message: Any) -> None:
+        message.ack()
+        found.append(message)
+
+    with Consumer(connection, queues, on_message=on_message, **options):
+        while len(found) < count:
+            connection.drain_events(timeout=WAIT_S)
+    return found
+
+
+def payloads(messages: list[Any]) -> list[Any]:
+    return [message.payload for message in messages]
+
+
+def test_a_queue_keeps_its_order_its_size_and_its_bodies(connect: Connect, name: str) -> None:
+    connection = connect()
+    queue = Queue(name, Exchange(name, "direct"), name)
+    bodies = [{"number": 1}, "text \u00fc", [1, 2, None], {"bytes": "no"}]
+    producer = Producer(connection)
+    for body in bodies:
+        producer.publish(body, exchange=name, routing_key=name, declare=[queue])
+    producer.publish(b"\0\xff", exchange=name, routing_key=name)
+    producer.publish({"t": (1, 2)}, exchange=name, routing_key=name, serializer="pickle")
+    assert queue(connection.default_channel).queue_declare(passive=True).message_count == 6
+    found = received(
+        connection, [queue], 6, accept=["json", "pickle", "application/data", "text/plain"]
+    )
+    assert [one.payload for one in found[:4]] == bodies
+    assert bytes(found[4].body) == b"\0\xff"
+    assert found[5].payload == {"t": (1, 2)}
+    assert queue(connection.default_channel).queue_declare(passive=True).message_count == 0
+
+
+def test_a_new_process_knows_the_alias_and_the_bindings_of_others(
+    connect: Connect, broker: Broker, name: str
+) -> None:
+    """The publisher declares nothing: it finds the queue of the topic exchange in the broker."""
+    connection = connect()
+    queue = Queue(name, Exchange(f"{name}.x", "topic"), "tasks.#")
+    queue(connection.default_channel).declare()
+    program = (
+        "import sys\nfrom kombu import Connection, Exchange\n"
+        "with Connection(sys.argv[1]) as connection:\n"
+        "    producer = connection.Producer()\n"
+        "    exchange = Exchange(sys.argv[2], 'topic')\n"
+        "    for key in ('tasks.a.b', 'other', 'tasks'):\n"
+        "        producer.publish(key, exchange=exchange, routing_key=key, declare=[exchange])\n"
+    )
+    url = f"zsq://127.0.0.1:{broker.port}//"
+    subprocess.run([sys.executable, "-c", program, url, f"{name}.x"], check=True, timeout=60)
+    assert payloads(received(connection, [queue], 2)) == ["tasks.a.b", "tasks"]
+
+
+def test_each_queue_of_a_fanout_exchange_gets_every_message_and_nothing_older(
+    connect: Connect, name: str
+) -> None:
+    connection, other = connect(), connect()
+    exchange = Exchange(name, "fanout", durable=False)
+    queues = [Queue(f"{name}.{i}@host", exchange, durable=False, auto_delete=True) for i in "ab"]
+    Producer(other).publish("old", exchange=exchange, declare=[exchange])
+    found: list[Any] = []
+    with Consumer(connection, queues, callbacks=[lambda body, _: found.append(body)], no_ack=True):
+        Producer(other).publish("new", exchange=exchange, declare=[exchange])
+        while len(found) < 2:
+            connection.drain_events(timeout=WAIT_S)
+    assert found == ["new", "new"]
+
+
+def test_a_reply_finds_the_queue_in_memory_of_another_connection(
+    connect: Connect, name: str
+) -> None:
+    asker, answerer = connect(), connect()
+    reply = Exchange(f"reply.{name}", "direct", durable=False)
+    queue = Queue(f"{name}.reply", reply, name, durable=False, auto_delete=True)
+    other = Queue(f"{name}.other", reply, "other", durable=False, auto_delete=True)
+    direct = Queue(f"{name}.direct", durable=False, auto_delete=True)
+    bound = [one(asker.default_channel) for one in (queue, other)]
+    for one in bound:
+        one.declare()
+    found: list[Any] = []
+    callbacks = [lambda body, _: found.append(body)]
+    with Consumer(asker, [*bound, direct], callbacks=callbacks, no_ack=True):
+        producer = Producer(answerer)
+        producer.publish("pong", exchange=reply, routing_key=name, declare=[reply])
+        producer.publish("to the name", exchange="", routing_key=direct.name)
+        while len(found) < 2:
+            asker.drain_events(timeout=WAIT_S)
+    assert sorted(found) == ["pong", "to the name"]
+
+
+@pytest.mark.parametrize(("highest", "order"), [(0, [0, 3, 9]), (9, [9, 3, 0])])
+def test_urgent_messages_come_first(
+    connect: Connect, broker: Broker, name: str, highest: int, order: list[int]
+) -> None:
+    name = f"{name}{highest}"
+    connection = connect(highest_priority=highest)
+    queue = Queue(name, Exchange(name), name)
+    producer = Producer(connection)
+    for priority in (9, 3, 0):
+        producer.publish(
+            priority, exchange=name, routing_key=name, priority=priority, declare=[queue]
+        )
+    found: list[Any] = []
+
+    def on_message(body: Any, message: Any) -> None:
+        found.append(body)
+        message.ack()
+
+    with Consumer(connection, [queue], callbacks=[on_message]):
+        # All three have arrived before the first one is delivered.
+        channel = connection.default_channel
+        wait_for(
+            lambda: sum(len(one.arrived) for one in channel._queue_sources()) == 3,
+            WAIT_S,
+            "three messages",
+        )
+        while len(found) < 3:
+            connection.drain_events(timeout=WAIT_S)
+    assert found == order
+    with zsq.Admin(broker.tcp) as admin:
+        assert {topic for topic in admin.topics() if topic.startswith(f"{name}")} >= {
+            name,
+            f"{name}.priority-3",
+            f"{name}.priority-9",
+        }
+
+
+def test_a_rejected_message_comes_back_or_becomes_a_dead_letter(
+    connect: Connect, broker: Broker, name: str
+) -> None:
+    connection = connect()
+    queue = Queue(name, Exchange(name), name)(connection.default_channel)
+    Producer(connection).publish({"n": 1}, exchange=name, routing_key=name, declare=[queue])
+    first = queue.get()
+    assert not first.delivery_info.get("redelivered")
+    assert queue.get() is None
+    first.requeue()
+    again = queue.get()
+    assert again.delivery_info["redelivered"]
+    again.reject()
+    assert queue.get() is None
+    with zsq.Consumer(f"{name}.workers.dead", "look", url=broker.tcp) as dead:
+        message = dead.receive(WAIT_S)
+        assert message is not None
+        assert message.json()["body"] == '{"n": 1}'
+        assert "rejected without requeue" in str(message.headers["zsq-dead-error"])
+
+
+def test_a_purge_removes_what_waits_and_what_is_delayed(connect: Connect, name: str) -> None:
+    connection = connect()
+    queue = Queue(name, Exchange(name), name)(connection.default_channel)
+    producer = Producer(connection)
+    eta = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    for priority, headers in ((0, {}), (9, {}), (0, {"eta": eta})):
+        producer.publish(
+            "x",
+            exchange=name,
+            routing_key=name,
+            priority=priority,
+            headers=headers,
+            declare=[queue],
+        )
+    assert queue.queue_declare(passive=True).message_count == 2
+    assert queue.purge() == 3
+    assert queue.purge() == 0
+    assert queue.get() is None
+
+
+def test_a_prefetch_limit_leaves_the_rest_to_others_and_can_grow(
+    connect: Connect, name: str
+) -> None:
+    one, other = connect(), connect()
+    queue = Queue(name, Exchange(name), name)
+    for number in range(4):
+        Producer(one).publish(number, exchange=name, routing_key=name, declare=[queue])
+    held: list[Any] = []
+    consumer = Consumer(one, [queue], on_message=held.append)
+    consumer.qos(prefetch_count=1)
+    with consumer:
+        one.drain_events(timeout=WAIT_S)
+        with pytest.raises(TimeoutError):
+            one.drain_events(timeout=0.2)
+        assert payloads(received(other, [queue], 2)) == [1, 2]
+        consumer.qos(prefetch_count=2)
+        one.drain_events(timeout=WAIT_S)
+    assert payloads(held) == [0, 3]
+    for message in held:  # the consumer is cancelled, and what it held can still be answered
+        message.ack()
+    one.default_channel.close()
+    assert queue(other.default_channel).get() is None
+
+
+def test_closing_a_channel_returns_what_it_holds(connect: Connect, name: str) -> None:
+    one, other = connect(), connect()
+    queue = Queue(name, Exchange(name), name)
+    Producer(one).publish("x", exchange=name, routing_key=name, declare=[queue])
+    channel = one.channel()
+    assert queue(channel).get().payload == "x"
+    channel.close()
+    assert payloads(received(other, [queue], 1)) == ["x"]
+
+
+def test_a_message_that_comes_back_to_its_worker_is_not_delivered_twice(
+    connect: Connect, broker: Broker, name: str
+) -> None:
+    """The lease is lost with the connection, while the consumer works on the message."""
+    connection = connect()
+    queue = Queue(name, Exchange(name), name)
+    Producer(connection).publish("x", exchange=name, routing_key=name, declare=[queue])
+    held: list[Any] = []
+    with Consumer(connection, [queue], on_message=held.append), zsq.Admin(broker.tcp) as admin:
+        connection.drain_events(timeout=WAIT_S)
+        [pid] = {
+            row["pid"] for row in admin.stats()["processes"] if row["name"].endswith(f"{name}")
+        } or {0}
+        assert pid, [row["name"] for row in admin.stats()["processes"]]
+        kill(pid)
+        channel = connection.default_channel
+        place = next(iter(channel._held.values()))
+        wait_for(
+            lambda: _drained(connection) and next(iter(channel._held.values())) is not place,
+            WAIT_S,
+            "the second delivery",
+        )
+        assert len(held) == 1
+        held[0].ack()
+        wait_for(lambda: _in_flight(admin, name) == 0, WAIT_S, "the acknowledgement")
+
+
+def _drained(connection: Any) -> bool:
+    with contextlib.suppress(TimeoutError):
+        connection.drain_events(timeout=0.05)
+    return True
+
+
+def _in_flight(admin: zsq.Admin, topic: str) -> int:
+    row = admin.stats(topic, "workers")["topics"][0]["channels"][0]
+    return int(row["in_flight_count"] + row["depth"])
+
+
+def test_a_prefix_separates_applications(connect: Connect, broker: Broker, name: str) -> None:
+    mine, theirs = connect("mine"), connect("theirs")
+    queue = Queue(name, Exchange(name), name)
+    Producer(mine).publish("x", exchange=name, routing_key=name, declare=[queue])
+    assert queue(theirs.default_channel).queue_declare().message_count == 0
+    with zsq.Admin(broker.tcp) as admin:
+        assert {f"mine.{name}", f"theirs.{name}"} <= admin.topics().keys()
+    queue(mine.default_channel).delete()
+    with zsq.Admin(broker.tcp) as admin:
+        assert f"mine.{name}" not in admin.topics()
+
+
+def test_a_broker_that_is_not_there_is_a_connection_error(name: str) -> None:
+    with Connection("zsq://127.0.0.1:1", connect_timeout=0.5) as connection:
+        started = time.monotonic()
+        with pytest.raises(connection.connection_errors):
+            connection._establish_connection()
+        assert time.monotonic() - started < 10
+
+
+def test_a_user_or_a_password_is_refused() -> None:
+    with (
+        Connection("zsq://user:secret@127.0.0.1:1") as connection,
+        pytest.raises(zsq.UsageError, match="give a key file"),
+    ):
+        connection._establish_connection()
+
+
+@pytest.mark.parametrize(
+    ("key", "tag", "matches"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "aXb", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a.b.c", False),
+        ("a.#", "a", True),
+        ("a.#", "a.b.c", True),
+        ("#", "", True),
+        ("#.z", "x.y.z", True),
+        ("#.z", "x.yz", False),
+    ],
+)
+def test_the_keys_of_topic_exchanges(key: str, tag: str, matches: bool) -> None:
+    assert bool(pattern_of(key).fullmatch(f"{tag}.")) is matches
+
+
+def test_names_are_legal_and_different() -> None:
+    long = "x" * 100
+    found = [
+        names.queue_topic("", queue, level)
+        for queue in ("celery", "celery@host", "celery_host", long, f"{long}y", ".", "")
+        for level in (0, 9)
+    ]
+    found += [names.exchange_topic("app.", one) for one in ("", "celery.pidbox", long)]
+    found += [names.binding_channel(*one) for one in ((long, "k"), (long, "l"), ("q", "q"))]
+    assert len(set(found)) == len(found)
+    for one in found:
+        assert check_name(one) == one
+        if not one.endswith("#ephemeral"):
+            check_name(f"{one}.workers.dead")
+
+
+def test_levels_are_the_next_lower_step() -> None:
+    steps = (0, 3, 6, 9)
+    found = [names.level_of(priority, steps) for priority in (0, 2, 3, 5, 9, 20, None, "x")]
+    assert found == [0, 0, 3, 3, 9, 9, 0, 0]

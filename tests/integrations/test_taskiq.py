@@ -1,0 +1,161 @@
+"""Tests of the broker of taskiq, with its real receiver and worker, and a real broker of ZSQ."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.broker import Broker, wait_for
+from support.topic_names import topic_name_of
+from taskiq.api import run_receiver_task
+from taskiq.exceptions import SendTaskError
+
+import zsq
+from zsq.apps.integrations.taskiq import ZsqBroker
+
+WAIT_S = 30.0
+LEASE_S = 1.0
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    return topic_name_of(request.node.name)[:30]
+
+
+def left(broker: Broker, queue: str) -> int:
+    with zsq.Admin(broker.tcp) as admin:
+        row = admin.stats(queue, "workers")["topics"][0]
+        channel = row["channels"][0]
+        return int(channel["depth"] + channel["in_flight_count"] + row["delayed_count"])
+
+
+async def until(condition: asyncio.Event) -> None:
+    await asyncio.wait_for(condition.wait(), WAIT_S)
+
+
+def test_tasks_run_once_after_their_delay_and_beyond_their_lease(
+    broker: Broker, queue: str
+) -> None:
+    async def main() -> None:
+        tasks = ZsqBroker(broker.tcp, queue=queue, message_timeout=LEASE_S)
+        seen: list[tuple[str, float]] = []
+        all_seen, go_on = asyncio.Event(), asyncio.Event()
+
+        @tasks.task
+        async def note(name: str) -> None:
+            seen.append((name, time.monotonic()))
+            if len(seen) == 3:
+                all_seen.set()
+            if name == "long":
+                await go_on.wait()
+
+        await tasks.startup()
+        sent = time.monotonic()
+        await note.kicker().with_labels(delay=0.5).kiq("late")
+        await note.kiq("now")
+        await note.kiq("long")
+        receiver = asyncio.create_task(run_receiver_task(tasks))
+        await until(all_seen)
+        # The leases end meanwhile, unless they are extended.
+        end = time.monotonic() + 4 * LEASE_S
+        await asyncio.to_thread(wait_for, lambda: time.monotonic() > end, WAIT_S, "four leases")
+        go_on.set()
+        await asyncio.to_thread(wait_for, lambda: left(broker, queue) == 0, WAIT_S, "the end")
+        receiver.cancel()
+        await asyncio.gather(receiver, return_exceptions=True)
+        await tasks.shutdown()
+        assert sorted(name for name, _ in seen) == ["late", "long", "now"]
+        assert dict(seen)["late"] >= sent + 0.49
+
+    asyncio.run(main())
+    with zsq.Admin(broker.tcp) as admin:
+        row = admin.stats(queue, "workers")["topics"][0]["channels"][0]
+    assert (row["depth"], row["in_flight_count"], row["delivery_count"]) == (0, 0, 3)
+    assert row["settings"]["max_hold_s"] == -1
+
+
+def test_a_task_before_startup_is_refused(broker: Broker) -> None:
+    tasks = ZsqBroker(broker.tcp)
+
+    @tasks.task
+    async def nothing() -> None:
+        return
+
+    async def send() -> None:
+        await nothing.kiq()
+
+    with pytest.raises(SendTaskError) as refused:
+        asyncio.run(send())
+    assert "broker.startup()" in str(refused.value.__cause__)
+
+
+PROGRAM = """
+import asyncio, os, sys
+from zsq.apps.integrations.taskiq import ZsqBroker
+broker = ZsqBroker(os.environ["TASKS_BROKER"], queue=os.environ["TASKS_QUEUE"], message_timeout=1)
+
+@broker.task
+async def work(name: str) -> None:
+    with open(os.environ["TASKS_LOG"], "a") as log:
+        log.write(name + "\\n")
+    if name == "wait" and open(os.environ["TASKS_LOG"]).read().count("wait") == 1:
+        await asyncio.sleep(60)
+
+async def main():
+    await broker.startup()
+    for name in sys.argv[1:]:
+        await work.kiq(name)
+    await broker.shutdown()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_the_command_line_worker_runs_a_task_of_a_killed_worker_again(
+    broker: Broker, tmp_path: Path, queue: str
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    log = tmp_path / "tasks.log"
+    log.touch()
+    environment = {
+        "TASKS_BROKER": broker.tcp,
+        "TASKS_LOG": str(log),
+        "TASKS_QUEUE": queue,
+        "PATH": "/usr/bin:/bin",
+    }
+    # The task is found by the name of the module that the worker imports.
+    send = [sys.executable, "-c", "import program, asyncio; asyncio.run(program.main())", "wait"]
+    subprocess.run(send, cwd=tmp_path, env=environment, check=True, timeout=60)
+
+    def worker() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "taskiq", "worker", "program:broker", "-w", "1"]
+        with (tmp_path / "worker.log").open("ab") as output:
+            return subprocess.Popen(
+                command,
+                cwd=tmp_path,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    first = worker()
+    try:
+        wait_for(lambda: log.read_text().split() == ["wait"], WAIT_S, "the first run")
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait(WAIT_S)
+    second = worker()
+    try:
+        wait_for(lambda: log.read_text().split() == ["wait", "wait"], WAIT_S, "the second run")
+    finally:
+        second.terminate()
+        second.wait(WAIT_S)
+    wait_for(lambda: left(broker, queue) == 0, WAIT_S, "the acknowledgement")

@@ -1,0 +1,48 @@
+"""A Celery application for the tests of `zsq://`. Its tasks write lines to the file $TASKS_LOG.
+
+$TASKS_BROKER is the broker's URL, $TASKS_LEASE the seconds of a lease, and $TASKS_GATE a file for
+which tasks wait.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from celery import Celery
+
+from .broker import wait_for
+
+app = Celery("tasks", broker=os.environ.get("TASKS_BROKER", "zsq://127.0.0.1"))
+app.conf.update(
+    broker_transport_options={"message_timeout": float(os.environ.get("TASKS_LEASE", "60"))},
+    broker_connection_retry_on_startup=True,
+    task_ignore_result=True,
+    worker_prefetch_multiplier=2,
+)
+
+
+def log(*words: object) -> None:
+    with open(os.environ["TASKS_LOG"], "a") as file:
+        file.write(" ".join(map(str, words)) + "\n")
+
+
+@app.task
+def note(name: str) -> None:
+    log(name, time.time())
+
+
+@app.task(acks_late=True)
+def gated(name: str) -> None:
+    """Write a line, wait for the gate, and write another line."""
+    log("start", name)
+    wait_for(lambda: os.path.exists(os.environ["TASKS_GATE"]), 60, "the gate")
+    log("end", name)
+
+
+@app.task(bind=True, max_retries=3)
+def flaky(self: Any, name: str) -> None:
+    log(name, self.request.retries)
+    if self.request.retries < 2:
+        raise self.retry(countdown=0.2)
