@@ -116,7 +116,6 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "apps.cli.files": ("apps", "apps.cli", "apps.cli.manage", "apps.dump", "apps.nsqd"),
     "apps.cli.run": ("apps.cli", "apps.cli.manage", "apps.doctor"),
     "apps.testing": ("apps.cli",),
-    "apps.integrations": (),
 }  # fmt: skip
 # Modules that a layer must not import, because it must not access files, sockets or processes in
 # this way.
