@@ -311,7 +311,7 @@ class _Tracing:
                     yield module, f"{kind}.{name}", settle
 
 
-class ZsqInstrumentor(BaseInstrumentor):  # type: ignore[misc]
+class ZsqInstrumentor(BaseInstrumentor):
     """Trace the clients of this process, blocking and asyncio, until `uninstrument`.
 
     `instrument(tracer_provider=None)`: the provider of the tracer. The default is the global one.
