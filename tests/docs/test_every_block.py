@@ -181,6 +181,8 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("task-queues.md", "import dramatiq"): "tests/integrations/test_documented.py",
     ("task-queues.md", "import asyncio"): "tests/integrations/test_documented.py",
     ("task-queues.md", "TASKS = {"): "tests/integrations/test_documented.py",
+    ("typescript.md", "const broker"): "tests/compat/test_typescript_md.py",
+    ("typescript.md", "import nsq"): "tests/compat/test_typescript_md.py",
     ("security.md", "[users.etl]"): "tests/docs/test_security_md.py",
     (
         "security.md",
@@ -209,6 +211,8 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("spark.md", "pip install 'zsq[spark]'"): _INSTALLS,
     ("tracing.md", "pip install 'zsq[opentelemetry]'"): _INSTALLS,
     ("tutorial.md", "python3 -m venv venv && . venv/bin/activate"): _INSTALLS,
+    ("typescript.md", "pip install 'zsq[http,nsq]'"): _INSTALLS,
+    ("typescript.md", "npm install nsqjs"): _INSTALLS,
     (
         "nsqd.md",
         "systemctl stop nsqd",
