@@ -193,6 +193,34 @@ def test_a_rejected_message_comes_back_or_becomes_a_dead_letter(
         assert "rejected without requeue" in str(message.headers["zsq-dead-error"])
 
 
+@pytest.mark.parametrize("how", ["consume", "get"])
+def test_what_another_program_has_published_becomes_a_dead_letter(
+    connect: Connect, broker: Broker, name: str, how: str
+) -> None:
+    """Otherwise it would end each worker that gets it."""
+    connection = connect()
+    queue = Queue(name, Exchange(name), name)
+    bound = queue(connection.default_channel)
+    bound.declare()
+    foreign = [b"hello", b"\xff", b"[1]", b'{"body": "x"}', b""]
+    with zsq.Producer(broker.tcp) as producer:
+        for body in foreign:
+            producer.publish(name, body)
+    Producer(connection).publish({"n": 1}, exchange=name, routing_key=name)
+    if how == "consume":
+        (found,) = received(connection, [queue], 1)
+    else:
+        found = bound.get() or bound.get()
+    assert found.payload == {"n": 1}
+    with zsq.Consumer(f"{name}.workers.dead", "look", url=broker.tcp) as dead:
+        for body in foreign:
+            message = dead.receive(WAIT_S)
+            assert message is not None
+            assert message.body == body
+            assert "no message of Kombu" in str(message.headers["zsq-dead-error"])
+            message.finish()
+
+
 def test_a_purge_removes_what_waits_and_what_is_delayed(connect: Connect, name: str) -> None:
     connection = connect()
     queue = Queue(name, Exchange(name), name)(connection.default_channel)

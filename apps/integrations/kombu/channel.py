@@ -11,6 +11,7 @@ twice when its ETA is later than the visibility timeout.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ from ....transport.errors import NotFound, UsageError
 from ..naming import CHANNEL
 from ..source import Held, Source
 from .names import exchange_topic, level_of, queue_topic
+
+log = logging.getLogger("zsq")
 
 DELAY_S_MAX: Final = 366 * 86_400.0
 EARLY_S: Final = 60.0  # a message that arrives so much before its ETA is published again
@@ -78,6 +81,23 @@ class QoS(virtual.QoS):
 
 
 REJECTED: Final = "rejected without requeue by the consumer (Kombu)"
+
+
+def parsed(held: Held) -> dict[str, Any] | None:
+    """Return the message as Kombu made it. Reject it and return None if another program made it.
+
+    Otherwise it would end each worker that gets it, one after the other.
+    """
+    why = "it is not an object with the properties of a message"
+    try:
+        raw = loads((held.message.body or b"").decode())
+        if isinstance(raw, dict) and isinstance(raw.get("properties"), dict) and "body" in raw:
+            return raw
+    except ValueError as error:
+        why = str(error)
+    log.error("%s is no message of Kombu, and becomes a dead letter: %s", held.message, why)
+    held.reject(f"no message of Kombu: {why}")
+    return None
 
 
 class Binding:
@@ -475,7 +495,9 @@ class Channel(virtual.Channel):
 
     def _hand_over(self, queue: str, held: Held) -> None:
         callback, no_ack = self._on_message[queue]
-        raw = loads(held.message.body.decode())
+        raw = parsed(held)
+        if raw is None:
+            return
         if seconds_until(raw) > EARLY_S and held.source in self._queue_sources():
             # The delay was cut to the longest one.
             self.link.producer.publish(
@@ -524,8 +546,9 @@ class Channel(virtual.Channel):
         try:
             while True:
                 held = self._next(queue) if getter is None else self._usable(getter)
-                if held is not None:
-                    return self._note(loads(held.message.body.decode()), held, no_ack)
+                raw = None if held is None else parsed(held)
+                if held is not None and raw is not None:
+                    return self._note(raw, held, no_ack)
                 if time.monotonic() > deadline_s:
                     return None
                 time.sleep(POLL_S)
