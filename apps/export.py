@@ -120,6 +120,9 @@ def export(plan: ExportPlan, advance: Advance = lambda done: None) -> ExportRepo
     if plan.one_file:
         _to_file(plan, names, report, advance)
     else:
+        if plan.to.exists() and not plan.to.is_dir():
+            text = f"{plan.to} is no directory; the name of a single file ends in .parquet"
+            raise UsageError(E_EXISTS, text)
         plan.to.mkdir(parents=True, exist_ok=True)
         with _locked(plan.to):
             for name in names:

@@ -83,7 +83,9 @@ def suggesting(error: NotFound) -> NotFound:
     context = click.get_current_context(silent=True)
     given = context.params if context is not None else {}
     known = known_names(given.get("url"), NAMES_S)
-    topics = [given[name] for name in ("topic", "dead_topic", "to") if given.get(name)]
+    # `--to` is the name of a topic for `redrive`, and a path for `export`.
+    names = (given.get(name) for name in ("topic", "dead_topic", "to"))
+    topics = [name for name in names if name and isinstance(name, str)]
     missing = [meant(topic, known) for topic in topics if topic not in known]
     channel, channels = given.get("channel"), known.get(topics[-1], []) if topics else []
     if channel and channel not in channels:

@@ -27,7 +27,7 @@ from django.utils.module_loading import import_string
 
 from ...transport.client.blocking.client import Admin, Consumer, Producer
 from ...transport.errors import ZsqError
-from .naming import CHANNEL, TOPIC_CHARS_MAX, legal
+from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
 from .source import Held, Source
 
 try:
@@ -68,7 +68,7 @@ class ZsqBackend(BaseTaskBackend):
         super().__init__(alias, params)
         options = params.get("OPTIONS", {})
         self.client: Any = {name: options.get(name) for name in ("url", "key_file", "transport")}
-        self.lease_s = float(options.get("message_timeout", LEASE_S))
+        self.lease_s = check_lease(float(options.get("message_timeout", LEASE_S)))
         self._prefix = options.get("prefix", "django.")
         self._producer = Producer(**self.client)
         self._made: set[str] = set()

@@ -19,7 +19,7 @@ from ...transport.client.blocking.client import Admin, Consumer, Producer
 from ...transport.errors import NotFound, ZsqError
 from ...transport.wire.addresses import Url
 from ...transport.wire.credentials import KeyFile
-from .naming import CHANNEL, TOPIC_CHARS_MAX, legal
+from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
 from .source import Held, Source
 
 LEASE_S: Final = 60.0
@@ -119,7 +119,7 @@ class ZsqBroker(dramatiq.Broker):
         super().__init__(middleware=middleware)
         self._client: Any = {"url": url, "key_file": key_file, "transport": transport}
         self._prefix = prefix
-        self._lease_s = message_timeout
+        self._lease_s = check_lease(message_timeout)
         self._producer = Producer(**self._client)
         self._admin = Admin(**self._client)
         self._made: set[str] = set()

@@ -19,10 +19,11 @@ from typing import Any, Final
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from ... import aio
+from ...transport.client.blocking.consumer import check_ready
 from ...transport.errors import ZsqError
-from ...transport.wire.addresses import Url
+from ...transport.wire.addresses import Url, parse_all
 from ...transport.wire.credentials import KeyFile
-from .naming import CHANNEL, TOPIC_CHARS_MAX, legal
+from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
 
 log = logging.getLogger("zsq")
 
@@ -58,8 +59,10 @@ class ZsqBroker(AsyncBroker):
         super().__init__()
         self.topic = legal(queue, TOPIC_CHARS_MAX)
         self._client: Any = {"url": url, "key_file": key_file, "transport": transport}
+        parse_all(url, key_file, transport)  # so that an error comes here, and not in a worker
+        check_ready(ready, 1)
         self._ready = ready
-        self._lease_s = message_timeout
+        self._lease_s = check_lease(message_timeout)
         self._producer: aio.Producer | None = None
         self._consumer: aio.Consumer | None = None
         self._toucher: asyncio.Task[None] | None = None

@@ -166,6 +166,7 @@ def assert_published(
       `count` is an error at once. With 0, the call does not wait.
     - `broker`: a broker for tests, or a URL. The default is $ZSQ_URL, which `zsq_namespace` sets.
     """
+    __tracebackhide__ = True  # pytest shows the line of the test, and not this function
     expected = _Expected(body, json, headers, key, tag)
     where = _readable(broker)
     deadline = time.monotonic() + timeout

@@ -95,6 +95,7 @@ class Namespace:
         self, topic: str, *, timeout: float = WAIT_S, **expected: Any
     ) -> list[StoredMessage]:
         """Call `zsq.testing.assert_published` for a topic of this namespace."""
+        __tracebackhide__ = True
         return assert_published(self.topic(topic), broker=self.broker, timeout=timeout, **expected)
 
     def advance(self, step: Any) -> None:

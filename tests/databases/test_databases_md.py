@@ -14,7 +14,7 @@ from support.pages import ROOT, run_page
 
 from zsq.outbox import Outbox
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_each_block_of_databases_md_runs(

@@ -12,7 +12,7 @@ from support.pages import ROOT, run_page
 from zsq.apps.export import Span, files_of
 from zsq.transport.arrow.batches import COLUMNS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_each_block_of_dataframes_md_runs(broker: Broker, tmp_path: Path) -> None:

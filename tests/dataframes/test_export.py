@@ -334,6 +334,14 @@ def test_the_command_says_what_is_wrong(topic: Topic, tmp_path: Path) -> None:
     ended = run("export", topic.name, "--to", str(path), ZSQ_URL=topic.url)
     assert (ended.returncode, b"exists; name another file" in ended.stderr) == (2, True)
     ended = run("export", "nothing", "--to", str(tmp_path), ZSQ_URL=topic.url)
-    assert (ended.returncode, b"E_NOT_FOUND" in ended.stderr) == (1, True)
+    said = ended.stderr.decode()
+    assert (ended.returncode, said.strip()) == (
+        1,
+        "zsq: E_NOT_FOUND topic 'nothing' does not exist",
+    )
+    file = tmp_path / "file"
+    file.touch()
+    ended = run("export", topic.name, "--to", str(file), ZSQ_URL=topic.url)
+    assert (ended.returncode, b"ends in .parquet" in ended.stderr) == (2, True)
     ended = run("export", topic.name, "--to", str(tmp_path), "--columns", "body", ZSQ_URL=topic.url)
     assert (ended.returncode, b"there is no column 'body'" in ended.stderr) == (2, True)

@@ -15,7 +15,7 @@ import zsq
 from zsq.apps import iceberg
 from zsq.apps.iceberg import append, schema
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from support.topic_names import topic_name_of
 import zsq
 
 TESTS = Path(__file__).parents[1]
-WAIT_S = 60.0
+pytestmark = pytest.mark.timeout(400)
+WAIT_S = 120.0
 LEASE_S = 2.0
 
 

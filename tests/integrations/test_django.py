@@ -15,7 +15,8 @@ from support.broker import Broker, wait_for
 
 import zsq
 
-WAIT_S = 40.0
+pytestmark = pytest.mark.timeout(400)
+WAIT_S = 120.0
 LEASE_S = 1
 SETTINGS = """
 import os
@@ -106,7 +107,7 @@ class Project:
             cwd=self.folder,
             env=self.environment,
             check=True,
-            timeout=60,
+            timeout=200,
             capture_output=True,
             text=True,
         ).stdout.strip()

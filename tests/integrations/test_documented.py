@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from support.broker import Broker, wait_for
 
-WAIT_S = 60.0
+pytestmark = pytest.mark.timeout(400)
+WAIT_S = 120.0
 PAGE = Path(__file__).parents[2] / "docs/task-queues.md"
 CELERY = (
     "celery",
     "tasks.py",
     ("-m", "celery", "-A", "tasks", "worker", "-c", "1"),
-    ("-c", "import tasks; print(tasks.add.delay(2, 3).get(timeout=50))"),
+    ("-c", "import tasks; print(tasks.add.delay(2, 3).get(timeout=100))"),
     "5",
 )
 DRAMATIQ = (

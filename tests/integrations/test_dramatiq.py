@@ -18,7 +18,8 @@ from support.topic_names import topic_name_of
 import zsq
 from zsq.apps.integrations.dramatiq import ZsqBroker
 
-WAIT_S = 30.0
+pytestmark = pytest.mark.timeout(400)
+WAIT_S = 120.0
 LEASE_S = 1.0
 
 
@@ -108,6 +109,12 @@ def test_a_message_longer_than_its_lease_runs_once(
     assert row["settings"]["max_hold_s"] == -1
 
 
+def test_wrong_options_are_refused_at_once() -> None:
+    for given in ({"url": "127.0.0.1:4153"}, {"message_timeout": 0}):
+        with pytest.raises(zsq.UsageError, match="E_BAD_ARGUMENT"):
+            ZsqBroker(**given)
+
+
 def test_a_flush_removes_what_waits_and_what_is_delayed(tasks: ZsqBroker, queue: str) -> None:
     @dramatiq.actor(broker=tasks, queue_name=queue)
     def never() -> None:
@@ -148,7 +155,7 @@ def test_the_command_line_worker_runs_a_message_of_a_killed_process_again(
     log.touch()
     environment = {"TASKS_BROKER": broker.tcp, "TASKS_LOG": str(log), "PATH": "/usr/bin:/bin"}
     send = [sys.executable, "program.py", "a", "kill"]
-    subprocess.run(send, cwd=tmp_path, env=environment, check=True, timeout=60)
+    subprocess.run(send, cwd=tmp_path, env=environment, check=True, timeout=200)
 
     def worker() -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "dramatiq", "program", "-p", "1", "-t", "1"]

@@ -20,7 +20,8 @@ from zsq.apps.integrations.kombu import names
 from zsq.apps.integrations.kombu.channel import pattern_of
 from zsq.transport.names import check_name
 
-WAIT_S = 20.0
+pytestmark = pytest.mark.timeout(400)
+WAIT_S = 120.0
 Connect = Callable[..., Any]
 
 
@@ -94,7 +95,7 @@ def test_a_new_process_knows_the_alias_and_the_bindings_of_others(
         "        producer.publish(key, exchange=exchange, routing_key=key, declare=[exchange])\n"
     )
     url = f"zsq://127.0.0.1:{broker.port}//"
-    subprocess.run([sys.executable, "-c", program, url, f"{name}.x"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program, url, f"{name}.x"], check=True, timeout=200)
     assert payloads(received(connection, [queue], 2)) == ["tasks.a.b", "tasks"]
 
 
@@ -379,3 +380,16 @@ def test_levels_are_the_next_lower_step() -> None:
     steps = (0, 3, 6, 9)
     found = [names.level_of(priority, steps) for priority in (0, 2, 3, 5, 9, 20, None, "x")]
     assert found == [0, 0, 3, 3, 9, 9, 0, 0]
+
+
+def test_options_are_checked_before_anything_is_sent(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    for value in (0.5, 901):
+        with pytest.raises(zsq.UsageError, match="message_timeout must be 1 to 900 seconds"):
+            connect(message_timeout=value).connect()
+    assert not caplog.records
+    connect(message_timeot=5, visibility_timeout=3600, max_retries=1).connect()
+    (record,) = [one for one in caplog.records if one.name == "zsq"]
+    assert "message_timeot have no effect" in record.getMessage()
+    assert "it knows highest_priority, key_file," in record.getMessage()

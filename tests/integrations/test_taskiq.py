@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.broker import Broker, wait_for
@@ -19,7 +20,8 @@ from taskiq.exceptions import SendTaskError
 import zsq
 from zsq.apps.integrations.taskiq import ZsqBroker
 
-WAIT_S = 30.0
+pytestmark = pytest.mark.timeout(400)
+WAIT_S = 120.0
 LEASE_S = 1.0
 
 
@@ -80,6 +82,14 @@ def test_tasks_run_once_after_their_delay_and_beyond_their_lease(
     assert row["settings"]["max_hold_s"] == -1
 
 
+@pytest.mark.parametrize(
+    "given", [{"url": "127.0.0.1:4153"}, {"ready": 0}, {"message_timeout": 901}]
+)
+def test_wrong_options_are_refused_at_once(given: dict[str, Any]) -> None:
+    with pytest.raises(zsq.UsageError, match="E_BAD_ARGUMENT"):
+        ZsqBroker(**given)
+
+
 def test_a_task_before_startup_is_refused(broker: Broker) -> None:
     tasks = ZsqBroker(broker.tcp)
 
@@ -132,7 +142,7 @@ def test_the_command_line_worker_runs_a_task_of_a_killed_worker_again(
     }
     # The task is found by the name of the module that the worker imports.
     send = [sys.executable, "-c", "import program, asyncio; asyncio.run(program.main())", "wait"]
-    subprocess.run(send, cwd=tmp_path, env=environment, check=True, timeout=60)
+    subprocess.run(send, cwd=tmp_path, env=environment, check=True, timeout=200)
 
     def worker() -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "taskiq", "worker", "program:broker", "-w", "1"]

@@ -6,6 +6,7 @@ The threads of the sources write to a descriptor when messages arrive. A worker 
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import time
@@ -15,15 +16,31 @@ from kombu.exceptions import ChannelError
 from kombu.transport import virtual
 
 from ....transport.errors import BrokerUnreachable, LeaseLost, NotFound, Refused, UsageError
+from ..naming import check_lease
 from ..source import Source
 from .channel import READY, Binding, Channel
 from .link import Place, close_link, open_link
 from .names import binding_channel, exchange_topic
 
+log = logging.getLogger("zsq")
+
 PORT: Final = 4153
 LEASE_S: Final = 60.0
 LOOK_S: Final = 1.0
 LEVELS_S: Final = 5.0  # how often to look for new priority levels
+OPTIONS: Final = frozenset(
+    {
+        "highest_priority", "key_file", "linger_ms", "message_timeout", "priority_steps",
+        "transport", "url",
+    }
+)  # fmt: skip
+# Those that Kombu and Celery use with each transport. Celery adds some of them by itself.
+KNOWN_OPTIONS: Final = OPTIONS | {
+    "body_encoding", "client_properties", "confirm_publish", "connect_retries_timeout",
+    "connect_timeout", "deadletter_queue", "errback", "failover_strategy", "interval_max",
+    "interval_start", "interval_step", "max_retries", "retry_errors", "retry_policy",
+    "visibility_timeout",
+}  # fmt: skip
 ROUND_MAX: Final = 100  # messages that one wake-up of the event loop delivers
 
 
@@ -72,12 +89,24 @@ class Transport(virtual.Transport):
 
     @property
     def lease_s(self) -> float:
-        return float(self.client.transport_options.get("message_timeout", LEASE_S))
+        return check_lease(float(self.client.transport_options.get("message_timeout", LEASE_S)))
+
+    def _check_options(self) -> None:
+        """Refuse values that only a worker would notice, and warn of options without effect."""
+        _ = self.lease_s
+        unknown = sorted(self.client.transport_options.keys() - KNOWN_OPTIONS)
+        if unknown:
+            log.warning(
+                "broker_transport_options %s have no effect with zsq://; it knows %s",
+                ", ".join(unknown),
+                ", ".join(sorted(OPTIONS)),
+            )
 
     # The connection
 
     def establish_connection(self) -> Transport:
         if self.link is None:
+            self._check_options()
             self.link = open_link(self.place, float(self.client.connect_timeout or 5))
             self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._pid = os.getpid()

@@ -68,7 +68,7 @@ def wait_gone(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        assert select.select([pidfd], [], [], 30)[0], f"process {pid} lives on"
+        assert select.select([pidfd], [], [], 60)[0], f"process {pid} lives on"
     finally:
         os.close(pidfd)
 
@@ -132,7 +132,7 @@ def test_a_broker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path)],
         stdout=subprocess.PIPE,
         check=True,
-        timeout=60,
+        timeout=200,
     ).stdout
     wait_gone(int(said))
 
