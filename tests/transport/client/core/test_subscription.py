@@ -13,7 +13,6 @@ from typing import Any, cast
 import pytest
 
 import zsq
-from zsq.transport.client.blocking import consumer
 from zsq.transport.client.core import subscription
 from zsq.transport.client.core.consumer_session import ConsumerSession
 from zsq.transport.client.core.link import LinkState
@@ -66,7 +65,7 @@ def test_finishes_are_told_while_more_is_at_hand(
     """The finishes are not kept until all received messages are handled. The channel can then
     deliver more at once, and fewer messages come again after a crash.
     """
-    monkeypatch.setattr(consumer, "TELL_NS", 3_600_000_000_000)
+    monkeypatch.setattr(subscription, "TELL_NS", 3_600_000_000_000)
     with zsq.Consumer("t", "c", url=broker.url, ready=100, heartbeat_ms=60_000) as taking:
         taking.subscribe()
         broker.call(lambda: [broker.put(b"%d" % number) for number in range(100)])
