@@ -6,9 +6,11 @@ The threads of the sources write to a descriptor when messages arrive. A worker 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
+import threading
 import time
 from typing import Any, Final
 
@@ -65,6 +67,7 @@ class Transport(virtual.Transport):
         # What these queues, and all queues of fanout exchanges, receive from.
         self.in_memory: dict[str, list[Binding]] = {}
         self._wake_fd = -1
+        self._wake_lock = threading.RLock()  # a signal handler may wake, too
         self._pid = 0
         self._looked_s = self._levels_s = 0.0
 
@@ -119,8 +122,9 @@ class Transport(virtual.Transport):
             self.forget_in_memory(queue)
         if self.link is not None:
             link, self.link = self.link, None
-            wake_fd, self._wake_fd = self._wake_fd, -1
-            os.close(wake_fd)
+            with self._wake_lock:
+                wake_fd, self._wake_fd = self._wake_fd, -1
+                os.close(wake_fd)
             if self._pid == os.getpid():
                 close_link(link)
 
@@ -129,11 +133,12 @@ class Transport(virtual.Transport):
 
     def wake(self) -> None:
         """Make the event loop, or whoever waits in `drain_events`, look for messages."""
-        if self._wake_fd >= 0:
-            try:
-                os.eventfd_write(self._wake_fd, 1)
-            except OSError:  # it is full, so the reader wakes anyway; or it was just closed
-                return
+        # Without the lock, a thread could write to a descriptor that was closed meanwhile, and that
+        # somebody else has opened.
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                with contextlib.suppress(OSError):  # it is full, so the reader wakes anyway
+                    os.eventfd_write(self._wake_fd, 1)
 
     # Sources
 
