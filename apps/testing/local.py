@@ -10,11 +10,11 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from ...transport.client.blocking.client import Admin, Consumer, Producer, Reader
+from ...transport.client.blocking.client import Admin
 from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
+from .clients import WithClients
 from .clock import OFFSET_FILE, Offset
 
 START_S: Final = 120.0
@@ -41,7 +41,7 @@ def as_ns(step: float | timedelta) -> int:
     return round(seconds * 1e9)
 
 
-class LocalBroker:
+class LocalBroker(WithClients):
     """A real broker on a directory of its own, for tests.
 
     It listens only on ipc, so it needs no port, and only processes of this user can use it. It is
@@ -165,32 +165,3 @@ class LocalBroker:
         with contextlib.suppress(ZsqError):  # another test deletes the topic meanwhile
             return 0 < admin.delayed_count(topic)["next_due_ns"] <= self.now_ns()
         return False
-
-    # Clients
-
-    def producer(self, **options: Any) -> Producer:
-        """Return a new producer of this broker. `options`: see `zsq.Producer`."""
-        return Producer(self.url, **options)
-
-    def consumer(self, topic: str, channel: str, **options: Any) -> Consumer:
-        """Return a new consumer of this broker. `options`: see `zsq.Consumer`."""
-        return Consumer(topic, channel, url=self.url, **options)
-
-    def reader(self, topic: str, **options: Any) -> Reader:
-        """Return a new reader of this broker. `options`: see `zsq.Reader`."""
-        return Reader(topic, url=self.url, **options)
-
-    def admin(self, **options: Any) -> Admin:
-        """Return a new admin of this broker. `options`: see `zsq.Admin`."""
-        return Admin(self.url, **options)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()

@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
 import zmq
@@ -36,7 +35,6 @@ from ...actors.settings.options import ServeOptions
 from ...actors.supervisor.commands.creation import checked, retention_of
 from ...storage.delayed.delayed_format import DelayedKey, parse_key
 from ...transport.block.block import Block
-from ...transport.client.blocking.client import Admin, Consumer, Producer, Reader
 from ...transport.client.core.asking import END
 from ...transport.errors import (
     E_BAD_ARGUMENT,
@@ -55,6 +53,7 @@ from ...transport.names import check_name, is_ephemeral, part_of
 from ...transport.wire import protocol as p
 from ...transport.wire.codec import frames_blocks
 from ...transport.wire.sockets import open_frames, recv_frames, send_word
+from .clients import WithClients
 from .local import QUIET_S, as_ns
 from .memory import MemoryChannel, MemoryTopic
 
@@ -84,7 +83,7 @@ class _Link:
         return self.opened.kind
 
 
-class MemoryBroker:
+class MemoryBroker(WithClients):
     """A broker in memory with a clock that stands still, for unit tests. It starts in milliseconds.
 
     All clients work with it: give them its `url`, or make them with `producer`, `consumer`,
@@ -216,33 +215,6 @@ class MemoryBroker:
             return self._channel(topic, channel).unfinished()
 
         return self._call(count)
-
-    def producer(self, **options: Any) -> Producer:
-        """Return a new producer of this broker. `options`: see `zsq.Producer`."""
-        return Producer(self.url, **options)
-
-    def consumer(self, topic: str, channel: str, **options: Any) -> Consumer:
-        """Return a new consumer of this broker. `options`: see `zsq.Consumer`."""
-        return Consumer(topic, channel, url=self.url, **options)
-
-    def reader(self, topic: str, **options: Any) -> Reader:
-        """Return a new reader of this broker. `options`: see `zsq.Reader`."""
-        return Reader(topic, url=self.url, **options)
-
-    def admin(self, **options: Any) -> Admin:
-        """Return a new admin of this broker. `options`: see `zsq.Admin`."""
-        return Admin(self.url, **options)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     # Work that is due
 
