@@ -5,6 +5,7 @@ out.
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -76,3 +77,16 @@ def _log_as_found() -> Iterator[None]:
     yield
     log.setLevel(found[0])
     log.propagate, log.handlers = found[1:]
+
+
+@pytest.fixture(autouse=True)
+def _io_thread_works() -> Iterator[None]:
+    """Find the test that breaks ZeroMQ's I/O thread in this process: by a descriptor that is closed
+    twice, or by a socket that waits for a name server. Otherwise, other tests would fail much
+    later.
+    """
+    yield
+    if "zsq.transport.wire.sockets" in sys.modules:
+        from support import io_thread
+
+        io_thread.check()
