@@ -29,6 +29,8 @@ TAGS_MAX: Final = 64  # the most tags of one channel
 # The limit is that of a block. It is repeated here, because an import of that module takes too
 # long.
 TAG_BYTES_MAX: Final = 256
+PRIORITIES_MIN: Final = 2
+PRIORITIES_MAX: Final = 10
 ATTEMPTS_MAX: Final = 65_535  # NSQ's protocol has 16 bits for the number
 BACKOFF_S_MAX: Final = 3_600.0  # the longest delay of a requeue
 # As long as the longest message timeout, so that a touch never shortens a lease.
@@ -175,6 +177,14 @@ class ChannelSettings:
         line="order", shows="of each key one message at a time", shows_none="none", label="Ordered", none_label="no",
         hint="messages of one key go one after the other",
     )  # fmt: skip
+    priorities: int = _row(
+        0, Kind.COUNT, "--priorities N", fixed=True, shared=True, allowed="a number from {low} to {high}, or 0 for none",
+        low=PRIORITIES_MIN, high=PRIORITIES_MAX, no_bound=0,
+        help="Deliver urgent messages first, by their header zsq-priority: 0 to N-1, the highest first. N is 2 to 10. "
+        "Fixed when the channel is created.",
+        line="priorities", shows="{} levels", shows_none="none", label="Priorities", none_label="none",
+        hint="2 to 10 levels, by the header zsq-priority; fixed when the channel is created",
+    )  # fmt: skip
     max_attempts: int = _row(
         0, Kind.COUNT, "--max-attempts N", shared=True, allowed=_NUMBER, high=ATTEMPTS_MAX, no_bound=0,
         help="Number of deliveries before a message goes to the dead letters; none: deliver until it is finished.",
@@ -233,6 +243,11 @@ class ChannelSettings:
             self.backoff_s <= self.backoff_max_s,
             f"backoff_s ({self.backoff_s}) is above backoff_max_s ({self.backoff_max_s})",
         )
+        check(
+            not (self.ordered and self.priorities),
+            "a channel is ordered or has priorities, not both: an urgent message would overtake "
+            "earlier ones of its key",
+        )
         if self.dead_letter_topic:
             check_name(self.dead_letter_topic)
 
@@ -255,6 +270,7 @@ class ChannelOptions(TypedDict, total=False):
 
     tags: str | None
     ordered: bool | None
+    priorities: int | None
     max_attempts: int | None
     dead_letter_topic: str | None
     backoff_s: float | None

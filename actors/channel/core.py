@@ -66,6 +66,7 @@ from .lease import (
     times_of,
 )
 from .ordered import OrderedSupply
+from .priorities import PrioritySupply
 from .redelivery import Deferred, Row
 from .supply import Picked, Supply
 
@@ -228,6 +229,12 @@ def half() -> float:
     return 0.5
 
 
+def _kind(settings: ChannelSettings) -> type[Supply]:
+    if settings.ordered:
+        return OrderedSupply
+    return PrioritySupply if settings.priorities else Supply
+
+
 class ChannelCore:
     """The logic of one channel.
 
@@ -250,8 +257,7 @@ class ChannelCore:
         """
         self.consumers: dict[Peer, Subscriber] = {}
         choice = ChannelFilter(channel, self.settings, random)
-        kind = OrderedSupply if self.settings.ordered else Supply
-        self.supply: Supply = kind(
+        self.supply: Supply = _kind(self.settings)(
             next_offset, holes, deferred or Deferred(), self.counters, self.settings, choice
         )
         self._token = (incarnation & 0x7FFFFFFF) << 32
@@ -316,7 +322,7 @@ class ChannelCore:
         the window must not shrink. The next block follows the end of the window, so a shorter
         window would look like a gap.
         """
-        self.supply.looks = options.LOOKS_MAX
+        self.supply.begin_turn()
         if not self.is_wanted():
             self.supply.drop_blocks()
 
@@ -326,6 +332,8 @@ class ChannelCore:
         """Return the next delivery, or None when no consumer has room or no message waits."""
         if self.supply.moving:
             return None
+        if self.is_wanted():
+            self.supply.look_ahead(self._lease_rows, wall_ns)
         share = self._share(wall_ns)
         while not self.paused and (consumer := self._turns.first(share)) is not None:
             room = consumer.ready - consumer.in_flight
@@ -374,7 +382,7 @@ class ChannelCore:
         """Return True if this turn reached its limit of examined messages, so that another turn
         should follow soon.
         """
-        return self.supply.looks <= 0
+        return self.supply.has_more()
 
     def _lease(
         self, consumer: Subscriber, picked: Picked, block: Block, now_ns: int

@@ -15,7 +15,9 @@ from typing import Final
 
 class MessageState(Enum):
     AHEAD = "ahead"  # the cursor has not passed it
-    PARKED = "parked"  # in an ordered channel: the cursor has passed it, and it waits for its key
+    # The cursor has passed it. In an ordered channel it waits for its key, in a channel with
+    # priorities for the turn of its level.
+    PARKED = "parked"
     IN_FLIGHT = "in flight"  # under the lease of one consumer
     WAITING = "waiting"  # to be delivered again; the next attempt number is not on disk
     PROMISED = "promised"  # like WAITING, but that number is in the commit on its way

@@ -60,9 +60,10 @@ from ...transport.wire.protocol import Run
 from ..primitives.ranges import take, total
 from ..runtime.pulses import SupplyPulse
 from ..settings import options
+from .filling import Filling
 from .filters import ChannelFilter, count_skipped, wanted_runs
 from .lease import Hole, Subscriber
-from .redelivery import REJECTED, Deferred, Part
+from .redelivery import REJECTED, Deferred
 from .supply import Picked, Supply
 
 SLOTS: Final = 65_536
@@ -575,7 +576,7 @@ class OrderedSupply(Supply):
 
         A run of at least ORDERED_ALONE messages without a key is sent as a separate delivery.
         """
-        filling = _Filling(room)
+        filling = Filling(room, options.ORDERED_ALONE)
         aside: list[tuple[int, int]] = []  # free messages whose blocks are not in memory
         slots = self._slots
         loose_here = True
@@ -610,7 +611,7 @@ class OrderedSupply(Supply):
 
     def _give(
         self,
-        filling: _Filling,
+        filling: Filling,
         consumer: Subscriber,
         block: Block,
         at: int,
@@ -737,78 +738,3 @@ class OrderedSupply(Supply):
         found["requeued_waiting"] += parked
         found["parked_count"] = parked
         return found
-
-
-class _Filling:
-    """A delivery that is being filled.
-
-    Each message with a key is added alone, so the data about the last block is kept for the next
-    message.
-    """
-
-    def __init__(self, room: int) -> None:
-        self.offered = 0
-        self._room = min(room, options.GATHER_COUNT_MAX)
-        self._room_alone = room
-        self._runs: list[Run] = []
-        self._parts: list[Part] = []
-        self._count = 0
-        self._size = 0
-        self._alone = False
-        self._following = -1
-        self._block: Block | None = None  # the last block
-        self._first = self._stop = 0
-        self._ends: list[memoryview] = []  # offsets of the columns of that block
-
-    def has_room(self) -> bool:
-        if self._count >= self._room or self._size >= options.GATHER_BYTES_MAX or self._alone:
-            return False
-        return self.offered < self._room
-
-    def block_of(self, offset: int) -> Block | None:
-        """Return the last block if it holds this offset."""
-        return self._block if self._first <= offset < self._stop else None
-
-    def fitting(self, block: Block, start: int, count: int, *, sampled: bool) -> int:
-        """Return how many of these messages may be added. 0 means that the delivery is full."""
-        if sampled:
-            count = 1
-        elif count >= options.ORDERED_ALONE:
-            if self._parts:
-                return 0
-            # The only part of a delivery may be as large as its block.
-            self._alone = True
-            return min(count, self._room_alone)
-        if block is not self._block:
-            self._block, self._first, self._stop = block, block.first_offset, block.next_offset
-            self._ends = [
-                column.offsets
-                for column in (block.body, block.key, block.tag, block.headers)
-                if column is not None
-            ]
-        count = min(count, self._room - self._count)
-        size = self._size
-        for ends in self._ends:
-            size += ends[start + count] - ends[start]
-        if self._parts and size > options.GATHER_BYTES_MAX:
-            return 0
-        self._size = size
-        return count
-
-    def add(self, block: Block, start: int, stop: int) -> None:
-        self._count += stop - start
-        offset, count = block.first_offset + start, stop - start
-        if offset == self._following:
-            first, before, _ = self._runs.pop()
-            self._runs.append((first, before + count, 1))
-        else:
-            self._runs.append((offset, count, 1))
-        self._following = offset + count
-        if self._parts and self._parts[-1][2] == start and self._parts[-1][0] is block:
-            start = self._parts.pop()[1]
-        self._parts.append((block, start, stop))
-
-    def picked(self) -> Picked | None:
-        if not self._runs and not self.offered:
-            return None
-        return Picked(self._runs, self._parts, self.offered)

@@ -333,6 +333,17 @@ class Supply:
         """
         return 0
 
+    def begin_turn(self) -> None:
+        """Reset the limits of what one turn may examine."""
+        self.looks = options.LOOKS_MAX
+
+    def look_ahead(self, rows_out: int, wall_ns: int) -> None:
+        """Examine messages that are delivered later, while consumers want messages."""
+
+    def has_more(self) -> bool:
+        """Return True if this turn has reached its limits, so that another one should follow."""
+        return self.looks <= 0
+
     def pick(self, consumer: Subscriber, room: int, rows_out: int, wall_ns: int) -> Picked | None:
         """Return the next messages for this consumer, at most `room`.
 
@@ -364,8 +375,11 @@ class Supply:
         return found
 
     def _has_new(self, rows_out: int) -> bool:
+        return bool(self._window) and self._may_give_new(rows_out)
+
+    def _may_give_new(self, rows_out: int) -> bool:
         rows = rows_out + self.held + self.deferred.uncommitted
-        return bool(self._window) and rows < options.HOLE_ROWS_MAX and not self.deferred.is_full()
+        return rows < options.HOLE_ROWS_MAX and not self.deferred.is_full()
 
     def _new(self, consumer: Subscriber, room: int, wall_ns: int) -> Picked | None:
         """Take messages of the window's first block, as many as fit.
@@ -425,10 +439,14 @@ class Supply:
         if stop == block.count:
             self._window.popleft()
             self.window_bytes -= block.length
-            self._shelf.put(block)
+            self._passed(block)
             if not self._window:
                 # Also skip lost messages after this block, because they never come.
                 self.next_offset = self.window_end
+
+    def _passed(self, block: Block) -> None:
+        """Keep a block that the cursor has passed, for redeliveries."""
+        self._shelf.put(block)
 
     # Back
 

@@ -254,6 +254,17 @@ ORDERED_READ_BYTES: Final = 256 * KIB
 # The limit of deferred rows of an ordered channel. It is lower than DEFERRED_ROWS_MAX, because a
 # start must sort these rows first.
 ORDERED_DEFERRED_ROWS_MAX: Final = 100_000
+# A channel with priorities reads no further messages while its parked messages are in this many
+# runs. A run is adjacent messages of one priority.
+PRIORITY_ROWS_MAX: Final = 20_000
+# The part of LOOKS_MAX that reading ahead may use. The rest is left for deliveries.
+PRIORITY_LOOKS: Final = LOOKS_MAX // 2
+# A block is kept for its first delivery if fewer messages than this wait before its own.
+PRIORITY_KEPT: Final = 2_000
+# This many contiguous messages of one priority are sent as a separate delivery.
+PRIORITY_ALONE: Final = GATHER_COUNT_MAX
+# The size of one read for parked messages. They lie close together, unlike redeliveries.
+PRIORITY_READ_BYTES: Final = 256 * KIB
 FETCHES_MAX: Final = 4  # the most unanswered reads of blocks for redelivery
 CONSUMERS_MAX: Final = 10_000
 # The most characters of error texts that a channel keeps for messages on their way to the dead

@@ -34,6 +34,7 @@ from .measures.nsq import Load as NsqLoad
 from .measures.nsq import nsq as measure_nsq
 from .measures.paced import SHARES, PacedReport, Plan
 from .measures.paced import paced as measure_paced
+from .measures.priorities import priorities as measure_priorities
 from .measures.storage import storage
 from .measures.topics import topics as measure_topics
 from .measures.transport import BLOCK, MESSAGES, transport
@@ -344,6 +345,24 @@ def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) 
     }
     measure = lambda broker, report: measure_backlog(broker, report, waiting, shape, rounds)  # noqa: E731
     _run("backlog", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command()
+@click.option(
+    "--messages",
+    type=click.IntRange(10_000, 50_000_000),
+    default=500_000,
+    help="Messages of each topic.",
+)
+@_common
+def priorities(messages: int, size: int, rounds: int, **common: Any) -> None:
+    """Measure what priorities cost: a channel with priorities beside one without, and how long an
+    urgent message behind a backlog waits.
+    """
+    shape = Shape(messages, size, 1000)
+    settings = {"messages": f"{messages:,}", "body": f"{size} B", "block": "1,000 messages"}
+    measure = lambda broker, report: measure_priorities(broker, report, shape, rounds)  # noqa: E731
+    _run("priorities", settings, common | {"rounds": rounds}, measure)
 
 
 @bench.command()

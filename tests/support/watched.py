@@ -10,6 +10,7 @@ from typing import Any, Final
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.message_states import MOVES, MessageEvent, MessageState
 from zsq.actors.channel.ordered import OrderedSupply
+from zsq.actors.channel.priorities import PrioritySupply
 
 _S, _E = MessageState, MessageEvent
 Move = tuple[MessageState, MessageEvent, MessageState]
@@ -93,6 +94,8 @@ class Watch:
         put((*supply.deferred._new, *supply.deferred._out), _S.DEFERRED)
         if isinstance(supply, OrderedSupply):
             put((*supply._slots.runs(), *supply._unsorted.runs()), _S.PARKED)
+        if isinstance(supply, PrioritySupply):
+            put((*supply._levels.runs(), *supply._unsorted), _S.PARKED)
         here = {offset for offset, state in found.items() if state is _S.DEFERRED}
         # Deferred messages that a commit has moved to the store stay deferred.
         self._deferred = (self._deferred - found.keys()) | here

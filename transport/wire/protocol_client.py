@@ -220,10 +220,10 @@ class Lookup(Wire):
     "channel": endpoint or "", "uuid": str, "node": int}.
 
     `settings` are settings of the channel (names in docs/channels.md). A new channel gets them. An
-    existing channel must have the same `tags` and `ordered` (else E_BAD_ARGUMENT), because they
-    decide which messages its consumers get. Its other settings do not change. If the request has
-    settings, Done.data contains those of the channel that are in effect ("settings"). `by`: as in
-    Manage.
+    existing channel must have the same `tags`, `ordered` and `priorities` (else E_BAD_ARGUMENT),
+    because they decide which messages its consumers get, and in which order. Its other settings do
+    not change. If the request has settings, Done.data contains those of the channel that are in
+    effect ("settings"). `by`: as in Manage.
     """
 
     op: ClassVar[int] = 11

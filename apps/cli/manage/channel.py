@@ -42,7 +42,7 @@ def channel_create(
     topic: str, channel: str, url: str, timeout: float, start: Any, **options: Any
 ) -> None:
     """Create CHANNEL on TOPIC, and TOPIC if it is missing. An existing channel is not changed;
-    other --tags or --ordered are refused.
+    other --tags, --ordered or --priorities are refused.
 
     Without --start the first channel of a topic gets all messages that wait there, and a later
     channel those published from now on.

@@ -78,8 +78,8 @@ def sub(
 
     CHANNEL is created if it is missing, TOPIC only with --create. Without --start the first channel
     of a topic gets all messages that wait there, and a later channel those published from now on.
-    The other options apply to a new CHANNEL. An existing one must have the same --tags and
-    --ordered; the other options do not change it (see `zsq channel set`).
+    The other options apply to a new CHANNEL. An existing one must have the same --tags, --ordered
+    and --priorities; the other options do not change it (see `zsq channel set`).
 
     Ctrl-C and SIGTERM finish the messages that were written and give back the rest.
     """

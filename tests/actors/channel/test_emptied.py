@@ -4,6 +4,8 @@ yet.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.actors.conftest import ChannelHarness
@@ -22,9 +24,9 @@ def runs(harness: ChannelHarness) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-def test_messages_before_and_after_a_skipped_range_are_delivered(ordered: bool) -> None:
-    harness = ChannelHarness(ordered=ordered)
+@pytest.mark.parametrize("settings", [{}, {"ordered": True}, {"priorities": 2}])
+def test_messages_before_and_after_a_skipped_range_are_delivered(settings: dict[str, Any]) -> None:
+    harness = ChannelHarness(**settings)
     harness.join(A, 100)
     harness.come(5)
     assert harness.channel.skip(5, 9)

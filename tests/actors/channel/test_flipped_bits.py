@@ -150,6 +150,7 @@ CASES: dict[str, Callable[[], Bits]] = {
     "plain": Bits,
     "tags": lambda: Bits(tags="a||b"),
     "ordered": lambda: Bits(ordered=True),
+    "priorities": lambda: Bits(priorities=2),
     # A message that could not be sent has not used an attempt.
     "one attempt": lambda: Bits(max_attempts=1),
 }
@@ -256,7 +257,7 @@ def test_random_flips_and_settings_deliver_every_message_right(
     monkeypatch.setattr(block_module, "PIECE_BYTES", 64)
     for seed in range(60):
         dice = random.Random(seed)
-        harness = CASES[dice.choice(["plain", "tags", "ordered"])]()
+        harness = CASES[dice.choice(["plain", "tags", "ordered", "priorities"])]()
         harness.join(ME, dice.randint(1, 30))
         held = [
             harness.publish(

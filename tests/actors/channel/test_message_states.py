@@ -61,7 +61,7 @@ def walk(seed: int) -> None:
     one = WildChannel()
     age = dice.choice([-1, -1, 60.0])
     one.begin(
-        ordered=dice.random() < 0.4,
+        kind=dice.choices(["ordered", "plain", "priorities"], (4, 5, 1))[0],
         tags=dice.choice(["", "x"]),
         most=dice.choice([0, 1, 2]),
         age=age,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 from unittest import mock
@@ -21,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.watched import Watch
 
 from tests.actors.channel.test_ordered_machine import ORDERED
+from tests.actors.channel.test_priorities_machine import BOUNDS
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.lease import Changes, Subscriber
 from zsq.actors.channel.message_states import MessageState
@@ -28,11 +30,17 @@ from zsq.actors.channel.redelivery import Deferred
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.settings import ChannelSettings
+from zsq.transport.wire.codec import pack_headers
 from zsq.transport.wire.protocol import BACKOFF, DEAD, Run
 
 S = 1_000_000_000
 PEERS = [(b"a",), (b"b",), (b"c",)]
+KINDS = ["plain", "ordered", "priorities"]
 KEY = st.sampled_from([b"a", b"b", None])
+# A message's priority follows from its key.
+PRIORITY = {b"a": pack_headers({"zsq-priority": 1}), b"b": pack_headers({"zsq-priority": "2"})} | {
+    None: pack_headers({})
+}
 TROUBLES = (
     "all_come_back", "all_are_deferred", "all_are_rejected", "go_out", "one_attempt", "what_is_deferred_comes", "letters_begin",
     "letters_end", "crash", "what_is_old_goes", "commit",
@@ -43,7 +51,7 @@ MESSAGES = st.lists(st.tuples(KEY, st.sampled_from([b"x", b"y", None])), min_siz
 class WildChannel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.small = mock.patch.multiple(options, **ORDERED)
+        self.small = mock.patch.multiple(options, **(BOUNDS | ORDERED))
         self.small.start()
         self.log: list[Block] = []
         self.head = self.start_offset = 0
@@ -61,14 +69,18 @@ class WildChannel(RuleBasedStateMachine):
         self.lives = 0
 
     @initialize(
-        ordered=st.booleans(),
+        kind=st.sampled_from(KINDS),
         tags=st.sampled_from(["", "", "x"]),
         most=st.sampled_from([0, 1, 2]),
         age=st.sampled_from([-1, -1, 60.0]),
     )
-    def begin(self, ordered: bool, tags: str, most: int, age: float) -> None:
+    def begin(self, kind: str, tags: str, most: int, age: float) -> None:
         self.settings = ChannelSettings(
-            ordered=ordered, tags=tags, max_attempts=most, max_age_s=age
+            ordered=kind == "ordered",
+            priorities=3 if kind == "priorities" else 0,
+            tags=tags,
+            max_attempts=most,
+            max_age_s=age,
         )
         self.most = most or 1 << 30
         self.live()
@@ -105,6 +117,7 @@ class WildChannel(RuleBasedStateMachine):
             [b"%d" % (self.head + i) for i in range(len(messages))],
             keys=list(keys),
             tags=list(tags),
+            headers=[PRIORITY[key] for key in keys],
         )
         self.log.append(with_place(block, self.head, self.now_ns))
         self.head += len(messages)
@@ -235,7 +248,7 @@ class WildChannel(RuleBasedStateMachine):
     def configure(self, most: int, dice: int) -> None:
         if dice == 0:
             old = self.settings
-            self.settings = ChannelSettings(old.tags, old.ordered, most, max_age_s=old.max_age_s)
+            self.settings = replace(old, max_attempts=most)
             self.channel.configure(self.settings)
             self.most = most or 1 << 30
 
@@ -451,11 +464,11 @@ WRONG = (
 )
 
 
-@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", WRONG)
-def test_step_sequences_that_once_failed_break_no_law(steps: str, ordered: bool) -> None:
+def test_step_sequences_that_once_failed_break_no_law(steps: str, kind: str) -> None:
     one = WildChannel()
-    one.begin(ordered=ordered, tags="", most=0, age=-1)
+    one.begin(kind=kind, tags="", most=0, age=-1)
     try:
         one.trouble(steps.split())
     except BaseException:

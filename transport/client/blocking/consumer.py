@@ -370,8 +370,8 @@ class Consumer(ConsumerBase):
       a warning after 1 s, after 10 s, and then every minute.
     - `sample_rate`: The percentage of messages to receive. The other messages count as finished.
     - `settings`: Settings of the channel, see `NewChannelOptions`. A new channel gets them. An
-      existing channel must have the same `tags` and `ordered`. Other settings do not change it, and
-      the log has a warning if they differ. (`Admin.configure_channel` changes them.)
+      existing channel must have the same `tags`, `ordered` and `priorities`. Other settings do not
+      change it, and the log has a warning if they differ. (`Admin.configure_channel` changes them.)
     """
 
     _made: Drive[ConsumerEngine] | None

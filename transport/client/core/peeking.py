@@ -33,7 +33,8 @@ class Peeked(NamedTuple):
     """One message and its state.
 
     - `state`: In the order in which they are shown: "requeued" (delivered next, again), "parked"
-      (held back by an ordered channel, probably because another message of its key goes first),
+      (read ahead: held back by an ordered channel, probably because another message of its key goes
+      first, or waiting for its turn in a channel with priorities),
       "new" (delivered next), "in flight", "deferred", "dying" (on its way to the dead letters). For
       a topic: "stored".
     - `message`: None if it is lost or removed.
