@@ -81,8 +81,16 @@ PAGES: Final = {
             "zsq redrive clicks.archive.dead -n": "zsq stats clicks.archive.dead",
             "zsq topic retire": "zsq topic create views",
         },
-        until={"zsq sub clicks yesterday": "20", 'Consumer("orders", "ledger", url=url': "handled"},
+        until={
+            "zsq sub clicks yesterday": "20",
+            'Consumer("orders", "ledger", url=url': "handled",
+            'producer.publish("jobs"': "handled",
+        },
         python={
+            'producer.publish("jobs"': (
+                "producer = Producer(url)\ndef handle(message): print('handled')",
+                "",
+            ),
             "producer.publish(": ("producer, body = Producer(url), b'five'", "producer.close()"),
             "zsq.Consumer(": ("", ""),
             'Consumer("orders", "ledger", url=url': ("def handle(message): print('handled')", ""),

@@ -1,4 +1,4 @@
-"""What priorities cost: the rate of a channel with priorities beside one without, and how long an
+"""Benchmark of priorities: the rate of a channel with them beside one without, and how long an
 urgent message behind a backlog waits.
 """
 
