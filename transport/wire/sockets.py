@@ -182,10 +182,16 @@ def watch(socket: Socket) -> Socket:
     """Return a monitor of the connection.
 
     It reports when the peer is reached, is gone, cannot be reached, or ends the handshake.
+
+    Its queue has no limit. With a limit, ZeroMQ's I/O thread would wait at the limit until the
+    monitor is read, and so would all other sockets of the process. With libzmq's default, this
+    happened when a client was not used for 17 minutes while its broker was down.
     """
-    return socket.get_monitor_socket(
+    monitor: Socket = socket.get_monitor_socket(
         CONNECTED_EVENTS | GREETED_EVENTS | GONE_EVENTS | RETRY_EVENTS | HANDSHAKE_EVENTS
     )
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    return monitor
 
 
 def close(socket: Socket, monitor: Socket | None, linger_ms: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import weakref
 from pathlib import Path
 
@@ -49,3 +50,26 @@ def test_small_frames_that_are_kept_take_little_memory(tmp_path: Path) -> None:
         assert {len(frame) for frame in kept} == {200}
     finally:
         context.destroy(linger=0)
+
+
+def test_a_monitor_that_nobody_reads_stops_no_other_socket(tmp_path: Path) -> None:
+    """With libzmq's default, the I/O thread waits after 2,000 events, and all sockets with it."""
+    context = sockets.make_context(16)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dealer: sockets.Socket = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.RECONNECT_IVL, 1)
+        monitor = sockets.watch(dealer)
+        try:
+            dealer.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+            server.settimeout(10)
+            for _ in range(1_200):  # each connection is at least CONNECTED and DISCONNECTED
+                server.accept()[0].close()
+            receiver, sender = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+            receiver.bind(f"ipc://{tmp_path}/line")
+            sender.connect(f"ipc://{tmp_path}/line")
+            sender.send(b"")
+            assert receiver.poll(10_000)
+            assert sockets.read_events(monitor) & sockets.GONE_EVENTS
+        finally:
+            sockets.close(dealer, monitor)
+            context.destroy(linger=0)

@@ -34,6 +34,7 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from ..core.link import FAR_NS, Engine, Steps, Waiter
+from .idle import look_after
 
 TICK_NS: Final = 20_000_000
 _SLEEP_NS_MAX: Final = 3_600_000_000_000  # one hour; the system allows at most 24 days
@@ -46,14 +47,16 @@ _inherited: list[object] = []  # objects of the parent process, which are kept p
 class Drive(Generic[_EngineT]):
     """An engine, its lock, and the threads that turn it.
 
-    The caller must hold the lock for all methods except `carry_out`, `nudge` and `end`.
+    The caller must hold the lock for all methods except `carry_out`, `nudge`, `turn_if_idle` and
+    `end`.
     """
 
     def __init__(self, engine: _EngineT, *, keeper: str = "", hasty: bool = False) -> None:
         """Create a drive for `engine`.
 
         `keeper`: the name of the keeper thread. Without a name there is no such thread, and the
-        engine is turned only while a caller waits. `hasty`: see `Engine`.
+        engine is turned only while a caller waits, and once a minute (`idle.py`). `hasty`: see
+        `Engine`.
         """
         engine.tells = True
         engine.hasty = hasty
@@ -70,6 +73,8 @@ class Drive(Generic[_EngineT]):
         self._keeper_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._keeper_until_ns = 0  # the latest time of the keeper's next check
         self._keeper_drives = False
+        if not keeper:
+            look_after(self)
 
     # Waiting
 
@@ -183,6 +188,15 @@ class Drive(Generic[_EngineT]):
         it.
         """
         os.eventfd_write(self._wake_fd, 1)
+
+    def turn_if_idle(self) -> None:
+        """Turn the engine, unless another thread uses it. The caller does not hold the lock."""
+        if self.pid == os.getpid() and self.lock.acquire(blocking=False):
+            try:
+                if self._driver is None and not self.stopped:
+                    self._turn(self.engine.epoll.poll(0))
+            finally:
+                self.lock.release()
 
     # The keeper
 

@@ -1,0 +1,65 @@
+"""Idle clients: a thread turns the engines that no other thread turns, once a minute.
+
+A client without a keeper (`Admin`, `Reader`) turns its engine only while a caller waits. If its
+broker is down for days and nobody uses the client, ZeroMQ tries to connect every second and reports
+each try to the client's monitor. Nobody reads these reports, so their memory would grow by about
+25 MB a day.
+
+There is one such thread in a process, and only while there are such clients.
+
+Rejected: a keeper for each of these clients. A process may have hundreds of them, and most live for
+one request.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Final, Protocol
+
+TURN_S: Final = 60.0
+
+
+class Turns(Protocol):
+    def turn_if_idle(self) -> None: ...
+
+
+_clients: weakref.WeakSet[Turns] = weakref.WeakSet()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+_woken = threading.Event()  # only tests set it
+
+
+def look_after(client: Turns) -> None:
+    """Turn this client once a minute, as long as it exists."""
+    global _thread
+    with _lock:
+        _clients.add(client)
+        if _thread is None:
+            _thread = threading.Thread(target=_run, name="idle clients of zsq", daemon=True)
+            _thread.start()
+
+
+def _run() -> None:
+    global _thread
+    while True:
+        _woken.wait(TURN_S)
+        with _lock:
+            clients = list(_clients)
+            if not clients:
+                _thread = None
+                return
+        for client in clients:
+            client.turn_if_idle()
+        del client, clients  # so that they can be collected while this thread sleeps
+
+
+def _after_fork() -> None:
+    """Forget, in a forked child, the clients of the parent and its thread."""
+    global _lock, _thread, _woken
+    _lock, _thread, _woken = threading.Lock(), None, threading.Event()
+    _clients.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
