@@ -142,6 +142,7 @@ class Reloading:
         self._on_alarms = on_alarms
         self._read = read
         self._number = 0  # number of the last reload
+        self._in_force = 0  # number of the last reload that all gateways have applied
         self._owing: dict[int, _Owing] = {}  # key of the child -> its state
         self._killed: dict[int, Child] = {}  # gateways whose successors are not up yet
         # Topic -> the key of its process that was asked and has not answered, and the earliest time
@@ -240,6 +241,14 @@ class Reloading:
             successors = self._singles.of_kind(gone.spec.kind)
             if any(child.state == "up" and child.spec.key > key for child in successors):
                 del self._killed[key]
+        self._tell_in_force()
+
+    def _tell_in_force(self) -> None:
+        """Write to the log, once for each reload, that no gateway uses the old rules any more."""
+        late = any(one.child.spec.kind in GATEWAYS for one in self._owing.values())
+        if self._in_force < self._number and not late and not self._killed:
+            self._in_force = self._number
+            log.info("the new settings are in force at all gateways")
 
     def trouble(self) -> str:
         """Return which gateways do not have the new settings, or "" if all have them.
@@ -290,6 +299,7 @@ class Reloading:
             return  # a later reload has begun, or the actor has ended
         if not missed:
             del self._owing[child.spec.key]
+            self._tell_in_force()
         elif child.told_to_stop or child.state == "ended" or self._broker.stopping:
             return
         elif child.spec.kind in GATEWAYS and time.monotonic_ns() - owing.since_ns >= int(

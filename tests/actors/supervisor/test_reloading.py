@@ -131,6 +131,24 @@ class Double:
         return child
 
 
+def test_the_log_says_when_all_gateways_have_the_new_settings(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    double: Any = Double(DOORS)
+    reloading = double.reloading(DOORS)
+    for times in (1, 2):
+        double.processes.children[2].state = "starting"
+        with caplog.at_level("INFO"):
+            reloading.begin()
+            double.answers.pop(1)(p.Done(1, {}), None)
+            assert caplog.text.count("in force") == times - 1, "one gateway is still starting"
+            double.processes.children[2].state = "up"
+            reloading.tick()
+            double.answers.pop(2)(p.Done(1, {}), None)
+            reloading.tick()
+            assert caplog.text.count("in force at all gateways") == times
+
+
 def test_a_starting_process_gets_the_new_settings_when_it_is_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
