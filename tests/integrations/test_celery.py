@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kombu import pools
 from support.broker import Broker, wait_for
 from support.topic_names import topic_name_of
 
@@ -77,6 +78,7 @@ class Workers:
                 os.killpg(worker.pid, signal.SIGKILL)
                 worker.wait(WAIT_S)
         self.app.close()
+        pools.reset()  # this closes the connections, and `Celery.close` does not
 
 
 @pytest.fixture
@@ -137,10 +139,9 @@ def test_remote_control_events_and_purge(workers: Workers) -> None:
     )
     for _ in range(3):
         workers.send("note", "purged")
-    assert (
-        workers.app.amqp.queues[workers.queue](workers.app.connection().default_channel).purge()
-        == 3
-    )
+    with workers.app.connection() as connection:
+        queue = workers.app.amqp.queues[workers.queue]
+        assert queue(connection.default_channel).purge() == 3
 
 
 def test_a_task_of_a_killed_worker_runs_again_and_another_one_does_not(
