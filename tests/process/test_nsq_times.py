@@ -15,11 +15,12 @@ def test_touches_keep_a_message_up_to_the_longest_timeout(tmp_path: Path) -> Non
     )
     try:
         broker.start()
-        with NsqSocket(broker.nsq, timeout_s=0.3) as client:
+        with NsqSocket(broker.nsq) as client:
             assert client.identify()["max_msg_timeout"] == 2_000
             assert client.ask("PUB t", b"a") == "OK"
             client.subscribe("t", "c", ready=2)
             message = client.message()
+            client.socket.settimeout(0.3)
             began = time.monotonic()
             while True:
                 client.answer("TOUCH", message)

@@ -391,7 +391,7 @@ def test_flipped_bits_cost_only_their_messages_and_are_reported(tmp_path: Path) 
     data = (source / "delayed/data.mdb").read_bytes()
     chance = random.Random(4)
     harmless = hurt = 0
-    for turn in range(60):
+    for turn in range(40):
         directory = tmp_path / f"flip{turn}"
         shutil.copytree(source, directory)
         bit = chance.randrange(len(data) * 8)
@@ -410,8 +410,8 @@ def test_flipped_bits_cost_only_their_messages_and_are_reported(tmp_path: Path) 
         harmless += not missing
         hurt += bool(missing)
         shutil.rmtree(directory)
-    assert harmless > 20
-    assert hurt > 2, "nothing that counts was hit"
+    assert harmless > 12
+    assert hurt > 1, "nothing that counts was hit"
 
 
 def test_a_death_while_recovery_removes_what_has_moved(
