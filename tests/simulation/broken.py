@@ -27,6 +27,7 @@ class Defect(NamedTuple):
     archived: bool = False  # all seeds have a bucket
     ships: bool = False  # all seeds have a bucket, and ship to it
     standby: bool = False  # all seeds ship, and a standby waits in each
+    urgent: bool = False  # channels have priorities
 
 
 DEFECTS: Final[dict[str, Defect]] = {
@@ -105,6 +106,13 @@ DEFECTS: Final[dict[str, Defect]] = {
         "actors/channel/ordered.py",
         "        self._out.difference_update(self._slots.heads_in(runs))\n        super().back(runs, cause)",
         "        self._slots.release(self._slots.heads_in(runs))\n        super().back(runs, cause)",
+    ),
+    "messages that were read ahead are not saved": Defect(
+        "actors/channel/priorities.py",
+        "        return chain(super()._held(), self._levels.runs(), self._unsorted)",
+        "        return chain(super()._held(), self._unsorted)",
+        ("kill_topic", "kill_channel"),
+        urgent=True,
     ),
     "a lost consumer's messages are taken for finished": Defect(
         "actors/channel/core.py",

@@ -180,6 +180,7 @@ def tell_failure(result: Result) -> None:
         print(f"    {text}")
     only = f" --faults {','.join(scenario.ONLY)}" if scenario.ONLY else ""
     only += " --moving" if scenario.MOVING >= 1 else ""
+    only += " --urgent" if scenario.URGENT else ""
     if scenario.STANDBYS >= 1:
         only += " --standby"
     elif scenario.ARCHIVED >= 1:
@@ -218,6 +219,11 @@ def _arguments(arguments: list[str]) -> Any:
         help="in each seed a client moves channels by seek all the time",
     )
     parser.add_argument(
+        "--urgent",
+        action="store_true",
+        help="channels without other settings have priorities, and messages use them",
+    )
+    parser.add_argument(
         "--archived",
         action="store_true",
         help="in each seed log files are archived in a bucket, and leave the disk at once",
@@ -245,6 +251,7 @@ def main(arguments: list[str]) -> int:
     if given.moving or (given.broken and DEFECTS[given.broken].moving):
         scenario.MOVING = 1.0
     defect = DEFECTS[given.broken] if given.broken else None
+    scenario.URGENT = given.urgent or (defect is not None and defect.urgent)
     stands_by = given.standby or (defect is not None and defect.standby)
     ships = stands_by or (defect is not None and defect.ships)
     if given.archived or ships or (defect is not None and defect.archived):

@@ -63,6 +63,7 @@ SLEEPY: Final = 0.3  # share of seeds in which unused topics sleep soon
 FORCED: Final = 0.5  # share of these seeds in which topics are put to sleep while they are used
 PEACE: Final = 0.1  # share of seeds without faults, for which the strictest rules hold
 ARCHIVED = 0.0  # share of seeds with a bucket
+URGENT = False  # True if channels without other settings have priorities, and messages use them
 DISASTERS: Final = 0.7  # share of the seeds that ship in which disks are lost
 SHIPPING = False  # True if all archived seeds ship
 LIVES_ON = 0.5  # share of the seeds with a standby in which the old broker lives on
@@ -240,6 +241,8 @@ def _channel(dice: random.Random, topic: str, name: str) -> ChannelPlan:
         settings["tags"] = dice.choice(("red", "red||blue"))
     elif kind == "dying":
         settings["max_attempts"] = dice.choice((2, 4))
+    elif URGENT:
+        settings["priorities"] = 3
     return ChannelPlan(
         topic, name, dice.choice((1, 2, 2, 3)), settings,
         requeue=dice.choice((0.0, 0.1, 0.3)), reject=0.15 if kind == "dying" else 0.0, late=dice.choice((0.0, 0.03)),

@@ -19,6 +19,7 @@ from tests.simulation import broken
 TESTS: Final = Path(__file__).parent.parent
 SEEDS: Final = 100
 ARCHIVED_SEEDS: Final = 30
+URGENT_SEEDS: Final = 20
 DEFECT_SEEDS: Final = 200
 # Only some seeds find these defects. The first of them are just behind these.
 FIRST_SEEDS: Final = {
@@ -72,6 +73,7 @@ DEFECTS: Final = (
     "a primary has no heartbeats",
     "a tick counts as created although its number has another one",
     "a topic does not look at its lease",
+    "messages that were read ahead are not saved",
     "a broker that has lost does not stop",
 )
 
@@ -144,6 +146,14 @@ def test_the_code_of_each_defect_is_in_the_source_once() -> None:
         for name, defect in broken.DEFECTS.items()
     }
     assert {name: count for name, count in counts.items() if count != 1} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_promise_holds_in_channels_with_priorities() -> None:
+    done = simulate("--seeds", str(URGENT_SEEDS), "--urgent", "--jobs", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "broken promises: 0 in 0 seeds" in done.stdout
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import zsq
 from zsq.transport import errors
 
+from . import scenario
 from .bounded import Bounded
 from .ledger import ChannelLedger, Ledger
 from .mortal import Mortal
@@ -216,6 +217,9 @@ class Crew:
                         ledger.bodies(numbers),
                         keys=keys,
                         tags=tags,
+                        headers=[{"zsq-priority": number % 4} for number in numbers]
+                        if scenario.URGENT
+                        else None,
                         delay=delay,
                         wait=False,
                     ),
