@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import sys
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ....transport.message_object import MessageObject, as_object
 from ..manage.settings import resolved
 from ..message_ids import topic_of_id
 from ..options import with_broker
@@ -23,9 +22,7 @@ from ..output import body_for, json_option, say, tell
 from ..quantities import TopicPosition
 
 if TYPE_CHECKING:
-    from ....transport.client.core.message import StoredMessage
     from ....transport.client.core.peeking import Peek, Peeked
-    from ....transport.wire.codec import HeaderValue
 
 
 @click.command()
@@ -57,64 +54,6 @@ def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> 
     out = sys.stdout.buffer
     out.write(body_for(out)(found.body) + b"\n")
     out.flush()
-
-
-class MessageObject(TypedDict, total=False):
-    """A message as JSON, as `zsq pub --json-lines` reads it. Only deliveries have `attempts`."""
-
-    topic: str
-    offset: int
-    timestamp_ns: int
-    timestamp: str
-    key: str
-    key_base64: str
-    body: str
-    body_base64: str
-    tag: str
-    headers: Mapping[str, HeaderValue]
-    headers_base64: Mapping[str, str]
-    attempts: int
-
-
-def as_object(found: StoredMessage) -> MessageObject:
-    """Return a message for JSON.
-
-    Bytes that are UTF-8 become text. Other bytes become base64 under a name that ends in `_base64`.
-    """
-    time = datetime.fromtimestamp(found.timestamp_ns / 1e9, UTC).isoformat()
-    shown: MessageObject = {
-        "topic": found.topic,
-        "offset": found.offset,
-        "timestamp_ns": found.timestamp_ns,
-        "timestamp": time,
-    }
-    if found.key is not None:
-        text = _text(found.key)
-        shown |= {"key_base64": _base64(found.key)} if text is None else {"key": text}
-    text = _text(found.body)
-    shown |= {"body_base64": _base64(found.body)} if text is None else {"body": text}
-    if found.tag is not None:
-        shown["tag"] = found.tag
-    texts = {name: value for name, value in found.headers.items() if not isinstance(value, bytes)}
-    others = {
-        name: _base64(value) for name, value in found.headers.items() if isinstance(value, bytes)
-    }
-    if texts:
-        shown["headers"] = texts
-    if others:
-        shown["headers_base64"] = others
-    return shown
-
-
-def _text(value: bytes) -> str | None:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode()
 
 
 PEEK_MAX: Final = 1_000  # repeats a constant of transport, whose import would delay help

@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
+from ....transport.message_object import as_object
 from ..manage.channel import of_parts, unused
 from ..manage.settings import SUBSCRIBING, given_settings, resolved, with_settings, with_start
 from ..options import Stopping, followed, stop_signals, with_broker_followed
@@ -213,7 +214,6 @@ def bodies_of(batch: Batch, wanted: int) -> list[bytes]:
 def objects_of(topic: str) -> Callable[[Batch, int], list[bytes]]:
     """Return a function that writes messages as JSON, with the data that a consumer has."""
     from ....transport.client.core.message import StoredMessage
-    from ..inspect.message import as_object
 
     def lines(batch: Batch, wanted: int) -> list[bytes]:
         found = []
@@ -450,7 +450,6 @@ def matching(wanted: re.Pattern[bytes] | None, shown: Shown) -> Shown:
 def objects_from(topic: str) -> Shown:
     """Return a function that writes messages as JSON, with all stored data."""
     from ....transport.client.core.message import message_at
-    from ..inspect.message import as_object
 
     def lines(block: Block, offset: int) -> list[bytes]:
         first = max(0, offset - block.first_offset)

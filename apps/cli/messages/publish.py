@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 import click
 
 from ....transport.errors import E_BAD_ARGUMENT, E_TOO_BIG, UsageError
-from ..inspect.message import MessageObject
+from ....transport.message_object import MessageObject
 from ..options import BLOCK_COUNT_MAX, MESSAGE_BYTES_LARGEST, stop_signals, with_broker
 from ..output import json_option, tell
 from ..progress import bar

@@ -1,0 +1,98 @@
+"""Message object: a message as JSON, for commands, downloads and `zsq pub --json-lines`. Pure.
+
+`zsq message`, `zsq sub`, `zsq tail` and downloads of the console write this form, so what one of
+them has written can be published again.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Protocol, TypedDict
+
+Header = str | bytes | int | float | bool | None
+
+
+class Stored(Protocol):
+    """The values that an object has: those of a `StoredMessage`."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def timestamp_ns(self) -> int: ...
+
+    @property
+    def body(self) -> bytes: ...
+
+    @property
+    def key(self) -> bytes | None: ...
+
+    @property
+    def tag(self) -> str | None: ...
+
+    @property
+    def headers(self) -> Mapping[str, Header]: ...
+
+
+class MessageObject(TypedDict, total=False):
+    """A message as JSON. Only deliveries have `attempts`, and only downloads have `id`."""
+
+    topic: str
+    offset: int
+    id: str
+    timestamp_ns: int
+    timestamp: str
+    key: str
+    key_base64: str
+    body: str
+    body_base64: str
+    tag: str
+    headers: Mapping[str, Header]
+    headers_base64: Mapping[str, str]
+    attempts: int
+
+
+def as_object(found: Stored) -> MessageObject:
+    """Return a message for JSON.
+
+    Bytes that are UTF-8 become text. Other bytes become base64 under a name that ends in `_base64`.
+    """
+    time = datetime.fromtimestamp(found.timestamp_ns / 1e9, UTC).isoformat()
+    shown: MessageObject = {
+        "topic": found.topic,
+        "offset": found.offset,
+        "timestamp_ns": found.timestamp_ns,
+        "timestamp": time,
+    }
+    if found.key is not None:
+        text = _text(found.key)
+        shown |= {"key_base64": _base64(found.key)} if text is None else {"key": text}
+    text = _text(found.body)
+    shown |= {"body_base64": _base64(found.body)} if text is None else {"body": text}
+    if found.tag is not None:
+        shown["tag"] = found.tag
+    texts = {name: value for name, value in found.headers.items() if not isinstance(value, bytes)}
+    others = {
+        name: _base64(value) for name, value in found.headers.items() if isinstance(value, bytes)
+    }
+    if texts:
+        shown["headers"] = texts
+    if others:
+        shown["headers_base64"] = others
+    return shown
+
+
+def _text(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
