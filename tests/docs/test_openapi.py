@@ -18,6 +18,7 @@ import zsq
 from docs_site.http_api import http_api_page
 from zsq.actors.gateways.http.app import make_app
 from zsq.actors.gateways.http.console.console import Console
+from zsq.actors.gateways.http.messages.messages import MessagePaths
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.transport.names import NAME_CHARS_MAX
 
@@ -38,7 +39,15 @@ def served() -> set[tuple[str, str]]:
         HttpLimits(),
         str(ROOT / "apps" / "console"),
     )
-    guard = make_app(FakeBroker(), FakeBroker(), NODE, limits=HttpLimits(), console=console)
+    messages = MessagePaths(None, None)  # type: ignore[arg-type]
+    guard = make_app(
+        FakeBroker(),
+        FakeBroker(),
+        NODE,
+        limits=HttpLimits(),
+        console=console,
+        messages=messages,
+    )
     application: Any = guard._app
     assert isinstance(application, Starlette)
     routes = [route for route in application.routes if isinstance(route, Route)]

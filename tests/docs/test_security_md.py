@@ -13,6 +13,7 @@ import click
 import pytest
 
 from zsq.actors.gateways.http.console.console import STREAM_S, STREAMS_MAX
+from zsq.actors.gateways.http.messages import searching, tailing
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.nsq import auth, intake
 from zsq.actors.gateways.nsq.asking import BODY_MAX, CONNECT_S, REQUEST_S
@@ -178,6 +179,10 @@ def test_the_limits_on_the_page_are_those_of_the_code() -> None:
             "min) |"
         ),
         f"| {http.requests_max}, {size[http.bodies_bytes_max]}, {STREAMS_MAX} |",
+        (
+            f"| {searching.SEARCHES_MAX}; {searching.DOWNLOADS_MAX} of "
+            f"{size[searching.DOWNLOAD_BYTES_MAX]}; {tailing.TAILS_MAX} |"
+        ),
         (
             f"NSQ {size[HIGH_WATER]}, then nothing more is handed out, and after 60 s of "
             "silence it "

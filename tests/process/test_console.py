@@ -167,6 +167,8 @@ def test_messages_are_published_with_all_that_one_can_have(node: Broker, web: ht
         "done": True,
         "count": 1,
         "offset": 0,
+        "part": None,
+        "id": f"{5 << 54:016x}",
         "keys": [],
     }
     assert (

@@ -14,6 +14,7 @@ from support.http_api import CHANNEL, TOPIC, Site
 
 from zsq.actors.gateways.http.console.cluster import no_admin
 from zsq.actors.gateways.http.console.console import Console
+from zsq.actors.gateways.http.messages.messages import MessagePaths
 from zsq.actors.gateways.http.web.authority import HttpAuthority
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
@@ -139,7 +140,8 @@ class FakeSource:
         if isinstance(said, Exception):
             raise said
         keys = said if isinstance(said, list) else []
-        return SimpleNamespace(offset=-1 if keys else said, delayed_keys=lambda: keys)
+        offset = -1 if keys else said
+        return SimpleNamespace(offset=offset, part=None, delayed_keys=lambda: keys)
 
     async def close(self, timeout: float | None = None) -> None:
         self.closed += 1
@@ -189,7 +191,8 @@ class ConsoleSite(Site):
             folder,
             open_admin,
         )
-        super().__init__(limits, console=self.console, authority=authority)
+        self.messages = MessagePaths(self.source.reader, self.console.node)
+        super().__init__(limits, console=self.console, messages=self.messages, authority=authority)
         self.runner.run(self._start())
 
     async def _start(self) -> None:

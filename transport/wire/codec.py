@@ -293,6 +293,17 @@ def pack_value(value: Any) -> bytes:
     return bytes(msgpack.packb(value))
 
 
+def unpack_body(data: bytes) -> Any:
+    """Unpack the body of a message, which any publisher may have written.
+
+    Lists become tuples. Raises `ValueError` if the body is not one complete msgpack value.
+    """
+    try:
+        return _unpack(data, use_list=False, strict_map_key=False)
+    except (TypeError, msgpack.exceptions.UnpackException) as error:
+        raise ValueError(f"not msgpack: {error}") from None
+
+
 def unpack_value(data: Any) -> Any:
     """Unpack bytes from a database or a file. Lists become tuples."""
     return msgpack.unpackb(data, use_list=False, strict_map_key=False)

@@ -34,6 +34,7 @@ from .api.metrics import RequestMetrics
 from .api.publish import Publishing, TopicPublisher
 from .api.telling import Telling
 from .console.console import Console
+from .messages.messages import MessagePaths
 from .web.authority import Handler, HttpAuthority
 from .web.body import QueryRequest
 from .web.limits import Budget, HttpLimits
@@ -43,8 +44,9 @@ from .web.responses import ApiError, api_error, from_zsq, refusal
 log = logging.getLogger("zsq")
 
 _CLOSE: Final = (b"connection", b"close")
-# `request_s` does not limit this stream. It ends by itself, or when its client does not read it.
-LIVE: Final = "/api/live"
+# `request_s` does not limit these streams. They end by themselves, or when their client does not
+# read them.
+STREAMS: Final = frozenset({"/api/live", "/api/tail", "/api/download"})
 OTHER: Final = "other"  # the name of all unknown paths in metrics
 
 
@@ -112,7 +114,7 @@ class Guard:
         try:
             if refused is None:
                 async with asyncio.timeout(
-                    None if scope["path"] == LIVE else self._limits.request_s
+                    None if scope["path"] in STREAMS else self._limits.request_s
                 ):
                     await self._app(scope, exchange.receive, exchange.send)
         except TimeoutError:
@@ -223,6 +225,7 @@ def make_app(
     authority: HttpAuthority | None = None,
     origins: Origins | None = None,
     console: Console | None = None,
+    messages: MessagePaths | None = None,
 ) -> Guard:
     """Return the application.
 
@@ -237,7 +240,9 @@ def make_app(
     telling = Telling(
         parts.stats, parts.publishing.failures, node, told, parts.metrics, parts.asked
     )
-    table = paths(parts, telling, config) | (console.paths() if console is not None else {})
+    table = paths(parts, telling, config)
+    for more in (console, messages):
+        table |= more.paths() if more is not None else {}
     for path, methods in table.items():
         for method, handler in methods.items():
             methods[method] = authority.guarded(actions_of(method, path), handler)

@@ -35,6 +35,7 @@ from .api.lookup import LookupNode
 from .api.publish import GatheredPublisher
 from .app import make_app
 from .console.console import Console
+from .messages.messages import MessagePaths
 from .web.authority import HttpAuthority
 from .web.limits import HttpLimits
 from .web.origins import Origins
@@ -201,6 +202,7 @@ class HttpGateway(AsyncActor[HttpStart]):
         self._console = Console(
             self._admin, *doors, url, self._limits, options.console, open_admin=others
         )
+        self._messages = MessagePaths(doors[0], self._console.node)
         level = _NSQ_LEVELS.get(log.getEffectiveLevel(), "info")
         self._app = make_app(
             self._admin,
@@ -213,6 +215,7 @@ class HttpGateway(AsyncActor[HttpStart]):
             authority=self._authority,
             origins=make_origins(node, options.allowed_hosts),
             console=self._console,
+            messages=self._messages,
         )
         self._server = HttpServer(self._app, self._limits)
         self._app.metrics.connections.set_function(lambda: len(self._server.connections))
@@ -232,6 +235,7 @@ class HttpGateway(AsyncActor[HttpStart]):
         self._certificates.reload(told.cert, told.key)
         self._authority.policy = AccessPolicy(access) if access is not None else None
         self._console.live.renew()
+        self._messages.renew()
 
     def _changes(self) -> Mapping[str, Change]:
         async def level(value: str) -> None:
@@ -248,6 +252,7 @@ class HttpGateway(AsyncActor[HttpStart]):
     async def on_finish(self) -> None:
         # The waiting requests are answered first. Otherwise the server could not end.
         self._publisher.stop_waiting()
+        self._messages.close()
         await self._console.close()
         await self._server.close(FINISH_S - 2)
         if self._authenticator is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
@@ -15,12 +16,13 @@ from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .....transport.block.block import Block
 from .....transport.client.core.message import StoredMessage, id_of
 from .....transport.client.core.peeking import Peek, Peeked
 from .....transport.errors import E_BAD_ARGUMENT, UsageError
 from .....transport.names import part_of
 from .....transport.wire.answers import DelayedRow
-from .....transport.wire.codec import HeaderValue
+from .....transport.wire.codec import HeaderValue, unpack_headers
 from ..web.body import JsonObject, Parameters, read_body
 from ..web.limits import Budget, HttpLimits, Share
 from ..web.responses import ApiError, api_error
@@ -84,6 +86,8 @@ BODY_BYTES: Final = 4096
 BODY_BYTES_MAX: Final = 1024 * 1024
 ALL_BYTES_MAX: Final = 4 * 1024 * 1024  # the most bytes of bodies in one reply
 KEY_BYTES_MAX: Final = 4096
+UNREADABLE: Final = "(headers that cannot be read)"
+_HEADER_KINDS: Final = (str, bytes, int, float)
 # Control characters except tab and line ends.
 _NO_TEXT: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _MS: Final = 1_000_000
@@ -197,6 +201,37 @@ def text_of(data: bytes, *, cut: bool) -> str | None:
     return None if _NO_TEXT.search(text) else text
 
 
+def stored_message(topic: str, block: Block, index: int) -> StoredMessage:
+    """Return a message of a block, also if its headers cannot be shown.
+
+    The broker does not read headers. So a publisher with a client of its own may have sent bytes
+    that are no map, or values that no header may have. They are shown as bytes, because the message
+    must not hide all others of an answer.
+    """
+    column = block.headers
+    packed = None if column is None else column.value(index)
+    headers: dict[str, HeaderValue]
+    try:
+        headers = unpack_headers(packed)
+    except UsageError:
+        headers = {UNREADABLE: packed or b""}
+    if not all(
+        isinstance(name, str) and (value is None or isinstance(value, _HEADER_KINDS))
+        for name, value in headers.items()
+    ):
+        headers = {UNREADABLE: packed or b""}
+    key, tag = (None if one is None else one.value(index) for one in (block.key, block.tag))
+    return StoredMessage(
+        topic,
+        block.first_offset + index,
+        block.time_of(index),
+        block.body.value(index) or b"",
+        key,
+        None if tag is None else tag.decode(errors="replace"),
+        headers,
+    )
+
+
 def message(found: StoredMessage, node: int, room: Room) -> ShownMessage:
     headers: dict[str, HeaderValue | ShownBytes] = {
         name: told(value, KEY_BYTES_MAX) if isinstance(value, bytes) else _header(value)
@@ -217,8 +252,10 @@ def message(found: StoredMessage, node: int, room: Room) -> ShownMessage:
 
 
 def _header(value: HeaderValue) -> HeaderValue:
-    """Return integers that JavaScript's numbers cannot hold as text, and other values unchanged."""
-    return str(value) if isinstance(value, int) and abs(value) >= 1 << 53 else value
+    """Return numbers that JSON or JavaScript cannot hold as text, and other values unchanged."""
+    is_large = isinstance(value, int) and abs(value) >= 1 << 53
+    is_no_number = isinstance(value, float) and not math.isfinite(value)
+    return str(value) if is_large or is_no_number else value
 
 
 def peeked(found: Peek, node: int, room: Room) -> ShownPeek:

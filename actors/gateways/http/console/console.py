@@ -137,11 +137,22 @@ class Console:
         self.jobs.changed = self.sampler.stir
         self.live = Live(self.sampler, self.jobs)
         self._cluster = ClusterPage(source, open_admin)
-        self._reading = ReadHandlers(source, open_reader, stats, self.sampler, self.jobs)
+        self._reading = ReadHandlers(source, open_reader, stats, self.sampler, self.jobs, self.node)
         self._doing = Doing(
-            source, open_reader, open_producer, stats, self.jobs, limits, self.sampler.stir
+            source,
+            open_reader,
+            open_producer,
+            stats,
+            self.jobs,
+            limits,
+            self.sampler.stir,
+            self.node,
         )
         self._task: asyncio.Task[None] | None = None
+
+    async def node(self) -> int:
+        """Return the number of the broker's node, which is part of the ids of messages."""
+        return int((await self.sampler.fresh()).broker["node"])
 
     def paths(self) -> dict[str, dict[str, Handler]]:
         reading = self._reading

@@ -25,11 +25,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.client.asyncio.aio import Batch, Consumer, Producer, Reader
+from .....transport.client.blocking.producer import ReceiptView
 from .....transport.client.core.administration import Side
 from .....transport.client.core.asking import END, Place
+from .....transport.client.core.message import id_of
 from .....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, Redrive
 from .....transport.errors import E_FORBIDDEN, E_LIMIT, Refused, ZsqError
-from .....transport.names import check_name
+from .....transport.names import check_name, part_of
 from .....transport.reports import ChannelStats
 from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
 from ....security.policy import DEAD_LETTER_TOPIC, REDRIVE, Action, Principal, check_dead_letters
@@ -311,7 +313,7 @@ Do = Callable[[str, str, JsonObject, Principal], Awaitable[Mapping[str, object]]
 
 class Doing:
     """The handlers of actions. `stir` is called after each action, so that pages show its
-    effect.
+    effect. `node` returns the number of the broker's node, for the ids of messages.
     """
 
     def __init__(
@@ -323,7 +325,9 @@ class Doing:
         jobs: BackgroundJobs,
         limits: HttpLimits,
         stir: Callable[[], None],
+        node: Callable[[], Awaitable[int]],
     ) -> None:
+        self._node = node
         self._source = source
         self._open = open_reader
         self._open_producer = open_producer
@@ -512,16 +516,27 @@ class Doing:
         finally:
             self._publishes -= 1
             self._stir()
-        offset, keys = receipt.offset, receipt.delayed_keys()
-        known = offset is not None and offset >= 0
         return answer(
             {
                 "done": True,
                 "count": len(bodies),
-                "offset": offset if known else None,
-                "keys": keys[:KEYS_MAX],
+                **await self._place(topic, receipt),
+                "keys": receipt.delayed_keys()[:KEYS_MAX],
             }
         )
+
+    async def _place(self, topic: str, receipt: ReceiptView) -> Mapping[str, object]:
+        """Return the offset, the part and the id of the first message, as far as they are known.
+
+        The broker's answer is used as it is: a delayed message has none of the three, and messages
+        in several parts have no common place.
+        """
+        offset = receipt.offset
+        if offset is None or offset < 0:
+            return {"offset": None, "part": None, "id": None}
+        own = part_of(topic)
+        part = receipt.part if own is None else own[1]
+        return {"offset": offset, "part": part, "id": id_of(offset, await self._node(), part)}
 
     # Previews
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.block.block import Block
-from .....transport.client.core.message import StoredMessage, message_at, parse_id, part_in_id
+from .....transport.client.core.message import StoredMessage, parse_id, part_in_id
 from .....transport.names import part_of
 from ....runtime.process import private_bytes
 from ....security.policy import visible
@@ -47,7 +47,9 @@ class ReadHandlers:
         stats: SharedStats,
         sampler: Sampler,
         jobs: BackgroundJobs,
+        node: Callable[[], Awaitable[int]],
     ) -> None:
+        self._node = node
         self._source = source
         self._open = open_reader
         self._stats = stats
@@ -253,9 +255,6 @@ class ReadHandlers:
         }
         return answer(told | {"messages": bodies.delayed(rows)})
 
-    async def _node(self) -> int:
-        return int((await self._sampler.fresh()).broker["node"])
-
     @staticmethod
     async def _first(
         parameters: Parameters, reader: TopicReader, topic: str, node: int, count: int
@@ -316,7 +315,7 @@ async def _read(
 def _of_block(topic: str, block: Block, first: int, head: int) -> Any:
     """Return the messages of a block lazily, because only a few may be needed."""
     start, stop = max(0, first - block.first_offset), min(block.count, head - block.first_offset)
-    return (message_at(topic, block, index) for index in range(start, stop))
+    return (bodies.stored_message(topic, block, index) for index in range(start, stop))
 
 
 def _topic(parameters: Parameters) -> str:

@@ -348,14 +348,16 @@ def test_a_publish_is_one_call_of_a_client_of_its_own(
 ) -> None:
     site.source.answers, site.source.closed = {"publish": 7}, 0
     found = post(site, "/api/topic/publish?topic=t", options)
-    assert found.json() == {"done": True, "count": len(bodies), "offset": 7, "keys": []}
+    place = {"offset": 7, "part": None, "id": "0040000000000007"}
+    assert found.json() == {"done": True, "count": len(bodies), **place, "keys": []}
     assert (site.source.calls, site.source.closed) == ([("publish", "t", bodies, more)], 1)
 
 
 def test_a_delayed_publish_tells_keys_in_place_of_an_offset(site: ConsoleSite) -> None:
     site.source.answers = {"publish": ["k1", "k2"]}
     found = post(site, "/api/topic/publish?topic=t", {"bodies": ["a", "b"], "delay_s": 5}).json()
-    assert found == {"done": True, "count": 2, "offset": None, "keys": ["k1", "k2"]}
+    place = {"offset": None, "part": None, "id": None}
+    assert found == {"done": True, "count": 2, **place, "keys": ["k1", "k2"]}
 
 
 @pytest.mark.parametrize(

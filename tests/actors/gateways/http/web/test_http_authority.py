@@ -16,6 +16,7 @@ from support.http_api import Site
 
 from zsq.actors.gateways.acting import ACTING
 from zsq.actors.gateways.http.console import console as live
+from zsq.actors.gateways.http.messages import tailing
 from zsq.actors.gateways.http.web.authority import HttpAuthority
 from zsq.actors.gateways.nsq.auth import Authenticator, AuthFailed, Who
 from zsq.actors.security.access import Access, token_hash
@@ -108,6 +109,7 @@ def by_file() -> Iterator[Site]:
 @pytest.fixture
 def console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsoleSite]:
     monkeypatch.setattr(live, "STREAM_S", 0.0)
+    monkeypatch.setattr(tailing, "STREAM_S", 0.0)
     with closing(guarded(HttpAuthority(policy=AccessPolicy(Access.parse(FILE))), tmp_path)) as site:
         assert isinstance(site, ConsoleSite)
         yield site
@@ -169,6 +171,9 @@ def test_every_path_has_the_permission_that_it_needs() -> None:
         "/api/body",
         "/api/delayed",
         "/api/peek",
+        "/api/search",
+        "/api/tail",
+        "/api/download",
     }
     assert by_action[Action.KNOWN] == {"/api/job/stop"}
     assert by_action[Action.CONFIGURE] == {"/config/{option}"}

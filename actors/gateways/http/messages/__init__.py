@@ -1,0 +1,1 @@
+"""Messages of a topic for people: search, live tail and downloads."""

@@ -1,0 +1,269 @@
+"""Handlers of search and download: messages of a topic by time and content.
+
+A search is many requests. Each one searches for at most STEP_S, and its answer says at which offset
+the next one continues. So a search holds no state in the gateway, it stops when nobody asks, and
+its permissions are checked again at each step. One long request with a stream of progress was
+rejected, because it needs all three.
+
+A download is one request, because a browser saves one answer. It is bounded in messages, bytes and
+time. If it is cut, its last line says so, and where to continue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final, NamedTuple, TypedDict
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from .....transport.client.core.message import id_of
+from .....transport.errors import E_LIMIT, Refused, ZsqError
+from .....transport.message_object import as_object
+from .....transport.names import part_of
+from ..console.answers import (
+    BODY_BYTES_MAX,
+    HEADERS,
+    Room,
+    ShownMessage,
+    answer,
+    bad,
+    message,
+    number,
+    parameters_of,
+)
+from ..console.source import Open, TopicReader
+from ..web.body import Parameters
+from .matching import TEXT_CHARS_MAX, Wanted, named
+from .scan import Scan
+
+FOUND_MAX: Final = 200
+SEARCHES_MAX: Final = 4  # the most steps of searches at the same time; the others wait
+STEP_S: Final = 1.0
+STEP_BYTES: Final = 256 * 1024 * 1024
+SHOWN_BYTES: Final = 4096  # of each body in an answer
+
+DOWNLOADS_MAX: Final = 4
+DOWNLOAD_MESSAGES: Final = 10_000
+DOWNLOAD_MESSAGES_MAX: Final = 100_000
+DOWNLOAD_BYTES_MAX: Final = 64 * 1024 * 1024  # of lines
+DOWNLOAD_S: Final = 300.0
+PIECE_BYTES: Final = 64 * 1024
+NDJSON: Final = "application/x-ndjson"
+OFFSET_MAX: Final = (1 << 62) - 1
+_TIME_MS_MAX: Final = 1 << 43
+
+Node = Callable[[], Awaitable[int]]
+
+
+class SearchAnswer(TypedDict):
+    """One step of a search.
+
+    `from`, `next_offset`, `end`: where it began, where the next step continues, and where the
+    search ends. `searched_to_ms`: the time of the last block that was searched, or None.
+    `undecoded`: the messages that were too large to be decoded for `field`.
+    """
+
+    start: int
+    head: int
+    first: int
+    next_offset: int
+    end: int
+    done: bool
+    searched_to_ms: int | None
+    undecoded: int
+    messages: list[ShownMessage]
+
+
+class Search(NamedTuple):
+    """The parameters of a search. Without `offset` it begins at `from_ns`, or at the oldest."""
+
+    topic: str
+    wanted: Wanted
+    offset: int | None
+    end: int | None
+    from_ns: int | None
+    to_ns: int | None
+
+    async def range(self, reader: TopicReader, start: int, head: int) -> tuple[int, int]:
+        """Return the offsets from which and up to which to search."""
+        first, end = self.offset, head if self.end is None else min(head, self.end)
+        if first is None:
+            first = start if self.from_ns is None else await reader.offset_at(self.from_ns)
+        if self.to_ns is not None:
+            end = min(end, await reader.offset_at(self.to_ns))
+        first = max(first, start)
+        return first, max(first, end)
+
+
+def search_of(parameters: Parameters) -> Search:
+    """Parse the parameters that search and download share. Raises `ApiError`."""
+    texts: dict[str, str | None] = {}
+    for name in ("text", "key", "tag", "header", "field"):
+        said = parameters.get(name)
+        if said is not None and len(said) > TEXT_CHARS_MAX:
+            raise bad(f"{name} must have at most {TEXT_CHARS_MAX} characters, not {len(said)}")
+        texts[name] = said or None
+    try:
+        header = None if texts["header"] is None else named(texts["header"], "header")
+        field = None if texts["field"] is None else named(texts["field"], "field")
+        key, tag = (
+            None if said is None else said.encode() for said in (texts["key"], texts["tag"])
+        )
+    except ValueError as error:
+        raise bad(str(error)) from None
+    wanted = Wanted(texts["text"], parameters.flag("ignore_case", False), key, tag, header, field)
+    found = Search(
+        parameters.get("topic") or "",
+        wanted,
+        _offset(parameters, "offset"),
+        _offset(parameters, "end"),
+        _time_ns(parameters, "from_ms"),
+        _time_ns(parameters, "to_ms"),
+    )
+    if found.from_ns is not None and found.to_ns is not None and found.from_ns > found.to_ns:
+        raise bad("from_ms must not be later than to_ms")
+    return found
+
+
+def _offset(parameters: Parameters, name: str) -> int | None:
+    if parameters.get(name) is None:
+        return None
+    return number(parameters, name, 0, 0, OFFSET_MAX)
+
+
+def _time_ns(parameters: Parameters, name: str) -> int | None:
+    if parameters.get(name) is None:
+        return None
+    return number(parameters, name, 0, -_TIME_MS_MAX, _TIME_MS_MAX) * 1_000_000
+
+
+class Searching:
+    """The handlers of /api/search and /api/download."""
+
+    def __init__(self, open_reader: Open, node: Node) -> None:
+        self._open = open_reader
+        self._node = node
+        self._places = asyncio.Semaphore(SEARCHES_MAX)
+        self.downloads = 0
+        self.rules = 0  # grows when permissions change
+
+    async def search(self, request: Request) -> Response:
+        parameters = parameters_of(request)
+        asked = search_of(parameters)
+        count = number(parameters, "count", FOUND_MAX, 1, FOUND_MAX)
+        room = Room(number(parameters, "body_max", SHOWN_BYTES, 0, BODY_BYTES_MAX))
+        node = await self._node()
+        async with self._places, self._open(asked.topic) as reader:
+            start, head = await reader.head()
+            first, end = await asked.range(reader, start, head)
+            scan = Scan(reader, asked.topic, first, end, asked.wanted)
+            shown: list[ShownMessage] = []
+            async with aclosing(scan.found(STEP_BYTES, time.monotonic() + STEP_S)) as found:
+                async for one in found:
+                    shown.append(message(one, node, room))
+                    if len(shown) >= count:
+                        break
+        told: SearchAnswer = {
+            "start": start,
+            "head": head,
+            "first": first,
+            "next_offset": scan.at,
+            "end": end,
+            "done": scan.done,
+            "searched_to_ms": scan.time_ns // 1_000_000 if scan.time_ns else None,
+            "undecoded": scan.undecoded,
+            "messages": shown,
+        }
+        return answer(told)
+
+    async def download(self, request: Request) -> Response:
+        parameters = parameters_of(request)
+        asked = search_of(parameters)
+        count = number(parameters, "count", DOWNLOAD_MESSAGES, 1, DOWNLOAD_MESSAGES_MAX)
+        if self.downloads >= DOWNLOADS_MAX:
+            raise Refused(
+                E_LIMIT,
+                f"{DOWNLOADS_MAX} downloads are in progress, which is the limit; try again",
+            )
+        node = await self._node()
+        # Errors are answered as such only before the first line. The stream opens a reader of its
+        # own, because a stream that is never read would not close this one.
+        async with self._open(asked.topic) as reader:
+            await asked.range(reader, *await reader.head())
+        name = asked.topic.replace("#", "-")
+        headers = {
+            **HEADERS,
+            "content-disposition": f'attachment; filename="{name}.jsonl"',
+            "content-security-policy": "sandbox; default-src 'none'",
+        }
+        if request.method == "HEAD":
+            return Response(b"", 200, headers, media_type=NDJSON)
+        lines = self._pieces(self._lines(asked, count, node))
+        return StreamingResponse(lines, 200, headers, media_type=NDJSON)
+
+    async def _pieces(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Join lines to pieces, so that small messages do not each become one write."""
+        held: list[bytes] = []
+        size = 0
+        self.downloads += 1
+        try:
+            async for line in lines:
+                held.append(line)
+                size += len(line)
+                if size >= PIECE_BYTES:
+                    yield b"".join(held)
+                    held, size = [], 0
+            yield b"".join(held)
+        finally:
+            self.downloads -= 1
+
+    async def _lines(self, asked: Search, count: int, node: int) -> AsyncIterator[bytes]:
+        """Yield a line for each message, and a last line if the download is cut."""
+        at = asked.offset or 0
+        try:
+            async with self._open(asked.topic) as reader:
+                first, end = await asked.range(reader, *await reader.head())
+                scan = Scan(reader, asked.topic, first, end, asked.wanted)
+                why = ""
+                async with aclosing(self._bounded(scan, asked.topic, count, node)) as found:
+                    async for line, cut in found:
+                        yield line
+                        why = cut
+                        at = scan.at
+                if not scan.done:
+                    yield cut_line(why or "it was not read to its end in time", scan.at)
+        except ZsqError as error:
+            yield cut_line(f"{error.code} {error.text}", at)
+
+    async def _bounded(
+        self, scan: Scan, topic: str, count: int, node: int
+    ) -> AsyncGenerator[tuple[bytes, str], None]:
+        """Yield lines within the limits, each with the reason why it is the last one, or ""."""
+        part, rules = part_of(topic), self.rules
+        messages = size = 0
+        async with aclosing(scan.found(1 << 62, time.monotonic() + DOWNLOAD_S)) as found:
+            async for one in found:
+                own_id = id_of(one.offset, node, None if part is None else part[1])
+                line = json.dumps({**as_object(one), "id": own_id}).encode() + b"\n"
+                messages, size = messages + 1, size + len(line)
+                why = ""
+                if messages >= count:
+                    why = f"the limit of {count} messages is reached"
+                elif size >= DOWNLOAD_BYTES_MAX:
+                    why = f"the limit of {DOWNLOAD_BYTES_MAX} bytes is reached"
+                elif self.rules != rules:
+                    why = "the permissions have changed; ask again"
+                yield line, why
+                if why:
+                    return
+
+
+def cut_line(why: str, next_offset: int) -> bytes:
+    """Return the last line of a download that is not complete."""
+    told: dict[str, Any] = {"cut": why, "next_offset": next_offset}
+    return json.dumps(told).encode() + b"\n"

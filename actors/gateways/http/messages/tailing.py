@@ -1,0 +1,155 @@
+"""Handler of the live tail: new messages of a topic as server-sent events.
+
+A tail reads the log by offset, as `zsq tail` does. It creates no channel, and takes messages from
+nobody. It looks for new messages every LOOK_S, at the pace of pace.py. A page that does not read
+its stream stops the stream, because the next event is made only when the last one was sent. What
+comes meanwhile stays in the log.
+
+A stream ends after ten minutes, and when permissions change, with the event `again`. The page then
+connects again from that offset, and its permissions are checked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from .....transport.errors import E_LIMIT, Refused, ZsqError
+from ..console.answers import HEADERS, Room, ShownMessage, message, number, parameters_of
+from ..console.source import Open, TopicReader
+from .matching import Wanted
+from .pace import Pace
+from .scan import Scan
+from .searching import OFFSET_MAX, Node
+
+LOOK_S: Final = 0.5
+KEEP_S: Final = 15.0
+STREAM_S: Final = 600.0
+TAILS_MAX: Final = 16
+BACK_MAX: Final = 100
+READS_MAX: Final = 4  # the most reads of tails at the same time; each may hold a block
+SHOWN_BYTES: Final = 4096  # of each body, unless `body_max` says otherwise
+SHOWN_BYTES_MAX: Final = 16 * 1024
+EVENT_BYTES_MAX: Final = 256 * 1024  # of the bodies of one event
+_ALL: Final = Wanted()
+
+
+def event(kind: str, data: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+class Tailing:
+    """The handler of /api/tail."""
+
+    def __init__(self, open_reader: Open, node: Node) -> None:
+        self._open = open_reader
+        self._node = node
+        self._reads = asyncio.Semaphore(READS_MAX)
+        self._closing = asyncio.Event()
+        self._rules = 0
+        self.streams = 0
+
+    def renew(self) -> None:
+        """End all streams because of new permissions. The pages connect again."""
+        self._rules += 1
+
+    def close(self) -> None:
+        self._closing.set()
+
+    async def tail(self, request: Request) -> Response:
+        parameters = parameters_of(request)
+        topic = parameters.get("topic") or ""
+        back = number(parameters, "last", 0, 0, BACK_MAX)
+        offset = (
+            None
+            if parameters.get("offset") is None
+            else number(parameters, "offset", 0, 0, OFFSET_MAX)
+        )
+        each = number(parameters, "body_max", SHOWN_BYTES, 0, SHOWN_BYTES_MAX)
+        if self.streams >= TAILS_MAX:
+            raise Refused(
+                E_LIMIT, f"{TAILS_MAX} live tails are open, which is the limit; close some"
+            )
+        node = await self._node()
+        async with self._open(topic) as reader:
+            head = (await reader.head())[1]
+            if offset is None:
+                offset = await reader.newest(back) if back else head
+        headers = {**HEADERS, "x-accel-buffering": "no"}
+        if request.method == "HEAD":  # otherwise a stream without a reader would never end
+            return Response(b"", 200, headers, media_type="text/event-stream")
+        events = self._events(topic, min(offset, head), each, node)
+        return StreamingResponse(events, 200, headers, media_type="text/event-stream")
+
+    async def _events(self, topic: str, at: int, each: int, node: int) -> AsyncIterator[bytes]:
+        self.streams += 1
+        try:
+            yield event("start", {"offset": at})
+            async with (
+                self._open(topic) as reader,
+                aclosing(self._followed(reader, topic, at, each, node)) as events,
+            ):
+                async for one in events:
+                    yield one
+        except ZsqError as error:
+            yield event("failed", {"message": f"{error.code} {error.text}"})
+        finally:
+            self.streams -= 1
+
+    async def _followed(
+        self, reader: TopicReader, topic: str, at: int, each: int, node: int
+    ) -> AsyncGenerator[bytes, None]:
+        begun_s = silent_s = time.monotonic()
+        pace, rules = Pace(begun_s), self._rules
+        while not self._closing.is_set():
+            now_s = time.monotonic()
+            if now_s - begun_s >= STREAM_S or rules != self._rules:
+                break
+            _, head = await reader.head()
+            # A topic that was created again begins at offset 0.
+            turn = pace.turn(min(at, head), head, now_s)
+            shown, after = await self._read(reader, topic, turn.first, turn.take, each, node)
+            pace.shown(len(shown))
+            if rules != self._rules:  # they changed during the read, so nothing of it is shown
+                break
+            at = after
+            if shown or turn.dropped:
+                told = {"messages": shown, "dropped": turn.dropped, "offset": at, "head": head}
+                yield event("messages", told)
+                silent_s = time.monotonic()
+            elif now_s - silent_s >= KEEP_S:
+                yield b": keep\n\n"
+                silent_s = now_s
+            await self._pause()
+        yield event("again", {"offset": at})
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._closing.wait()
+        except TimeoutError:
+            pass
+
+    async def _read(
+        self, reader: TopicReader, topic: str, first: int, count: int, each: int, node: int
+    ) -> tuple[list[ShownMessage], int]:
+        """Return these messages, and the offset at which to continue."""
+        if not count:
+            return [], first
+        room = Room(each, EVENT_BYTES_MAX)
+        shown: list[ShownMessage] = []
+        scan = Scan(reader, topic, first, first + count, _ALL)
+        async with (
+            self._reads,
+            aclosing(scan.found(1 << 62, time.monotonic() + KEEP_S)) as found,
+        ):
+            async for one in found:
+                shown.append(message(one, node, room))
+        return shown, scan.at
