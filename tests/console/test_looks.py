@@ -17,6 +17,8 @@ MARKUP: Final = '<img src=x onerror="alert(1)"><script>alert(2)</script></td></t
 OF_A_TOPIC: Final = (
     "",
     "/messages",
+    "/search?text=img",
+    "/tail",
     "/chunks",
     "/delayed",
     "/producers",

@@ -24,6 +24,8 @@ const ADVICE = {
   AUTH_FAILED: "Enter another token.",
   UNAUTHORIZED: "Your token does not permit this. Ask the operator for the permission in the access file.",
   E_UNAUTHORIZED: "Your token does not permit this. Ask the operator for the permission in the access file.",
+  MSG_TOO_BIG: "The message is larger than the broker accepts. Send less, or raise its option --max-msg-size.",
+  BODY_TOO_BIG: "The request is larger than the broker accepts. Send fewer messages at once.",
   E_DISK_FULL: "Free space on the broker's disk. Publishing then works again by itself.",
   E_TOPIC_FULL: "Let its channels catch up, empty a channel without consumers, or raise the topic's limit.",
   E_TIMEOUT: "Check whether it took effect before you try again.",
@@ -124,8 +126,8 @@ export async function post(path, query = {}, body = {}) {
   return answer.json();
 }
 
-export async function getBlob(path, query) {
-  const answer = await request(url(path, query), { signal: bounded() });
+export async function getBlob(path, query, ms = TIMEOUT_MS) {
+  const answer = await request(url(path, query), { signal: bounded(undefined, ms) });
   return answer.blob();
 }
 

@@ -114,36 +114,45 @@ export class Live {
 
   /** Read one stream to its end. Return true if the server asks for a new stream at once. */
   async #read(query, ending) {
-    // so that silence ends only this stream, and `#run` opens the next one
-    const mine = new AbortController();
-    const stop = () => mine.abort();
-    ending.signal.addEventListener("abort", stop, { once: true });
-    let timer = setTimeout(stop, SILENCE_MS);
-    try {
-      const answer = await request(url("/api/live", query), { signal: mine.signal, headers: { Accept: "text/event-stream" } });
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-      let rest = "";
-      for (;;) {
-        const { value, done } = await reader.read();
-        if (done) return false;
-        clearTimeout(timer);
-        timer = setTimeout(stop, SILENCE_MS);
-        const found = split(rest + value);
-        rest = found.rest;
-        for (const event of found.events) {
-          if (event.name === "again") return true;
-          if (ending.signal.aborted) return false;
-          this.on(event.name, event.data ? JSON.parse(event.data) : {});
-          if (this.now.state !== "live") {
-            this.failures = 0;
-            this.#say({ state: "live" });
-          }
-        }
+    return Boolean(await readEvents("/api/live", query, ending.signal, (event) => {
+      if (event.name === "again") return true;
+      this.on(event.name, event.data ? JSON.parse(event.data) : {});
+      if (this.now.state !== "live") {
+        this.failures = 0;
+        this.#say({ state: "live" });
       }
-    } finally {
+      return undefined;
+    }));
+  }
+}
+
+/** Read one stream of events to its end, or until `each({name, data})` returns something. Return
+ * what it returned. A stream that is silent for too long is ended. */
+export async function readEvents(path, query, signal, each) {
+  const mine = new AbortController(); // so that silence ends only this stream, and not its owner
+  const stop = () => mine.abort();
+  signal.addEventListener("abort", stop, { once: true });
+  let timer = setTimeout(stop, SILENCE_MS);
+  try {
+    const answer = await request(url(path, query), { signal: mine.signal, headers: { Accept: "text/event-stream" } });
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return undefined;
       clearTimeout(timer);
-      ending.signal.removeEventListener("abort", stop);
-      mine.abort();
+      timer = setTimeout(stop, SILENCE_MS);
+      const found = split(rest + value);
+      rest = found.rest;
+      for (const event of found.events) {
+        if (signal.aborted) return undefined;
+        const said = each(event);
+        if (said !== undefined) return said;
+      }
     }
+  } finally {
+    clearTimeout(timer);
+    signal.removeEventListener("abort", stop);
+    mine.abort();
   }
 }

@@ -10,7 +10,8 @@ import { age } from "../view/channel-table.js";
 import { redrive } from "../view/channel-actions.js";
 import { History } from "../view/history.js";
 import { button, empty, Figures, head, markTab, permit, pills, troubles } from "../view/parts.js";
-import { deleteTopic, emptyTopic, pauseTopic, publish } from "../view/topic-actions.js";
+import { publish } from "../view/publish.js";
+import { deleteTopic, emptyTopic, pauseTopic } from "../view/topic-actions.js";
 import { channelsTab } from "../tabs/channels.js";
 import { chunksTab } from "../tabs/chunks.js";
 import { delayedTab } from "../tabs/delayed.js";
@@ -18,10 +19,14 @@ import { keepingTab } from "../tabs/keeping.js";
 import { messagesTab } from "../tabs/messages.js";
 import { producersTab } from "../tabs/producers.js";
 import { removalTab } from "../tabs/removal.js";
+import { searchTab } from "../tabs/search.js";
+import { tailTab } from "../tabs/tail.js";
 import { goToParts } from "./cluster.js";
 
 const TABS = {
-  channels: ["Channels", channelsTab, "channel_count"], messages: ["Messages", messagesTab], chunks: ["Chunks", chunksTab, "chunks"], delayed: ["Delayed", delayedTab, "delayed"],
+  channels: ["Channels", channelsTab, "channel_count"], messages: ["Messages", messagesTab],
+  search: ["Search", searchTab], tail: ["Tail", tailTab],
+  chunks: ["Chunks", chunksTab, "chunks"], delayed: ["Delayed", delayedTab, "delayed"],
   producers: ["Producers", producersTab], keeping: ["Retention", keepingTab], removal: ["Retire", removalTab],
 };
 const PART = /^(.+)#\d+$/; // the name of a part: its topic, and its number

@@ -2,13 +2,13 @@
 // be shown completely.
 
 import { explain, get } from "../base/api.js";
-import { h, put, setAttr, setClass, setText, show } from "../base/dom.js";
-import { bytes, count, moment } from "../base/format.js";
+import { h, setAttr, setText, show } from "../base/dom.js";
+import { count } from "../base/format.js";
 import { may } from "../base/model.js";
 import { link, replace } from "../base/router.js";
-import { messageView, oneLine, shortText } from "../view/body.js";
-import { button, empty, figureCell } from "../view/parts.js";
-import { Table } from "../view/table.js";
+import { linesButton } from "../view/lines.js";
+import { MessageList } from "../view/message-list.js";
+import { button, empty } from "../view/parts.js";
 
 const COUNT = 100;
 const BODY_MAX = 16_384;
@@ -22,27 +22,11 @@ export function messagesTab({ topic, model, query, signal }) {
   const newer = button("Newer", () => void load({ offset: shown.next_offset }));
   const where = h("span.quiet", { role: "status" });
   const failed = h("p.note.warn", { hidden: true, role: "alert" });
-  const detail = h("div");
-  const none = h("div.empty", {}, h("span", {}, "Choose a message to see all of it."));
-  put(detail, none);
   let shown = { start: 0, head: 0, from: 0, next_offset: 0, messages: [] };
-  let chosen = null;
-  const choose = (message) => {
-    chosen = message.offset;
-    for (const row of table.rows.values()) {
-      setClass(row.tr, "chosen", row.data.offset === chosen);
-      setAttr(row.tr, "aria-selected", row.data.offset === chosen ? "true" : null);
-    }
-    put(detail, messageView(message, topic, moment(message.time_ms)));
-  };
-  const table = new Table({ label: `Messages of ${topic}`, columns: columns(choose), id: (message) => String(message.offset), sort: ["offset", -1], empty: empty("No messages", "Publish the first one:", `echo 'hello' | zsq pub ${topic}`) });
-  const form = h("form.toolbar", {}, way, value, look, h("div.end", {}, where, older, newer));
-  const list = h("div.list", {}, table.element);
-  list.addEventListener("click", (event) => {
-    const row = event.target.closest("tbody tr")?.row;
-    if (row) choose(row.data);
-  });
-  const element = h("div.stack", {}, form, failed, h("section.panel.messages", { "aria-label": "Messages" }, list, detail));
+  const list = new MessageList({ topic, label: `Messages of ${topic}`, way: -1, empty: empty("No messages", "Publish the first one:", `echo 'hello' | zsq pub ${topic}`) });
+  const save = linesButton(`${topic}.jsonl`, () => ({ topic, offset: shown.from, end: shown.next_offset }));
+  const form = h("form.toolbar", {}, way, value, look, h("div.end", {}, where, older, newer, save));
+  const element = h("div.stack", {}, form, failed, list.element);
 
   const arrange = () => {
     const kind = way.value;
@@ -77,16 +61,17 @@ export function messagesTab({ topic, model, query, signal }) {
     } finally {
       setAttr(look, "aria-busy", null);
     }
-    if (order) table.sort = ["offset", order];
-    table.update(shown.messages);
+    if (order) list.table.sort = ["offset", order];
+    list.update(shown.messages);
     const last = shown.messages.at(-1);
     const range = (from, to) => `${count(from).exact} to ${count(to).exact}`;
     setText(where, [last && range(shown.messages[0].offset, last.offset), shown.head > shown.start && `of ${range(shown.start, shown.head - 1)}`].filter(Boolean).join(" "));
     older.disabled = shown.from <= shown.start;
     newer.disabled = shown.next_offset >= shown.head;
-    const first = table.sort[1] < 0 ? last : shown.messages[0];
-    if (first) choose(first);
-    else put(detail, none);
+    const first = list.table.sort[1] < 0 ? last : shown.messages[0];
+    save.disabled = !first;
+    if (first) list.choose(first);
+    else list.clear();
   };
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -114,19 +99,6 @@ export function messagesTab({ topic, model, query, signal }) {
       if (typeof wanted === "string" || wanted.latest) void load({ latest: 1 }, -1);
       else void load(wanted, 1);
     },
-    close: () => table.close(),
+    close: () => list.close(),
   };
-}
-
-function columns(choose) {
-  return [
-    {
-      key: "offset", title: "Offset", width: "104px", value: (one) => one.offset,
-      make: (cell, one) => cell.append(h("button.button.plain.small", { type: "button", on: { click: () => choose(one), focus: () => choose(one) } }, String(one.offset))),
-    },
-    { key: "time", title: "Stored", width: "126px", rank: 2, show: (cell, one) => figureCell(cell, moment(one.time_ms), 1) },
-    { key: "key", title: "Key", width: "96px", rank: 3, show: (cell, one) => setText(cell, shortText(one.key)) },
-    { key: "body", title: "Body", show: (cell, one) => { setText(cell, oneLine(one.body)); cell.classList.add("peek-body"); } },
-    { key: "size", title: "Size", num: true, width: "76px", rank: 3, show: (cell, one) => figureCell(cell, bytes(one.size), one.size) },
-  ];
 }

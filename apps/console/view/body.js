@@ -1,13 +1,18 @@
-// Views of a message's bytes: as text, as coloured JSON, or as hex. A body may be hostile, so it is
-// only ever set as text.
+// Views of a message's bytes: as text, as hex, or decoded as coloured JSON. A body may be hostile, so
+// it is only ever set as text, and its decoders have limits. They run in the browser: there a body
+// can only harm the page of the person who looks at it, and not the broker.
 
-import { getBlob } from "../base/api.js";
-import { add, h, put, setAttr, show } from "../base/dom.js";
+import { get, getBlob } from "../base/api.js";
+import { add, h, put, setAttr, setText, show } from "../base/dom.js";
 import { bytes as size } from "../base/format.js";
+import { decodeAvro, isFile } from "../decode/avro.js";
+import { decodeJson } from "../decode/json.js";
+import { decodeMsgpack, isContainer } from "../decode/msgpack.js";
+import { Undecodable } from "../decode/writer.js";
 import { button, segment } from "./parts.js";
+import { keptSchema, schemaForm } from "./schema.js";
 import { attempt } from "./toast.js";
 
-const JSON_MAX = 200_000; // longer JSON is not parsed and not coloured
 const LINE_MAX = 160;
 const HEX_ROWS_MAX = 4096;
 const TOKEN = /("(?:[^"\\]|\\.)*")(\s*:)?|(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|\b(true|false|null)\b/g;
@@ -46,15 +51,6 @@ export function hex(data) {
   return rows.join("\n");
 }
 
-function parsed(text) {
-  if (typeof text !== "string" || text.length > JSON_MAX || !/^\s*[[{"\d-]/.test(text)) return undefined;
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
-  }
-}
-
 /** Return JSON text as nodes. Keys, strings, numbers and literals (true) have different colours. */
 function coloured(text) {
   const nodes = [];
@@ -70,30 +66,88 @@ function coloured(text) {
   return nodes;
 }
 
-/** Return the view of a body, with a switch between text, JSON and hex. `path` and `query` address
- * the whole body, for the download. */
-export function bodyView(bytes, { path, query, name }) {
-  const value = bytes.cut ? undefined : parsed(bytes.text);
-  const isText = typeof bytes.text === "string";
-  const place = h("pre.body-view", { tabindex: "0", "aria-label": "Body" });
-  const kinds = [value !== undefined && ["json", "JSON"], ["text", "Text"], ["hex", "Hex"]].filter(Boolean);
-  const first = value !== undefined ? "json" : isText ? "text" : "hex";
-  const draw = (kind) => {
-    place.classList.toggle("hex", kind === "hex");
-    if (kind === "json") put(place, coloured(JSON.stringify(value, null, 2)));
-    else if (kind === "hex") put(place, hex(raw(bytes)));
-    else put(place, isText ? bytes.text : new TextDecoder().decode(raw(bytes)));
-    if (bytes.size === 0) put(place, h("span.faint", {}, "(an empty body)"));
-  };
-  const save = button("Download", () => void attempt("Downloaded.", () => download(path, query, name)), { kind: "small" });
-  const cut = h("p.faint.small", {}, `The first ${size(raw(bytes).length).text} of ${size(bytes.size).text}; download it to see the rest.`);
-  show(cut, Boolean(bytes.cut));
-  draw(first);
-  return add(h("div.stack"), h("div.toolbar", {}, segment("Show as", kinds, first, draw), h("span.faint", { title: size(bytes.size).exact }, size(bytes.size).text), h("div.end", {}, save)), place, cut);
+const KINDS = [["auto", "Auto"], ["json", "JSON"], ["msgpack", "MessagePack"], ["avro", "Avro"], ["text", "Text"], ["hex", "Hex"]];
+const WHOLE_MAX = 1024 * 1024; // the most bytes of a body that the broker shows
+const COLOURED_MAX = 200_000; // a longer text is not coloured
+const chosen = new Map(); // topic -> the kind that the user chose, until the page is loaded again
+
+/** Return the kind in which a body is shown if the user chooses none, with its decoded text. */
+function automatic(bytes, data, topic) {
+  const schema = keptSchema(topic);
+  const tries = [
+    (schema !== null || isFile(data)) && ["avro", () => decodeAvro(data, schema)],
+    /^\s*[[{"\d-]/.test(bytes.text ?? "") && ["json", () => decodeJson(data)],
+    bytes.text === undefined && isContainer(data[0]) && ["msgpack", () => decodeMsgpack(data)],
+  ];
+  for (const [kind, decode] of bytes.cut ? [] : tries.filter(Boolean)) {
+    try {
+      const found = decode();
+      if (found.complete !== false) return { kind, found };
+    } catch (error) {
+      if (!(error instanceof Undecodable)) throw error;
+    }
+  }
+  return { kind: typeof bytes.text === "string" ? "text" : "hex" };
 }
 
-async function download(path, query, name) {
-  const address = URL.createObjectURL(await getBlob(path, query));
+/** Return what to show of a body: {kind, text, note}. Without a decoder that fits it is hex. */
+export function bodyText(bytes, wanted, topic) {
+  const data = raw(bytes);
+  let kind = wanted;
+  let found;
+  try {
+    if (wanted === "auto") ({ kind, found } = automatic(bytes, data, topic));
+    if (kind === "json") found ??= decodeJson(data);
+    else if (kind === "msgpack") found ??= decodeMsgpack(data);
+    else if (kind === "avro") found ??= decodeAvro(data, keptSchema(topic));
+  } catch (error) {
+    if (!(error instanceof Undecodable)) throw error;
+    return { kind: "hex", text: hex(data), note: error.message };
+  }
+  if (found) return { kind, ...found };
+  if (kind === "hex") return { kind, text: hex(data), note: "" };
+  return { kind, text: bytes.text ?? new TextDecoder().decode(data), note: "" };
+}
+
+/** Return the view of a body, with a switch between its forms. `path` and `query` address the whole
+ * body, for the download. */
+export function bodyView(bytes, { path, query, name }) {
+  const { topic } = query;
+  const place = h("pre.body-view", { tabindex: "0", "aria-label": "Body" });
+  const note = h("p.note", { hidden: true, role: "status" });
+  const cut = h("p.faint.small");
+  const avro = schemaForm(topic, () => draw("avro"));
+  let now = bytes;
+  const draw = (wanted) => {
+    chosen.set(topic, wanted);
+    const shown = bodyText(now, wanted, topic);
+    const isValue = ["json", "msgpack", "avro"].includes(shown.kind);
+    place.classList.toggle("hex", shown.kind === "hex");
+    setAttr(place, "data-kind", shown.kind);
+    put(place, isValue && shown.text.length <= COLOURED_MAX ? coloured(shown.text) : shown.text);
+    if (now.size === 0) put(place, h("span.faint", {}, "(an empty body)"));
+    setText(note, shown.note);
+    show(note, Boolean(shown.note));
+    show(avro, wanted === "avro");
+    setText(cut, `The first ${size(raw(now).length).text} of ${size(now.size).text}; download it to see the rest.`);
+    show(cut, Boolean(now.cut));
+    show(all, Boolean(now.cut) && raw(now).length < WHOLE_MAX);
+  };
+  const save = button("Download", () => void attempt("Downloaded.", async () => saveBlob(await getBlob(path, query), name)), { kind: "small" });
+  const all = button("Show more of it", () => void attempt("Loaded.", async () => {
+    const found = await get("/api/messages", { ...query, count: 1, body_max: WHOLE_MAX });
+    now = found.messages[0]?.offset === query.offset ? found.messages[0].body : now;
+    draw(chosen.get(topic) ?? "auto");
+  }), { kind: "small" });
+  const first = chosen.get(topic) ?? "auto";
+  const element = add(h("div.stack"), h("div.toolbar", {}, segment("Show as", KINDS, first, draw), h("span.faint", { title: size(bytes.size).exact }, size(bytes.size).text), h("div.end", {}, all, save)), avro, note, place, cut);
+  draw(first);
+  return element;
+}
+
+/** Save a blob as a file. */
+export function saveBlob(blob, name) {
+  const address = URL.createObjectURL(blob);
   const anchor = h("a", { href: address, download: name });
   anchor.click();
   setTimeout(() => URL.revokeObjectURL(address), 10_000);

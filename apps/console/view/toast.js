@@ -13,6 +13,7 @@ function place() {
   return found;
 }
 
+/** Show a text, or a list of texts and nodes such as a link. */
 export function tell(text, bad = false) {
   const shelf = place();
   const close = h("button.button.plain.small", { type: "button", "aria-label": "Close", on: { click: () => one.remove() } }, "✕");
@@ -20,7 +21,7 @@ export function tell(text, bad = false) {
   shelf.append(one);
   while (shelf.children.length > MOST) shelf.firstChild.remove();
   if (!bad) {
-    announce(text);
+    announce(one.firstChild.textContent);
     setTimeout(() => one.remove(), STAYS_MS);
   }
 }

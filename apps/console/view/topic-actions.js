@@ -1,11 +1,10 @@
-// Actions on a topic, each with its dialog: create, publish, pause, empty, configure, delete.
+// Actions on a topic, each with its dialog: create, pause, empty, configure, delete.
 
-import { post, Wrong } from "../base/api.js";
+import { post } from "../base/api.js";
 import { h } from "../base/dom.js";
-import { parseDuration } from "../base/format.js";
 import { go, link } from "../base/router.js";
 import { SYNC_MODES, TOPIC } from "../base/settings.js";
-import { checkbox, choices, confirm, dialog, field } from "./dialog.js";
+import { choices, confirm, dialog, field } from "./dialog.js";
 import { settingsForm } from "./settings.js";
 import { attempt, tell } from "./toast.js";
 
@@ -24,61 +23,6 @@ export async function createTopic() {
     act: () => post("/api/topic/create", { topic: name.value }, name.value.endsWith("#ephemeral") ? {} : { sync: sync.value }),
   });
   if (made) go(link("topics", name.value));
-}
-
-const HEADER = /^\s*([^:\s][^:]*?)\s*:\s?(.*)$/;
-
-/** Parse lines of "name: value" into an object of texts. */
-function parseHeaders(text) {
-  const found = {};
-  for (const line of text.split("\n").filter((one) => one.trim())) {
-    const [, name, value] = HEADER.exec(line) ?? [];
-    if (name === undefined) throw new Wrong(`“${line.slice(0, 60)}” is not a header. Write “name: value”, one header per line.`);
-    if (Object.hasOwn(found, name)) throw new Wrong(`The header “${name}” is given twice.`);
-    // this also works for the name __proto__
-    Object.defineProperty(found, name, { value, enumerable: true });
-  }
-  return found;
-}
-
-export async function publish(topic) {
-  const body = h("textarea", { name: "body", rows: "6", spellcheck: "false", "aria-label": "Body" });
-  const lines = checkbox("One message per line (empty lines are skipped)");
-  const key = h("input", { name: "key", autocomplete: "off", spellcheck: "false", placeholder: "none" });
-  const tag = h("input", { name: "tag", autocomplete: "off", spellcheck: "false", placeholder: "none" });
-  const headers = h("textarea", { name: "headers", rows: "2", spellcheck: "false", placeholder: "none", "aria-label": "Headers" });
-  const delay = h("input", { name: "delay", autocomplete: "off", placeholder: "none" });
-  const done = await dialog({
-    title: `Publish to ${topic}`, submit: "Publish", wide: true,
-    fields: [
-      field("Body", body), lines,
-      h("div.pair", {}, field("Key", key, "an ordered channel keeps messages of one key in order"), field("Tag", tag, "a channel with tags receives only messages with these tags")),
-      field("Headers", headers, "name: value, one header per line"), field("Delay", delay, "such as 30s, 10m or 7d; at most 366d"),
-    ],
-    act: () => {
-      const wait = delay.value.trim() ? parseDuration(delay.value) : 0;
-      if (wait === null) throw new Wrong("Enter a delay: a number with s, m, h or d, such as 30s.");
-      const bodies = body.value.split("\n").filter(Boolean);
-      if (lines.input.checked && !bodies.length) throw new Wrong("There is no line to publish. Enter a message.");
-      const named = parseHeaders(headers.value);
-      return post("/api/topic/publish", { topic }, {
-        ...(lines.input.checked ? { bodies } : { body: body.value }),
-        ...(key.value ? { key: key.value } : {}),
-        ...(tag.value ? { tag: tag.value } : {}),
-        ...(Object.keys(named).length ? { headers: named } : {}),
-        ...(wait ? { delay_s: wait } : {}),
-      });
-    },
-  });
-  if (done) tell(sentence(done));
-}
-
-/** Return a sentence about the result of a publish. */
-function sentence({ count: sent, offset, keys }) {
-  const them = sent === 1 ? "Published" : `Published ${sent} messages`;
-  const on = sent === 1 ? "it is on disk" : "they are on disk";
-  if (keys.length) return `${them}: ${on}, and delayed.`;
-  return offset === null ? `${them}: ${on}.` : `${them}: ${on}, ${sent === 1 ? "at" : "from"} offset ${offset}${sent === 1 ? "" : " on"}.`;
 }
 
 export function pauseTopic(topic, on) {
