@@ -300,7 +300,7 @@ def _tail(path: Path) -> list[dict[str, object]]:
     return rows
 
 
-LOOKING: Final = frozenset({"list", "chunks", "peek", "overview", "audit", "cluster"})
+LOOKING: Final = frozenset({"list", "chunks", "ended", "peek", "overview", "audit", "cluster"})
 # These parts of actions only read, or they come after a part that is logged.
 PARTS: Final = frozenset(
     {("delayed", "list"), ("delayed", "count"), ("backup", "log"), ("backup", "end")}

@@ -285,9 +285,11 @@ def test_deleting_with_a_backlog_is_refused_unless_forced_and_offsets_are_never_
             admin.delete_channel(topic, "c")
         with pytest.raises(zsq.Refused, match="not finished"):
             admin.delete_topic(topic)
+        assert admin.ended(topic) is None
         admin.delete_topic(topic, force=True)
         with pytest.raises(zsq.NotFound):
             admin.stats(topic)
+        assert admin.ended(topic) == 5
     with zsq.Producer(url) as producer:
         assert producer.publish(topic, b"again").offset == 5
 

@@ -56,9 +56,9 @@ subscribe = ["clicks"]
 """
 ACTIONS = (
     "create", "delete", "pause", "unpause", "empty", "configure", "chunks", "delayed", "close", "open", "seek", "peek", "backup", "reload",
-    "list", "overview", "audit", "stop", "", "CREATE",
+    "list", "overview", "audit", "ended", "stop", "", "CREATE",
 )  # fmt: skip
-SEEN_BY_VIEWERS = {"list", "overview", "chunks"}
+SEEN_BY_VIEWERS = {"list", "overview", "chunks", "ended"}
 
 
 @pytest.fixture(scope="module")

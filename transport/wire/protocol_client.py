@@ -243,11 +243,12 @@ class Manage(Wire):
     Without a topic: handover (the broker stops, and its standby takes over).
 
     Only on topics: chunks (Done.data: their statistics), delayed (`do`: list, count, cancel), close
-    and open (`to`: publishers, consumers). Only on channels: seek (to `offset`, or to `time_ns`),
-    peek (Done.data: the channel's position, and the messages that it holds, by offset). Without a
-    topic: list (Done.data has `topics`, a map from names to the names of their channels), and
-    overview (Done.data has the rows of topics and channels that changed after version `since`; see
-    docs/console.md).
+    and open (`to`: publishers, consumers), ended (Done.data: {"ended": the next offset that the
+    topic of this name had when it was deleted last, or nil}; the topic need not exist). Only on
+    channels: seek (to `offset`, or to `time_ns`), peek (Done.data: the channel's position, and the
+    messages that it holds, by offset). Without a topic: list (Done.data has `topics`, a map from
+    names to the names of their channels), and overview (Done.data has the rows of topics and
+    channels that changed after version `since`; see docs/console.md).
 
     In a cluster: create with `parts` (a number), and add_parts with `count`, both with `brokers`
     (numbers of brokers, optional). Done.data: {"parts": how many the topic has}. Without a topic:

@@ -40,8 +40,8 @@ from .creation import create_topic, retention_of
 from .parts import Parts
 from .requests import Requests, failing, refused, starting
 
-# A topic that is named in one of these actions only selects rows of the answer.
-_ABOUT_ALL: Final = ("list", "audit", "overview", "handover")
+# A topic that is named in one of these actions only selects rows of the answer. It may sleep on.
+_ABOUT_ALL: Final = ("list", "audit", "overview", "handover", "ended")
 
 
 class Commands:
@@ -268,6 +268,11 @@ class Commands:
         if message.action == "list":  # this is cheap enough for one request a second
             names = {name: tuple(group.channels) for name, group in self._broker.groups.items()}
             self._requests.done(message.request, {"topics": names})
+            return
+        if message.action == "ended":
+            self._requests.done(
+                message.request, {"ended": self._broker.registry.ended.get(message.topic)}
+            )
             return
         if message.action == "audit":
             entries = self._requests.audit_log.newest(count_of(message.options), message.topic)

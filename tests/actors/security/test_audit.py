@@ -298,7 +298,7 @@ def test_a_request_about_a_topic_gets_only_its_entries(tmp_path: Path) -> None:
 
 
 def test_actions_that_only_read_are_not_recorded_and_unknown_ones_are() -> None:
-    looking = ["list", "chunks", "peek", "overview", "audit"]
+    looking = ["list", "chunks", "ended", "peek", "overview", "audit"]
     assert all(looks_only(order(action)) for action in looking)
     assert looks_only(order("delayed", options={"do": "list"}))
     assert not looks_only(order("delayed", options={"do": "cancel"}))

@@ -104,6 +104,7 @@ def who_may(message: p.Wire) -> frozenset[str]:
         ("peek", "t", "c", {}, {"reader", "consumer", ""}),
         ("peek", "t", "d", {}, {"reader", ""}),
         ("chunks", "t", "", {}, LOOKERS),
+        ("ended", "t", "", {}, LOOKERS),
         ("list", "", "", {}, ALL),
         ("overview", "", "", {}, ALL),
         ("cluster", "", "", {}, ALL),

@@ -347,6 +347,9 @@ class Admin(AdminBase, Asker):
     async def chunks(self, topic: str) -> Chunks:
         return await self._carry_out(administration.chunks(topic))
 
+    async def ended(self, topic: str) -> int | None:
+        return await self._carry_out(administration.ended(topic))
+
     async def ping(self) -> str:
         return await self._carry_out(administration.ping())
 

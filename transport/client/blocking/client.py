@@ -364,6 +364,14 @@ class Admin(AdminBase, Asker):
         """
         return self._carry_out(administration.chunks(topic))
 
+    def ended(self, topic: str) -> int | None:
+        """Return the offset at which the topic of this name that was deleted last has ended.
+
+        It had no message with this offset or a higher one. A topic that is created again begins
+        there. Returns None if the broker knows of no deleted topic of this name.
+        """
+        return self._carry_out(administration.ended(topic))
+
     def ping(self) -> str:
         """Return the health of the broker: "OK", or a description of the fault."""
         return self._carry_out(administration.ping())

@@ -235,6 +235,12 @@ def chunks(topic: str) -> Asking[Chunks]:
     return manage("chunks", topic)
 
 
+def ended(topic: str) -> Asking[int | None]:
+    answer = yield from manage("ended", topic)
+    found = answer["ended"]
+    return None if found is None else int(found)
+
+
 def ping() -> Asking[str]:
     answer = yield from stats(None, None)
     return str(answer.get("health", "OK"))
