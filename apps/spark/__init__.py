@@ -29,7 +29,7 @@ def register(spark: SparkSession) -> bool:
     except AnalysisException as error:
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
             raise
-        from .planning import LOGGER
+        from .logs import LOGGER
 
         LOGGER.info('register() was not needed: Spark found the format "zsq" by itself')
         return False

@@ -38,8 +38,10 @@ from ...transport.errors import (
     UsageError,
 )
 from ...transport.names import base_of, part_of
+from .logs import LOGGER, Extent
 from .options import ALWAYS, NEVER, SourceOptions
-from .planning import LOGGER, Extent, OffsetRange
+from .pattern import matching
+from .planning import OffsetRange
 
 __all__ = ["ArchiveLogs", "Archives", "TaskBlocks", "cut"]
 
@@ -159,6 +161,13 @@ class ArchiveLogs:
             except StorageError as error:
                 raise refused(error) from error
         return self._topics
+
+    def matching(self, pattern: str) -> list[str]:
+        """Return the topics in this bucket that the pattern matches, sorted."""
+        return matching(pattern, sorted(set(map(base_of, self._known()))))
+
+    def ended(self, topic: str) -> int | None:
+        """Return None: only streams ask this, and they have a broker."""
 
     def names(self, topic: str) -> list[str]:
         """Return the topic itself, or its parts that are in this bucket."""

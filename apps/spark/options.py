@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...storage.bucket.bucket_url import SCHEMES, parse_bucket_url
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
-from ...transport.names import check_name, part_of
+from ...transport.names import base_of, check_name, part_of
 from ...transport.wire.protocol_client import TRANSACTION_APP_BYTES_MAX, check_stage_topic
+from .pattern import check_pattern, matching
 from .schema import COLUMNS, HEADERS, SOURCE_COLUMNS
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EARLIEST",
+    "EVERY",
     "LATEST",
     "SINK_NAMES",
     "SOURCE_NAMES",
@@ -41,7 +43,7 @@ AUTO, ALWAYS, NEVER = "auto", "always", "never"
 INT64_MAX: Final = (1 << 63) - 1
 
 SOURCE_NAMES: Final = (
-    "url", "topic", "subscribe", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
+    "url", "topic", "subscribe", "subscribePattern", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
     "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions",
     "failOnDataLoss", "channel", "includeHeaders", "columns", "timeout", "keyFile", "transport", "bucket",
 )  # fmt: skip
@@ -52,7 +54,6 @@ _FOREIGN: Final = frozenset(
     {"checkpointlocation", "path", "paths", "queryname", "mergeschema", "timezone"}
 )
 _KAFKA: Final = {
-    "subscribepattern": "use option 'subscribe' with the topics, separated by commas",
     "assign": "name the parts with option 'subscribe', such as clicks#0,clicks#3",
     "minoffsetspertrigger": "leave it out and set the trigger's processing time",
     "maxtriggerdelay": "leave it out and set the trigger's processing time",
@@ -80,6 +81,8 @@ class Point(NamedTuple):
 
 EARLIEST: Final = Point("earliest")
 LATEST: Final = Point("latest")
+EVERY: Final = ""  # instead of a topic's name: the point is for each topic that a pattern matches
+_NAMING: Final = ("topic", "subscribe", "subscribePattern")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +110,9 @@ class _BrokerOptions:
 class SourceOptions(_BrokerOptions):
     """Options of the source.
 
-    `starting` and `ending` have a point for each topic, or for each part of it (`clicks#3`). For
-    the numbers, 0 means not set. `bucket`
-    says whether archived messages are read from the bucket itself.
+    Either `topics` or `pattern` is set. `starting` and `ending` have a point for each topic, or for
+    each part of it (`clicks#3`), or one for EVERY topic that the pattern matches. For the numbers,
+    0 means not set. `bucket` says whether archived messages are read from the bucket itself.
     """
 
     topics: tuple[str, ...]
@@ -122,6 +125,13 @@ class SourceOptions(_BrokerOptions):
     fail_on_data_loss: bool
     channel: str
     bucket: str = AUTO
+    pattern: str = ""
+
+    def reads(self, name: str) -> bool:
+        """Return True if the query reads this topic, or the topic of this part."""
+        if self.pattern:
+            return bool(matching(self.pattern, [base_of(name)]))
+        return name in self.topics or base_of(name) in self.topics
 
     @property
     def from_bucket(self) -> bool:
@@ -155,9 +165,10 @@ def source_options(
     instead.
     """
     given = _given(options)
-    topics = _topics(given)
-    starting = _points(given, "starting", topics)
-    ending = _points(given, "ending", topics)
+    topics, pattern = _topics(given)
+    starting = _points(given, "starting", topics, pattern)
+    ending = _points(given, "ending", topics, pattern)
+    every = topics or (EVERY,)
     if streaming:
         _refuse(
             given,
@@ -186,8 +197,9 @@ def source_options(
         bucket=_bucket(given, place, streaming=streaming),
         topics=topics,
         columns=_columns(given),
-        starting=starting or dict.fromkeys(topics, LATEST if streaming else EARLIEST),
-        ending=ending or dict.fromkeys(topics, LATEST),
+        pattern=pattern,
+        starting=_or(starting, dict.fromkeys(every, LATEST if streaming else EARLIEST)),
+        ending=_or(ending, dict.fromkeys(every, LATEST)),
         offsets_max=_whole(given, "maxOffsetsPerTrigger"),
         bytes_max=_whole(given, "maxBytesPerTrigger", sizes=True),
         partitions_min=_whole(given, "minPartitions"),
@@ -222,9 +234,10 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
             f"{TRANSACTION_APP_BYTES_MAX} bytes"
         )
     topic = check_stage_topic(given["topic"]) if "topic" in given else ""
-    if not topic and "subscribe" in given:
+    source = next((name for name in ("subscribe", "subscribePattern") if name in given), "")
+    if not topic and source:
         raise wrong(
-            "'subscribe' is an option of the source; name the topic to write to with option "
+            f"{source!r} is an option of the source; name the topic to write to with option "
             "'topic' or in a column 'topic'"
         )
     place = given.get("url") or url
@@ -318,17 +331,22 @@ def _refuse(given: Mapping[str, str], names: Sequence[str], why: str) -> None:
             raise wrong(f"option {name!r} is not allowed here: {why}")
 
 
-def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
-    if "topic" in given and "subscribe" in given:
-        raise wrong("options 'topic' and 'subscribe' mean the same: give only one of them")
-    text = given.get("topic", given.get("subscribe", ""))
+def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    """Return the topics by name and "", or no names and the pattern."""
+    naming = [name for name in _NAMING if name in given]
+    if len(naming) > 1:
+        both = " and ".join(map(repr, naming[:2]))
+        raise wrong(f"options {both} both say which topics are read: give only one of them")
+    if naming == ["subscribePattern"]:
+        return (), check_pattern(given["subscribePattern"])
+    text = given[naming[0]] if naming else ""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise wrong(
-            "no topic is given: use .option('topic', NAME), or .option('subscribe', "
-            "'NAME,NAME') for several"
+            "no topic is given: use .option('topic', NAME), .option('subscribe', 'NAME,NAME') for "
+            "several, or .option('subscribePattern', EXPRESSION)"
         )
-    return tuple(sorted({check_name(name) for name in names}))
+    return tuple(sorted({check_name(name) for name in names})), ""
 
 
 def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
@@ -347,42 +365,49 @@ def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(proper[name.lower()] for name in names)
 
 
+def _or(points: dict[str, Point] | None, missing: dict[str, Point]) -> dict[str, Point]:
+    # JSON may name no topic, if a pattern matches none yet.
+    return missing if points is None else points
+
+
 def _points(
-    given: Mapping[str, str], side: str, topics: tuple[str, ...]
+    given: Mapping[str, str], side: str, topics: tuple[str, ...], pattern: str
 ) -> dict[str, Point] | None:
     """Return the point of `side` for each topic, or None if no option sets it.
 
     If several options set it, the one that the Kafka connector prefers is used.
     """
     stamp, stamps, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
+    every = topics or (EVERY,)
     if stamp in given:
-        return dict.fromkeys(topics, Point("time", _whole(given, stamp, least=0)))
+        return dict.fromkeys(every, Point("time", _whole(given, stamp, least=0)))
     if stamps in given:
         return {
             topic: Point("time", value)
-            for topic, value in _by_topic(given, stamps, topics, least=0).items()
+            for topic, value in _by_topic(given, stamps, topics, pattern, least=0).items()
         }
     if offsets not in given:
         return None
     words = {"earliest": EARLIEST, "latest": LATEST}
     if given[offsets].lower() in words:
-        return dict.fromkeys(topics, words[given[offsets].lower()])
+        return dict.fromkeys(every, words[given[offsets].lower()])
     signs = {-2: EARLIEST, -1: LATEST}
-    found = _by_topic(given, offsets, topics, least=-2)
+    found = _by_topic(given, offsets, topics, pattern, least=-2)
     return {topic: signs.get(value, Point("offset", value)) for topic, value in found.items()}
 
 
 def _by_topic(
-    given: Mapping[str, str], name: str, topics: tuple[str, ...], *, least: int
+    given: Mapping[str, str], name: str, topics: tuple[str, ...], pattern: str, *, least: int
 ) -> dict[str, int]:
     """Return a number for each topic: {"topic": number} or Kafka's {"topic": {"0": number}}.
 
-    Kafka's form with several partitions gives a number for each part of the topic.
+    Kafka's form with several partitions gives a number for each part of the topic. With a pattern,
+    the topics must match it. Whether they are all that match is known when the query starts.
     """
     usual = '"earliest", "latest" or ' if name.endswith("Offsets") else ""
     form = (
         f"option {name!r} is {given[name][:80]!r}; it takes {usual}JSON such as "
-        f'{{"{topics[0]}": 17}}'
+        f'{{"{topics[0] if topics else "TOPIC"}": 17}}'
     )
     try:
         read = json.loads(given[name])
@@ -390,7 +415,14 @@ def _by_topic(
         raise wrong(f"{form} ({error})") from None
     if type(read) is not dict:
         raise wrong(form)
-    if sorted(read) != sorted(topics):
+    if pattern:
+        others = sorted(read.keys() - set(matching(pattern, read)))
+        if others:
+            raise wrong(
+                f"option {name!r} names {others[0][:80]!r}, which subscribePattern "
+                f"{pattern[:80]!r} does not match"
+            )
+    elif sorted(read) != sorted(topics):
         text = (
             f"it names {', '.join(sorted(read)) or 'none'}, and the query reads {', '.join(topics)}"
         )

@@ -20,60 +20,49 @@ of its own:
 
     {"version": 2, "topics": {"clicks": {"0": 12, "1": 7}}, "uuids": {"clicks#0": …, "clicks#1": …}}
 
-Within this module, a *log* is a topic without parts, or one part: it has a name and offsets. New
-parts join at the next micro-batch, and are read from their first message on.
-
-The driver keeps one connection for each topic while the query runs. It asks for the topic's extent,
-for the offset at a time, and for the size of ranges.
+New parts join at the next micro-batch, and are read from their first message on. So do new topics
+that a pattern matches (`subscribePattern`). A topic that it matched and that does not exist any
+more leaves the position. This is data loss, unless the broker knows that the topic ended where the
+query has read up to.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from ...storage.log.chunk import ArchivedChunk
-from ...transport.client.blocking.client import Admin, Archive, Measured, Reader
 from ...transport.errors import (
     E_BAD_ARGUMENT,
+    E_CLOSING,
     E_DATA_LOSS,
-    E_NOT_FOUND,
     DataLoss,
     NotFound,
     Refused,
     UsageError,
-    ZsqError,
 )
 from ...transport.names import base_of, part_name, part_of
-from ...transport.wire.credentials import KeyFile
 from ...transport.wire.spread import HasParts
-from .options import Point, SourceOptions
+from .logs import LOGGER, Extent, Logs
+from .options import EVERY, Point, SourceOptions
 
 __all__ = [
-    "LOGGER",
     "PARTITIONS_MAX",
     "PARTITION_BYTES",
     "BatchPlan",
-    "Extent",
-    "FollowingChannel",
-    "Logs",
     "OffsetRange",
     "StreamPlan",
     "StreamPosition",
-    "TopicLogs",
     "admit",
     "split",
 ]
 
 
 VERSION: Final = 2
-PARTS_ASKED_S: Final = 10.0  # how long the answer which parts a topic has is used
+_NAMES_SHOWN: Final = 10
 PARTITION_BYTES: Final = 64 * 1024 * 1024  # a smaller task takes longer to start than to read
 PARTITIONS_MAX: Final = 10_000  # the largest number of partitions of one batch
 
@@ -192,212 +181,6 @@ def split(
     return parts
 
 
-LOGGER: Final = logging.getLogger("zsq.spark")
-CHANNEL_TIMEOUT_S: Final = 10.0  # seconds; a channel that cannot be moved must not delay the query
-TRIES: Final = 5
-
-
-class Extent(NamedTuple):
-    """A topic's present extent: the oldest offset kept, the next offset, and the uuid."""
-
-    start: int
-    head: int
-    uuid: str
-
-
-class Logs(Protocol):
-    """The requests about topics that planning needs.
-
-    `NotFound` says what to do about a missing topic. `names` returns the topic, or its parts.
-    """
-
-    def names(self, topic: str) -> list[str]: ...
-
-    def extent(self, topic: str) -> Extent: ...
-
-    def offset_at(self, topic: str, time_ms: int) -> int: ...
-
-    def measure(self, topic: str, start: int, stop: int, bytes_max: int = ...) -> Measured: ...
-
-
-class TopicLogs:
-    """`Logs` of a broker.
-
-    It never creates a topic. Otherwise a query with a misspelt name would read an empty stream.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        timeout_s: float,
-        key_file: KeyFile = None,
-        transport: str | None = None,
-    ) -> None:
-        self._url = url
-        self._transport = transport
-        self._key_file = key_file
-        self._timeout_s = timeout_s
-        self._readers: dict[str, Reader] = {}
-        # The logs of each topic, and when they are asked for again.
-        self._names: dict[str, tuple[list[str], float]] = {}
-
-    def names(self, topic: str) -> list[str]:
-        """Return the logs of a topic: the topic itself, or all of its parts by number."""
-        known, until_s = self._names.get(topic, ([], 0.0))
-        if time.monotonic() < until_s:
-            return known
-        known = [topic]
-        try:
-            self.extent(topic)
-        except HasParts as error:
-            known = [part_name(topic, number) for number, _ in sorted(error.spread.parts)]
-        self._names[topic] = known, time.monotonic() + PARTS_ASKED_S
-        return known
-
-    def _reader(self, topic: str) -> Reader:
-        if topic not in self._readers:
-            self._readers[topic] = Reader(
-                topic,
-                url=self._url,
-                timeout=self._timeout_s,
-                patient=True,
-                key_file=self._key_file,
-                transport=self._transport,
-            )
-        return self._readers[topic]
-
-    def extent(self, topic: str) -> Extent:
-        reader = self._reader(topic)
-        try:
-            # A topic may be recreated between two requests. Then the uuids before and after the
-            # extent differ.
-            for _ in range(TRIES):
-                uuid = reader.uuid()
-                start, head = reader.head()
-                if reader.uuid() == uuid:
-                    return Extent(start, head, uuid)
-            raise Refused(
-                E_NOT_FOUND,
-                (
-                    f"topic {topic} is deleted and created again repeatedly; try again when that "
-                    "has stopped"
-                ),
-            )
-        except NotFound as error:
-            text = (
-                f"topic {topic} does not exist at {self._url}: check its name and option 'url', "
-                "or create it first"
-                f" (`zsq topic create {topic}`); the source does not create topics ({error.text})"
-            )
-            raise NotFound(E_NOT_FOUND, text) from None
-
-    def offset_at(self, topic: str, time_ms: int) -> int:
-        return self._reader(topic).offset_at(time_ms * 1_000_000)
-
-    def measure(
-        self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1
-    ) -> Measured:
-        return self._reader(topic).measure(start, stop, bytes_max)
-
-    def archive(self, topic: str) -> Archive | None:
-        return self._reader(topic).archive()
-
-    def close(self) -> None:
-        readers, self._readers = self._readers, {}
-        for reader in readers.values():
-            with contextlib.suppress(ZsqError, OSError):
-                reader.close()
-
-
-class FollowingChannel:
-    """The channel that follows a query and so shows the query's backlog.
-
-    Spark's checkpoint decides where the query continues, so no error here fails the query. Moving
-    the channel clears its messages. The channel must therefore belong to this query only.
-    """
-
-    def __init__(
-        self, url: str, name: str, key_file: KeyFile = None, transport: str | None = None
-    ) -> None:
-        self._name = name
-        self._admin = Admin(url, timeout=CHANNEL_TIMEOUT_S, key_file=key_file, transport=transport)
-        self._ready: set[str] = set()
-        self._told: dict[str, int] = {}
-
-    def begin(self, place: StreamPosition, logs: Logs, *, new: bool) -> None:
-        """Create the channel at this position, once for each topic, if it does not exist.
-
-        `new` is True if the query has no checkpoint.
-        """
-        for topic in sorted(place.offsets.keys() - self._ready):
-            try:
-                # Creating a channel also creates its topic, so look first. A recreated topic does
-                # not have this offset.
-                if logs.extent(topic).uuid != place.uuids[topic]:
-                    continue
-                if self._admin.create_channel(topic, self._name).get("existed"):
-                    self._check(topic, new)
-                else:
-                    self._admin.seek(topic, self._name, place.offsets[topic], clamp=True)
-                self._ready.add(topic)
-            except ZsqError as error:
-                LOGGER.warning(
-                    (
-                        "channel %s/%s could not be created; the query continues without it for "
-                        "now: %s"
-                    ),
-                    topic,
-                    self._name,
-                    error,
-                )
-
-    def _check(self, topic: str, new: bool) -> None:
-        """Warn if an existing channel does not seem to belong to this query."""
-        found = [
-            channel
-            for one in self._admin.stats(topic, self._name)["topics"]
-            for channel in one["channels"]
-        ]
-        consumers = sum(channel.get("client_count", 0) for channel in found)
-        if new or consumers:
-            text = (
-                "channel %s/%s %s. The query's commits move the channel on and discard what "
-                "waits in it: give the query its own channel"
-            )
-            LOGGER.warning(
-                text,
-                topic,
-                self._name,
-                f"has {consumers} consumers" if consumers else "existed before this query began",
-            )
-
-    def advance(self, offsets: Mapping[str, int]) -> None:
-        """Move the channel to these offsets, because Spark has processed all messages before them.
-
-        No offset is sent twice, because an idle query calls this many times a second.
-        """
-        for topic in sorted(offsets.keys() & self._ready):
-            if self._told.get(topic) == offsets[topic]:
-                continue
-            try:
-                self._admin.seek(topic, self._name, offsets[topic], forward=True, clamp=True)
-                self._told[topic] = offsets[topic]
-            except ZsqError as error:
-                if isinstance(error, NotFound):
-                    self._ready.discard(topic)
-                    self._told.pop(topic, None)
-                LOGGER.warning(
-                    "channel %s/%s could not be moved on; the next batch moves it: %s",
-                    topic,
-                    self._name,
-                    error,
-                )
-
-    def close(self) -> None:
-        with contextlib.suppress(ZsqError, OSError):
-            self._admin.close()
-
-
 class _Plan:
     def __init__(self, options: SourceOptions, logs: Logs) -> None:
         self._options = options
@@ -410,9 +193,48 @@ class _Plan:
             return self.logs.offset_at(topic, point.value)
         return extent.start if point.kind == "earliest" else extent.head
 
+    def topics(self) -> Sequence[str]:
+        """Return the topics that the query reads now."""
+        pattern = self._options.pattern
+        return self.logs.matching(pattern) if pattern else self._options.topics
+
     def names(self) -> list[str]:
         """Return the logs of all topics that the query reads."""
-        return [name for topic in self._options.topics for name in self.logs.names(topic)]
+        return [name for topic in self.topics() for name in self.logs.names(topic)]
+
+    def _extents(self) -> dict[str, Extent]:
+        """Return the logs that the query reads now, with their extents."""
+        if not self._options.pattern:
+            return {name: self.logs.extent(name) for name in self.names()}
+        found: dict[str, Extent] = {}
+        for topic in self.topics():
+            try:
+                found.update({name: self.logs.extent(name) for name in self.logs.names(topic)})
+            except (NotFound, HasParts):
+                # It was deleted after the topics were listed, or was created again with parts. The
+                # next list has what there is now, and `unlisted` says what the query has lost.
+                LOGGER.info("topic %s was listed, and has changed since", topic)
+        return found
+
+    def _check_named(self, points: Mapping[str, Point], side: str, extents: Iterable[str]) -> None:
+        """Check that points for topics by name are for exactly those that the pattern matches.
+
+        This is the rule of Kafka's connector. Without it, a topic would be read from an unexpected
+        place. Raises `UsageError` (E_BAD_ARGUMENT).
+        """
+        if not self._options.pattern or EVERY in points:
+            return
+        found, named = set(map(base_of, extents)), set(map(base_of, points))
+        if found != named:
+            lacks = ", ".join(sorted(found - named)[:_NAMES_SHOWN])
+            more = ", ".join(sorted(named - found)[:_NAMES_SHOWN])
+            what = [f"it does not name {lacks}"] if lacks else []
+            what += [f"it names {more}, which do not exist"] if more else []
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"the {side} offsets must name each topic that subscribePattern "
+                f"{self._options.pattern[:80]!r} matches now: {', and '.join(what)}",
+            )
 
     def _point(self, points: Mapping[str, Point], name: str) -> Point:
         """Return the point of a log: its own one, or that of its topic.
@@ -420,8 +242,8 @@ class _Plan:
         Raises `UsageError` if an option gives one offset for several parts, or leaves out a part.
         """
         topic = base_of(name)
-        found = points.get(name) or points.get(topic)
-        several = name != topic and topic in self._options.topics
+        found = points.get(name) or points.get(topic) or points.get(EVERY)
+        several = name != topic and (bool(self._options.pattern) or topic in self._options.topics)
         if found is None or (
             several and name not in points and found.kind == "offset" and
             len(self.logs.names(topic)) > 1
@@ -476,8 +298,15 @@ class BatchPlan(_Plan):
 
     def partitions(self) -> list[OffsetRange]:
         spans = []
-        for topic in self.names():
-            extent = self.logs.extent(topic)
+        extents = self._extents()
+        self._check_named(self._options.starting, "starting", extents)
+        self._check_named(self._options.ending, "ending", extents)
+        if not extents:
+            LOGGER.warning(
+                "no topic matches subscribePattern %r, so there is nothing to read",
+                self._options.pattern,
+            )
+        for topic, extent in extents.items():
             start = self._resolve(topic, self._point(self._options.starting, topic), extent)
             stop = self._resolve(topic, self._point(self._options.ending, topic), extent)
             if stop < extent.start and start == extent.start:
@@ -501,12 +330,10 @@ class StreamPlan(_Plan):
         super().__init__(options, logs)
         self._target: Mapping[str, Extent] | None = None
 
-    def _extents(self) -> dict[str, Extent]:
-        return {name: self.logs.extent(name) for name in self.names()}
-
     def initial(self) -> StreamPosition:
         """Return the position at which a query without a checkpoint begins."""
         extents = self._extents()
+        self._check_named(self._options.starting, "starting", extents)
         offsets = {}
         for topic, extent in extents.items():
             start = self._resolve(topic, self._point(self._options.starting, topic), extent)
@@ -515,7 +342,9 @@ class StreamPlan(_Plan):
 
     def head(self) -> StreamPosition:
         """Return the present end of each topic."""
-        extents = self._extents()
+        return self._position(self._extents())
+
+    def _position(self, extents: Mapping[str, Extent]) -> StreamPosition:
         return StreamPosition(
             {topic: extent.head for topic, extent in extents.items()},
             {topic: extent.uuid for topic, extent in extents.items()},
@@ -530,6 +359,7 @@ class StreamPlan(_Plan):
     ) -> StreamPosition:
         """Return the end of the next micro-batch: `start` if no messages wait. 0 means no limit."""
         extents = self._extents()
+        extents |= self.unlisted(start, extents)
         offsets, waiting = {}, {}
         for topic, extent in extents.items():
             first = self._first(topic, start, extent)
@@ -546,6 +376,42 @@ class StreamPlan(_Plan):
             waiting = self._by_bytes(offsets, waiting, bytes_max)
         ends = {topic: offsets[topic] + waiting[topic] for topic in offsets}
         return StreamPosition(ends, {topic: extent.uuid for topic, extent in extents.items()})
+
+    def unlisted(self, place: StreamPosition, listed: Collection[str]) -> dict[str, Extent]:
+        """Return the logs of `place` that exist although the list of topics lacks them.
+
+        The list may lack a topic, for example while the broker reads the directory of its cluster.
+        So the topic itself is asked. If it does not exist, it was deleted. That is data loss,
+        unless the broker knows that it ended at the query's offset. Messages that came after the
+        last look would otherwise be lost without notice.
+        """
+        found: dict[str, Extent] = {}
+        if not self._options.pattern:
+            return found
+        for name, offset in place.offsets.items():
+            if name in listed or not self._options.reads(name):
+                continue
+            try:
+                found[name] = self.logs.extent(name)
+            except (NotFound, HasParts):
+                if self.logs.ended(name) == offset:
+                    LOGGER.info("topic %s was deleted after all of it was read", name)
+                    continue
+                self._lost(
+                    f"topic {name} was deleted after it was read up to offset {offset}, and it may "
+                    "have had more messages"
+                )
+        return found
+
+    def check_left(self, start: StreamPosition, end: StreamPosition) -> None:
+        """Check the topics that are in `start`, and not in an `end` that was planned without it."""
+        found = self.unlisted(start, end.offsets)
+        if found:
+            raise Refused(
+                E_CLOSING,
+                f"the broker did not list topic {min(found)} although it exists: start the query "
+                "again",
+            )
 
     def _first(self, topic: str, place: StreamPosition, extent: Extent) -> int:
         """Return the offset at which the query continues in a topic after `place`.
@@ -591,20 +457,31 @@ class StreamPlan(_Plan):
         """
         spans = []
         for topic, stop in end.offsets.items():
-            if topic not in self._options.topics and base_of(topic) not in self._options.topics:
+            if not self._options.reads(topic):
                 LOGGER.warning(
                     "topic %s is in the checkpoint, but the query does not read it any more", topic
                 )
                 continue
-            extent = self.logs.extent(topic)
+            first = start.offsets.get(topic, 0)
+            try:
+                extent = self.logs.extent(topic)
+            except (NotFound, HasParts):
+                if not self._options.pattern:
+                    raise
+                if stop > first:
+                    self._lost(
+                        f"topic {topic} was deleted before its messages up to offset {stop} were "
+                        "read"
+                    )
+                continue
             if end.uuids[topic] != extent.uuid:
                 text = f"its messages up to offset {stop} are lost (uuid {end.uuids[topic]})"
                 self._lost(f"topic {topic} was deleted and created again: {text}")
-                first, stop = max(extent.start, start.offsets.get(topic, 0)), min(stop, extent.head)
+                first, stop = max(extent.start, first), min(stop, extent.head)
             elif start.uuids.get(topic) != extent.uuid:
                 # The topic is new, or it was recreated and `latest` has reported that.
                 first, stop = self._within(topic, extent.start, stop, extent)
             else:
-                first, stop = self._within(topic, start.offsets[topic], stop, extent)
+                first, stop = self._within(topic, first, stop, extent)
             spans.append(self._measured(topic, first, stop, extent.uuid))
         return self._split(spans)

@@ -38,9 +38,10 @@ from ...transport.errors import (
 from ...transport.wire.answers import Committed
 from ...transport.wire.protocol_client import STAGE_PARTS_MAX, StagePart
 from ...transport.wire.spread import HasParts
+from .logs import LOGGER
 from .options import SinkOptions, wrong
 from .packing import rows_as_batches, several_topics, topic_of
-from .planning import LOGGER, by_number
+from .planning import by_number
 from .schema import check_sink_columns
 from .stages import Sealed, Stages, logs_of
 

@@ -11,8 +11,9 @@ from ...transport.arrow.batches import BatchMaker
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.names import part_of
 from .archived import ArchiveLogs, Archives, TaskBlocks
+from .logs import LOGGER, TopicLogs
 from .options import ALWAYS, SourceOptions
-from .planning import LOGGER, BatchPlan, OffsetRange, TopicLogs
+from .planning import BatchPlan, OffsetRange
 
 __all__ = ["BatchReader", "RangePartition", "partitions_of", "read_range"]
 
@@ -71,7 +72,11 @@ class BatchReader(DataSourceReader):
         logs = TopicLogs(options.url, options.timeout_s, options.keys, options.transport)
         try:
             if options.bucket == ALWAYS:
-                archive = logs.archive(logs.names(options.topics[0])[0])
+                topics = BatchPlan(options, logs).topics()
+                if not topics:
+                    LOGGER.warning("no topic matches subscribePattern %r", options.pattern)
+                    return []
+                archive = logs.archive(logs.names(topics[0])[0])
                 if archive is None:
                     raise UsageError(
                         E_BAD_ARGUMENT,

@@ -2,18 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from ...transport.names import base_of
+from ...transport.client.blocking.client import Admin
+from ...transport.errors import NotFound, ZsqError
+from ...transport.wire.credentials import KeyFile
 from .archived import Archives
+from .logs import LOGGER, Logs, TopicLogs
 from .options import SourceOptions
-from .planning import LOGGER, FollowingChannel, StreamPlan, StreamPosition, TopicLogs
+from .planning import StreamPlan, StreamPosition
 from .source import partitions_of, read_range
 
-__all__ = ["FollowingReader", "PlainStreamReader"]
+__all__ = ["FollowingChannel", "FollowingReader", "PlainStreamReader"]
+
+CHANNEL_TIMEOUT_S: Final = 10.0  # seconds; a channel that cannot be moved must not delay the query
+
+
+class FollowingChannel:
+    """The channel that follows a query and so shows the query's backlog.
+
+    Spark's checkpoint decides where the query continues, so no error here fails the query. Moving
+    the channel clears its messages. The channel must therefore belong to this query only.
+    """
+
+    def __init__(
+        self, url: str, name: str, key_file: KeyFile = None, transport: str | None = None
+    ) -> None:
+        self._name = name
+        self._admin = Admin(url, timeout=CHANNEL_TIMEOUT_S, key_file=key_file, transport=transport)
+        self._ready: set[str] = set()
+        self._told: dict[str, int] = {}
+
+    def begin(self, place: StreamPosition, logs: Logs, *, new: bool) -> None:
+        """Create the channel at this position, once for each topic, if it does not exist.
+
+        `new` is True if the query has no checkpoint.
+        """
+        for topic in sorted(place.offsets.keys() - self._ready):
+            try:
+                # Creating a channel also creates its topic, so look first. A recreated topic does
+                # not have this offset.
+                if logs.extent(topic).uuid != place.uuids[topic]:
+                    continue
+                if self._admin.create_channel(topic, self._name).get("existed"):
+                    self._check(topic, new)
+                else:
+                    self._admin.seek(topic, self._name, place.offsets[topic], clamp=True)
+                self._ready.add(topic)
+            except ZsqError as error:
+                LOGGER.warning(
+                    (
+                        "channel %s/%s could not be created; the query continues without it for "
+                        "now: %s"
+                    ),
+                    topic,
+                    self._name,
+                    error,
+                )
+
+    def _check(self, topic: str, new: bool) -> None:
+        """Warn if an existing channel does not seem to belong to this query."""
+        found = [
+            channel
+            for one in self._admin.stats(topic, self._name)["topics"]
+            for channel in one["channels"]
+        ]
+        consumers = sum(channel.get("client_count", 0) for channel in found)
+        if new or consumers:
+            text = (
+                "channel %s/%s %s. The query's commits move the channel on and discard what "
+                "waits in it: give the query its own channel"
+            )
+            LOGGER.warning(
+                text,
+                topic,
+                self._name,
+                f"has {consumers} consumers" if consumers else "existed before this query began",
+            )
+
+    def advance(self, offsets: Mapping[str, int]) -> None:
+        """Move the channel to these offsets, because Spark has processed all messages before them.
+
+        No offset is sent twice, because an idle query calls this many times a second.
+        """
+        for topic in sorted(offsets.keys() & self._ready):
+            if self._told.get(topic) == offsets[topic]:
+                continue
+            try:
+                self._admin.seek(topic, self._name, offsets[topic], forward=True, clamp=True)
+                self._told[topic] = offsets[topic]
+            except ZsqError as error:
+                if isinstance(error, NotFound):
+                    self._ready.discard(topic)
+                    self._told.pop(topic, None)
+                LOGGER.warning(
+                    "channel %s/%s could not be moved on; the next batch moves it: %s",
+                    topic,
+                    self._name,
+                    error,
+                )
+
+    def close(self) -> None:
+        with contextlib.suppress(ZsqError, OSError):
+            self._admin.close()
 
 
 class FollowingReader(DataSourceStreamReader):
@@ -53,9 +149,7 @@ class FollowingReader(DataSourceStreamReader):
                 self._options.transport,
             )
         known = {
-            topic: offset
-            for topic, offset in place.offsets.items()
-            if topic in self._options.topics or base_of(topic) in self._options.topics
+            topic: offset for topic, offset in place.offsets.items() if self._options.reads(topic)
         }
         self._channel.begin(StreamPosition(known, place.uuids), self._plan.logs, new=new)
         return self._channel
@@ -106,6 +200,8 @@ class PlainStreamReader(FollowingReader):
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
         self._at: StreamPosition | None = None
+        # True if `_at` was planned without the query's position, and is not compared with it yet.
+        self._is_blind = False
 
     def initialOffset(self) -> dict[str, object]:
         found = super().initialOffset()
@@ -121,7 +217,7 @@ class PlainStreamReader(FollowingReader):
                     "micro-batch on;"
                     " use PySpark 4.2 or later to limit the first one too"
                 )
-            self._at = self._plan.head()
+            self._at, self._is_blind = self._plan.head(), True
         else:
             self._at = self._plan.latest(
                 self._at, offsets_max=self._options.offsets_max, bytes_max=self._options.bytes_max
@@ -136,4 +232,7 @@ class PlainStreamReader(FollowingReader):
         if self._at is None:
             # Spark repeats a batch from before the restart.
             self._at = StreamPosition.from_json(end)
+        elif self._is_blind:
+            self._plan.check_left(StreamPosition.from_json(start), self._at)
+            self._is_blind = False
         return super().partitions(start, end)

@@ -109,7 +109,8 @@ def end_of(broker: Broker) -> int:
 
 def reader_of(url: str, **options: str) -> BatchReader:
     """Return the reader as Spark makes it from these options."""
-    given_options = {"url": url, "topic": TOPIC, **options}
+    naming = {} if "subscribePattern" in options else {"topic": TOPIC}
+    given_options = {"url": url, **naming, **options}
     return BatchReader(ZsqDataSource(given_options)._source(False))
 
 
@@ -156,6 +157,16 @@ def test_without_an_end_the_bucket_alone_gives_what_it_has(broker: Broker) -> No
     assert len(wanted) == COUNT
     assert rows(broker.ipc) == wanted, "the newest ones come through the broker"
     assert rows(url_of(broker)) == wanted[: end_of(broker)]
+
+
+def test_a_pattern_finds_the_topics_in_the_bucket_too(broker: Broker) -> None:
+    end = end_of(broker)
+    places = ((broker.ipc, "never"), (broker.ipc, "always"), (url_of(broker), "auto"))
+    for url, bucket in places:
+        given_options = {"bucket": bucket, "columns": "topic,offset"}
+        found = rows(url, subscribePattern="c.*k.*", **given_options)
+        assert found[:end] == [{"topic": TOPIC, "offset": offset} for offset in range(end)]
+        assert rows(url, subscribePattern="lick", **given_options) == []
 
 
 def test_times_are_found_in_the_bucket_too(broker: Broker) -> None:

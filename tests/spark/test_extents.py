@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from zsq.apps.spark import planning as logs
-from zsq.apps.spark.planning import Extent, TopicLogs
+from zsq.apps.spark import logs
+from zsq.apps.spark.logs import Extent, TopicLogs
 from zsq.transport.errors import Refused
 
 

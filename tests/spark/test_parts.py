@@ -49,6 +49,10 @@ def test_spark_writes_and_reads_all_parts(
     parts = KeyParts(PARTS)
     assert all(row.partition == parts.of(row.k.encode()) for row in found)
     assert {row.partition for row in found} == set(range(PARTS))
+    given = {"url": cluster.url, "subscribePattern": "cli.*"}
+    assert spark.read.format("zsq").options(**given).load().count() == 2 * ROWS, (
+        "all parts are read, also those of the other broker"
+    )
     query = (
         spark.readStream.format("zsq").option("url", cluster.url).option("subscribe", "clicks")
         .option("startingOffsets", "earliest").load().select("key", "value")

@@ -12,65 +12,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.spark_logs import MESSAGE_BYTES, MadeUp
 
 import zsq
-from zsq.apps.spark import planning
+from zsq.apps.spark import logs as topic_logs
 from zsq.apps.spark.data_source import stream_reader
+from zsq.apps.spark.logs import TopicLogs
 from zsq.apps.spark.options import source_options
-from zsq.apps.spark.planning import BatchPlan, Extent, StreamPlan, StreamPosition, TopicLogs
+from zsq.apps.spark.planning import BatchPlan, StreamPlan, StreamPosition
 from zsq.apps.spark.source import partitions_of
 from zsq.apps.spark.stream import PlainStreamReader
-from zsq.transport.client.blocking.client import Measured
 from zsq.transport.errors import E_NOT_FOUND, DataLoss, NotFound, UsageError
-from zsq.transport.names import base_of
-
-MESSAGE_BYTES = 100
-
-
-class MadeUp:
-    """Fake topics, given by their extents (oldest offset, next offset, uuid). Each message has 100
-    bytes, and is stored one millisecond after the one before.
-    """
-
-    def __init__(self, **extents: tuple[int, int] | tuple[int, int, str]) -> None:
-        self.extents = {
-            topic: Extent(*extent, *(["u-" + topic] if len(extent) == 2 else []))
-            for topic, extent in extents.items()
-        }
-
-    def set(self, topic: str, start: int, head: int, uuid: str = "") -> None:
-        self.extents[topic] = Extent(start, head, uuid or "u-" + topic)
-
-    def names(self, topic: str) -> list[str]:
-        """Return the topic, or its parts if it has some."""
-        parts = [name for name in self.extents if base_of(name) == topic != name]
-        return sorted(parts) or [topic]
-
-    def extent(self, topic: str) -> Extent:
-        if topic not in self.extents:
-            raise NotFound(E_NOT_FOUND, f"topic {topic} does not exist")
-        return self.extents[topic]
-
-    def archive(self, topic: str) -> None:
-        """Return None: there is no bucket."""
-
-    def offset_at(self, topic: str, time_ms: int) -> int:
-        extent = self.extent(topic)
-        return min(max(time_ms, extent.start), extent.head)
-
-    def measure(
-        self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1
-    ) -> Measured:
-        assert start < stop
-        size = (stop - start) * MESSAGE_BYTES
-        return Measured(
-            size,
-            start + max(1, min(stop - start, bytes_max // MESSAGE_BYTES)),
-            *self.extent(topic)[:2],
-        )
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
 
 
 class Admin:
@@ -80,7 +32,7 @@ class Admin:
         self.asked: list[tuple[Any, ...]] = []
         self.existed = self.gone = False
         self.consumers = 0
-        monkeypatch.setattr("zsq.apps.spark.planning.Admin", lambda url, **_: self)
+        monkeypatch.setattr("zsq.apps.spark.stream.Admin", lambda url, **_: self)
 
     def create_channel(self, topic: str, channel: str) -> dict[str, Any]:
         self.asked.append(("create", topic, channel))
@@ -507,7 +459,7 @@ def test_a_channel_that_cannot_be_moved_fails_nothing(
 
             return fail
 
-    monkeypatch.setattr("zsq.apps.spark.planning.Admin", NoAnswer)
+    monkeypatch.setattr("zsq.apps.spark.stream.Admin", NoAnswer)
     reader = plain(monkeypatch, MadeUp(a=(0, 100)), channel="c")
     with caplog.at_level(logging.WARNING, "zsq.spark"):
         reader.initialOffset()
@@ -611,11 +563,11 @@ def test_an_idle_query_asks_for_the_parts_of_a_topic_only_now_and_then(
     logs = TopicLogs("tcp://h:1", 1.0)
     asked: list[str] = []
     now = [100.0]
-    monkeypatch.setattr("zsq.apps.spark.planning.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("zsq.apps.spark.logs.time.monotonic", lambda: now[0])
     monkeypatch.setattr(logs, "extent", lambda topic: asked.append(topic))
     for _ in range(5):
         assert logs.names("t") == ["t"]
     assert asked == ["t"]
-    now[0] += planning.PARTS_ASKED_S
+    now[0] += topic_logs.PARTS_ASKED_S
     assert logs.names("t") == ["t"]
     assert asked == ["t", "t"]
