@@ -13,6 +13,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from ...transport.errors import ZsqError
+from .logs import LOGGER
+from .options import SourceOptions
 from .planning import StreamPosition
 from .stream import FollowingReader
 
@@ -21,6 +24,10 @@ __all__ = ["AdmittingReader"]
 
 class AdmittingReader(FollowingReader, SupportsTriggerAvailableNow):
     """The stream reader to which Spark passes the query's position and a read limit."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        super().__init__(options)
+        self._planned: StreamPosition | None = None  # the end of the batch that was planned last
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.offsets_max:
@@ -41,6 +48,7 @@ class AdmittingReader(FollowingReader, SupportsTriggerAvailableNow):
                 limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_max
             )
         latest = self._plan.latest(place, offsets_max=offsets_max, bytes_max=bytes_max)
+        self._planned = latest
         channel = self._follow(place)
         if channel is not None:
             # Spark asks for the next batch when it is done with all earlier ones. No other call
@@ -52,4 +60,16 @@ class AdmittingReader(FollowingReader, SupportsTriggerAvailableNow):
         self._plan.stop_at_present_head()
 
     def reportLatestOffset(self) -> dict[str, object]:
-        return self._plan.head().as_json()
+        """Return the present end of all topics, and how far the query is behind it.
+
+        Spark only shows this. So an error that would fail the query is logged instead: the next
+        request that matters finds out whether the broker is there.
+        """
+        planned = self._planned
+        if planned is None:
+            return self._plan.head().as_json()
+        try:
+            return self._plan.report(planned)
+        except (ZsqError, OSError) as error:
+            LOGGER.warning("it is not known how far the query is behind its topics: %s", error)
+            return planned.as_json()

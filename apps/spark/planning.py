@@ -48,6 +48,7 @@ from ...transport.names import base_of, part_name, part_of
 from ...transport.wire.spread import HasParts
 from .logs import LOGGER, Extent, Logs
 from .options import EVERY, Point, SourceOptions
+from .progress import BEHIND, Behind, behind_as_json
 
 __all__ = [
     "PARTITIONS_MAX",
@@ -349,6 +350,29 @@ class StreamPlan(_Plan):
             {topic: extent.head for topic, extent in extents.items()},
             {topic: extent.uuid for topic, extent in extents.items()},
         )
+
+    def report(self, planned: StreamPosition) -> dict[str, object]:
+        """Return the present end of each topic as JSON, and what waits there after `planned`.
+
+        This asks each topic for its extent, and each topic with a backlog for its size. Storage
+        answers both from the index.
+        """
+        extents = self._extents()
+        return {
+            **self._position(extents).as_json(),
+            BEHIND: behind_as_json(
+                (base_of(name), self._behind(name, extent, planned))
+                for name, extent in extents.items()
+            ),
+        }
+
+    def _behind(self, name: str, extent: Extent, planned: StreamPosition) -> Behind:
+        first = extent.start
+        if planned.uuids.get(name) == extent.uuid:
+            first = max(first, planned.offsets[name])
+        if first >= extent.head:
+            return Behind(0, 0)
+        return Behind(extent.head - first, self.logs.measure(name, first, extent.head).bytes)
 
     def stop_at_present_head(self) -> None:
         """Exclude all later messages from this run (Trigger.AvailableNow)."""

@@ -30,6 +30,7 @@ def with_directives(markdown: str) -> str:
     return (
         "".join([head, *map(_section, sections)])
         + f"\n## Spark\n\n{_directive('apps.spark.register', 'register')}"
+        + f"\n{_directive('apps.spark.behind', 'behind')}"
     )
 
 

@@ -13,7 +13,8 @@ import pytest
 from support.broker import Broker, wait_for
 from support.topic import Topic
 
-from zsq.apps.spark import logs
+import zsq
+from zsq.apps.spark import Behind, behind, logs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,3 +70,56 @@ def test_a_stream_reads_topics_that_come_and_outlives_those_that_go(
 
     wait_for(lambda: position() == {}, 60, "a position without the topic that went")
     assert query.exception() is None
+
+
+@pytest.mark.usefixtures("running")
+def test_progress_says_how_far_a_query_is_behind(
+    spark: SparkSession, topic: Topic, checkpoint: Path
+) -> None:
+    from pyspark.sql.streaming.listener import (
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+        StreamingQueryListener,
+    )
+
+    told: list[Behind | None] = []
+
+    class Listener(StreamingQueryListener):
+        def onQueryStarted(self, event: QueryStartedEvent) -> None:
+            pass
+
+        def onQueryProgress(self, event: QueryProgressEvent) -> None:
+            told.append(behind(event.progress))
+
+        def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+            pass
+
+    topic.put(*(b"x" * 1000 for _ in range(100)))
+    listener = Listener()
+    spark.streams.addListener(listener)
+    try:
+        query = (
+            spark.readStream.format("zsq")
+            .options(**topic.options, startingOffsets="earliest", maxOffsetsPerTrigger="40")
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(200)
+        found = [behind(one) for one in query.recentProgress]
+        rows = [one and one.rows for one in found]
+        assert rows[:3] == [60, 20, 0]
+        assert found[0] is not None
+        assert found[0].bytes > 30_000
+        wait_for(lambda: len(told) >= len(found), 60, "the listener")
+        assert told[: len(found)] == found
+        assert behind(query.lastProgress) == Behind(0, 0)
+        with zsq.Reader(topic.name, url=topic.url) as reader:
+            place = json.loads((checkpoint / "offsets" / "0").read_text().splitlines()[-1])
+            assert place["uuids"] == {topic.name: reader.uuid()}
+        assert "behind" not in place, "the checkpoint has positions only"
+    finally:
+        spark.streams.removeListener(listener)
