@@ -6,6 +6,7 @@ a client library, and the import creates no ZeroMQ context.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,7 +44,6 @@ __all__ = [
     "Consumer",
     "CorruptBlock",
     "DataLoss",
-    "DiskQueue",
     "LeaseLost",
     "Message",
     "NotFound",
@@ -59,6 +59,9 @@ __all__ = [
     "__version__",
     "aio",
 ]
+
+if sys.platform == "linux":  # so that `from zsq import *` works on other systems
+    __all__ += ["DiskQueue"]
 
 _CLIENT: Final = dict.fromkeys(
     ("Admin", "Batch", "Consumer", "Message", "Producer", "Reader", "Receipt"),
@@ -76,6 +79,9 @@ _HOMES: Final = _CLIENT | {
 def __getattr__(name: str) -> Any:
     if name == "aio":
         return import_module(".aio", __name__)
+    if name == "DiskQueue":
+        # Its files need system calls of Linux. The import would fail with a less clear error.
+        import_module(".transport.system", __name__).check_runs_brokers("zsq.DiskQueue")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_HOMES.get(name, ".transport.errors"), __name__)

@@ -17,7 +17,6 @@ continues after it. After a crash, the next run begins the same file again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +40,7 @@ from ..transport.errors import (
 )
 from ..transport.names import part_name, part_of
 from ..transport.wire.spread import HasParts
+from .local_files import InUse, locked, sync_file, sync_folder
 
 if TYPE_CHECKING:
     from ..transport.arrow.batches import BatchMaker
@@ -257,9 +257,9 @@ class _Parquet:
         """Write the rest, sync, and give the file its name."""
         self._write()
         self._writer.close()
-        _sync(self.path)
-        os.rename(self.path, path)
-        _sync(path.parent)
+        sync_file(self.path)
+        os.replace(self.path, path)
+        sync_folder(path.parent)
 
     def abandon(self) -> None:
         """Remove the file. Nothing of it is left."""
@@ -268,26 +268,15 @@ class _Parquet:
         self.path.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a directory. Two exports would write the same messages."""
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            stack.enter_context(locked(folder / LOCK))
+        except InUse:
             raise Refused(E_IN_USE, f"another export writes to {folder}; wait for it") from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 # The two forms of an export

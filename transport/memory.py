@@ -6,11 +6,14 @@ import contextlib
 import ctypes
 import functools
 import os
+import sys
+from typing import Any
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
-_libc = ctypes.CDLL(None)
+# Other systems have other allocators, so the functions below do nothing there.
+_libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else object()
 
 
 @functools.cache

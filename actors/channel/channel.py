@@ -1,7 +1,7 @@
 """Channel actor: gives each message of a topic to one of its consumers, under a lease.
 
-The module also decides when an `#ephemeral` channel ends, creates a channel from its stored state,
-and checks which consumers a channel accepts.
+The module also decides when an `#ephemeral` channel ends, and creates a channel from its stored
+state.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from ...storage.state.channel_row import ChannelRow
 from ...transport.client.core.asking import END
 from ...transport.errors import (
     E_BAD_ARGUMENT,
-    E_BAD_COMMAND,
     E_CLOSED,
     E_CLOSING,
     E_HELLO,
-    E_LIMIT,
     Refused,
     UsageError,
     ZsqError,
@@ -35,10 +33,10 @@ from ..runtime.pulses import ChannelDetails, ChannelPulse
 from ..settings import channel_settings, options
 from ..settings.closing import TO_CONSUMERS
 from ..settings.starts import ChannelStart
-from .core import ChannelCore, Peeks
+from .core import ChannelCore, Peeks, check_ready, consumer_of
 from .dead_letter_sender import DeadLetterSender
 from .feed import Feed
-from .lease import Hole, Peer, Subscriber
+from .lease import Hole, Subscriber
 from .redelivery import Deferred
 from .saving import Saving
 
@@ -152,60 +150,6 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
     made.supply.go_on_without(row.emptied or ())
     made.supply.drop_below(opened.start)
     return made
-
-
-def check_ready(ready: int) -> None:
-    if not 0 <= ready <= p.READY_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"ready count must be 0 to {p.READY_MAX}, not {ready}")
-
-
-def consumer_of(
-    message: p.Sub, peer: Peer, core: ChannelCore, now_ns: int, wall_ns: int
-) -> Subscriber:
-    """Return the consumer that this request describes.
-
-    Raises `UsageError` or `Refused` if the channel does not accept it.
-    """
-    if message.version != p.PROTOCOL_VERSION:
-        text = f"the broker uses protocol version {p.PROTOCOL_VERSION}, not {message.version}; use the same version of ZSQ on both sides"
-        raise UsageError(E_BAD_COMMAND, text)
-    timeout_ms = message.message_timeout_ms or p.MESSAGE_TIMEOUT_MS
-    if not p.MESSAGE_TIMEOUT_MS_MIN <= timeout_ms <= p.MESSAGE_TIMEOUT_MS_MAX:
-        limits = f"{p.MESSAGE_TIMEOUT_MS_MIN} to {p.MESSAGE_TIMEOUT_MS_MAX} ms"
-        raise UsageError(E_BAD_ARGUMENT, f"message timeout must be {limits}, not {timeout_ms} ms")
-    check_ready(message.ready)
-    if not 0 <= message.sample_rate <= p.SAMPLE_RATE_MAX:
-        raise UsageError(
-            E_BAD_ARGUMENT,
-            f"sample rate must be 1 to {p.SAMPLE_RATE_MAX} percent, or 0 for all, not {message.sample_rate}",
-        )
-    _check_room(peer, core, now_ns)
-    heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
-    return Subscriber(
-        peer, message.label[:128], message.ready, timeout_ms * _MS, heartbeat_ms * _MS, now_ns, wall_ns // 1_000_000_000,
-        sample_rate=message.sample_rate,
-    )  # fmt: skip
-
-
-def _check_room(peer: Peer, core: ChannelCore, now_ns: int) -> None:
-    """Raise `Refused` (E_LIMIT) if the channel has no room for another consumer.
-
-    Lost consumers do not count, even if no scan has found them yet.
-    """
-    consumers = core.consumers
-    limit = min(core.settings.max_consumers or options.CONSUMERS_MAX, options.CONSUMERS_MAX)
-    if peer in consumers or len(consumers) < limit:
-        return
-    for lost in core.lost_consumers(now_ns):
-        core.unsubscribe(lost)
-    if len(consumers) >= limit:
-        raise Refused(
-            E_LIMIT,
-            (
-                f"the channel has {len(consumers)} consumers; the limit is {limit}. Try again when "
-                "a consumer has left"
-            ),
-        )
 
 
 log = logging.getLogger("zsq")

@@ -4,7 +4,8 @@ Messages come from the channel's supply (`supply.py`) and go to consumers under 
 finishes a message, or the message returns to the supply: it was requeued, or its lease ended.
 Leases use monotonic nanoseconds (`now_ns`). Due times use wall-clock nanoseconds (`wall_ns`).
 
-The module also contains the measurements of a channel, the turns of its consumers, and peeks.
+The module also contains the measurements of a channel, the turns of its consumers, peeks, and the
+check which consumers a channel accepts.
 
 Measurements. Latency is the wall-clock time from the arrival of a message in the topic to its
 finish. The arrival is the time of its block. For a delayed message it is the time at which the
@@ -31,9 +32,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, NotRequired, TypedDict, cast
 
 from ...transport.block.block import Block, cut, gather
-from ...transport.errors import E_LIMIT, CorruptBlock, Refused
+from ...transport.errors import (
+    E_BAD_ARGUMENT,
+    E_BAD_COMMAND,
+    E_LIMIT,
+    CorruptBlock,
+    Refused,
+    UsageError,
+)
 from ...transport.reports import ChannelCounters, ConsumerReport
 from ...transport.settings import NONE, ChannelSettings
+from ...transport.wire import protocol as p
 from ...transport.wire.protocol import (
     BACKOFF,
     DEAD,
@@ -764,3 +773,60 @@ def _first(rows: Iterable[_HeldRow], limit: int) -> Iterator[_HeldRow]:
         limit -= row["count"]
         if limit <= 0:
             return
+
+
+# Which consumers a channel accepts
+
+
+def check_ready(ready: int) -> None:
+    if not 0 <= ready <= p.READY_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"ready count must be 0 to {p.READY_MAX}, not {ready}")
+
+
+def consumer_of(
+    message: p.Sub, peer: Peer, core: ChannelCore, now_ns: int, wall_ns: int
+) -> Subscriber:
+    """Return the consumer that this request describes.
+
+    Raises `UsageError` or `Refused` if the channel does not accept it.
+    """
+    if message.version != p.PROTOCOL_VERSION:
+        text = f"the broker uses protocol version {p.PROTOCOL_VERSION}, not {message.version}; use the same version of ZSQ on both sides"
+        raise UsageError(E_BAD_COMMAND, text)
+    timeout_ms = message.message_timeout_ms or p.MESSAGE_TIMEOUT_MS
+    if not p.MESSAGE_TIMEOUT_MS_MIN <= timeout_ms <= p.MESSAGE_TIMEOUT_MS_MAX:
+        limits = f"{p.MESSAGE_TIMEOUT_MS_MIN} to {p.MESSAGE_TIMEOUT_MS_MAX} ms"
+        raise UsageError(E_BAD_ARGUMENT, f"message timeout must be {limits}, not {timeout_ms} ms")
+    check_ready(message.ready)
+    if not 0 <= message.sample_rate <= p.SAMPLE_RATE_MAX:
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"sample rate must be 1 to {p.SAMPLE_RATE_MAX} percent, or 0 for all, not {message.sample_rate}",
+        )
+    _check_room(peer, core, now_ns)
+    heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
+    return Subscriber(
+        peer, message.label[:128], message.ready, timeout_ms * _MS, heartbeat_ms * _MS, now_ns, wall_ns // 1_000_000_000,
+        sample_rate=message.sample_rate,
+    )  # fmt: skip
+
+
+def _check_room(peer: Peer, core: ChannelCore, now_ns: int) -> None:
+    """Raise `Refused` (E_LIMIT) if the channel has no room for another consumer.
+
+    Lost consumers do not count, even if no scan has found them yet.
+    """
+    consumers = core.consumers
+    limit = min(core.settings.max_consumers or options.CONSUMERS_MAX, options.CONSUMERS_MAX)
+    if peer in consumers or len(consumers) < limit:
+        return
+    for lost in core.lost_consumers(now_ns):
+        core.unsubscribe(lost)
+    if len(consumers) >= limit:
+        raise Refused(
+            E_LIMIT,
+            (
+                f"the channel has {len(consumers)} consumers; the limit is {limit}. Try again when "
+                "a consumer has left"
+            ),
+        )

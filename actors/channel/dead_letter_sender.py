@@ -1,7 +1,7 @@
 """Dead-letter sender: publishes a channel's dead letters to another topic.
 
 It uses the client library's engine. The engine never waits (`transport/client/core/link.py`), so it
-needs no thread: the actor's loop calls its `turn`, and also listens to the engine's epoll set.
+needs no thread: the actor's loop calls its `turn`, and also listens to the engine's set of descriptors.
 Rejected: a thread with a blocking Producer. It would have to be stopped while it waits for a topic
 that is down, and an actor that ends does not wait.
 
@@ -64,7 +64,7 @@ class DeadLetterPublisher:
         if self._engine is None:
             self._engine = ProducerEngine(self._address, 0, 1, 1, None)
             # Each turn of the loop polls it.
-            self._listen(self._engine.epoll.fileno(), lambda: None)
+            self._listen(self._engine.events.fileno(), lambda: None)
         now = self._used_ns = time.monotonic_ns()
         lane = self._engine.lane(topic)
         pending_blocks = [PendingBlock(block) for block in blocks]
@@ -78,7 +78,7 @@ class DeadLetterPublisher:
         if engine is None:
             return
         for _ in range(_ROUNDS_MAX):
-            engine.turn(engine.epoll.poll(0))
+            engine.turn(engine.events.poll(0))
             if engine.due_ns > time.monotonic_ns():
                 break
         engine.failed.clear()  # the pending blocks carry the errors
@@ -98,9 +98,9 @@ class DeadLetterPublisher:
         """Close the links. Blocks without a reply are given up."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            self._ignore(engine.epoll.fileno())
+            self._ignore(engine.events.fileno())
             engine.stop(linger_ms=200)
-            engine.epoll.close()
+            engine.events.close()
 
 
 log = logging.getLogger("zsq")

@@ -1,18 +1,13 @@
-"""Progress bar on stderr for long work. It is shown only on a terminal, and removed at the end.
-
-`CountedFiles` counts the bytes of work that does not know about progress bars.
-"""
+"""Progress bar on stderr for long work. It is shown only on a terminal, and removed at the end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
-
-from ...storage.files import Files
+from typing import Final
 
 Advance = Callable[[int], None]
 # The largest number of updates of rich in a second. Work may advance a million times a second.
@@ -74,34 +69,6 @@ def bar(title: str, total: int | None, *, unit: str = "bytes") -> Iterator[Advan
                 progress.advance(task, amount)
 
         yield advance
-
-
-class CountedFiles(Files):
-    """A `Files` that reports progress.
-
-    It calls `read` after each read and `written` after each write, with the number of bytes.
-    """
-
-    def __init__(
-        self,
-        *,
-        read: Callable[[int], None] | None = None,
-        written: Callable[[int], None] | None = None,
-    ) -> None:
-        super().__init__()
-        self._read = read
-        self._written = written
-
-    def pread(self, fd: int, size: int, position: int) -> bytes:
-        data = super().pread(fd, size, position)
-        if self._read is not None:
-            self._read(len(data))
-        return data
-
-    def writev(self, fd: int, buffers: Sequence[Any], position: int) -> None:
-        super().writev(fd, buffers, position)
-        if self._written is not None:
-            self._written(sum(map(len, buffers)))
 
 
 def bytes_below(folder: Path, pattern: str) -> int:

@@ -27,6 +27,7 @@ from django.utils.module_loading import import_string
 
 from ...transport.client.blocking.client import Admin, Consumer, Producer
 from ...transport.errors import ZsqError
+from ...transport.system import node_name
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
 from .source import Held, Source
 
@@ -180,7 +181,7 @@ class Worker:
         self._stopping = False
         self._working: dict[Any, Held] = {}
         self._sources = [self._open(queue, threads) for queue in queues]
-        name = f"{os.uname().nodename}/{os.getpid()}"
+        name = f"{node_name()}/{os.getpid()}"
         self._threads = [
             threading.Thread(target=self._work, args=(f"{name}/{number}",))
             for number in range(threads)

@@ -14,6 +14,7 @@ from typing import Final, Self
 
 from ...transport.client.blocking.client import Admin
 from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
+from ...transport.system import check_runs_brokers
 from .clients import WithClients
 from .clock import OFFSET_FILE, Offset
 
@@ -70,9 +71,14 @@ class LocalBroker(WithClients):
         return None if process is None or process.poll() is not None else process.pid
 
     def start(self) -> Self:
-        """Start the broker and wait until it is ready. Raises `StartFailed` with the log's end."""
+        """Start the broker and wait until it is ready.
+
+        Raises `StartFailed` with the log's end, and `UsageError` (E_UNSUPPORTED) if this system is
+        not Linux.
+        """
         if self.pid is not None:
             return self
+        check_runs_brokers("LocalBroker (without a broker, MemoryBroker works here)")
         offset_file = self.folder / "clock"
         self._offset = self._offset or Offset(offset_file)
         environment = {

@@ -16,7 +16,6 @@ is due.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -28,11 +27,11 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 
 import zmq
 
-from ...actors.channel.channel import consumer_of
+from ...actors.channel.core import consumer_of
 from ...actors.channel.lease import OutgoingDelivery
 from ...actors.settings import channel_settings, closing
 from ...actors.settings.options import ServeOptions
-from ...actors.supervisor.commands.creation import checked, retention_of
+from ...actors.supervisor.commands.topic_settings import checked, retention_of
 from ...storage.delayed.delayed_format import DelayedKey, parse_key
 from ...transport.block.block import Block
 from ...transport.client.core.asking import END
@@ -50,6 +49,7 @@ from ...transport.errors import (
     ZsqError,
 )
 from ...transport.names import check_name, is_ephemeral, part_of
+from ...transport.system import Waker
 from ...transport.wire import protocol as p
 from ...transport.wire.codec import frames_blocks
 from ...transport.wire.sockets import open_frames, recv_frames, send_word
@@ -123,7 +123,7 @@ class MemoryBroker(WithClients):
         self._socket.setsockopt(zmq.RCVHWM, 0)
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self.url = f"tcp://127.0.0.1:{port}"
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="zsq memory broker", daemon=True)
         self._thread.start()
         return self
@@ -134,22 +134,21 @@ class MemoryBroker(WithClients):
         if thread is None:
             return
         self._stopping = True
-        os.eventfd_write(self._wake, 1)
+        self._waker.wake()
         thread.join(CALL_S)
         self._socket.close(0)
         self._context.destroy(0)
-        os.close(self._wake)
+        self._waker.close()
         self._topics.clear()
         self._links.clear()
 
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._waker.fileno(), zmq.POLLIN)
         while not self._stopping:
             poller.poll()
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
+            self._waker.drain()
             self._receive()
             while self._calls:
                 call, future = self._calls.popleft()
@@ -180,7 +179,7 @@ class MemoryBroker(WithClients):
             )
         future: Future[_T] = Future()
         self._calls.append((call, future))
-        os.eventfd_write(self._wake, 1)
+        self._waker.wake()
         return future.result(CALL_S)
 
     # For tests

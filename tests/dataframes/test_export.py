@@ -183,7 +183,7 @@ def test_a_full_file_is_followed_by_another_one(world: World, tmp_path: Path) ->
     assert len(report.files) == 3
 
 
-@pytest.mark.parametrize("call", ["fsync", "rename"])
+@pytest.mark.parametrize("call", ["fsync", "replace"])
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_a_run_that_dies_anywhere_leaves_nothing_half_and_the_next_one_completes_it(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, nth: int

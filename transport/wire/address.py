@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import E_BAD_ARGUMENT, UsageError
+from ..errors import E_BAD_ARGUMENT, E_UNSUPPORTED, UsageError
+from ..system import DOCS, RUNS_BROKERS, system_name
 from .credentials import Credentials, KeyFile, resolve
 from .protocol import DEFAULT_URL, HEARTBEAT_MS, LOCAL_HEARTBEAT_MS
 
@@ -220,7 +221,8 @@ def parse(url: str | None, key_file: KeyFile = None, transport: str | None = Non
     Keys are not needed over ipc, so this reads no key file for ipc. `transport`: with "auto", a
     client of a gateway on this machine connects to the actors directly. With "tcp" it does not.
     None means $ZSQ_TRANSPORT, or "auto". Raises `UsageError` if the URL or the transport is not
-    valid (E_BAD_ARGUMENT), or if the key file is not valid (E_BAD_KEY).
+    valid (E_BAD_ARGUMENT), if the key file is not valid (E_BAD_KEY), or for ipc on another system than
+    Linux (E_UNSUPPORTED).
     """
     chosen = transport or os.environ.get("ZSQ_TRANSPORT") or "auto"
     if chosen not in TRANSPORTS:
@@ -228,6 +230,9 @@ def parse(url: str | None, key_file: KeyFile = None, transport: str | None = Non
     url = given_url(url)
     scheme, _, rest = url.partition("://")
     if scheme == "ipc" and rest:
+        if not RUNS_BROKERS:
+            text = f"is an address for the broker's own machine; {system_name()} has no broker"
+            raise UsageError(E_UNSUPPORTED, f"{url!r} {text}: use tcp://HOST:PORT (see {DOCS})")
         return Address(f"ipc://{rest.rstrip('/')}", True)
     host, colon, port = rest.rpartition(":")
     if (
@@ -241,7 +246,10 @@ def parse(url: str | None, key_file: KeyFile = None, transport: str | None = Non
         and 0 < int(port) < 65536
     ):
         credentials = resolve(key_file)
-        return Address(url, False, credentials, auto=chosen == "auto" and credentials is None)
+        # Where no broker runs, a run directory that exists belongs to a container, and its sockets
+        # lead nowhere.
+        auto = chosen == "auto" and credentials is None and RUNS_BROKERS
+        return Address(url, False, credentials, auto=auto)
     text = (
         "is not the address of a broker: write tcp://HOST:PORT, or ipc:///DATA_DIR/run on the "
         "same machine"

@@ -23,6 +23,7 @@ import zmq
 from zmq.utils import z85
 
 from ..errors import E_BAD_KEY, UsageError
+from ..system import user_id
 
 __all__ = [
     "KEY_FILE_VARIABLE",
@@ -150,9 +151,11 @@ def open_to_others(
     those of PostgreSQL: The owner must be this user or root. The group and others must not have the
     right to write. They must not have the right to read a secret either, except that the group may
     read a secret that belongs to root. So several services without root's rights can share the key
-    of a certificate.
+    of a certificate. Windows has no such numbers and rights, so nothing is checked there.
     """
-    own, owner, mode = os.geteuid(), found.st_uid, stat.S_IMODE(found.st_mode)
+    own, owner, mode = user_id(), found.st_uid, stat.S_IMODE(found.st_mode)
+    if own is None:
+        return ""
     named = shlex.quote(os.fspath(path))
     if owner not in (own, 0):
         return (

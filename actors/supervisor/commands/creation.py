@@ -5,37 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ....storage.retention import changed, resolve
-from ....transport.errors import E_BAD_ARGUMENT, E_LIMIT, Refused, UsageError
+from ....storage.retention import changed
+from ....transport.errors import E_LIMIT, Refused
 from ....transport.names import is_ephemeral
 from ...settings import options
-from ...settings.options import ServeOptions
 from ..topics.broker_state import BrokerState
 from ..topics.topic_group import TopicGroup, retention_in_memory
 from . import sync_modes
-
-
-def retention_of(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the retention in a request's settings. Raises `UsageError` (E_BAD_ARGUMENT)."""
-    found = settings.get("retention") or {}
-    if not isinstance(found, dict):
-        raise UsageError(
-            E_BAD_ARGUMENT, f"retention must be a map of settings, not {repr(found)[:40]}"
-        )
-    return {str(key): value for key, value in found.items()}
-
-
-def checked(
-    topic: str, sync: str, retention: Mapping[str, Any], given: ServeOptions
-) -> tuple[str, dict[str, object]]:
-    """Return the sync mode and the retention of a new topic on disk.
-
-    Without a sync mode it gets that of the broker. Raises `UsageError` if they are invalid.
-    """
-    own = changed({}, retention)
-    sync = sync or given.sync
-    sync_modes.check_new(topic, sync, resolve(given.retention, own), given)
-    return sync, own
+from .topic_settings import checked
 
 
 def create_topic(

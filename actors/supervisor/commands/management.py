@@ -36,9 +36,10 @@ from ...statistics.overview import Overview
 from ...statistics.statistics import broker_statistics
 from ..topics.topic_group import TopicGroup
 from . import dead_letter_topics, deletion, moving, relayed, sync_modes
-from .creation import create_topic, retention_of
+from .creation import create_topic
 from .parts import Parts
 from .requests import Requests, failing, refused, starting
+from .topic_settings import retention_of
 
 # A topic that is named in one of these actions only selects rows of the answer. It may sleep on.
 _ABOUT_ALL: Final = ("list", "audit", "overview", "handover", "ended")

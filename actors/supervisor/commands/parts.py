@@ -55,10 +55,11 @@ from ..cluster.cluster_view import (
     Take,
 )
 from . import dead_letter_topics
-from .creation import checked, create_topic, retention_of
+from .creation import create_topic
 from .deletion import delete_part
 from .part_moves import LongStep, PartMoves
 from .requests import Requests
+from .topic_settings import checked, retention_of
 
 log = logging.getLogger("zsq")
 

@@ -106,7 +106,8 @@ def _check_bucket(text: str, topic: str, as_json: bool) -> int:
 
 def _check_data_dir(data_dir: Path, topic: str | None, repair: bool, as_json: bool) -> int:
     from ....actors.supervisor.data_dir import check_data_dir, locked_data_dir
-    from ..progress import CountedFiles, bytes_below
+    from ..progress import bytes_below
+    from .counted_files import CountedFiles
 
     with bar("checking", PASSES * bytes_below(data_dir / "topics", "*/*.chunk")) as advance:
         files = CountedFiles(read=advance)

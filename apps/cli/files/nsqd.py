@@ -67,7 +67,8 @@ def import_nsqd(
     position; all other data is imported, and the exit code is 1.
     """
     from ...nsqd.importing import import_nsqd as take_over
-    from ..progress import CountedFiles, bytes_below
+    from ..progress import bytes_below
+    from .counted_files import CountedFiles
 
     with _storage_errors(), bar("importing", bytes_below(nsqd_dir, "*.dat")) as advance:
         source, files = str(nsqd_dir.absolute()), CountedFiles(written=advance)
@@ -193,7 +194,7 @@ def export_nsqd(
     """
     from ...nsqd.exporting import ExportOptions
     from ...nsqd.exporting import export_nsqd as give_back
-    from ..progress import CountedFiles
+    from .counted_files import CountedFiles
 
     options = ExportOptions(
         given["delayed"], given["max_msg_size"], given["skip_too_big"], given["skip_lost"]

@@ -369,14 +369,16 @@ def _table(
 def keyboard() -> Iterator[Any]:
     """Yield a function that waits for keys up to a number of seconds, and returns them.
 
-    At the end, the terminal's settings are restored.
+    At the end, the terminal's settings are restored. Windows has no such settings, and so no keys.
     """
-    if not sys.stdin.isatty():
+    try:
+        import termios
+        import tty
+    except ImportError:
+        termios = None  # type: ignore[assignment]
+    if termios is None or not sys.stdin.isatty():
         yield nobody
         return
-    import termios
-    import tty
-
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:

@@ -154,9 +154,7 @@ def _check_new(file: Path) -> None:
 
 def _write(file: Path, said: str, found: Mapping[str, str], mode: int = 0o600) -> None:
     lines = [f"# {said}", *(f'{name} = "{value}"' for name, value in found.items())]
-    with os.fdopen(
-        os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w"
-    ) as out:
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as out:
         out.write("\n".join(lines) + "\n")
         out.flush()
         os.fsync(out.fileno())

@@ -13,6 +13,7 @@ from typing import Any, Final, Unpack
 
 from ....transport.client.blocking.client import Admin, Consumer, Producer, Reader
 from ....transport.settings import NewChannelOptions
+from ....transport.system import after_fork
 from ....transport.wire.addresses import Url
 from ....transport.wire.credentials import KeyFile
 from ..naming import CHANNEL, legal
@@ -84,7 +85,7 @@ def _after_fork() -> None:
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+after_fork(_after_fork)
 
 
 def open_link(place: Place, timeout_s: float) -> Link:

@@ -1,15 +1,13 @@
 """Transport: the connection of Kombu to a broker of ZSQ, and how it waits for messages.
 
-The threads of the sources write to a descriptor when messages arrive. A worker with an event loop
-(prefork) watches the descriptor. All others wait for it in `drain_events`.
+The threads of the sources make a descriptor readable when messages arrive. A worker with an event
+loop (prefork) watches the descriptor. All others wait for it in `drain_events`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import select
 import threading
 import time
 from typing import Any, Final
@@ -18,6 +16,7 @@ from kombu.exceptions import ChannelError
 from kombu.transport import virtual
 
 from ....transport.errors import BrokerUnreachable, LeaseLost, NotFound, Refused, UsageError
+from ....transport.system import Waker, wait_readable
 from ..naming import check_lease
 from ..source import Source
 from .channel import READY, Binding, Channel
@@ -66,7 +65,7 @@ class Transport(virtual.Transport):
         self.transient: set[str] = set()  # the queues that exist only in memory
         # What these queues, and all queues of fanout exchanges, receive from.
         self.in_memory: dict[str, list[Binding]] = {}
-        self._wake_fd = -1
+        self._waker: Waker | None = None
         self._wake_lock = threading.RLock()  # a signal handler may wake, too
         self._pid = 0
         self._looked_s = self._levels_s = 0.0
@@ -111,7 +110,7 @@ class Transport(virtual.Transport):
         if self.link is None:
             self._check_options()
             self.link = open_link(self.place, float(self.client.connect_timeout or 5))
-            self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._waker = Waker()
             self._pid = os.getpid()
         super().establish_connection()
         return self
@@ -123,8 +122,9 @@ class Transport(virtual.Transport):
         if self.link is not None:
             link, self.link = self.link, None
             with self._wake_lock:
-                wake_fd, self._wake_fd = self._wake_fd, -1
-                os.close(wake_fd)
+                waker, self._waker = self._waker, None
+                if waker is not None:
+                    waker.close()
             if self._pid == os.getpid():
                 close_link(link)
 
@@ -136,9 +136,8 @@ class Transport(virtual.Transport):
         # Without the lock, a thread could write to a descriptor that was closed meanwhile, and that
         # somebody else has opened.
         with self._wake_lock:
-            if self._wake_fd >= 0:
-                with contextlib.suppress(OSError):  # it is full, so the reader wakes anyway
-                    os.eventfd_write(self._wake_fd, 1)
+            if self._waker is not None:
+                self._waker.wake()
 
     # Sources
 
@@ -169,24 +168,19 @@ class Transport(virtual.Transport):
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """Deliver one message. Raises `socket.timeout` if none arrives in time."""
         deadline_s = None if timeout is None else time.monotonic() + timeout
-        poll = select.poll()
-        poll.register(self._wake_fd, select.POLLIN)
+        waker = self._waker
+        assert waker is not None, "Kombu drains only what is connected"
+        wake_fd = waker.fileno()
         while not self._deliver_one():
             self.look_after()
             left_s = LOOK_S if deadline_s is None else min(LOOK_S, deadline_s - time.monotonic())
             if left_s <= 0:
                 raise TimeoutError("timed out")  # the class that `socket.timeout` names
-            poll.poll(left_s * 1000 + 1)
-            self._drain_wake()
+            wait_readable((wake_fd,), left_s * 1000 + 1)
+            waker.drain()
 
     def _deliver_one(self) -> bool:
         return any(channel.deliver() for channel in list(self.channels))
-
-    def _drain_wake(self) -> None:
-        try:
-            os.eventfd_read(self._wake_fd)
-        except BlockingIOError:
-            return
 
     def look_after(self) -> None:
         """Do what is due from time to time."""
@@ -202,18 +196,19 @@ class Transport(virtual.Transport):
                 channel.open_new_levels()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        loop.add_reader(self._wake_fd, self._on_wake, loop)
+        if self._waker is not None:
+            loop.add_reader(self._waker.fileno(), self._on_wake, loop)
         loop.call_repeatedly(LOOK_S, self.look_after)
         self.wake()
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
-        if self._wake_fd >= 0:
-            loop.remove_reader(self._wake_fd)
+        if self._waker is not None:
+            loop.remove_reader(self._waker.fileno())
 
     def _on_wake(self, loop: Any) -> None:
-        if self._wake_fd < 0:
+        if self._waker is None:
             return
-        self._drain_wake()
+        self._waker.drain()
         for _ in range(ROUND_MAX):
             if not self._deliver_one():
                 return

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from zsq.actors.channel.channel import consumer_of
-from zsq.actors.channel.core import Peeks
+from zsq.actors.channel.core import Peeks, consumer_of
 from zsq.actors.settings import options
 from zsq.actors.statistics.schema import COUNTERS
 from zsq.transport.errors import Refused, UsageError

@@ -127,7 +127,8 @@ def test_no_bar_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_work_on_files_is_counted(tmp_path: Path) -> None:
-    from zsq.apps.cli.progress import CountedFiles, bytes_below
+    from zsq.apps.cli.files.counted_files import CountedFiles
+    from zsq.apps.cli.progress import bytes_below
 
     read: list[int] = []
     written: list[int] = []

@@ -155,7 +155,7 @@ def test_a_handshake_that_fails_before_the_monitor_is_read_is_noticed(
     assert engine.link.refusal is not None
     assert engine.link.refusal.code == E_BAD_KEY
     engine.stop()
-    engine.epoll.close()
+    engine.events.close()
 
 
 def test_a_known_client_waits_where_a_new_client_is_refused() -> None:
@@ -169,4 +169,4 @@ def test_a_known_client_waits_where_a_new_client_is_refused() -> None:
         assert link.waiting == known
         assert "requires a key" in link.trouble
         engine.stop()
-        engine.epoll.close()
+        engine.events.close()

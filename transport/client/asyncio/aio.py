@@ -5,11 +5,13 @@ They run the same engines as the blocking clients, in the thread of the event lo
     async with zsq.aio.Producer(url) as producer:
         await producer.publish("clicks", b"hello")
 
-A client belongs to the loop in which it is first used. `run(main())` runs a program on uvloop.
+A client belongs to the loop in which it is first used. `run(main())` runs a program on uvloop, or
+where there is none, on the event loop of asyncio that can watch sockets.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -17,6 +19,7 @@ from typing import Any, Self, TypeVar
 
 from ...block.block import MESSAGE_BYTES_MAX, Block
 from ...errors import E_BAD_ARGUMENT, UsageError
+from ...system import woken_by_signals
 from ...wire.codec import HeaderValue
 from ..blocking.drive import inherit
 from ..blocking.producer import FOREIGN_RECEIPT, ProducerBase, ReceiptView, make_engine
@@ -54,11 +57,21 @@ _T = TypeVar("_T")
 
 
 def run(main: Coroutine[Any, Any, _T], *, debug: bool | None = None) -> _T:
-    """Run a program on uvloop until it returns, like `asyncio.run`."""
-    import uvloop
+    """Run a program on uvloop until it returns, like `asyncio.run`.
 
-    result: _T = uvloop.run(main, debug=debug)
-    return result
+    Without uvloop (on Windows) it runs on `asyncio.SelectorEventLoop`. The default loop of Windows
+    cannot watch sockets.
+    """
+    try:
+        import uvloop
+    except ImportError:
+        uvloop = None
+    if uvloop is not None:
+        result: _T = uvloop.run(main, debug=debug)
+        return result
+    runner = asyncio.Runner(debug=debug, loop_factory=asyncio.SelectorEventLoop)
+    with runner, woken_by_signals(runner.get_loop()):
+        return runner.run(main)
 
 
 class Receipt(ReceiptView):

@@ -72,13 +72,11 @@ class Turner(Generic[_EngineT]):
         self.stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = FAR_NS
-        # An event loop can wait for an epoll set like for any descriptor. The set stays readable
-        # while one of its descriptors is readable.
-        self.loop.add_reader(engine.epoll.fileno(), self._on_ready)
+        engine.events.attach(self.loop, self._on_ready)
 
     def _on_ready(self) -> None:
         if not self.stopped:
-            self.engine.turn(self.engine.epoll.poll(0))
+            self.engine.turn(self.engine.events.poll(0))
             self.settle()
 
     def _on_due(self) -> None:
@@ -151,12 +149,11 @@ class Turner(Generic[_EngineT]):
         if self.stopped:
             return
         self.stopped = True
-        if not self.loop.is_closed():
-            self.loop.remove_reader(self.engine.epoll.fileno())
+        self.engine.events.detach()
         if self._timer is not None:
             self._timer.cancel()
         self.engine.stop(linger_ms)
-        self.engine.epoll.close()
+        self.engine.events.close()
         for waiter in list(self.engine.waiters):
             waiter.wake()
 

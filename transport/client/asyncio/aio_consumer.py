@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import os
@@ -15,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ...errors import E_BAD_ARGUMENT, UsageError, ZsqError
+from ...system import calls_on_signals
 from ...wire.address import DefaultTimeout
 from ...wire.protocol import DEAD
 from ..blocking.consumer import (
@@ -266,12 +266,7 @@ class Consumer(ConsumerBase):
             raise UsageError(E_BAD_ARGUMENT, text)
         check_callable("on_error", on_error)
         self._check_open()
-        loop = asyncio.get_running_loop()
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
-        for number in caught:
-            # Only the main thread's loop can do this.
-            with contextlib.suppress(ValueError, RuntimeError):
-                loop.add_signal_handler(number, self._stop_taking)
         errors: list[ZsqError] = []
 
         async def work() -> None:
@@ -287,11 +282,9 @@ class Consumer(ConsumerBase):
                 self._workers.discard(me)
 
         try:
-            await asyncio.gather(*(work() for _ in range(concurrency)))
+            with calls_on_signals(asyncio.get_running_loop(), caught, self._stop_taking):
+                await asyncio.gather(*(work() for _ in range(concurrency)))
         finally:
-            for number in caught:
-                with contextlib.suppress(ValueError, RuntimeError):
-                    loop.remove_signal_handler(number)
             await self.close()
         if errors:
             raise errors[0]

@@ -26,6 +26,7 @@ from typing import Any, Final, Self, TypedDict, Unpack, overload
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, ZsqError
 from ...names import check_name
 from ...settings import NewChannelOptions
+from ...system import node_name
 from ...wire.address import DefaultTimeout, url_last
 from ...wire.addresses import Url, parse_all
 from ...wire.credentials import KeyFile
@@ -197,7 +198,7 @@ def make_session(
             f"sample_rate must be 1 to 99 percent, or 0 for all messages, not {sample_rate}",
         )
     session = ConsumerSession(
-        ready or 1, timeout_ms, label or f"{os.uname().nodename}/{os.getpid()}", sample_rate
+        ready or 1, timeout_ms, label or f"{node_name()}/{os.getpid()}", sample_rate
     )
     session.set_ready(ready)
     return session

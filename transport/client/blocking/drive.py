@@ -4,7 +4,7 @@ To *turn* an engine is to process the events that arrived, and then the timers t
 `link.py`). The thread that does this is the driver.
 
 A publish or a receive needs no thread switch. A thread that waits (for Stored, for a delivery)
-sleeps on the engine's epoll set itself, without the lock. It processes events under the lock. If
+waits for the engine's descriptors itself, without the lock. It processes events under the lock. If
 another thread drives already, the thread *follows*: it sleeps on a private lock. The driver
 releases this lock when the thread's condition is met, or when the thread must become the driver.
 
@@ -26,18 +26,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import select
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from ...system import SLEEP_NS_MAX, Ready, Waker, after_fork, wait_readable
 from ..core.link import FAR_NS, Engine, Steps, Waiter
 from .idle import look_after
 
 TICK_NS: Final = 20_000_000
-_SLEEP_NS_MAX: Final = 3_600_000_000_000  # one hour; the system allows at most 24 days
 _EXIT_S: Final = 5.0
 _EngineT = TypeVar("_EngineT", bound=Engine)
 _T = TypeVar("_T")
@@ -65,12 +64,12 @@ class Drive(Generic[_EngineT]):
         self.lock = threading.Lock()
         self.stopped = False
         self._driver: object | None = None
-        # A write to this descriptor wakes the driver.
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        engine.epoll.register(self._wake_fd, select.EPOLLIN)
+        self._waker = Waker()  # wakes the driver
+        self._wake_fd = self._waker.fileno()
+        engine.events.register(self._wake_fd)
         self._keeper_name = keeper
         self._keeper: threading.Thread | None = None
-        self._keeper_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._keeper_waker = Waker()
         self._keeper_until_ns = 0  # the latest time of the keeper's next check
         self._keeper_drives = False
         if not keeper:
@@ -115,34 +114,34 @@ class Drive(Generic[_EngineT]):
             self._step_back_keeper()
         engine = self.engine
         self._driver = me
-        pause_ns = min(min(deadline_ns, engine.due_ns) - time.monotonic_ns(), _SLEEP_NS_MAX)
+        pause_ns = min(min(deadline_ns, engine.due_ns) - time.monotonic_ns(), SLEEP_NS_MAX)
         self.lock.release()
         try:
-            ready = engine.epoll.poll(pause_ns / 1e9 if pause_ns > 0 else 0)
+            ready = engine.events.poll(pause_ns / 1e9 if pause_ns > 0 else 0)
         finally:
             self.lock.acquire()
             self._driver = None
         self._turn(ready)
 
-    def _turn(self, ready: list[tuple[int, int]]) -> None:
+    def _turn(self, ready: Ready) -> None:
         if self.stopped:
             return
         for fd, _ in ready:
             if fd == self._wake_fd:
-                _drain(fd)
+                self._waker.drain()
         self.engine.turn(ready)
         self.engine.settle()
 
     def _follow(self, waker: threading.Lock, pause_ns: int) -> None:
         self.lock.release()
         try:
-            waker.acquire(timeout=max(0, pause_ns) / 1e9)
+            waker.acquire(timeout=max(0, min(pause_ns, SLEEP_NS_MAX)) / 1e9)
         finally:
             self.lock.acquire()
 
     def _wake(self, waker: threading.Lock) -> None:
         if self._driver is waker:
-            os.eventfd_write(self._wake_fd, 1)
+            self._waker.wake()
         elif waker.locked():
             waker.release()
 
@@ -178,7 +177,7 @@ class Drive(Generic[_EngineT]):
         """Make sure that the timers are checked at `at_ns`, by the keeper if no caller waits."""
         if at_ns < self._keeper_until_ns and self._keeper is not None:
             self._keeper_until_ns = at_ns
-            os.eventfd_write(self._keeper_fd, 1)
+            self._keeper_waker.wake()
         elif self._keeper is None and self._keeper_name and at_ns < FAR_NS and not self.stopped:
             self._keeper = threading.Thread(target=self._keep, name=self._keeper_name, daemon=True)
             self._keeper.start()
@@ -187,14 +186,14 @@ class Drive(Generic[_EngineT]):
         """Make the driver check again. This does not take the lock, so a signal handler may call
         it.
         """
-        os.eventfd_write(self._wake_fd, 1)
+        self._waker.wake()
 
     def turn_if_idle(self) -> None:
         """Turn the engine, unless another thread uses it. The caller does not hold the lock."""
         if self.pid == os.getpid() and self.lock.acquire(blocking=False):
             try:
                 if self._driver is None and not self.stopped:
-                    self._turn(self.engine.epoll.poll(0))
+                    self._turn(self.engine.events.poll(0))
             finally:
                 self.lock.release()
 
@@ -216,20 +215,20 @@ class Drive(Generic[_EngineT]):
                 until = engine.due_ns if idle else min(engine.due_ns, now + TICK_NS)
                 self._keeper_until_ns = until
                 self._keeper_drives = idle
-            poll = select.poll()
-            poll.register(self._keeper_fd, select.POLLIN)
+            pause_ms = max(0, min(until - now, SLEEP_NS_MAX)) // 1_000_000 + 1
+            keeper_fd = self._keeper_waker.fileno()
             if idle:
-                poll.register(engine.epoll, select.POLLIN)
-            pause_ns = max(0, min(until - now, _SLEEP_NS_MAX))
-            found = [fd for fd, _ in poll.poll(pause_ns // 1_000_000 + 1)]
+                woken, arrived = engine.events.wait_beside(keeper_fd, pause_ms)
+            else:
+                woken, arrived = bool(wait_readable((keeper_fd,), pause_ms)), False
             with self.lock:
                 self._keeper_drives = False
                 if self.stopped:
                     return
-                if self._keeper_fd in found:
-                    _drain(self._keeper_fd)
-                if idle and self._driver is None and len(found) > (self._keeper_fd in found):
-                    self._turn(self.engine.epoll.poll(0))
+                if woken:
+                    self._keeper_waker.drain()
+                if arrived and self._driver is None:
+                    self._turn(self.engine.events.poll(0))
                     seen = self.engine.turns
 
     def _step_back_keeper(self) -> None:
@@ -238,7 +237,7 @@ class Drive(Generic[_EngineT]):
         If two threads slept on the same descriptors, both would wake for each message.
         """
         self._keeper_drives = False
-        os.eventfd_write(self._keeper_fd, 1)
+        self._keeper_waker.wake()
 
     # Ending
 
@@ -250,7 +249,7 @@ class Drive(Generic[_EngineT]):
         self.engine.stop(linger_ms)
         for waiter in list(self.engine.waiters):
             waiter.wake()
-        os.eventfd_write(self._keeper_fd, 1)
+        self._keeper_waker.wake()
 
     def end(self) -> None:
         """Wait for the keeper, after `stop` and without the lock.
@@ -264,13 +263,8 @@ class Drive(Generic[_EngineT]):
     def __del__(self) -> None:
         """Close the descriptors. No thread sleeps on them, because no thread uses this object."""
         if self.pid == os.getpid():
-            os.close(self._wake_fd)
-            os.close(self._keeper_fd)
-
-
-def _drain(fd: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        os.eventfd_read(fd)
+            self._waker.close()
+            self._keeper_waker.close()
 
 
 _Made = TypeVar("_Made", bound=Drive[Any])
@@ -286,7 +280,7 @@ def _after_fork() -> None:
         client._forked()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+after_fork(_after_fork)
 
 
 def ours(get: Callable[[], _Made | None], make: Callable[[_Made | None], _Made]) -> _Made:

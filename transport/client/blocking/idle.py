@@ -13,10 +13,11 @@ one request.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from typing import Final, Protocol
+
+from ...system import after_fork
 
 TURN_S: Final = 60.0
 
@@ -62,4 +63,4 @@ def _after_fork() -> None:
     _clients.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+after_fork(_after_fork)

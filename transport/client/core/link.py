@@ -25,9 +25,9 @@ protocol of the link.
 The engine, also in this file, is the part of a client that never waits. It holds the links, the
 timers, and the waiters. To *turn* an engine is to process the events that arrived, and then the
 timers that are due. The blocking client (`drive.py`) and the asyncio client (`aio_asker.py`) turn
-the same engine in two ways. An engine owns an epoll set of its sockets' descriptors. ZeroMQ's
-descriptors are edge-triggered: one becomes readable when there are events, and any call on the
-socket consumes these events. So the link is drained after each send. A drain receives at most
+the same engine in two ways. An engine owns a set of its sockets' descriptors (`system.py`).
+ZeroMQ's descriptors are edge-triggered: one becomes readable when there are events, and any call on
+the socket consumes these events. So the link is drained after each send. A drain receives at most
 `RECEIVE_MAX` messages. If more are left, the engine is turned again at once.
 """
 
@@ -37,7 +37,6 @@ import logging
 import math
 import numbers
 import random
-import select
 import time
 from collections.abc import Callable, Generator
 from enum import Enum
@@ -63,6 +62,7 @@ from ...errors import (
     option,
 )
 from ...names import part_of
+from ...system import EventSet, Ready
 from ...wire import sockets
 from ...wire.address import Target
 from ...wire.addresses import NOT_PRIMARY, Rotation
@@ -104,7 +104,6 @@ _BYE: Final = [b"", encode(Bye())]
 AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_STANDBY, E_UNREACHABLE})
 # Those after which another address may be better.
 AWAY: Final = frozenset({E_CLOSING, E_UNREACHABLE})
-Ready = list[tuple[int, int]]
 _T = TypeVar("_T")
 Steps = Generator[tuple[Callable[[], bool], int], bool, _T]
 """The steps of a client call, without waiting.
@@ -185,7 +184,7 @@ class Engine:
         self._told = 0  # the number of log lines about the present wait
         self._probe: sockets.Probe | None = None
         self.answers = ""  # a text about a server that answers, but is not a broker
-        self.epoll = select.epoll()
+        self.events = EventSet()
         self.links: list[Link] = []
         self.due_ns = FAR_NS  # `timers` has nothing to do before this time
         self.turns = 0
@@ -201,8 +200,8 @@ class Engine:
     def watch(self, link: Link, socket_fd: int, monitor_fd: int) -> None:
         self._sockets[socket_fd] = link
         self._monitors[monitor_fd] = link
-        self.epoll.register(socket_fd, select.EPOLLIN)
-        self.epoll.register(monitor_fd, select.EPOLLIN)
+        self.events.register(socket_fd)
+        self.events.register(monitor_fd)
 
     def reached(self, link: Link, now_ns: int) -> None:
         """Note that this link has reached the broker. All links go to the same address."""
@@ -214,7 +213,7 @@ class Engine:
     def forget(self, socket_fd: int, monitor_fd: int) -> None:
         for table, fd in ((self._sockets, socket_fd), (self._monitors, monitor_fd)):
             if table.pop(fd, None) is not None:
-                self.epoll.unregister(fd)
+                self.events.unregister(fd)
 
     def sooner(self, at_ns: int) -> None:
         if at_ns < self.due_ns:
@@ -332,7 +331,7 @@ class Engine:
     def stop(self, linger_ms: int = 0) -> None:
         """Close all links. The engine cannot be used again.
 
-        The last caller that sleeps on the epoll set closes it.
+        The last caller that waits for the set of descriptors closes it.
         """
         for link in self.links:
             link.stop(linger_ms)

@@ -58,7 +58,7 @@ def engine() -> Iterator[Engine]:
     made = Engine()
     yield made
     made.stop()
-    made.epoll.close()
+    made.events.close()
 
 
 def begun(engine: Engine, address: Address, target: Target) -> Link:

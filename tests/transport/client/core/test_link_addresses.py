@@ -75,7 +75,7 @@ def engine() -> Iterator[Engine]:
     made = Engine()
     yield made
     made.stop()
-    made.epoll.close()
+    made.events.close()
 
 
 def begun(engine: Engine, *urls: str, topic: str = "t") -> Link:
@@ -260,7 +260,7 @@ def test_a_refused_connection_over_ipc_leads_to_the_next_address(
         link.start(0)
         assert link.up, "before anything was heard"
         for _ in range(100):
-            engine.turn(engine.epoll.poll(0.05))
+            engine.turn(engine.events.poll(0.05))
             if link.given.url == f"ipc://{tmp_path}":
                 break
         assert at(link) == (LinkState.UP, f"ipc://{tmp_path}")

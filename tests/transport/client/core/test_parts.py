@@ -48,7 +48,7 @@ def engine() -> Iterator[ProducerEngine]:
     made = ProducerEngine(parse_all(A, transport="tcp"), 10**15, 1 << 20, 1000, None)
     yield made
     made.stop()
-    made.epoll.close()
+    made.events.close()
 
 
 def spread_out(engine: ProducerEngine, count: int) -> Lane:
@@ -338,7 +338,7 @@ def consumer() -> Iterator[ConsumerEngine]:
     )  # fmt: skip
     yield made
     made.stop()
-    made.epoll.close()
+    made.events.close()
 
 
 def test_a_consumer_subscribes_to_each_part(consumer: ConsumerEngine) -> None:
@@ -432,7 +432,7 @@ def local() -> Iterator[ConsumerEngine]:
     )  # fmt: skip
     yield made
     made.stop()
-    made.epoll.close()
+    made.events.close()
 
 
 def names(consumer: ConsumerEngine) -> list[str]:
@@ -472,7 +472,7 @@ def test_a_consumer_that_does_not_know_its_parts_yet_asks_again_soon() -> None:
         assert len(started) == 1
     finally:
         made.stop()
-        made.epoll.close()
+        made.events.close()
 
 
 def test_parts_are_asked_for_when_that_is_wanted(

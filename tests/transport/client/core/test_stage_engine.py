@@ -91,4 +91,4 @@ def test_a_writer_below_its_credit_still_learns_that_its_stage_failed(
     assert (writer.looks, writer.session.ended) == (0, False)
     writer.add(LOOK_NS + 1)
     assert isinstance(writer.session.error, UsageError | CorruptBlock)
-    writer.engine.epoll.close()
+    writer.engine.events.close()

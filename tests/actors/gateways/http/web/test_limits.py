@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from zsq.actors.channel.channel import check_ready, consumer_of
+from zsq.actors.channel.core import check_ready, consumer_of
 from zsq.actors.channel.saving import Saving
 from zsq.actors.settings import options
 from zsq.actors.settings.channel_settings import resolve

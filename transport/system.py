@@ -1,0 +1,424 @@
+"""System: everything in the clients and commands that depends on the operating system.
+
+The broker runs only on Linux. Clients run on macOS and Windows, too, and speak to a broker over
+TCP. All that differs there is here, and nowhere else: a set of descriptors to wait for, a way to
+wake a thread that waits for it, and small facts such as the name of this machine. Each has two
+variants with the same interface. One of them is chosen when this module is imported. Both variants
+can be used on Linux, so the tests run them there (`tests/transport/test_system.py`). Nothing here
+asks for the platform while messages move.
+
+The choice follows what Python offers, and not the platform's name. So a system with `epoll` and
+`eventfd` gets the fast variants, whatever its name is.
+
+Rejected: the variants of Linux for all systems, behind an emulation of `epoll`. The fast path of a
+client on Linux would then contain the emulation. Rejected: `kqueue` on macOS, and `selectors`. The
+first would never run in a test of this project. The second builds its own objects for each event,
+which costs each message on Linux time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from .errors import E_UNSUPPORTED, UsageError
+
+NAMES: Final = {"darwin": "macOS", "win32": "Windows", "linux": "Linux"}
+SIGNAL_MS: Final = 250
+"""How soon Windows notices a signal. There, Ctrl-C does not end a call that waits. So no call waits
+longer than this, and Python calls the signal's handler between two of them.
+"""
+# The longest time for which a thread of a client sleeps. On Linux it is one hour, because the
+# system allows at most 24 days.
+SLEEP_NS_MAX: Final = SIGNAL_MS * 1_000_000 if sys.platform == "win32" else 3_600_000_000_000
+RUNS_BROKERS: Final = sys.platform == "linux"
+DOCS: Final = "docs/other-systems.md"
+
+Ready = list[tuple[int, int]]
+
+
+def system_name() -> str:
+    """Return the name of this operating system for people, such as "macOS"."""
+    return NAMES.get(sys.platform, sys.platform)
+
+
+def check_runs_brokers(what: str) -> None:
+    """Raise `UsageError` (E_UNSUPPORTED) if this system is not Linux.
+
+    `what`: the subject of the error's text, such as "zsq serve".
+    """
+    if not RUNS_BROKERS:
+        text = (
+            f"{what} needs Linux, and this is {system_name()}. Run the broker on Linux or in a "
+            "container. Clients and the commands that speak to a broker work here over TCP: "
+            f"--url tcp://HOST:4153 (see {DOCS})"
+        )
+        raise UsageError(E_UNSUPPORTED, text)
+
+
+def node_name() -> str:
+    """Return the name of this machine. Consumers have it in their default label."""
+    return os.uname().nodename if hasattr(os, "uname") else socket.gethostname()
+
+
+def user_id() -> int | None:
+    """Return the number of this user, or None on a system whose users have no numbers (Windows)."""
+    get = getattr(os, "geteuid", None)
+    return None if get is None else int(get())
+
+
+def after_fork(call: Callable[[], None]) -> None:
+    """Call this in each forked child. Without `fork` (Windows), do nothing."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+
+
+# Waiting for a few descriptors
+
+
+def _by_poll(fds: Collection[int], timeout_ms: float) -> list[int]:
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(timeout_ms)]
+
+
+def _by_select(fds: Collection[int], timeout_ms: float) -> list[int]:
+    """Windows has only this. It takes at most 512 sockets."""
+    return select.select(fds, (), (), min(timeout_ms, SIGNAL_MS) / 1000)[0]
+
+
+wait_readable: Final = _by_poll if hasattr(select, "poll") else _by_select
+"""Wait until one of these descriptors is readable, and return those that are.
+
+Returns an empty list after `timeout_ms` milliseconds, and may do so earlier.
+"""
+
+
+# Wakers
+
+
+class EventWaker:
+    """A waker wakes a thread that waits for a descriptor. This one is an eventfd of Linux.
+
+    It stays readable from `wake` until `drain`. A signal handler may call `wake`.
+    """
+
+    __slots__ = ("_fd",)
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def wake(self) -> None:
+        os.eventfd_write(self._fd, 1)
+
+    def drain(self) -> None:
+        """Make it no longer readable. Does nothing if it is not readable."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+
+    def close(self) -> None:
+        """Close the descriptor. The waker cannot be used afterwards. May be called again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class SocketWaker:
+    """A waker for systems without eventfd: a pair of sockets. See `EventWaker`.
+
+    A write to `writer` wakes, too.
+
+    Rejected: a pipe. Windows can wait only for sockets.
+    """
+
+    __slots__ = ("_reader", "writer")
+
+    def __init__(self) -> None:
+        self._reader, self.writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self.writer.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # its buffer is full, so it is readable
+            self.writer.send(b"\0")
+
+    def drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._reader.recv(4096):
+                pass
+
+    def close(self) -> None:
+        self._reader.close()
+        self.writer.close()
+
+
+# Event loops and signals
+
+
+class Loop(Protocol):
+    """The part of an asyncio event loop that watches descriptors."""
+
+    def add_reader(self, fd: int, callback: Callable[[], object], /) -> Any: ...
+    def remove_reader(self, fd: int, /) -> Any: ...
+    def is_closed(self) -> bool: ...
+    def call_soon_threadsafe(self, callback: Callable[[], object], /) -> Any: ...
+    def add_signal_handler(self, number: int, callback: Callable[[], object], /) -> Any: ...
+    def remove_signal_handler(self, number: int, /) -> Any: ...
+
+
+_NO_READER: Final = (
+    "the event loop {loop} cannot watch sockets; on Windows, run the program with zsq.aio.run(...) "
+    "or asyncio.run(..., loop_factory=asyncio.SelectorEventLoop) (see " + DOCS + ")"
+)
+
+
+def _add_reader(loop: Loop, fd: int, call: Callable[[], object]) -> None:
+    try:
+        loop.add_reader(fd, call)
+    except NotImplementedError:
+        text = _NO_READER.format(loop=type(loop).__name__)
+        raise UsageError(E_UNSUPPORTED, text) from None
+
+
+@contextlib.contextmanager
+def _woken_by_signals(loop: Loop) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waker = SocketWaker()
+    _add_reader(loop, waker.fileno(), waker.drain)
+    before = signal.set_wakeup_fd(waker.writer.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        loop.remove_reader(waker.fileno())
+        waker.close()
+
+
+woken_by_signals: Final = (
+    _woken_by_signals if sys.platform == "win32" else contextlib.nullcontext[Loop]
+)
+"""While the context is open, let each signal wake this event loop, so that its handler runs.
+
+On Windows, Ctrl-C would else have no effect until something else wakes the loop.
+"""
+
+
+@contextlib.contextmanager
+def _calls_of_loop(
+    loop: Loop, numbers: Collection[int], call: Callable[[], object]
+) -> Iterator[None]:
+    for number in numbers:
+        with contextlib.suppress(ValueError, RuntimeError):
+            loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            with contextlib.suppress(ValueError, RuntimeError):
+                loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def _calls_of_handlers(
+    loop: Loop, numbers: Collection[int], call: Callable[[], object]
+) -> Iterator[None]:
+    """Windows: its event loops have no signal handlers."""
+    if not numbers or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        loop.call_soon_threadsafe(call)
+
+    with _woken_by_signals(loop):
+        before = [(number, signal.signal(number, handle)) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in before:
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+calls_on_signals: Final = _calls_of_handlers if sys.platform == "win32" else _calls_of_loop
+"""While the context is open, let the event loop make a call for each of these signals.
+
+Only the loop of the main thread can do this. In another thread, nothing happens.
+"""
+
+
+# Sets of descriptors
+
+
+class EpollSet:
+    """A set of descriptors to wait for. This one is an epoll set of Linux.
+
+    Any thread may change the set while another thread waits for it. The waiting thread then waits
+    for the changed set. `poll` takes seconds and returns the readable descriptors, as pairs of
+    which the first is the descriptor. It returns an empty list at the end of the time, and may do
+    so earlier. `register` and `unregister` raise `OSError` for a descriptor that is registered, or
+    is not. A descriptor must be unregistered before it is closed.
+    """
+
+    __slots__ = ("_epoll", "_loop", "close", "fileno", "poll", "unregister")
+
+    def __init__(self) -> None:
+        epoll = self._epoll = select.epoll()
+        self._loop: Loop | None = None
+        # These are methods of the epoll set itself. A method of this class around each of them
+        # would cost each wait another call.
+        self.poll: Final[Callable[[float], Ready]] = epoll.poll
+        self.fileno: Final[Callable[[], int]] = epoll.fileno
+        self.close: Final[Callable[[], None]] = epoll.close
+        self.unregister: Final[Callable[[int], None]] = epoll.unregister
+
+    def register(self, fd: int) -> None:
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def wait_beside(self, fd: int, timeout_ms: float) -> tuple[bool, bool]:
+        """Wait until `fd` or a descriptor of the set is readable.
+
+        Return for each of both whether it is. Both may be False before the end of the time.
+        """
+        found = wait_readable((fd, self._epoll.fileno()), timeout_ms)
+        return fd in found, len(found) > (fd in found)
+
+    def attach(self, loop: Loop, call: Callable[[], object]) -> None:
+        """Let the event loop make this call while a descriptor of the set is readable.
+
+        Raises `UsageError` (E_UNSUPPORTED) if the loop cannot watch descriptors. From now on only
+        the thread of the loop may use the set.
+        """
+        # An event loop can wait for an epoll set as for any descriptor. The set stays readable
+        # while one of its descriptors is readable.
+        _add_reader(loop, self._epoll.fileno(), call)
+        self._loop = loop
+
+    def detach(self) -> None:
+        """Undo `attach`. The loop may be closed already."""
+        loop, self._loop = self._loop, None
+        if loop is not None and not loop.is_closed():
+            loop.remove_reader(self._epoll.fileno())
+
+
+class SelectSet:
+    """A set of descriptors for systems without epoll. See `EpollSet` for its contract.
+
+    A system call of these systems waits for a list, and does not see that the set has changed. So a
+    change wakes the threads that wait, through a waker that is in each list. They then return an
+    empty list, and their callers wait again. The waker is drained only when no thread waits, so
+    that one thread cannot take it away from another. Without a waiting thread, a change costs no
+    system call.
+
+    Each wait costs time for each descriptor. A client has two for each link, so this matters only
+    to clients with hundreds of topics.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waker: Final = SocketWaker()
+        self._watched: dict[int, None] = {}
+        self._waiting = 0  # the number of threads that wait
+        self._changes = 0
+        self._woken = False
+        self._loop: Loop | None = None
+        self._call: Callable[[], object] = bool
+
+    def register(self, fd: int) -> None:
+        with self._lock:
+            if fd in self._watched:
+                raise FileExistsError(f"descriptor {fd} is registered already")
+            self._watched[fd] = None
+            self._changed()
+        if self._loop is not None:
+            _add_reader(self._loop, fd, self._call)
+
+    def unregister(self, fd: int) -> None:
+        with self._lock:
+            if fd not in self._watched:
+                raise FileNotFoundError(f"descriptor {fd} is not registered")
+            del self._watched[fd]
+            self._changed()
+        if self._loop is not None:
+            self._loop.remove_reader(fd)
+
+    def _changed(self) -> None:
+        self._changes += 1
+        if self._waiting:
+            self._waker.wake()
+            self._woken = True
+
+    def poll(self, timeout_s: float) -> Ready:
+        return [(fd, 1) for fd in self._wait((), timeout_s * 1000)]
+
+    def wait_beside(self, fd: int, timeout_ms: float) -> tuple[bool, bool]:
+        found = self._wait((fd,), timeout_ms)
+        return fd in found, len(found) > (fd in found)
+
+    def _wait(self, besides: tuple[int, ...], timeout_ms: float) -> list[int]:
+        with self._lock:
+            before = self._changes
+            wanted = [*besides, *self._watched]
+            self._waiting += 1
+        try:
+            found = wait_readable([self._waker.fileno(), *wanted], timeout_ms)
+        except (OSError, ValueError):
+            # Windows refuses a list with a socket that another thread has closed meanwhile.
+            if before == self._changes:
+                raise
+            return []
+        finally:
+            with self._lock:
+                self._waiting -= 1
+                if self._woken and not self._waiting:
+                    self._waker.drain()
+                    self._woken = False
+        # Without those that were removed meanwhile: their numbers may have other owners now.
+        return [fd for fd in found if fd in self._watched or fd in besides]
+
+    def attach(self, loop: Loop, call: Callable[[], object]) -> None:
+        # The waker stands for the first descriptor, because the set may be empty.
+        for fd in (self._waker.fileno(), *self._watched):
+            _add_reader(loop, fd, call)
+        self._loop, self._call = loop, call
+
+    def detach(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None and not loop.is_closed():
+            for fd in (self._waker.fileno(), *self._watched):
+                loop.remove_reader(fd)
+
+    def close(self) -> None:
+        self._waker.close()
+
+    def __del__(self) -> None:
+        """Close the waker. No thread waits, because no thread uses this object."""
+        if hasattr(self, "_waker"):
+            self._waker.close()
+
+
+# A checker of types sees the variants of Linux. Both variants have the same methods.
+if TYPE_CHECKING or hasattr(os, "eventfd"):
+    Waker = EventWaker
+else:
+    Waker = SocketWaker
+if TYPE_CHECKING or hasattr(select, "epoll"):
+    EventSet = EpollSet
+else:
+    EventSet = SelectSet
