@@ -9,10 +9,11 @@ the view, order, filter and position. It processes the keys and selects the rows
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple, Self, TypedDict
 
 from ..actors.statistics.cluster import BrokerRow, Report, TopicRow
 from ..actors.statistics.schema import Level, rows_of
@@ -371,6 +372,13 @@ class Usage:
         self._ticks_s = ticks_s
         self._page_bytes = page_bytes
         self._before: dict[int, tuple[int, float]] = {}
+
+    @classmethod
+    def here(cls) -> Self:
+        """Return one with the units of this system. Where no broker runs, it finds no process."""
+        if not hasattr(os, "sysconf"):
+            return cls()
+        return cls(ticks_s=os.sysconf("SC_CLK_TCK"), page_bytes=os.sysconf("SC_PAGESIZE"))
 
     def look(
         self, pids: Iterable[int], now_s: float | None = None

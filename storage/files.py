@@ -14,7 +14,6 @@ in the file, because with O_APPEND Linux writes to the end in any case.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -177,7 +176,7 @@ class Files:
                 raise
             return -1
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _hold(fd)
         except BlockingIOError:
             digits = os.pread(fd, 20, 0).strip()
             os.close(fd)
@@ -206,7 +205,7 @@ class Files:
         """
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _hold(fd)
         except BlockingIOError:
             os.close(fd)
             raise Locked(
@@ -276,6 +275,17 @@ class Files:
             return self.pread(fd, bytes_max, 0)
         finally:
             self.close(fd)
+
+
+def _hold(fd: int) -> None:
+    """Take an exclusive lock of an open file. Raises `BlockingIOError` if another process has it.
+
+    The import is here because Windows has no such module. Readers of archived chunks import this
+    file there, and open no file with it.
+    """
+    import fcntl
+
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def process_id() -> int:

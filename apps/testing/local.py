@@ -78,7 +78,7 @@ class LocalBroker(WithClients):
         """
         if self.pid is not None:
             return self
-        check_runs_brokers("LocalBroker (without a broker, MemoryBroker works here)")
+        check_runs_brokers("LocalBroker")
         offset_file = self.folder / "clock"
         self._offset = self._offset or Offset(offset_file)
         environment = {

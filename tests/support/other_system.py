@@ -14,6 +14,7 @@ their own code for the other system would not run here.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import os
@@ -23,7 +24,8 @@ import selectors
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from types import ModuleType
+from typing import Any, Final, cast
 
 # Imported before the change: they look at the platform when they are imported.
 FIRST: Final = (
@@ -31,6 +33,8 @@ FIRST: Final = (
     "msgpack", "multiprocessing", "pathlib", "platform", "rich.console", "rich.live", "rich.progress", "rich.table",
     "shutil", "ssl", "subprocess", "tempfile", "tomllib", "uuid", "zmq", "zmq.backend", "zmq.utils.z85",
 )  # fmt: skip
+# The same for packages that only some commands need.
+OPTIONAL: Final = ("pyarrow.compute", "pyarrow.parquet", "kombu.transport.virtual")
 # What Python has only on Linux.
 OF_LINUX: Final = {
     "os": (
@@ -130,13 +134,37 @@ def _use_windows_calls() -> None:
     _set(asyncio, ProactorEventLoop=ProactorEventLoop)
 
 
+class _Msvcrt:
+    """The part of the module `msvcrt` of Windows that locks a range of a file."""
+
+    LK_NBLCK = 2
+
+    def __init__(self) -> None:
+        import fcntl
+
+        self._lock = fcntl.flock
+        self._how = fcntl.LOCK_EX | fcntl.LOCK_NB
+
+    def locking(self, descriptor: int, mode: int, count: int) -> None:
+        assert (mode, count) == (self.LK_NBLCK, 1)
+        try:
+            self._lock(descriptor, self._how)
+        except BlockingIOError:
+            raise PermissionError(13, "Permission denied") from None
+
+
 def become(system: str) -> None:
     """Make this process look like one of `system`: "darwin" or "win32"."""
     assert system in ("darwin", "win32")
     assert not any(name.partition(".")[0] == "zsq" for name in sys.modules)
     for name in FIRST:
         importlib.import_module(name)
+    for name in OPTIONAL:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     windows = system == "win32"
+    if windows:
+        sys.modules["msvcrt"] = cast("ModuleType", _Msvcrt())
     gone = NOT_ON_WINDOWS if windows else NOT_ON_MACOS
     for name in [name for name in sys.modules if name.partition(".")[0] in gone]:
         if name != "posix":  # the interpreter itself uses it

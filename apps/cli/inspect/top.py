@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -90,11 +89,7 @@ def top(
     from ....transport.client.blocking.client import Admin
     from ...top import Picture, Screen, Usage
 
-    screen, picture, usage = (
-        Screen(view=view, filter=wanted),
-        Picture(),
-        Usage(ticks_s=os.sysconf("SC_CLK_TCK"), page_bytes=os.sysconf("SC_PAGESIZE")),
-    )
+    screen, picture, usage = Screen(view=view, filter=wanted), Picture(), Usage.here()
     with Admin(url, timeout=timeout) as admin, ClusterLook(url, timeout) as look:
         if as_json:
             _json_lines(admin, look, picture, screen, interval, once=once)
@@ -133,7 +128,7 @@ class ClusterLook:
     def _ask(self) -> Report:
         from ....actors.gateways.cluster_asking import by_overview
 
-        return asyncio.run(ask_cluster(self._url, self._timeout, by_overview))
+        return ask_cluster(self._url, self._timeout, by_overview)
 
 
 def _ask(

@@ -31,7 +31,7 @@ def cluster(as_json: bool, url: str, timeout: float) -> None:
     """
     from ....actors.gateways.cluster_asking import by_stats
 
-    found = asyncio.run(ask_cluster(url, timeout, by_stats))
+    found = ask_cluster(url, timeout, by_stats)
     if as_json:
         tell(
             {**found, "topics": [{**one, "parts": _told(one["parts"])} for one in found["topics"]]}
@@ -40,8 +40,14 @@ def cluster(as_json: bool, url: str, timeout: float) -> None:
         _show(found)
 
 
-async def ask_cluster(url: str, timeout: float, look: Look) -> Report:
+def ask_cluster(url: str, timeout: float, look: Look) -> Report:
     """Ask the broker at `url` for the cluster, and each of its brokers with `look`."""
+    # This is the default loop of Linux and macOS. That of Windows cannot watch sockets.
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        return runner.run(_ask_cluster(url, timeout, look))
+
+
+async def _ask_cluster(url: str, timeout: float, look: Look) -> Report:
     from ....actors.gateways.cluster_asking import ClusterAsking, open_other
     from ....transport.client.asyncio.aio import Admin
 

@@ -195,7 +195,7 @@ def test_a_broker_that_is_away_delays_no_key(monkeypatch: pytest.MonkeyPatch) ->
     """The cluster is asked in a thread. The picture gets its answers when they are there."""
     free, asked = threading.Event(), threading.Event()
 
-    async def ask(*_: object) -> Report:
+    def ask(*_: object) -> Report:
         asked.set()
         free.wait()
         return cluster()
