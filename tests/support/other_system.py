@@ -49,7 +49,7 @@ OF_LINUX: Final = {
 OF_POSIX: Final = {
     "os": (
         "O_CLOEXEC", "O_DIRECTORY", "O_NOCTTY", "O_NOFOLLOW", "O_NONBLOCK", "O_SYNC", "chown", "fchmod", "fchown",
-        "fork", "forkpty", "geteuid", "getegid", "getgid", "getgroups", "getloadavg", "getpgid", "getpgrp", "getppid",
+        "fork", "forkpty", "geteuid", "getegid", "getgid", "getgroups", "getloadavg", "getpgid", "getpgrp",
         "getpriority", "getresuid", "getsid", "getuid", "initgroups", "killpg", "lockf", "mkfifo", "nice", "openpty",
         "pathconf", "pipe2", "posix_spawn", "pread", "preadv", "pwrite", "pwritev", "readv", "register_at_fork",
         "sendfile", "setsid", "setuid", "statvfs", "sync", "sysconf", "ttyname", "uname", "wait", "wait3", "wait4",
@@ -162,6 +162,8 @@ def become(system: str) -> None:
     for name in OPTIONAL:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "zsq"]:
+        del sys.modules[name]  # Kombu has loaded an entry point
     windows = system == "win32"
     if windows:
         sys.modules["msvcrt"] = cast("ModuleType", _Msvcrt())
