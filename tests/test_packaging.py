@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LAYERS: Final = ("actors", "aio", "apps", "inbox", "outbox", "storage", "testing", "transport")
@@ -91,6 +92,27 @@ def test_what_is_imported_is_required() -> None:
     assert project()["project"]["license"] == "Apache-2.0"
 
 
+@pytest.mark.parametrize(
+    ("system", "missing"),
+    [
+        ("linux", set()),
+        ("darwin", {"lmdb", "setproctitle"}),
+        ("win32", {"lmdb", "setproctitle", "uvloop"}),
+    ],
+)
+def test_clients_on_other_systems_require_only_what_exists_there(
+    system: str, missing: set[str]
+) -> None:
+    """uvloop does not exist on Windows. What only the broker needs is not required there."""
+    every = [Requirement(line) for line in project()["project"]["dependencies"]]
+    wanted = {
+        one.name
+        for one in every
+        if one.marker is None or one.marker.evaluate({"sys_platform": system})
+    }
+    assert {one.name for one in every} - wanted == missing
+
+
 def test_each_public_name_can_be_imported() -> None:
     import zsq
 
@@ -133,6 +155,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder=folder,
     )
     [found] = folder.glob("zsq-*.whl")
+    assert found.name.endswith("-py3-none-any.whl"), "it has no compiled code, so it fits anywhere"
     return found
 
 
