@@ -91,7 +91,7 @@ def _by_poll(fds: Collection[int], timeout_ms: float) -> list[int]:
 
 
 def _by_select(fds: Collection[int], timeout_ms: float) -> list[int]:
-    """Windows has only this. It takes at most 512 sockets."""
+    """Wait as on Windows, which has nothing else. It takes at most 512 sockets."""
     return select.select(fds, (), (), min(timeout_ms, SIGNAL_MS) / 1000)[0]
 
 
@@ -239,7 +239,7 @@ def _calls_of_loop(
 def _calls_of_handlers(
     loop: Loop, numbers: Collection[int], call: Callable[[], object]
 ) -> Iterator[None]:
-    """Windows: its event loops have no signal handlers."""
+    """Make the calls as on Windows, whose event loops have no signal handlers."""
     if not numbers or threading.current_thread() is not threading.main_thread():
         yield
         return

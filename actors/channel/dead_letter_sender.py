@@ -1,9 +1,9 @@
 """Dead-letter sender: publishes a channel's dead letters to another topic.
 
 It uses the client library's engine. The engine never waits (`transport/client/core/link.py`), so it
-needs no thread: the actor's loop calls its `turn`, and also listens to the engine's set of descriptors.
-Rejected: a thread with a blocking Producer. It would have to be stopped while it waits for a topic
-that is down, and an actor that ends does not wait.
+needs no thread: the actor's loop calls its `turn`, and also listens to the engine's set of
+descriptors. Rejected: a thread with a blocking Producer. It would have to be stopped while it waits
+for a topic that is down, and an actor that ends does not wait.
 
 Everything is created at the first publish and closed after a while without one. For a channel
 without dead letters, this costs only one check in each turn.

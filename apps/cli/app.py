@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 class CommandPlace(NamedTuple):
     """A command's place (`module:name` in this package) and its short help.
 
-    `of_broker` is True for a command that runs a broker or reads its files. It needs Linux.
+    `linux` is True for a command that needs Linux: it runs a broker, or reads a broker's files.
     """
 
     where: str
     text: str
-    of_broker: bool = False
+    linux: bool = False
 
 
 class LazyGroup(click.Group):
@@ -68,7 +68,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.commands and cmd_name in self._places:
-            if self._places[cmd_name].of_broker and not RUNS_BROKERS:
+            if self._places[cmd_name].linux and not RUNS_BROKERS:
                 return Elsewhere(cmd_name, self._places[cmd_name].text)
             module, _, name = self._places[cmd_name].where.partition(":")
             self.commands[cmd_name] = getattr(import_module(f".{module}", __package__), name)
@@ -156,12 +156,12 @@ NOT_REACHED: Final = 3
 
 SECTIONS: Final = {
     "Run a broker": {
-        "serve": CommandPlace("run.serve:serve", "Run the broker in the foreground.", of_broker=True),
-        "standby": CommandPlace("run.serve:standby", "Follow a broker through its bucket, and take over.", of_broker=True),
+        "serve": CommandPlace("run.serve:serve", "Run the broker in the foreground.", linux=True),
+        "standby": CommandPlace("run.serve:standby", "Follow a broker through its bucket, and take over.", linux=True),
         "handover": CommandPlace("manage.handover:handover", "Let the standby take over from the primary."),
         "cluster": CommandPlace("manage.cluster:cluster", "Show the brokers of the cluster, and the parts of topics."),
-        "doctor": CommandPlace("run.doctor:doctor", "Check this machine.", of_broker=True),
-        "config": CommandPlace("run.config:config", "Show the options of serve, and the source of each.", of_broker=True),
+        "doctor": CommandPlace("run.doctor:doctor", "Check this machine.", linux=True),
+        "config": CommandPlace("run.config:config", "Show the options of serve, and the source of each.", linux=True),
         "completion": CommandPlace("completion:completion", "Complete commands, topics and channels in bash, zsh or fish."),
         "keys": CommandPlace("run.keys:keys", "Create key pairs and tokens for a broker with authentication."),
     },
@@ -186,16 +186,16 @@ SECTIONS: Final = {
         "seek": CommandPlace("inspect.message:seek", "Move a channel back or forward."),
     },
     "Keep a copy": {
-        "backup": CommandPlace("files.backup:backup", "Copy a data directory while its broker runs.", of_broker=True),
-        "restore": CommandPlace("files.restore:restore", "Create a data directory from a backup or a bucket, or check one.", of_broker=True),
+        "backup": CommandPlace("files.backup:backup", "Copy a data directory while its broker runs.", linux=True),
+        "restore": CommandPlace("files.restore:restore", "Create a data directory from a backup or a bucket, or check one.", linux=True),
         "export": CommandPlace("files.export:export", "Write a topic to Parquet files, and continue later."),
     },
     "A stopped broker's files": {
-        "fsck": CommandPlace("files.fsck:fsck", "Check all files, and repair them.", of_broker=True),
-        "dump": CommandPlace("files.dump:dump", "Print any file as readable lines.", of_broker=True),
-        "rescue": CommandPlace("files.rescue:rescue", "Show or publish what an old primary had not shipped.", of_broker=True),
-        "import-nsqd": CommandPlace("files.nsqd:import_nsqd", "Import the data of a stopped nsqd.", of_broker=True),
-        "export-nsqd": CommandPlace("files.nsqd:export_nsqd", "Write a data directory for nsqd.", of_broker=True),
+        "fsck": CommandPlace("files.fsck:fsck", "Check all files, and repair them.", linux=True),
+        "dump": CommandPlace("files.dump:dump", "Print any file as readable lines.", linux=True),
+        "rescue": CommandPlace("files.rescue:rescue", "Show or publish what an old primary had not shipped.", linux=True),
+        "import-nsqd": CommandPlace("files.nsqd:import_nsqd", "Import the data of a stopped nsqd.", linux=True),
+        "export-nsqd": CommandPlace("files.nsqd:export_nsqd", "Write a data directory for nsqd.", linux=True),
     },
 }  # fmt: skip
 

@@ -185,6 +185,7 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
             '"pid": 4711, '
         ),
     ): "test_the_log_has_the_form_that_operations_md_shows",
+    ("other-systems.md", "import zsq"): "tests/process/test_other_systems.py",
     ("task-queues.md", "from celery import Celery"): "tests/integrations/test_documented.py",
     ("task-queues.md", "import dramatiq"): "tests/integrations/test_documented.py",
     ("task-queues.md", "import asyncio"): "tests/integrations/test_documented.py",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -183,6 +184,21 @@ def test_clients_publish_and_consume(shared: Broker, other: str) -> None:
     }
 
 
+def test_the_documented_program_runs(shared: Broker, other: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs/other-systems.md").read_text()
+    [program] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    program = program.replace('"orders"', f'"orders-{other}"')
+    ended = subprocess.run(
+        line_of(other, program),
+        env=environment() | {"ZSQ_URL": shared.tcp},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (ended.stdout, ended.stderr) == ("b'from a laptop'\n", "")
+
+
 @pytest.mark.parametrize("kind", ["blocking", "aio"])
 def test_a_signal_ends_a_handler(shared: Broker, other: str, kind: str, tmp_path: Path) -> None:
     import zsq
@@ -269,9 +285,7 @@ def test_commands_speak_to_the_broker(shared: Broker, other: str, tmp_path: Path
 
 
 def test_commands_of_a_broker_say_that_they_need_linux(other: str, tmp_path: Path) -> None:
-    names = [
-        name for section in SECTIONS.values() for name, one in section.items() if one.of_broker
-    ]
+    names = [name for section in SECTIONS.values() for name, one in section.items() if one.linux]
     assert {"serve", "standby", "fsck", "backup"} < set(names)
     lines = [[name, "--data-dir", str(tmp_path / "data"), "more"] for name in names]
     said = answer_of(other, COMMANDS, json.dumps([*lines, ["serve", "--help"], ["--help"]]))

@@ -279,6 +279,14 @@ def test_an_abandoned_set_closes_its_descriptors() -> None:
 # Event loops
 
 
+async def turns_of_the_loop() -> None:
+    """Let the event loop look three times at what is readable, and make its calls."""
+    for _ in range(3):
+        turned = asyncio.Event()
+        asyncio.get_running_loop().call_soon(turned.set)
+        await turned.wait()
+
+
 def test_an_event_loop_watches_a_set(events: Any, wakers: list[Any]) -> None:
     first, second, _ = wakers
     seen: asyncio.Queue[set[int]] = asyncio.Queue()
@@ -305,8 +313,7 @@ def test_an_event_loop_watches_a_set(events: Any, wakers: list[Any]) -> None:
         events.detach()
         second.wake()
         events.register(first.fileno())
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns_of_the_loop()
         assert seen.empty()
 
     asyncio.run(main())
@@ -428,8 +435,7 @@ def test_a_signal_wakes_the_loop_of_windows() -> None:
             ]
             os.kill(os.getpid(), signal.SIGUSR1)
             assert system.wait_readable((waker,), WAIT_S * 1000) == [waker]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await turns_of_the_loop()
             assert not system.wait_readable((waker,), 0), "the loop has drained it"
 
     handler = signal.signal(signal.SIGUSR1, lambda *_: None)

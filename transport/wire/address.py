@@ -221,8 +221,8 @@ def parse(url: str | None, key_file: KeyFile = None, transport: str | None = Non
     Keys are not needed over ipc, so this reads no key file for ipc. `transport`: with "auto", a
     client of a gateway on this machine connects to the actors directly. With "tcp" it does not.
     None means $ZSQ_TRANSPORT, or "auto". Raises `UsageError` if the URL or the transport is not
-    valid (E_BAD_ARGUMENT), if the key file is not valid (E_BAD_KEY), or for ipc on another system than
-    Linux (E_UNSUPPORTED).
+    valid (E_BAD_ARGUMENT), if the key file is not valid (E_BAD_KEY), or for ipc where no broker can
+    run (E_UNSUPPORTED).
     """
     chosen = transport or os.environ.get("ZSQ_TRANSPORT") or "auto"
     if chosen not in TRANSPORTS:
