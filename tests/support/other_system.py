@@ -127,7 +127,7 @@ def _use_windows_calls() -> None:
     class ProactorEventLoop(asyncio.SelectorEventLoop):
         """The default event loop of Windows. Programs cannot let it watch sockets."""
 
-        def add_reader(self, *_: Any) -> None:
+        def add_reader(self, *_: Any) -> None:  # type: ignore[override]
             raise NotImplementedError
 
     _set(asyncio.events, new_event_loop=ProactorEventLoop)

@@ -331,7 +331,7 @@ def test_a_set_can_be_taken_from_a_closed_loop(events: Any, wakers: list[Any]) -
 class Proactor(asyncio.SelectorEventLoop):
     """Like the default loop of Windows: programs cannot let it watch sockets."""
 
-    def add_reader(self, *_: Any) -> None:
+    def add_reader(self, *_: Any) -> None:  # type: ignore[override]
         raise NotImplementedError
 
 
@@ -504,7 +504,7 @@ def test_asyncio_clients_work_with_the_other_variants(broker: Any, variant: None
     async def main() -> list[bytes]:
         async with zsq.aio.Producer(broker.url) as producer:
             await asyncio.gather(*(producer.publish("clicks", b"%d" % i) for i in range(20)))
-        received = []
+        received: list[bytes] = []
         async with zsq.aio.Consumer("clicks", "archive", url=broker.url) as consumer:
             while len(received) < 20 and (message := await consumer.receive(WAIT_S)) is not None:
                 received.append(bytes(message.body))

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
@@ -366,14 +367,12 @@ def keyboard() -> Iterator[Any]:
 
     At the end, the terminal's settings are restored. Windows has no such settings, and so no keys.
     """
-    try:
-        import termios
-        import tty
-    except ImportError:
-        termios = None  # type: ignore[assignment]
-    if termios is None or not sys.stdin.isatty():
+    if not sys.stdin.isatty() or find_spec("termios") is None:
         yield nobody
         return
+    import termios
+    import tty
+
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:

@@ -65,7 +65,7 @@ def run(main: Coroutine[Any, Any, _T], *, debug: bool | None = None) -> _T:
     try:
         import uvloop
     except ImportError:
-        uvloop = None
+        uvloop = None  # type: ignore[assignment]
     if uvloop is not None:
         result: _T = uvloop.run(main, debug=debug)
         return result

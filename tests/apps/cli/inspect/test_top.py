@@ -14,6 +14,7 @@ import termios
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,6 +282,26 @@ def test_processor_time_and_memory_are_read_from_proc(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_each_sequence_of_bytes_names_its_keys(text: str, keys: list[str]) -> None:
     assert named(text) == keys
+
+
+def test_without_a_terminal_of_unix_there_are_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has no module `termios`. The table is drawn all the same."""
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(top, "find_spec", lambda name: None)
+    with top.keyboard() as wait:
+        assert wait(0.001) == []
+
+
+def test_a_system_without_units_of_time_has_the_usual_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = Usage.here()
+    assert (here._ticks_s, here._page_bytes) == (
+        os.sysconf("SC_CLK_TCK"),
+        os.sysconf("SC_PAGESIZE"),
+    )
+    monkeypatch.delattr(os, "sysconf")
+    assert Usage.here()._ticks_s == 100
 
 
 PROGRAM = """
