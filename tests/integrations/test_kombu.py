@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -393,3 +395,39 @@ def test_options_are_checked_before_anything_is_sent(
     (record,) = [one for one in caplog.records if one.name == "zsq"]
     assert "message_timeot have no effect" in record.getMessage()
     assert "it knows highest_priority, key_file," in record.getMessage()
+
+
+OTHER_SYSTEM = """
+import sys
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+url, name = sys.argv[1:]
+found = []
+
+def on_message(body, message):
+    message.ack()
+    found.append(body)
+
+with Connection(url) as connection:
+    queue = Queue(name, Exchange(name, "direct"), name)
+    producer = Producer(connection)
+    for number in range(20):
+        producer.publish({"number": number}, exchange=name, routing_key=name, declare=[queue])
+    with Consumer(connection, [queue], callbacks=[on_message]):
+        while len(found) < 20:
+            connection.drain_events(timeout=100)
+        try:
+            connection.drain_events(timeout=0.1)
+        except TimeoutError:
+            print(sys.platform, [one["number"] for one in found] == list(range(20)))
+"""
+
+
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_queues_work_on_other_systems(broker: Broker, name: str, system: str) -> None:
+    url = f"zsq://127.0.0.1:{broker.port}/"
+    line = [sys.executable, "-m", "support.other_system", system, "-c", OTHER_SYSTEM, url, name]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    ended = subprocess.run(
+        line, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert (ended.stdout, ended.stderr) == (f"{system} True\n", "")
