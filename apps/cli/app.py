@@ -27,7 +27,6 @@ from ...transport.errors import (
     ZsqError,
     options_as_flags,
 )
-from ...transport.system import RUNS_BROKERS, check_runs_brokers
 from .output import say
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.commands and cmd_name in self._places:
-            if self._places[cmd_name].linux and not RUNS_BROKERS:
+            if self._places[cmd_name].linux and sys.platform != "linux":
                 return Elsewhere(cmd_name, self._places[cmd_name].text)
             module, _, name = self._places[cmd_name].where.partition(":")
             self.commands[cmd_name] = getattr(import_module(f".{module}", __package__), name)
@@ -145,6 +144,8 @@ class Elsewhere(click.Command):
         )
 
     def _refuse(self, arguments: Sequence[str]) -> None:
+        from ...transport.system import check_runs_brokers
+
         check_runs_brokers(f"zsq {self.name}")
 
 

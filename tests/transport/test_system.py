@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -55,9 +55,12 @@ def ready(events: Any, timeout_s: float = 0) -> set[int]:
 
 
 def polled(events: Any, done: Callable[[set[int]], object]) -> set[int]:
-    """Poll until this is true of what was found. `poll` may return early."""
+    """Poll until this is true of what was found. `poll` may return early.
+
+    If a change does not wake it, it takes so long that the test fails.
+    """
     deadline = time.monotonic() + WAIT_S
-    while not done(found := ready(events, 1)):
+    while not done(found := ready(events, 2 * WAIT_S)):
         assert time.monotonic() < deadline, f"only {found} was found"
     return found
 
@@ -520,6 +523,24 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         os.sched_yield()
+
+
+def test_a_thread_that_follows_sleeps_for_an_hour_at_most() -> None:
+    """Windows refuses to wait for a lock for more than 49 days."""
+
+    class Lock:
+        times: Final[list[float]] = []
+
+        def acquire(self, timeout: float) -> None:
+            self.times.append(timeout)
+
+    made = drive.Drive(link.Engine())
+    lock: Any = Lock()
+    with made.lock:
+        for pause_ns in (link.FAR_NS, 2_000_000_000, -5):
+            made._follow(lock, pause_ns)
+        made.stop()
+    assert lock.times == [3600.0, 2.0, 0.0]
 
 
 # Small facts
