@@ -593,13 +593,15 @@ class StageCommits:
         if self._queue.waits(port, mail, message, named):
             return
         self.core.check_user(named, user)
-        committed = bool(message.app) and self._find(message.app, message.version) is not None
+        row = self._transactions.get(message.app)  # no app has the name ""
+        version = -1 if row is None else row.version
         stages = self.core.known(
             [*named, *(self.core.of(message.app, message.version, user) if message.app else ())]
         )
         self._drop(stages, "the stage was aborted")
         if message.request:
-            data = {"dropped": len(stages), "committed": committed}
+            committed = row is not None and message.version <= version
+            data = {"dropped": len(stages), "committed": committed, "version": version}
             self._state.then(partial(port.send, mail.envelope, p.Done(message.request, data)))
 
     def _drop(self, stages: Iterable[bytes], text: str, *, superseded: bool = False) -> None:

@@ -75,7 +75,8 @@ def test_the_files_of_a_stage_go(broker: Broker) -> None:
         wait_for(lambda: not staged_files(broker), 10, "an empty staging folder")
         other = write(broker.ipc, bodies_of("other", 10), version=2)
         assert staged_files(broker)
-        assert committer.abort("app", 2) == {"dropped": 1, "committed": False}
+        answer = {"dropped": 1, "committed": False, "version": 1}
+        assert committer.abort("app", 2) == answer
         wait_for(lambda: not staged_files(broker), 10, "an empty staging folder after the abort")
         with pytest.raises(zsq.NotFound, match=other[0].hex()):
             committer.commit("app", 2, [other])

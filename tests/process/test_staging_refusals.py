@@ -136,7 +136,8 @@ def test_a_bad_block_is_the_end_of_its_stage(broker: Broker, raw: RawStage, numb
         refused = raw.ask(word)
         assert isinstance(refused, p.Failed)
         assert refused.code == code
-    assert raw.ask(p.Abort(7, "", 0, (STAGE,))) == p.Done(7, {"dropped": 1, "committed": False})
+    answer = {"dropped": 1, "committed": False, "version": -1}
+    assert raw.ask(p.Abort(7, "", 0, (STAGE,))) == p.Done(7, answer)
     assert raw.open(STAGE)["expected"] == 0
     still_takes_stages(broker)
 
@@ -171,7 +172,7 @@ def test_each_impossible_stage_message_is_refused(broker: Broker, raw: RawStage)
         assert isinstance(refused, p.Failed), word
         assert refused.code == code, (word, refused)
     assert raw.ask(p.Abort(6, "raw", 1, (5, STAGE))) == p.Done(  # type: ignore[arg-type]
-        6, {"dropped": 1, "committed": False}
+        6, {"dropped": 1, "committed": False, "version": -1}
     )
     still_takes_stages(broker)
 

@@ -157,7 +157,8 @@ class FakeStages:
             )
         elif isinstance(message, p.Abort):
             dropped = sum(self.stages.pop(stage, None) is not None for stage in message.stages)
-            self._say(envelope, p.Done(message.request, {"dropped": dropped, "committed": False}))
+            data = {"dropped": dropped, "committed": False, "version": -1}
+            self._say(envelope, p.Done(message.request, data))
         elif isinstance(message, p.Beat):
             self._say(envelope, p.Beat())
 

@@ -322,8 +322,44 @@ class Committed(TypedDict):
 class Aborted(TypedDict):
     """The reply to an abort.
 
-    `dropped`: the number of stages. `committed`: True if the transaction is committed.
+    `dropped`: the number of stages. `committed`: True if the transaction is committed. `version`:
+    the last committed version of the app, or -1.
     """
 
     dropped: int
     committed: bool
+    version: int
+
+
+class ScheduleState(TypedDict):
+    """Progress of a schedule. The counts are those of this run of the broker.
+
+    `state`: new, waiting, running, failing, paused or invalid. `next_due_ns`: the next due time, 0
+    if there is none. `last_due_ns`: the last due time that is in the topic, 0 if there is none or
+    if the topic was not asked yet. `published`: due times that were published. `missed`: due times
+    that were left out. `trouble`: why it cannot publish, or "".
+    """
+
+    topic: str
+    name: str
+    state: str
+    next_due_ns: int
+    last_due_ns: int
+    published: int
+    missed: int
+    trouble: str
+
+
+class ScheduleRow(ScheduleState):
+    """A schedule. `policy`: what is published of missed due times: one, all or skip."""
+
+    cron: str
+    timezone: str
+    policy: str
+    body_bytes: int
+
+
+class Scheduled(TypedDict):
+    """`next_due_ns`: the first due time of a new schedule."""
+
+    next_due_ns: int

@@ -719,7 +719,8 @@ class Commit(Wire):
 class Abort(Wire):
     """Drop `stages`. If `app` is not empty, also drop all stages of that transaction.
 
-    After the commit it changes nothing. Done.data: {"dropped", "committed"}.
+    After the commit it changes nothing. Done.data: {"dropped", "committed", "version": the last
+    committed version of the app, or -1}.
     """
 
     op: ClassVar[int] = 38

@@ -103,8 +103,8 @@ def test_requests_about_a_transaction_wait_for_its_commit(bench: Bench) -> None:
     assert merge_all(bench) == [p.Head(8), done(9, 8)]
     assert bench.commit_state() == [
         done(10, 8, repeated=True),
-        p.Done(11, {"dropped": 0, "committed": True}),
-        p.Done(12, {"dropped": 0, "committed": False}),
+        p.Done(11, {"dropped": 0, "committed": True, "version": 1}),
+        p.Done(12, {"dropped": 0, "committed": False, "version": -1}),
         p.Done(13, {"first_offset": -1, "messages": 0, "repeated": True}),
         p.Done(14, {"first_offset": 8, "messages": 0, "repeated": False}),
     ]
@@ -195,7 +195,7 @@ def test_an_abort_that_waits_for_a_failed_commit_is_carried_out(
     bench.say(p.Commit(9, "app", 1, "app", parts))
     bench.say(p.Abort(10, "app", 1, ()))
     assert isinstance(merge_all(bench)[0], p.Failed)
-    assert bench.commit_state() == [p.Done(10, {"dropped": 2, "committed": False})]
+    assert bench.commit_state() == [p.Done(10, {"dropped": 2, "committed": False, "version": -1})]
     assert bench.files() == []
 
 

@@ -51,7 +51,7 @@ def test_a_stage_that_is_dropped_while_it_is_sealed_stays_dropped(bench: Bench) 
     assert isinstance(told, p.Failed)
     assert told.request == 5
     assert bench.sync_stages() == []
-    assert bench.commit_state() == [p.Done(6, {"dropped": 1, "committed": False})]
+    assert bench.commit_state() == [p.Done(6, {"dropped": 1, "committed": False, "version": -1})]
     assert bench.store.state.load().stages == {}
     assert bench.files() == []
 

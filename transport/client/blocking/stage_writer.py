@@ -285,7 +285,7 @@ class StageCommitter(Asker):
 
         With an empty `app`, this drops only `stages`. After the commit, a call changes nothing.
         Returns {"dropped": the number of stages, "committed": True if the transaction is
-        committed}.
+        committed, "version": the last committed version of the app, or -1}.
         """
         if app:
             check_transaction(app, version, "app")

@@ -66,7 +66,8 @@ def test_pushed_blocks_are_sealed_once_and_committed_once(storage: FakeStages) -
             "repeated": False,
         }
         assert committer.commit("app", 3, [part], kind="job")["repeated"]
-        assert committer.abort("app", 3, [stage]) == {"dropped": 1, "committed": False}
+        answer = {"dropped": 1, "committed": False, "version": -1}
+        assert committer.abort("app", 3, [stage]) == answer
     with StageWriter(storage.url, "t", "app", 3) as writer:
         push(writer, 3)
         assert writer.committed
