@@ -75,6 +75,7 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "actors.storage": ("actors.primitives", "actors.runtime", "actors.settings", "actors.storage.bucket"),
     "actors.scan": ("actors.primitives", "actors.runtime", "actors.settings"),
     "actors.alarms": ("actors.runtime", "actors.settings"),
+    "actors.schedules": ("actors.runtime", "actors.settings"),
     "actors.archive": ("actors.primitives", "actors.runtime", "actors.settings"),
     "actors.statistics": ("actors.primitives", "actors.runtime", "actors.settings"),
     "actors.gateways": ("actors.runtime", "actors.security", "actors.settings", "actors.statistics"),
@@ -94,7 +95,7 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "actors.supervisor.topics": ("actors.runtime", "actors.settings", "actors.statistics"),
     "actors.supervisor.cluster": ("actors.settings", "actors.supervisor.topics"),
     "actors.supervisor.commands": (
-        "actors.runtime", "actors.security", "actors.settings", "actors.statistics", "actors.supervisor.cluster",
+        "actors.runtime", "actors.schedules", "actors.security", "actors.settings", "actors.statistics", "actors.supervisor.cluster",
         "actors.supervisor.topics",
     ),
     "actors.supervisor": (

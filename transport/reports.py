@@ -373,15 +373,25 @@ class AlarmReceiver(TypedDict):
     trouble: str
 
 
+class SchedulesStats(TypedDict):
+    """The schedules of all topics. The counts are those since the scheduler's process began."""
+
+    count: int
+    published_count: int
+    missed_count: int
+    failing: int
+
+
 class BrokerLists(TypedDict, total=False):
     """Fields of `stats` that are only present for the whole broker.
 
-    `gateways` and `bucket` are present only for clients that may see all topics, and `bucket` only
-    if the broker has one.
+    `gateways`, `bucket` and `schedules` are present only for clients that may see all topics, and
+    the last two only if the broker has them.
     """
 
     gateways: Sequence[GatewayStats]
     bucket: BucketStats
+    schedules: SchedulesStats
     recent_alarms: Sequence[AlarmEvent]
     alarm_receivers: Sequence[AlarmReceiver]
 

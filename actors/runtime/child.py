@@ -21,6 +21,7 @@ KINDS: Final = (
     "nsq_gateway",
     "http_gateway",
     "alarm_teller",
+    "scheduler",
     "archive",
 )
 # These kinds need something outside the broker: an address that another program may use already, or
@@ -41,10 +42,12 @@ FATE: Final[dict[str, str]] = {
     "nsq_gateway": "self",
     "http_gateway": "self",
     "alarm_teller": "self",
+    "scheduler": "self",
     "archive": "self",
 }
 # Kinds that end the broker when they exceed the restart intensity. If a topic or a channel exceeds
 # it, only its topic fails. Without the alarm sender (`alarm_teller`), alarms are still in the log.
+# Without the scheduler, the broker's health says so, and everything else goes on.
 ENDS_TREE: Final = frozenset(
     {"gateway", "nsq_gateway", "http_gateway", "scan_loop", "scan_worker", "archive"}
 )

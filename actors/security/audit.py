@@ -303,7 +303,13 @@ def _tail(path: Path) -> list[dict[str, object]]:
 LOOKING: Final = frozenset({"list", "chunks", "ended", "peek", "overview", "audit", "cluster"})
 # These parts of actions only read, or they come after a part that is logged.
 PARTS: Final = frozenset(
-    {("delayed", "list"), ("delayed", "count"), ("backup", "log"), ("backup", "end")}
+    {
+        ("delayed", "list"),
+        ("delayed", "count"),
+        ("backup", "log"),
+        ("backup", "end"),
+        ("schedule", "list"),
+    }
 )
 FIRST_USE: Final = "first use"  # an action in addition to those of Manage
 FOLDED: Final = "folded"  # the action of a line with counts of orders
@@ -373,8 +379,11 @@ class AuditRecorder:
             return
         if len(self._open) >= OPEN_MAX:
             self._note(self._open.pop(next(iter(self._open))), "not known")
-        size = len(pack_value(message.options))
-        options = cut(message.options, size) if size > OPTIONS_BYTES else message.options
+        options: Mapping[str, object] | CutOptions = message.options
+        if isinstance(body := message.options.get("body"), bytes):  # the body of a schedule
+            options = {**message.options, "body": f"{len(body)} bytes"}
+        size = len(pack_value(options))
+        options = cut(options, size) if size > OPTIONS_BYTES else options
         self._open[number] = _row(
             message.action, message.topic, message.channel, options, message.by
         )

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 REDRIVE: Final = "redrive"  # the name of the order, and of the channel that reads the dead letters
 DEAD_LETTER_TOPIC: Final = "dead_letter_topic"
+SCHEDULE_ADD: Final = "schedule add"
+_WITH_PARTS: Final = ("delayed", "schedule")  # orders whose option `do` says what is done
 
 
 class Action(Enum):
@@ -264,6 +266,7 @@ ORDERS: Final[Mapping[str, Action]] = {
     "delayed count": Action.SEE,
     "peek": Action.CONSUME,  # peek and the list show bodies, or which messages exist
     "delayed list": Action.READ,
+    "schedule list": Action.SEE_SOME,
     REDRIVE: Action.REDRIVE,  # it also needs PUBLISH on the target
     **dict.fromkeys(
         (
@@ -277,6 +280,10 @@ ORDERS: Final[Mapping[str, Action]] = {
             "open",
             "seek",
             "delayed cancel",
+            SCHEDULE_ADD,  # it also needs PUBLISH
+            "schedule remove",
+            "schedule pause",
+            "schedule resume",
             "add_parts",
             "move",
         ),
@@ -319,12 +326,14 @@ def check_message(principal: Principal, message: p.Wire) -> None:
 def _check_order(
     principal: Principal, order: str, topic: str, channel: str, options: Mapping[str, object]
 ) -> None:
-    exact = f"delayed {options.get('do')}" if order == "delayed" else order
+    exact = f"{order} {options.get('do')}" if order in _WITH_PARTS else order
     action = ORDERS.get(exact, Action.ADMINISTER)
     what = {Action.SEE: "", Action.SEE_SOME: "", Action.ADMINISTER: exact[:40]}.get(
         action, f"{exact} topic {topic!r}"
     )
     principal.require(action, topic, channel, what)
+    if exact == SCHEDULE_ADD:  # the broker will publish for this principal
+        _check_target(principal, topic)
     if action is Action.REDRIVE:
         _check_target(principal, options.get("to"))
     if channel and order in ("create", "configure"):
@@ -458,14 +467,18 @@ _OF_PROCESSES: Final = ("kind", "state", "private_bytes", "restarts")
 def visible(data: _Answer, principal: Principal) -> _Answer:
     """Return an answer without the rows of topics that the principal may not see.
 
-    `data` is the answer to Stats, or to Manage's `list`, `overview` or `cluster`.
+    `data` is the answer to Stats, or to Manage's `list`, `overview`, `cluster` or `schedule`.
 
     The form of an answer shows its kind, so that a gateway need not remember the request. Answers
-    without `topics` are not changed. A principal that may see every topic may not see what belongs
-    to the broker: the rows of processes, and the receivers of alarms (a webhook's address may be a
-    secret).
+    without `topics` are not changed, except for rows of schedules. A principal that may see every
+    topic may not see what belongs to the broker: the rows of processes, and the receivers of alarms
+    (a webhook's address may be a secret).
     """
-    if "topics" not in data or principal.may(Action.ADMINISTER):
+    if principal.may(Action.ADMINISTER):
+        return data
+    if "topics" not in data:
+        if isinstance(rows := data.get("schedules"), list | tuple):
+            return cast("_Answer", {**data, "schedules": _of_topics(rows, principal)})
         return data
     found: dict[str, Any] = dict(data)
     if "processes" in found:
@@ -484,6 +497,7 @@ def visible(data: _Answer, principal: Principal) -> _Answer:
     found.pop("disk", None)
     found.pop("gateways", None)
     found.pop("bucket", None)
+    found.pop("schedules", None)
     topics = found["topics"]
     if isinstance(topics, Mapping):
         found["topics"] = {

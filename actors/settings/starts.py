@@ -178,3 +178,10 @@ class AlarmStart(ActorStart):
 
     alarms: AlarmOptions
     broker: AlarmBroker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStart(ActorStart):
+    """Start values of the scheduler; `url` is the broker's address, by which it publishes."""
+
+    url: str

@@ -18,6 +18,7 @@ Level = Literal[
     "broker",
     "disk",
     "bucket",
+    "schedules",
     "gateway",
     "process",
     "topic",
@@ -96,6 +97,7 @@ _SHIPPING: Final = "storage/bucket/shipping.py"
 _SHIPPER: Final = "archive/shipper.py"
 _ARCHIVE_ACTOR: Final = "archive/archive_actor.py"
 _DELAYED: Final = "storage/delayed.py"
+_BOOK: Final = "schedules/book.py"
 _ROW: Final = "statistics/channel_rows.py"
 _CORE: Final = "channel/core.py"
 _SUPPLY: Final = "channel/supply.py"
@@ -153,6 +155,11 @@ _BROKER: Final = (
     _S("bucket", "remove_requests", "requests", _ARCHIVE_ACTOR, "requests that removed objects", metric="zsq_bucket_remove_requests_total"),
     _S("bucket", "sent_bytes", "bytes", _ARCHIVE_ACTOR, "bytes of stored objects", metric="zsq_bucket_sent_bytes_total"),
     _S("bucket", "received_bytes", "bytes", _ARCHIVE_ACTOR, "bytes that were read", metric="zsq_bucket_received_bytes_total"),
+    _S("broker", "schedules", "row", _VIEW, "the schedules of all topics; left out without one", default={}),
+    _S("schedules", "count", "schedules", _BOOK, "schedules of all topics", metric="zsq_schedules"),
+    _S("schedules", "failing", "schedules", _BOOK, "schedules that cannot publish now", metric="zsq_schedules_failing"),
+    _S("schedules", "published_count", "messages", _BOOK, "messages that schedules have published", metric="zsq_schedule_messages_total"),
+    _S("schedules", "missed_count", "due times", _BOOK, "due times that were missed and left out", metric="zsq_schedule_missed_total"),
     _S("gateway", "name", "text", _VIEW, "name of the gateway's process", default=""),
     _S("gateway", "kind", "text", _VIEW, "`nsq_gateway`", default=""),
     _S("gateway", "connections", "connections", "gateways/nsq/gateway.py", "open connections of NSQ clients", metric="zsq_nsq_connections"),

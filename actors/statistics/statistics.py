@@ -23,6 +23,7 @@ from ...transport.reports import (
     ProcessStats,
     ProducerStats,
     PublisherStats,
+    SchedulesStats,
     StorageFacts,
     TopicStats,
 )
@@ -307,6 +308,8 @@ def broker_statistics(view: BrokerView, topic: str, channel: str, details: Detai
         lists["gateways"] = [_gateway(child) for child in gateways if child.state == "up"]
         if (bucket := bucket_row(view)) is not None:
             lists["bucket"] = bucket
+        if (schedules := schedules_row(view)) is not None:
+            lists["schedules"] = schedules
         lists["recent_alarms"], lists["alarm_receivers"] = (
             view.alarms.recent(),
             view.alarms.receivers(),
@@ -370,6 +373,15 @@ def bucket_row(view: BrokerView) -> BucketStats | None:
         return None
     stats, missing = archives[0].stats, defaults("bucket")
     return cast("BucketStats", {name: stats.get(name, missing[name]) for name in missing})
+
+
+def schedules_row(view: BrokerView) -> SchedulesStats | None:
+    """Return the row of the schedules, or None if the broker has had none since its start."""
+    schedulers = [child for child in view.singles.values() if child.spec.kind == "scheduler"]
+    if not schedulers:
+        return None
+    stats, missing = schedulers[0].stats, defaults("schedules")
+    return cast("SchedulesStats", {name: stats.get(name, missing[name]) for name in missing})
 
 
 def _gateway(child: Child) -> GatewayStats:

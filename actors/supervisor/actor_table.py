@@ -14,8 +14,9 @@ ACTORS: Final = {
     "nsq_gateway": "zsq.actors.gateways.nsq.gateway:NsqGateway",
     "http_gateway": "zsq.actors.gateways.http.gateway:HttpGateway",
     "alarm_teller": "zsq.actors.alarms.alarm_sender:AlarmSender",
+    "scheduler": "zsq.actors.schedules.scheduler:Scheduler",
     "archive": "zsq.actors.archive.archive_actor:ArchiveActor",
 }
 # Each of these actors runs in one process, and needs libraries that no other process uses.
 # Loading them only in its process keeps their cost away from brokers that do not start it.
-NOT_PRELOADED: Final = frozenset({"nsq_gateway", "http_gateway", "archive"})
+NOT_PRELOADED: Final = frozenset({"nsq_gateway", "http_gateway", "scheduler", "archive"})

@@ -103,7 +103,8 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
         rebuilt.said.append(
             f"the copy {old_name} is lost too, and with it: this directory's uuid and node "
             "number (now 0), the topics' settings (now the"
-            " defaults) and sync modes (now always), the records of imports, and the last "
+            " defaults) and sync modes (now always), their schedules, the records of imports, and "
+            "the last "
             "offsets of deleted topics (a new topic of that"
             " name begins at offset 0)"
         )

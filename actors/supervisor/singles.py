@@ -1,10 +1,10 @@
-"""Single processes: scan loop, scan workers, gateways, archive actor, and the alarm sender.
+"""Single processes: scan loop, scan workers, gateways, archive actor, alarm sender, and scheduler.
 
 They belong to no topic.
 
 A process that ends is started again. If it ends more often than its restart intensity allows, the
-broker ends too, because it cannot serve without that process. The alarm sender is an exception: the
-broker goes on without alarms.
+broker ends too, because it cannot serve without that process. The alarm sender and the scheduler
+are exceptions: the broker goes on without alarms, or without schedules.
 """
 
 from __future__ import annotations
@@ -20,11 +20,20 @@ from ...transport.wire import protocol as p
 from ..runtime.child import ENDS_TREE, OUTSIDE, ChildSpec, OutOfFiles, RestartIntensity
 from ..runtime.process_table import Child
 from ..settings import options
-from ..settings.starts import ActorStart, ArchiveStart, HttpStart, NsqStart, scanned_at
+from ..settings.starts import (
+    ActorStart,
+    ArchiveStart,
+    HttpStart,
+    NsqStart,
+    SchedulerStart,
+    scanned_at,
+)
 from .commands.requests import Orders
 from .topics.broker_state import BrokerState
 
 log = logging.getLogger("zsq")
+
+SCHEDULER: Final = "scheduler"
 
 _OFTEN: Final = f"failed more than {options.RESTARTS_MAX} times in {options.RESTARTS_WITHIN_S:g} s"
 
@@ -45,6 +54,8 @@ class Singles:
         self._end_broker = end_broker
         self.children: dict[int, Child] = {}
         self._intensity: dict[str, RestartIntensity] = {}
+        self.given_up: set[str] = set()
+        """The kinds of processes that failed too often, and stay stopped."""
         self._workers_wanted = 1
         self._names_told = 0  # orders that have not been answered
         # Starts that failed: the time of the next try, and the arguments of `start`.
@@ -58,6 +69,18 @@ class Singles:
             start = replace(start, front=self._processes.endpoint(number))
         child = self._processes.start(ChildSpec(number, kind, title, start))
         self.children[number] = child
+
+    def start_scheduler(self, url: str) -> None:
+        """Start the scheduler, unless it is about to be started, or failed too often."""
+        is_waiting = any(kind == SCHEDULER for _, kind, _, _ in self._later)
+        if is_waiting or SCHEDULER in self.given_up or self.of_kind(SCHEDULER):
+            return
+        start = SchedulerStart(url=url)
+        try:
+            self.start(SCHEDULER, start, "scheduler")
+        except ZsqError as error:
+            log.error("%s; trying again every %g s", error.text, options.FILES_RETRY_S_MAX)
+            self._start_later(SCHEDULER, start, "scheduler")
 
     def of_kind(self, kind: str) -> list[Child]:
         return [child for child in self.children.values() if child.spec.kind == kind]
@@ -116,6 +139,7 @@ class Singles:
             return
         if unusable or not intensity.may_restart(time.monotonic_ns()):
             if kind not in ENDS_TREE:
+                self.given_up.add(kind)
                 log.error(
                     "process %s %s and stays stopped: restart the broker to start it again",
                     child.spec.title,

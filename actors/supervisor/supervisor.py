@@ -16,6 +16,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import zmq
@@ -42,11 +43,12 @@ from .alarm_watch import AlarmWatch
 from .commands import deletion
 from .commands.management import Commands
 from .commands.requests import Orders, Requests
+from .commands.schedules import Schedules
 from .disk_watch import DiskWatch
 from .handover import Handover
 from .reloading import Fresh, Reloading
 from .service_manager import ServiceManager
-from .singles import Singles
+from .singles import SCHEDULER, Singles
 from .topics.broker_state import BrokerState
 from .topics.dormancy import at_rest
 from .topics.registry import Registry
@@ -119,14 +121,25 @@ class Supervisor:
             registry.node, registry.uuid, self.state.started, self.state.groups, self.processes, self.singles.children,
             self.disk, self.alarms, self._troubles,
         )  # fmt: skip
-        self.commands = Commands(self.requests, view, self.hand_over)
+        self.schedules = Schedules(
+            self.requests,
+            partial(self.singles.start_scheduler, f"ipc://{run_dir}"),
+            lambda: self.singles.of_kind(SCHEDULER),
+            lambda: SCHEDULER in self.singles.given_up,
+        )
+        self.commands = Commands(self.requests, view, self.hand_over, self.schedules.manage)
         self.service = ServiceManager(os.environ)
 
     def _troubles(self) -> str:
         """Return what is wrong with the settings, the bucket and the cluster, or "", for the health
         report.
         """
-        troubles = (self.reloading.trouble, self.singles.archive_trouble, self.commands.trouble)
+        troubles = (
+            self.reloading.trouble,
+            self.singles.archive_trouble,
+            self.commands.trouble,
+            self.schedules.trouble,
+        )
         found = (trouble() for trouble in troubles)
         return "; ".join(filter(None, found))
 
@@ -249,6 +262,7 @@ class Supervisor:
         self.reloading.tick()
         self.service.tick(time.monotonic_ns())
         self.singles.tick(time.monotonic_ns())
+        self.schedules.tick(time.monotonic_ns())
         self.processes.kill_late()
         self._now_and_then(time.monotonic_ns())
         self.processes.begin_turn(time.monotonic_ns())

@@ -171,6 +171,7 @@ SECTIONS: Final = {
         "sub": CommandPlace("messages.consume:sub", "Write a channel's messages to standard output, and finish them."),
         "tail": CommandPlace("messages.consume:tail", "Write a topic's messages from an offset or a time."),
         "delayed": CommandPlace("messages.delayed:delayed", "List, count or cancel delayed messages."),
+        "schedule": CommandPlace("messages.schedule:schedule", "Publish a message at the times of a cron expression."),
         "redrive": CommandPlace("messages.redrive:redrive", "Send dead letters back to their channels."),
     },
     "Look": {

@@ -39,6 +39,7 @@ __all__ = [
     "ScanOrder",
     "ScanReport",
     "Scanned",
+    "Schedules",
     "Ship",
     "ShipAgain",
     "ShipBase",
@@ -521,6 +522,18 @@ class Alarm(Wire):
 
     op: ClassVar[int] = 90
     events: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedules(Wire):
+    """Supervisor to scheduler: all schedules of the topics that this broker serves now.
+
+    Each row is that of the registry (actors/settings/schedule_settings.py), with `topic` and
+    `name`.
+    """
+
+    op: ClassVar[int] = 50
+    rows: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)

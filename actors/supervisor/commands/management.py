@@ -39,22 +39,29 @@ from . import dead_letter_topics, deletion, moving, relayed, sync_modes
 from .creation import create_topic
 from .parts import Parts
 from .requests import Requests, failing, refused, starting
+from .schedules import ACTION as SCHEDULE
 from .topic_settings import retention_of
 
-# A topic that is named in one of these actions only selects rows of the answer. It may sleep on.
-_ABOUT_ALL: Final = ("list", "audit", "overview", "handover", "ended")
+# These actions need no process of the topic that they name, so it may sleep on.
+_ABOUT_ALL: Final = ("list", "audit", "overview", "handover", "ended", SCHEDULE)
 
 
 class Commands:
     """The handlers of clients' requests. `view` contains the data that statistics show.
 
-    `hand_over` makes the broker hand over to a standby.
+    `hand_over` makes the broker hand over to a standby, and `schedule` answers orders about
+    schedules.
     """
 
     def __init__(
-        self, requests: Requests, view: BrokerView, hand_over: Callable[[], None] = lambda: None
+        self,
+        requests: Requests,
+        view: BrokerView,
+        hand_over: Callable[[], None] = lambda: None,
+        schedule: Callable[[p.Manage], None] = lambda message: None,
     ) -> None:
         self._hand_over = hand_over
+        self._schedule = schedule
         self._requests = requests
         self._broker = requests.broker
         self._view = view
@@ -285,6 +292,9 @@ class Commands:
             return
         if message.action == "overview":
             self._requests.done(message.request, {**self._overview.answer(message.options)})
+            return
+        if message.action == SCHEDULE:
+            self._schedule(message)
             return
         if message.action == dead_letter_topics.ACTION:
             dead_letter_topics.redrive(self._requests, message)

@@ -35,7 +35,7 @@ import stat
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ....storage.errors import ForeignDirectory, Locked, is_full
 from ....storage.files import Files
@@ -459,6 +459,10 @@ class Registry:
         """Set which clients the topic is closed to (`closing.py`)."""
         self._set(name, closed=closed)
 
+    def schedule(self, name: str, schedules: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set all schedules of the topic. Raises `Refused`."""
+        self._set(name, schedules=dict(schedules))
+
     def own(self, name: str, owner: Mapping[str, str]) -> None:
         """Set the owner of the dead letters in the topic (`dead_letter_topics.py`), {} for none."""
         if self.topics[name].dead_letters_of != owner:
@@ -496,6 +500,7 @@ class Registry:
             base_offset=given.base_offset,
             retention=given.retention,
             closed=given.closed,
+            schedules=given.schedules,
         )
 
     def resume(self, name: str, hold: int) -> None:

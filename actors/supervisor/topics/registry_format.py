@@ -3,7 +3,8 @@
     {"version": 1, "checksum": "0011aabb", "uuid": "...", "node": 0, "next_number": 3,
      "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0,
                            "state": "live", "retention": {}, "closed": "",
-                           "dead_letters_of": {"uuid": "...", "channel": "..."}},
+                           "dead_letters_of": {"uuid": "...", "channel": "..."},
+                     "schedules": {"nightly": {...}}},
                 "views#3": {..., "part_of": "..."}},
      "ended": {"old": 1234},
      "imports": {"DIGEST": {"state": "done", ...}},
@@ -11,7 +12,8 @@
 
 `bucket` is the identity of the archive that the broker used last, if there is one. The first `uuid`
 is that of the data directory. Only dead-letter topics have `dead_letters_of`, and only parts have
-`part_of`. The key of an import is the digest of what was taken over. Its `state` is `begun` or
+`part_of`. Topics with schedules have `schedules` (`actors/settings/schedule_settings.py`). The key
+of an import is the digest of what was taken over. Its `state` is `begun` or
 `done`.
 
 The checksum is CRC-32C, in 8 hex digits, of all other keys as JSON with sorted keys and without
@@ -30,7 +32,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Final, Required, TypedDict, cast
+from typing import Any, Final, Required, TypedDict, cast
 
 from crc32c import crc32c
 
@@ -56,7 +58,8 @@ _UUID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _KEYS: Final = frozenset({"version", "uuid", "node", "next_number", "topics", "ended"})
 _OPTIONAL: Final = frozenset({"imports", "bucket", CHECKSUM})
 _ROW_KEYS: Final = frozenset({"number", "uuid", "sync", "base_offset", "state"})
-_LATER: Final = frozenset({"dead_letters_of", "part_of", "hold"})  # keys of a row that came later
+# Keys of a row that came later.
+_LATER: Final = frozenset({"dead_letters_of", "part_of", "hold", "schedules"})
 
 
 class RegistryDamaged(ForeignDirectory):
@@ -97,6 +100,12 @@ class TopicRow:
 
     hold: int = 0
     """The number of times that the part was given to another broker before this one had it."""
+
+    schedules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The schedules by name, as they were written.
+
+    They are validated where they take effect. One that cannot be read stops only itself.
+    """
 
     @property
     def owner_uuid(self) -> str:
@@ -320,7 +329,12 @@ def _row(row: dict[str, object], key: str) -> TopicRow:
         ),
         _uuid(row["part_of"], f"{key}part_of") if "part_of" in row else "",
         _whole(row.get("hold", 0), f"{key}hold", 0, NUMBER_MAX),
+        _schedules(_object(row.get("schedules", {}), f"{key}schedules"), f"{key}schedules"),
     )
+
+
+def _schedules(schedules: dict[str, object], key: str) -> dict[str, Mapping[str, Any]]:
+    return {name: _object(one, f"{key}.{name[:80]}") for name, one in schedules.items()}
 
 
 def decode_row(row: object, key: str) -> TopicRow:

@@ -26,12 +26,14 @@ from zsq.actors.security.policy import (
     ORDERS,
     PATHS,
     RULES,
+    SCHEDULE_ADD,
     AccessPolicy,
     Action,
     Principal,
     check_message,
     check_open,
     granted,
+    visible,
 )
 from zsq.transport.errors import E_FORBIDDEN, Refused
 from zsq.transport.nsq.permissions import parse_state
@@ -209,16 +211,33 @@ def test_each_kind_of_link_opens_only_with_its_permission(kind: str) -> None:
     assert not is_permitted(check_open, NOBODY, link)
 
 
-@pytest.mark.parametrize("order", [*ORDERS, "backup", "audit", "delayed", "invented later", ""])
+@pytest.mark.parametrize("order", [*ORDERS, "backup", "audit", "delayed", "schedule", "new", ""])
 def test_each_order_is_permitted_only_with_its_permission(order: str) -> None:
-    name, _, do = order.partition(" ") if order.startswith("delayed") else (order, "", "")
+    parted = order.startswith(("delayed", "schedule"))
+    name, _, do = order.partition(" ") if parted else (order, "", "")
     channel = "c" if order == "peek" else ""
     message = p.Manage(1, name, "t", channel, {"to": "t"} | ({"do": do} if do else {}))
     action = ORDERS.get(order, Action.ADMINISTER)
-    target = (Action.PUBLISH,) if action is Action.REDRIVE else ()
+    target = (Action.PUBLISH,) if action is Action.REDRIVE or order == SCHEDULE_ADD else ()
     assert is_permitted(check_message, allowed_by_file(action, *target), message)
     assert not is_permitted(check_message, refused_by_file(action), message)
     assert not is_permitted(check_message, NOBODY, message)
+
+
+def test_a_schedule_is_added_only_by_a_user_who_may_publish_too() -> None:
+    message = p.Manage(1, "schedule", "t", "", {"do": "add"})
+    assert not is_permitted(check_message, allowed_by_file(Action.MANAGE_TOPIC), message)
+    assert not is_permitted(check_message, allowed_by_file(Action.PUBLISH), message)
+    assert is_permitted(
+        check_message, allowed_by_file(Action.MANAGE_TOPIC, Action.PUBLISH), message
+    )
+
+
+def test_the_list_of_schedules_has_only_topics_that_the_user_may_see() -> None:
+    rows = ({"topic": "t", "name": "a"}, {"topic": "u", "name": "b"}, {"topic": "t#3", "name": "c"})
+    found = visible({"schedules": rows}, allowed_by_file(Action.SEE))
+    assert [row["name"] for row in found["schedules"]] == ["a", "c"]
+    assert visible({"schedules": rows}, EVERYBODY)["schedules"] == rows
 
 
 def test_each_request_to_the_supervisor_needs_its_action() -> None:

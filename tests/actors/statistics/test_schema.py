@@ -35,7 +35,7 @@ HEADINGS: Final[dict[Level, str]] = {
     "topic": "A topic", "channel": "A channel", "consumer": "A consumer (`clients`, `producers`)",
     "publisher": "A ZSQ client that publishes (`publishers`)",
     "process": "A process", "broker": "The broker", "disk": "The disk (`disk`)", "bucket": "The bucket (`bucket`)",
-    "gateway": "An NSQ gateway (`gateways`)",
+    "schedules": "The schedules (`schedules`)", "gateway": "An NSQ gateway (`gateways`)",
 }  # fmt: skip
 
 
@@ -124,7 +124,8 @@ def test_a_statistic_has_one_row() -> None:
 
 SHAPES: Final[dict[Level, tuple[Any, ...]]] = {
     "broker": (reports.BrokerStats,),
-    "disk": (reports.DiskStats,), "bucket": (reports.BucketStats,), "gateway": (reports.GatewayStats,), "process": (reports.ProcessStats,),
+    "disk": (reports.DiskStats,), "bucket": (reports.BucketStats,), "schedules": (reports.SchedulesStats,),
+    "gateway": (reports.GatewayStats,), "process": (reports.ProcessStats,),
     "topic": (reports.TopicStats,), "publisher": (reports.PublisherStats,), "channel": (reports.ChannelStats,),
     "consumer": (reports.ConsumerStats, reports.ProducerStats),
 }  # fmt: skip
@@ -181,12 +182,14 @@ def broker() -> Any:
     made.gateway = made.child("nsq_gateway", ActorStart())
     made.gateway.state = "up"
     made.bucket = made.child("archive", ActorStart())
+    made.scheduler = made.child("scheduler", ActorStart())
     made.group.channels["c"] = made.child("channel", a_channel("c"))
     disk = SimpleNamespace(
         health="", statistics=lambda: defaults("disk"), says_why=lambda topic: False
     )
     made.seen = made.view(
-        singles={one.spec.key: one for one in (made.gateway, made.bucket)}, disk=disk
+        singles={one.spec.key: one for one in (made.gateway, made.bucket, made.scheduler)},
+        disk=disk,
     )
     return made
 
@@ -225,7 +228,7 @@ def test_stats_has_every_row_and_no_statistic_without_one() -> None:
         "consumer": names([*row["clients"], *found["producers"]]),
         "publisher": names(topic["publishers"]), "process": names(found["processes"]),
         "disk": names([found["disk"]]), "bucket": names([found["bucket"]]),
-        "gateway": names(found["gateways"]),
+        "gateway": names(found["gateways"]), "schedules": names([found["schedules"]]),
     }  # fmt: skip
     assert reported == {level: {*defaults(cast("Level", level))} for level in reported}
     assert not misfits(found, reports.BrokerStats)

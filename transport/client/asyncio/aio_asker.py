@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar, Unpack, cast
@@ -32,8 +32,11 @@ from ...wire.answers import (
     Moving,
     Nothing,
     OverviewAnswer,
+    Scheduled,
+    ScheduleRow,
     TopicConfigured,
 )
+from ...wire.codec import HeaderValue
 from ...wire.spread import HasParts
 from ..blocking.asker import AskerBase, moved
 from ..blocking.client import AdminBase, ReaderBase
@@ -323,6 +326,37 @@ class Admin(AdminBase, Asker):
 
     async def delayed_cancel_all(self, topic: str) -> int:
         return await self._carry_out(administration.delayed_cancel_all(topic))
+
+    async def schedule_add(
+        self,
+        topic: str,
+        name: str,
+        cron: str,
+        body: bytes,
+        *,
+        timezone: str = "UTC",
+        missed: str = "one",
+        key: bytes | str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, HeaderValue] | None = None,
+    ) -> Scheduled:
+        return await self._carry_out(
+            administration.schedule_add(
+                topic, name, cron, body, timezone, missed, key, tag, headers
+            )
+        )
+
+    async def schedule_remove(self, topic: str, name: str) -> Nothing:
+        return await self._carry_out(administration.schedule_change("remove", topic, name))
+
+    async def schedule_pause(self, topic: str, name: str) -> Nothing:
+        return await self._carry_out(administration.schedule_change("pause", topic, name))
+
+    async def schedule_resume(self, topic: str, name: str) -> Nothing:
+        return await self._carry_out(administration.schedule_change("resume", topic, name))
+
+    async def schedule_list(self, topic: str | None = None) -> list[ScheduleRow]:
+        return await self._carry_out(administration.schedule_list(topic))
 
     async def topics(self) -> dict[str, list[str]]:
         return await self._carry_out(administration.topics())

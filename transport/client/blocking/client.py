@@ -5,7 +5,7 @@ A client sends requests to one target: one request at a time for each thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from ...names import check_name, part_name
@@ -26,8 +26,11 @@ from ...wire.answers import (
     Moving,
     Nothing,
     OverviewAnswer,
+    Scheduled,
+    ScheduleRow,
     TopicConfigured,
 )
+from ...wire.codec import HeaderValue
 from ...wire.credentials import KeyFile
 from ..core import administration, peeking, reading
 from ..core.administration import Side
@@ -314,6 +317,56 @@ class Admin(AdminBase, Asker):
         in the meantime may stay.
         """
         return self._carry_out(administration.delayed_cancel_all(topic))
+
+    def schedule_add(
+        self,
+        topic: str,
+        name: str,
+        cron: str,
+        body: bytes,
+        *,
+        timezone: str = "UTC",
+        missed: str = "one",
+        key: bytes | str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, HeaderValue] | None = None,
+    ) -> Scheduled:
+        """Publish `body` to `topic` at each due time of a cron expression. See docs/schedules.md.
+
+        `name`: a name that no other schedule of the topic has. `cron`: five fields, as in crontab.
+        `timezone`: the time zone of the expression, such as "Europe/Berlin". `missed`: what is
+        published of due times at which the broker was down: "one" (the latest), "all" (the last
+        1,000), or "skip". Returns {"next_due_ns": the first due time}. The schedule is durable when
+        this returns. Raises `UsageError` for a wrong expression or time zone, if the name exists
+        (E_EXISTS), or if the broker lacks the extra `schedules` (E_UNSUPPORTED).
+        """
+        return self._carry_out(
+            administration.schedule_add(
+                topic, name, cron, body, timezone, missed, key, tag, headers
+            )
+        )
+
+    def schedule_remove(self, topic: str, name: str) -> Nothing:
+        """Remove a schedule. A message that is just being published may still come."""
+        return self._carry_out(administration.schedule_change("remove", topic, name))
+
+    def schedule_pause(self, topic: str, name: str) -> Nothing:
+        """Pause a schedule. Nothing is published for due times until it is resumed."""
+        return self._carry_out(administration.schedule_change("pause", topic, name))
+
+    def schedule_resume(self, topic: str, name: str) -> Nothing:
+        """Resume a schedule. Due times of the pause are not published, and do not count as
+        missed.
+        """
+        return self._carry_out(administration.schedule_change("resume", topic, name))
+
+    def schedule_list(self, topic: str | None = None) -> list[ScheduleRow]:
+        """Return the schedules of this broker, or those of one topic, by topic and name.
+
+        Each row has topic, name, cron, timezone, policy, state, next_due_ns, last_due_ns,
+        published, missed, trouble, and body_bytes.
+        """
+        return self._carry_out(administration.schedule_list(topic))
 
     def topics(self) -> dict[str, list[str]]:
         """Return the names of all topics, each with the names of its channels.

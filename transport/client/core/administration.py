@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ...errors import E_BAD_ARGUMENT, UsageError
-from ...names import PARTS_MAX, check_name, part_of
+from ...names import PARTS_MAX, base_of, check_name, part_of
 from ...settings import SYNC_MODES, ChannelOptions, NewChannelOptions, RetentionSettings
 from ...wire.answers import (
     Added,
@@ -22,10 +22,14 @@ from ...wire.answers import (
     Moving,
     Nothing,
     OverviewAnswer,
+    Scheduled,
+    ScheduleRow,
     TopicConfigured,
 )
+from ...wire.codec import HeaderValue
 from ...wire.protocol import Manage, Stats
 from .asking import Asking, Place, Question, ask, carried, moved_to, on_wire
+from .lane import Text, as_attributes, as_body
 
 Side = Literal["publishers", "consumers"]
 
@@ -195,6 +199,37 @@ def delayed_cancel_all(topic: str) -> Asking[int]:
         )
         total, more = total + int(answer["cancelled"]), bool(answer["more"] and answer["cancelled"])
     return total
+
+
+def schedule_add(
+    topic: str,
+    name: str,
+    cron: str,
+    body: bytes,
+    timezone: str,
+    missed: str,
+    key: Text,
+    tag: str | None,
+    headers: Mapping[str, HeaderValue] | None,
+) -> Asking[Scheduled]:
+    key_bytes, _, _ = as_attributes(key, tag, headers)
+    found = {"cron": cron, "body": as_body(body), "timezone": timezone, "missed": missed}
+    rest = {"key": key_bytes, "tag": tag, "headers": {**headers} if headers else None}
+    given = {one: value for one, value in rest.items() if value is not None}
+    options = {"do": "add", "name": name, **found, **given}
+    return manage("schedule", topic, None, options, repeatable=False)
+
+
+def schedule_change(do: str, topic: str, name: str) -> Asking[Nothing]:
+    return manage("schedule", topic, None, {"do": do, "name": name}, repeatable=False)
+
+
+def schedule_list(topic: str | None) -> Asking[list[ScheduleRow]]:
+    name = "" if topic is None else check_name(topic)
+    answer = yield from ask(
+        Question(lambda number: Manage(number, "schedule", "", "", {"do": "list"}))
+    )
+    return [row for row in answer["schedules"] if name in ("", row["topic"], base_of(row["topic"]))]
 
 
 def topics() -> Asking[dict[str, list[str]]]:

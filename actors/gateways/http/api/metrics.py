@@ -148,6 +148,7 @@ def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, o
         "broker": [((), stats)],
         "disk": [((), stats.get("disk") or {})],
         "bucket": [((), stats.get("bucket") or {})],
+        "schedules": [((), stats.get("schedules") or {})],
         "gateway": [((), {name: sum(row[name] for row in gateways) for name in counted})],
         "process": [((kind,), own) for kind, own in sorted(kinds.items())],
     }

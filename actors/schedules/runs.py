@@ -1,0 +1,109 @@
+"""Runs: what a thread does for one schedule, from the question what the topic has to the publishes.
+
+Each due time is a transaction of the topic: the schedule's uuid is the application, and the due
+time is the version. Theory of operation:
+
+| step | a kill here | and then |
+|---|---|---|
+| 1 ask the topic for the last due time that it has | nothing has changed | the next process asks |
+| 2 plan: which due times are published now | nothing has changed | the next process asks |
+| 3 push the message to a stage, and seal it | the stage has no effect, and expires | due times are planned again |
+| 4 commit the stage | the topic has the message, or not | the topic says which |
+| 5 go on with the next due time | the topic has the message | the topic says so |
+
+The topic carries out each version once, and never one before its last version. It remembers the
+last version permanently, in its log, with the message. So nothing else has to be stored, a due time
+is published at most once, and two processes that do this at the same time do no harm. After a
+takeover, the log in the bucket says what was published.
+
+Rejected: a delayed message for the next due time. The delayed store has no transactions, so the
+message would have to be stored again after a crash, although it may be there already. And what is
+in the delayed store would have to be found and cancelled when a schedule is removed or paused.
+
+Rejected: the last due time in the registry. It would be written before or after the message, so a
+crash between the two would lose a message or publish it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from ...transport.block.block import Block
+from ...transport.client.blocking.stage_writer import StageCommitter, StageWriter
+from ...transport.client.core.lane import pack_many
+from ...transport.errors import ZsqError
+from ..settings.schedule_settings import DUE_HEADER, NAME_HEADER
+from .book import Outcome, Run
+from .plan import plan
+
+# A call to a topic that does not answer ends after this time. It is tried again later.
+CALL_S: Final = 5.0
+
+
+class Transactions(Protocol):
+    """The transactions of topics, as a run uses them. All methods raise `ZsqError`."""
+
+    def last(self, topic: str, app: str) -> int:
+        """Return the last committed version of the app, or -1."""
+        ...
+
+    def commit(self, topic: str, app: str, version: int, block: Block) -> bool:
+        """Commit the block. Return False if the topic has this version or a later one."""
+        ...
+
+
+class TopicTransactions:
+    """The transactions of the topics of the broker at `url`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def last(self, topic: str, app: str) -> int:
+        with self._committer(topic) as committer:
+            # This aborts nothing, because no stage has version 0.
+            return committer.abort(app, 0)["version"]
+
+    def commit(self, topic: str, app: str, version: int, block: Block) -> bool:
+        with StageWriter(self._url, topic, app, version, timeout=CALL_S, create=False) as writer:
+            writer.push(block)
+            part = writer.seal()
+        if part is None:
+            return False
+        with self._committer(topic) as committer:
+            return not committer.commit(app, version, [part])["repeated"]
+
+    def _committer(self, topic: str) -> StageCommitter:
+        return StageCommitter(self._url, topic, timeout=CALL_S, create=False)
+
+
+def carry_out(run: Run, transactions: Transactions, now_s: Callable[[], float]) -> Outcome:
+    """Publish what is due now. Errors of the topic are in the outcome."""
+    app, last, published, left_out = run.schedule.app, run.last, 0, 0
+    handled, trouble = max(run.handled, run.schedule.since), ""
+    try:
+        if last is None:
+            last = transactions.last(run.topic, app)
+        handled = max(handled, last)
+        found = plan(run.cron, run.schedule.missed, handled, int(now_s()))
+        for due in found.publish:
+            if run.is_cancelled:
+                break
+            published += transactions.commit(run.topic, app, due, message(run, due))
+            last = handled = due
+            left_out = found.left_out  # those that are left out are before all that are published
+        else:
+            left_out, handled = found.left_out, found.handled
+    except ZsqError as error:
+        last, trouble = None, str(error)
+    return Outcome(last, handled, run.cron.first_after(handled), published, left_out, trouble)
+
+
+def message(run: Run, due: int) -> Block:
+    """Return the message of a due time."""
+    one = run.schedule
+    when = datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    headers = {**one.headers, NAME_HEADER: run.name, DUE_HEADER: when}
+    [block] = pack_many([one.body], None, None, [headers], key=one.key, tag=one.tag)
+    return block

@@ -1,0 +1,253 @@
+"""Schedules of topics: the commands about them, and what the scheduler must know.
+
+A schedule is in its topic's row of the registry. The registry is written before a command is
+answered. Then the scheduler (`actors/schedules`) gets all schedules again. It also gets them when
+it was started, and when topics came or went: this module compares them once a second.
+
+| request | what is checked |
+|---|---|
+| add | the topic is here and on disk, the expression, the zone, and the limits of the broker |
+| remove, pause, resume | the schedule exists |
+| list | nothing: it shows what the scheduler last knew, too |
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, Final, cast
+
+from ....transport.errors import (
+    E_BAD_ARGUMENT,
+    E_CLOSING,
+    E_EXISTS,
+    E_LIMIT,
+    E_NOT_FOUND,
+    E_TOO_BIG,
+    E_UNSUPPORTED,
+    NotFound,
+    Refused,
+    UsageError,
+)
+from ....transport.names import is_ephemeral
+from ....transport.wire import protocol as p
+from ....transport.wire.answers import ScheduleRow, ScheduleState
+from ...runtime.process_table import Child
+from ...settings.schedule_settings import (
+    SCHEDULES_BYTES_MAX,
+    SCHEDULES_MAX,
+    Schedule,
+    as_row,
+    asked_schedule,
+    check_schedule_name,
+    from_row,
+)
+from ...statistics.gathering import Details
+from ..topics.registry_format import TopicRow
+from .requests import Requests
+
+ACTION: Final = "schedule"
+LIBRARY: Final = "cronsim"
+_NEEDS: Final = (
+    f"schedules need {LIBRARY}, which is not installed on the broker's machine: "
+    "pip install 'zsq[schedules]', and start the broker again"
+)
+_LOOK_NS: Final = 1_000_000_000
+_LIVE: Final = ("new", "live")  # states of topics whose schedules are carried out
+_NOTHING_KNOWN: Final[Mapping[str, Any]] = {
+    "state": "new",
+    "next_due_ns": 0,
+    "last_due_ns": 0,
+    "published": 0,
+    "missed": 0,
+    "trouble": "",
+}
+
+
+class Schedules:
+    """The schedules of all topics.
+
+    `start` starts the scheduler, and `running` returns it. `has_failed` returns True if it stays
+    stopped, because it failed too often.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        start: Callable[[], object],
+        running: Callable[[], list[Child]],
+        has_failed: Callable[[], bool],
+    ) -> None:
+        self._requests = requests
+        self._registry = requests.broker.registry
+        self._start = start
+        self._running = running
+        self._has_failed = has_failed
+        self._told: tuple[int, tuple[dict[str, Any], ...]] = (0, ())
+        self._look_ns = 0
+        self._is_missing: bool | None = None
+
+    # For the scheduler
+
+    def tick(self, now_ns: int) -> None:
+        if now_ns >= self._look_ns and not self._requests.broker.stopping:
+            self._look_ns = now_ns + _LOOK_NS
+            self._tell()
+
+    def _tell(self) -> None:
+        """Send the schedules to the scheduler, if it does not have them. Start it if necessary."""
+        rows = tuple(
+            {**row, "topic": topic, "name": name}
+            for topic, of_topic in self._registry.topics.items()
+            if of_topic.schedules and of_topic.state in _LIVE
+            for name, row in of_topic.schedules.items()
+        )
+        children = self._running()
+        if rows and not children and not self._lacks_library():
+            self._start()
+        for child in children:
+            told = child.spec.key, rows
+            if child.state == "up" and self._told != told:
+                self._requests.broker.processes.send(child, p.Schedules(rows))
+                self._told = told
+
+    def _lacks_library(self) -> bool:
+        if self._is_missing is None:
+            self._is_missing = find_spec(LIBRARY) is None
+        return self._is_missing
+
+    def trouble(self) -> str:
+        """Return why no schedule is carried out, or ""."""
+        count = sum(len(row.schedules) for row in self._registry.topics.values())
+        if not count:
+            return ""
+        if self._lacks_library():
+            return f"{count} schedules are not carried out: {_NEEDS}"
+        if self._has_failed():
+            text = "their process failed too often; see the log, and restart the broker"
+            return f"{count} schedules are not carried out: {text}"
+        return ""
+
+    # Commands
+
+    def manage(self, message: p.Manage) -> None:
+        """Answer an order. Raises `ZsqError` if it is refused."""
+        do = message.options.get("do")
+        if do == "list":
+            self._list(message)
+            return
+        if do not in ("add", "remove", "pause", "resume"):
+            text = "option `do` of schedule must be add, remove, pause, resume or list, not"
+            raise UsageError(E_BAD_ARGUMENT, f"{text} {repr(do)[:40]}")
+        name = check_schedule_name(message.options.get("name"))
+        row = self._registry.topics.get(message.topic)
+        if row is None:
+            text = f"topic {message.topic!r} does not exist; create it before its schedules"
+            raise NotFound(E_NOT_FOUND, text)
+        if row.state not in _LIVE:
+            text = f"topic {message.topic!r} is being deleted or moved; try again later"
+            raise Refused(E_CLOSING, text)
+        if do == "add":
+            self._add(message, name, row)
+            return
+        if name not in row.schedules:
+            known = ", ".join(sorted(row.schedules)[:10]) or "none"
+            text = f"topic {message.topic!r} has no schedule {name!r}; it has {known}"
+            raise NotFound(E_NOT_FOUND, text)
+        rest = {one: found for one, found in row.schedules.items() if one != name}
+        if do == "remove":
+            self._save(message.topic, rest)
+        else:
+            self._pause(message.topic, name, row, is_paused=do == "pause")
+        self._requests.done(message.request, {})
+
+    def _add(self, message: p.Manage, name: str, row: TopicRow) -> None:
+        now_s = int(time.time())
+        one = asked_schedule(message.options, uuid.uuid4().hex, now_s)
+        if is_ephemeral(message.topic):
+            text = f"topic {message.topic!r} exists only in memory, and a schedule must be durable"
+            raise UsageError(E_UNSUPPORTED, text)
+        if name in row.schedules:
+            text = f"topic {message.topic!r} has a schedule {name!r} already; remove it first"
+            raise UsageError(E_EXISTS, text)
+        self._check_room(one)
+        if self._lacks_library():
+            raise UsageError(E_UNSUPPORTED, _NEEDS)
+        from ...schedules.cron import Cron  # needs the library
+
+        due = Cron(one.cron, one.timezone).first_after(now_s)
+        self._save(message.topic, {**row.schedules, name: as_row(one)})
+        self._requests.done(message.request, {"next_due_ns": (due or 0) * 1_000_000_000})
+
+    def _check_room(self, one: Schedule) -> None:
+        size_max = self._requests.broker.options.message_bytes_max
+        if len(one.body) > size_max:
+            text = f"the body of {len(one.body)} bytes is over this broker's limit of a message"
+            raise UsageError(E_TOO_BIG, f"{text}, {size_max} bytes (zsq serve --max-msg-size)")
+        there = [
+            found for row in self._registry.topics.values() for found in row.schedules.values()
+        ]
+        if len(there) >= SCHEDULES_MAX:
+            text = f"the broker has {SCHEDULES_MAX} schedules, which is the limit; remove some"
+            raise Refused(E_LIMIT, text)
+        size = len(one.body) + sum(len(str(found.get("body", ""))) * 3 // 4 for found in there)
+        if size > SCHEDULES_BYTES_MAX:
+            text = f"the bodies of all schedules have {size:,} bytes with this one; the limit is"
+            raise Refused(E_LIMIT, f"{text} {SCHEDULES_BYTES_MAX:,} bytes; remove some")
+
+    def _pause(self, topic: str, name: str, row: TopicRow, *, is_paused: bool) -> None:
+        """Pause or resume a schedule. Due times in a pause do not count as missed."""
+        one = from_row(row.schedules[name])
+        if one.paused == is_paused:
+            return
+        since = one.since if is_paused else int(time.time())
+        changed = as_row(replace(one, paused=is_paused, since=since))
+        self._save(topic, {**row.schedules, name: changed})
+
+    def _save(self, topic: str, schedules: Mapping[str, Mapping[str, Any]]) -> None:
+        self._registry.schedule(topic, schedules)
+        self._tell()
+
+    # The list
+
+    def _list(self, message: p.Manage) -> None:
+        children = [child for child in self._running() if child.state == "up"]
+        answer = partial(self._answer, message.request)
+        self._requests.gatherings.gather(children, answer, detailed=True)
+
+    def _answer(self, request: int, complete: bool, details: Details) -> None:
+        reports: dict[tuple[str, str], ScheduleState] = {}
+        for found in details.values():
+            for one in cast("tuple[ScheduleState, ...]", found.get("schedules", ())):
+                reports[one["topic"], one["name"]] = one
+        self._requests.done(request, {"schedules": tuple(self._rows(reports))})
+
+    def _rows(self, reports: Mapping[tuple[str, str], ScheduleState]) -> Iterator[ScheduleRow]:
+        trouble = self.trouble()
+        for topic, of_topic in sorted(self._registry.topics.items()):
+            if of_topic.state not in _LIVE:
+                continue
+            for name, row in sorted(of_topic.schedules.items()):
+                known: Mapping[str, Any] = reports.get((topic, name), _NOTHING_KNOWN)
+                yield _row_of(topic, name, row, known, trouble)
+
+
+def _row_of(
+    topic: str, name: str, row: Mapping[str, Any], known: Mapping[str, Any], trouble: str
+) -> ScheduleRow:
+    """Return a row of the list. Values that this version cannot read are shown as text."""
+    state = cast("ScheduleState", {**known, "topic": topic, "name": name})
+    if row.get("paused") is True:
+        state["state"], state["next_due_ns"] = "paused", 0
+    state["trouble"] = state["trouble"] or trouble
+    return {
+        **state,
+        "cron": str(row.get("cron", "")),
+        "timezone": str(row.get("timezone", "")),
+        "policy": str(row.get("missed", "")),
+        "body_bytes": len(str(row.get("body", ""))) * 3 // 4 - str(row.get("body", "")).count("="),
+    }
