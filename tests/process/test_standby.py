@@ -17,6 +17,7 @@ from support import zsq_command
 from support.broker import Broker, wait_for
 
 import zsq
+from zsq.transport.client.blocking.stage_writer import StageCommitter
 from zsq.transport.errors import E_NOT_FOUND, E_STANDBY, NotFound, Refused
 
 TOPIC = "clicks"
@@ -152,6 +153,29 @@ def test_a_handover_loses_nothing_and_can_be_done_again(pair: Pair) -> None:
     assert done.returncode == 0, done.stderr
     pair.publish(1, pair.urls)
     assert pair.read(pair.one.tcp) == list(range(102))
+
+
+def test_the_schedules_go_on_at_the_standby(pair: Pair) -> None:
+    """The new primary has the schedules, and knows what the old one has published of each."""
+    with zsq.Admin(pair.one.tcp, timeout=20) as admin:
+        admin.schedule_add(TOPIC, "daily", "0 3 * * *", b"x", timezone="Europe/Berlin")
+        admin.schedule_add(TOPIC, "stopped", "* * * * *", b"x")
+        admin.schedule_pause(TOPIC, "stopped")
+        (daily, _) = admin.schedule_list()
+    rows = json.loads((pair.one.data_dir / "registry.json").read_text())["topics"][TOPIC]
+    app = f"schedule-{rows['schedules']['daily']['uuid']}"
+    due = daily["next_due_ns"] // 10**9
+    with StageCommitter(pair.one.tcp, TOPIC) as committer:
+        committer.commit(app, due, [])  # as the scheduler does at that time
+    pair.wait_shipped(pair.one)
+    pair.one.signal_all(signal.SIGKILL)
+    pair.two.wait_ready()
+    with zsq.Admin(pair.two.tcp, timeout=20) as admin:
+        wait_for(lambda: admin.schedule_list()[0]["state"] == "waiting", what="the new scheduler")
+        daily, stopped = admin.schedule_list()
+        assert (daily["name"], daily["last_due_ns"]) == ("daily", due * 10**9)
+        assert daily["next_due_ns"] > due * 10**9
+        assert (stopped["name"], stopped["state"]) == ("stopped", "paused")
 
 
 def _shipping(broker: Broker) -> str:

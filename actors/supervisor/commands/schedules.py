@@ -2,7 +2,7 @@
 
 A schedule is in its topic's row of the registry. The registry is written before a command is
 answered. Then the scheduler (`actors/schedules`) gets all schedules again. It also gets them when
-it was started, and when topics came or went: this module compares them once a second.
+topics came or went, and when it was started: this module looks after it once a second.
 
 | request | what is checked |
 |---|---|
@@ -89,13 +89,19 @@ class Schedules:
         self._has_failed = has_failed
         self._told: tuple[int, tuple[dict[str, Any], ...]] = (0, ())
         self._look_ns = 0
+        self._version = -1
         self._is_missing: bool | None = None
 
     # For the scheduler
 
     def tick(self, now_ns: int) -> None:
-        if now_ns >= self._look_ns and not self._requests.broker.stopping:
-            self._look_ns = now_ns + _LOOK_NS
+        """Tell the scheduler about changes of the registry at once.
+
+        So it hears of the deletion of a topic before somebody can create another one of that name.
+        """
+        is_changed = self._version != self._registry.version
+        if (is_changed or now_ns >= self._look_ns) and not self._requests.broker.stopping:
+            self._look_ns, self._version = now_ns + _LOOK_NS, self._registry.version
             self._tell()
 
     def _tell(self) -> None:
@@ -160,7 +166,7 @@ class Schedules:
             raise NotFound(E_NOT_FOUND, text)
         rest = {one: found for one, found in row.schedules.items() if one != name}
         if do == "remove":
-            self._save(message.topic, rest)
+            self._registry.schedule(message.topic, rest)
         else:
             self._pause(message.topic, name, row, is_paused=do == "pause")
         self._requests.done(message.request, {})
@@ -180,7 +186,7 @@ class Schedules:
         from ...schedules.cron import Cron  # needs the library
 
         due = Cron(one.cron, one.timezone).first_after(now_s)
-        self._save(message.topic, {**row.schedules, name: as_row(one)})
+        self._registry.schedule(message.topic, {**row.schedules, name: as_row(one)})
         self._requests.done(message.request, {"next_due_ns": (due or 0) * 1_000_000_000})
 
     def _check_room(self, one: Schedule) -> None:
@@ -206,11 +212,7 @@ class Schedules:
             return
         since = one.since if is_paused else int(time.time())
         changed = as_row(replace(one, paused=is_paused, since=since))
-        self._save(topic, {**row.schedules, name: changed})
-
-    def _save(self, topic: str, schedules: Mapping[str, Mapping[str, Any]]) -> None:
-        self._registry.schedule(topic, schedules)
-        self._tell()
+        self._registry.schedule(topic, {**row.schedules, name: changed})
 
     # The list
 

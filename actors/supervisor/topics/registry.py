@@ -231,6 +231,8 @@ class Registry:
         self._left = False
         """True if files of deleted topics are left."""
         self.memory = MemoryRoot(files, data_dir)
+        self.version = 0
+        """The number of changes that were written since the start."""
         self.take(Content(uuid.uuid4().hex, node_id))
 
     def take(self, content: Content) -> None:
@@ -397,6 +399,7 @@ class Registry:
         self._replace(self._path, data)
         self._files.sync_folder(str(self._data_dir))
         self._written, self._doubtful = data, False
+        self.version += 1
 
     def _replace(self, path: str, data: bytes) -> None:
         temporary = path + ".tmp"

@@ -127,7 +127,8 @@ def test_a_part_that_moves_has_a_state_of_its_own(tmp_path: Path) -> None:
     assert opened(tmp_path).topics["clicks#4"] == taking
     assert (taking.state, taking.number, taking.uuid, taking.hold) == (TAKING, 2, "e" * 32, 2)
     other = {"number": 9, "uuid": "e" * 32, "sync": "bucket", "base_offset": 7, "state": GIVEN}
-    given = decode_row({**other, "retention": {"keep_s": 5}, "closed": "publishers"}, "row")
+    more = {"retention": {"keep_s": 5}, "closed": "publishers", "schedules": {"daily": {"a": 1}}}
+    given = decode_row({**other, **more}, "row")
     registry.take_over("clicks#4", given)
     registry.resume("clicks#3", 1)
     found = opened(tmp_path).topics
@@ -135,7 +136,7 @@ def test_a_part_that_moves_has_a_state_of_its_own(tmp_path: Path) -> None:
     row = found["clicks#4"]
     assert (row.state, row.number, row.hold, row.part_of) == ("live", 2, 2, "a" * 32)
     assert (row.sync, row.base_offset, row.closed) == ("bucket", 7, "publishers")
-    assert row.retention == {"keep_s": 5}
+    assert (row.retention, row.schedules) == ({"keep_s": 5}, {"daily": {"a": 1}})
     for wrong in (None, {}, {**other, "sync": "x"}, {**other, "hold": -1}):
         with pytest.raises(RegistryDamaged):
             decode_row(wrong, "row")

@@ -29,7 +29,9 @@ PART, OWNER = "a" * 32, "b" * 32
 def content() -> Content:
     topics = {
         "clicks": TopicRow(1, UUID, "always", 0, "live", {"keep_s": 60.5}),
-        "views": TopicRow(3, OTHER, "interval", 2**53, "deleting"),
+        "views": TopicRow(
+            3, OTHER, "interval", 2**53, "deleting", schedules={"nightly": {"cron": "0 3 * * *"}}
+        ),
         "taps#12": TopicRow(2, PART, "always", 0, "live", part_of=OWNER),
     }
     imports: dict[str, ImportRecord] = {
@@ -49,6 +51,7 @@ def test_earlier_versions_can_read_the_row_of_a_topic_without_later_settings() -
     of_earlier = {"number", "uuid", "sync", "base_offset", "state", "retention", "closed"}
     assert rows["clicks"].keys() == of_earlier
     assert rows["taps#12"].keys() == of_earlier | {"part_of"}
+    assert rows["views"].keys() == of_earlier | {"schedules"}
 
 
 def test_a_registry_with_another_json_layout_has_the_same_content() -> None:

@@ -1,0 +1,192 @@
+"""Tests of schedules with a real broker: each due time is in the topic once, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from support.broker import wait_for
+
+import zsq
+from zsq.apps.testing.local import LocalBroker
+from zsq.transport.errors import E_EXISTS, E_UNSUPPORTED
+
+TOPIC: Final = "reports"
+HOUR_S: Final = 3_600
+KILLS: Final = Path(__file__).resolve().parents[1] / "support" / "schedule_kills.py"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
+    with LocalBroker(tmp_path_factory.mktemp("schedules")) as made:
+        yield made
+
+
+@pytest.fixture
+def admin(broker: LocalBroker, request: pytest.FixtureRequest) -> Iterator[zsq.Admin]:
+    """Return an admin. Each test has a topic of its own, and its schedules end with it."""
+    with zsq.Admin(broker.url, timeout=30) as made:
+        made.create_topic(TOPIC)
+        yield made
+        made.delete_topic(TOPIC, force=True)
+
+
+def row(admin: zsq.Admin, name: str = "hourly") -> dict[str, Any]:
+    (found,) = [one for one in admin.schedule_list(TOPIC) if one["name"] == name]
+    return {**found}
+
+
+def are_at_rest(admin: zsq.Admin, broker: LocalBroker) -> bool:
+    """Return True if the schedules of the topic have published all that is due."""
+    return all(
+        one["state"] == "waiting" and one["next_due_ns"] > broker.now_ns()
+        for one in admin.schedule_list(TOPIC)
+    )
+
+
+def messages(broker: LocalBroker) -> list[zsq.StoredMessage]:
+    """Return all messages of the topic, in its order."""
+    with zsq.Reader(TOPIC, url=broker.url, patient=True, timeout=30) as reader:
+        return [reader.message(offset) for offset in range(*reader.head())]
+
+
+def due_times(broker: LocalBroker) -> list[str]:
+    return [str(one.headers["zsq-due"]) for one in messages(broker)]
+
+
+def test_a_due_time_is_published_once_with_a_kill_at_every_step(
+    broker: LocalBroker, admin: zsq.Admin
+) -> None:
+    begin = 1_790_000_000 // HOUR_S * HOUR_S
+    arguments = [sys.executable, str(KILLS), broker.url, TOPIC, str(begin)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    steps = json.loads(done.stdout)
+    for needed in (
+        "after StageCommitter.abort",
+        "after StageWriter.push",
+        "after StageWriter.seal",
+        "before StageCommitter.commit",
+        "after Asker._send",
+        "after StageCommitter.commit",
+    ):
+        assert needed in steps
+    found = due_times(broker)
+    assert found == sorted(set(found))
+    assert len(found) == len(steps) + 1
+
+
+def test_due_times_go_on_when_processes_of_the_broker_are_killed(
+    broker: LocalBroker, admin: zsq.Admin
+) -> None:
+    admin.schedule_add(
+        TOPIC, "hourly", "0 * * * *", b"work", missed="all", key="k", tag="t", headers={"a": 1}
+    )
+    wait_for(lambda: are_at_rest(admin, broker), what="the first run")
+    before = row(admin)["next_due_ns"] // 10**9
+    for kind in ("scheduler", "topic", "supervisor"):
+        (pid,) = [one["pid"] for one in admin.stats()["processes"] if one["kind"] == kind]
+        broker.advance(2 * HOUR_S)
+        os.kill(pid, signal.SIGKILL)
+        if kind == "supervisor":
+            broker.stop()
+            broker.start()
+        wait_for(lambda: are_at_rest(admin, broker), what=f"the due times after the kill of {kind}")
+    found = due_times(broker)
+    assert found == sorted(set(found))
+    assert len(found) == 6
+    assert row(admin)["last_due_ns"] // 10**9 == before + 5 * HOUR_S
+    message = messages(broker)[0]
+    assert (message.body, message.key, message.tag) == (b"work", b"k", "t")
+    assert message.headers == {"a": 1, "zsq-schedule": "hourly", "zsq-due": found[0]}
+
+
+def test_what_was_missed_while_the_broker_was_down(broker: LocalBroker, admin: zsq.Admin) -> None:
+    now_s = broker.now_ns() // 10**9
+    broker.advance(HOUR_S - now_s % HOUR_S + 30 * 60)  # half past
+    for missed in ("all", "one", "skip"):
+        admin.schedule_add(TOPIC, missed, "0 * * * *", b"x", missed=missed)
+    wait_for(lambda: are_at_rest(admin, broker), what="the first runs")
+    broker.stop()
+    assert broker._offset is not None
+    broker._offset.add(30 * HOUR_S * 10**9)
+    broker.start()
+    wait_for(lambda: are_at_rest(admin, broker), what="the runs after the start")
+    counts = {one["name"]: (one["published"], one["missed"]) for one in admin.schedule_list(TOPIC)}
+    assert counts == {"all": (30, 0), "one": (1, 29), "skip": (0, 30)}
+    assert admin.stats()["schedules"] == {
+        "count": 3, "failing": 0, "published_count": 31, "missed_count": 59,
+    }  # fmt: skip
+    found = messages(broker)
+    assert [one.headers["zsq-schedule"] for one in found].count("one") == 1
+    of_all = [one.headers["zsq-due"] for one in found if one.headers["zsq-schedule"] == "all"]
+    assert (len(of_all), of_all) == (30, sorted(set(of_all)))
+
+
+def test_nothing_is_published_in_a_pause_or_after_the_end(
+    broker: LocalBroker, admin: zsq.Admin
+) -> None:
+    admin.schedule_add(TOPIC, "hourly", "0 * * * *", b"x", missed="all")
+    wait_for(lambda: are_at_rest(admin, broker), what="the first run")
+    admin.schedule_pause(TOPIC, "hourly")
+    broker.advance(5 * HOUR_S)
+    assert (row(admin)["state"], row(admin)["next_due_ns"]) == ("paused", 0)
+    admin.schedule_resume(TOPIC, "hourly")
+    wait_for(lambda: are_at_rest(admin, broker), what="the run after the pause")
+    assert (row(admin)["published"], row(admin)["missed"]) == (0, 0)
+    broker.advance(HOUR_S)
+    wait_for(lambda: row(admin)["published"] == 1, what="the next due time")
+    admin.close_topic(TOPIC)
+    broker.advance(HOUR_S)
+    wait_for(lambda: row(admin)["state"] == "failing", what="the refusal of the closed topic")
+    assert "E_CLOSED" in row(admin)["trouble"]
+    admin.open_topic(TOPIC)
+    wait_for(lambda: row(admin)["published"] == 2, what="another attempt")
+    admin.schedule_remove(TOPIC, "hourly")
+    assert admin.schedule_list(TOPIC) == []
+    broker.advance(5 * HOUR_S)
+    admin.schedule_add(TOPIC, "other", "0 * * * *", b"x")
+    wait_for(lambda: row(admin, "other")["state"] == "waiting", what="the run of the other one")
+    assert len(due_times(broker)) == 2
+
+
+def test_a_deleted_topic_takes_its_schedules_along(broker: LocalBroker, admin: zsq.Admin) -> None:
+    admin.schedule_add(TOPIC, "hourly", "0 * * * *", b"x", missed="all")
+    wait_for(lambda: are_at_rest(admin, broker), what="the first run")
+    admin.delete_topic(TOPIC, force=True)
+    assert admin.schedule_list() == []
+    admin.create_topic(TOPIC)
+    broker.advance(3 * HOUR_S)
+    admin.schedule_add(TOPIC, "hourly", "0 * * * *", b"x", missed="all")
+    wait_for(lambda: are_at_rest(admin, broker), what="the first run")
+    assert due_times(broker) == []
+
+
+def test_wrong_orders_are_refused_and_change_nothing(broker: LocalBroker, admin: zsq.Admin) -> None:
+    admin.schedule_add(TOPIC, "hourly", "0 * * * *", b"x")
+    with pytest.raises(zsq.UsageError, match="has a schedule 'hourly' already") as exists:
+        admin.schedule_add(TOPIC, "hourly", "0 1 * * *", b"y")
+    assert exists.value.code == E_EXISTS
+    with pytest.raises(zsq.UsageError, match="has a hour that is not valid: '25'"):
+        admin.schedule_add(TOPIC, "wrong", "0 25 * * *", b"x")
+    with pytest.raises(zsq.UsageError, match="time zone 'Mars/Base' is not known"):
+        admin.schedule_add(TOPIC, "wrong", "0 0 * * *", b"x", timezone="Mars/Base")
+    with pytest.raises(zsq.UsageError, match="missed must be one of"):
+        admin.schedule_add(TOPIC, "wrong", "0 0 * * *", b"x", missed="maybe")
+    with pytest.raises(zsq.UsageError, match="the limit of a schedule"):
+        admin.schedule_add(TOPIC, "wrong", "0 0 * * *", bytes(40_000))
+    with pytest.raises(zsq.NotFound, match="'nothing' does not exist"):
+        admin.schedule_add("nothing", "wrong", "0 0 * * *", b"x")
+    with pytest.raises(zsq.NotFound, match="has no schedule 'daily'; it has hourly"):
+        admin.schedule_pause(TOPIC, "daily")
+    with zsq.Consumer("memory#ephemeral", "c", url=broker.url), pytest.raises(zsq.UsageError) as no:
+        admin.schedule_add("memory#ephemeral", "wrong", "0 0 * * *", b"x")
+    assert no.value.code == E_UNSUPPORTED
+    assert [one["name"] for one in admin.schedule_list()] == ["hourly"]
