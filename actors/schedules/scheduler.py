@@ -23,8 +23,8 @@ from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
 from ..runtime.worker_thread import WorkerThread
 from ..settings.starts import SchedulerStart
-from .book import Book
-from .runs import Outcome, Run, TopicTransactions, carry_out
+from .book import Book, Outcome, Run
+from .runs import TopicTransactions, carry_out
 
 THREADS: Final = 4
 # The wall clock may be moved, so the process looks at it so often instead of waiting for a time.

@@ -424,6 +424,7 @@ PATHS: Final[Mapping[tuple[str, str], Actions]] = {
     **_all(Action.SEE, "GET", "/api/overview", "/api/live", "/api/history", "/api/histories", "/api/topic", "/api/channel", "/api/chunks"),
     **_all(Action.SEE, "GET", "/api/alarms", "/api/preview", "/api/jobs"),
     **_all(Action.SEE_SOME, "GET", "/api/cluster"),  # the handler leaves out topics and brokers' values
+    **_all(Action.SEE_SOME, "GET", "/api/schedules"),  # the handler leaves out other topics
     **_all(Action.READ, "GET", "/api/messages", "/api/body", "/api/delayed"),
     **_all(Action.READ, "GET", "/api/search", "/api/tail", "/api/download"),
     **_all(Action.CONSUME, "GET", "/api/peek"),
@@ -432,6 +433,7 @@ PATHS: Final[Mapping[tuple[str, str], Actions]] = {
         Action.MANAGE_TOPIC, "POST",
         *(f"/api/topic/{one}" for one in ("create", "configure", "pause", "unpause", "empty", "close", "open", "delete")),
         "/api/delayed/cancel",
+        *(f"/api/schedule/{one}" for one in ("pause", "resume", "remove")),
     ),
     **_all((Action.MANAGE_TOPIC, Action.REDRIVE), "POST", "/api/redrive"),
     **_all(

@@ -15,12 +15,14 @@ import { channelPage } from "./pages/channel.js";
 import { channelsPage } from "./pages/channels.js";
 import { clusterPage, partsPage } from "./pages/cluster.js";
 import { processesPage } from "./pages/processes.js";
+import { schedulesPage } from "./pages/schedules.js";
 import { topicPage } from "./pages/topic.js";
 import { topicsPage } from "./pages/topics.js";
 
 const ROUTES = {
   "": topicsPage,
   channels: channelsPage,
+  schedules: schedulesPage,
   alarms: alarmsPage,
   processes: processesPage,
   audit: auditPage,

@@ -220,3 +220,25 @@ def test_an_alarm_is_marked_where_it_is(window: Window) -> None:
     window.open("#/topics/clicks/channels/slow")
     page.locator(".note.alarm", has_text="62 messages waiting (alarm above 40)").wait_for()
     page.locator('[data-figure="depth"].alarm').wait_for()
+
+
+def test_the_schedules_page_shows_when_each_is_due_and_pauses_one(
+    window: Window, broker: Broker
+) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.schedule_add("empty", "nightly", "0 3 * * *", b"report", timezone="Europe/Berlin")
+        window.open("#/")
+        window.page.get_by_role("link", name="Schedules").click()
+        row = window.page.locator("tbody tr", has_text="nightly")
+        row.locator("text=waiting").wait_for()
+        assert "0 3 * * *" in row.inner_text()
+        assert "in " in row.inner_text()
+        row.get_by_role("button", name="Pause").click()
+        row.locator("text=paused").wait_for()
+        assert admin.schedule_list()[0]["state"] == "paused"
+        row.get_by_role("button", name="Resume").click()
+        row.locator("text=waiting").wait_for()
+        row.get_by_role("button", name="Remove").click()
+        window.page.get_by_role("button", name="Remove the schedule").click()
+        window.page.locator("text=No schedule yet").wait_for()
+        assert admin.schedule_list() == []

@@ -116,6 +116,7 @@ PAGES: Final = {
 WALKED: Final = (
     "../README.md",
     "tutorial.md",
+    "schedules.md",
     "spark.md",
     "nsqd.md",
     "security.md",
@@ -217,6 +218,7 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
         "zsq stats --json | python3 -c '",
     ): "it adds up what `zsq stats --json` of the reader's broker says",
     ("security.md", "./scripts/test tests/attacks -s"): "continuous integration runs the suite",
+    ("schedules.md", "pip install 'zsq[schedules]'"): _INSTALLS,
     ("spark.md", "pip install 'zsq[spark]'"): _INSTALLS,
     ("tracing.md", "pip install 'zsq[opentelemetry]'"): _INSTALLS,
     ("tutorial.md", "python3 -m venv venv && . venv/bin/activate"): _INSTALLS,

@@ -6,7 +6,9 @@ import { count, relative } from "../base/format.js";
 import { theme } from "../base/theme.js";
 import { help } from "./keys.js";
 
-const NAV = [["#/", "Topics", ["", "topics"]], ["#/channels", "Channels", ["channels"]], ["#/alarms", "Alarms", ["alarms"]], ["#/processes", "Processes", ["processes", "audit"]], ["#/cluster", "Cluster", ["cluster"]]];
+const NAV = [["#/", "Topics", ["", "topics"]], ["#/channels", "Channels", ["channels"]], ["#/schedules", "Schedules", ["schedules"]], ["#/alarms", "Alarms", ["alarms"]], ["#/processes", "Processes", ["processes", "audit"]], ["#/cluster", "Cluster", ["cluster"]]];
+const ALARMS = NAV.findIndex(([, name]) => name === "Alarms");
+const CLUSTER = NAV.findIndex(([, name]) => name === "Cluster");
 const WORDS = { connecting: "connecting", live: "live", lost: "not connected", away: "paused" };
 const BANNER_AFTER_MS = 1200; // a stream that reconnects at once causes no banner
 
@@ -16,8 +18,8 @@ export class Frame {
     this.lostAt = 0;
     this.links = NAV.map(([href, name, heads]) => ({ heads, element: h("a", { href }, name) }));
     this.badge = h("span.badge", { hidden: true });
-    this.links[2].element.append(this.badge);
-    show(this.links[4].element, false); // until the broker says that it has a cluster or a standby
+    this.links[ALARMS].element.append(this.badge);
+    show(this.links[CLUSTER].element, false); // until the broker says that it has a cluster or a standby
     this.dot = h("i.dot", { "aria-hidden": "true" });
     this.word = h("span.word", {}, "connecting");
     this.where = h("span.where.faint");
@@ -66,8 +68,8 @@ export class Frame {
     const alarms = model.broker.alarms ?? 0;
     show(this.badge, alarms > 0);
     setText(this.badge, count(alarms).text);
-    setAttr(this.links[2].element, "aria-label", alarms ? `Alarms: ${alarms} raised` : null);
-    show(this.links[4].element, Boolean(model.broker.clustered));
+    setAttr(this.links[ALARMS].element, "aria-label", alarms ? `Alarms: ${alarms} raised` : null);
+    show(this.links[CLUSTER].element, Boolean(model.broker.clustered));
     const { user, version, disk_full: full } = model.broker;
     show(this.full, Boolean(full));
     if (full) setText(this.fullText, `${full.charAt(0).toUpperCase()}${full.slice(1)}.`);

@@ -14,7 +14,7 @@ from zsq.actors.schedules.cron import Cron
 from zsq.transport.errors import E_BAD_ARGUMENT, UsageError
 
 BERLIN = ZoneInfo("Europe/Berlin")
-# In 2026, Berlin's clocks go from 02:00 to 03:00 on 29 March, and from 03:00 to 02:00 on 25 October.
+# In 2026, Berlin's clocks go from 02:00 to 03:00 on 29 March, and back on 25 October.
 FORWARD = datetime(2026, 3, 29, tzinfo=BERLIN)
 BACK = datetime(2026, 10, 25, tzinfo=BERLIN)
 

@@ -21,8 +21,13 @@ from zsq.actors.settings.schedule_settings import (
 from zsq.transport.errors import E_BAD_NAME, E_TOO_BIG, UsageError
 
 GIVEN: dict[str, Any] = {"do": "add", "name": "n", "cron": "* * * * *", "body": b"x"}
-_VALUES = st.text() | st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.none()
-_VALUES |= st.floats(allow_nan=False, allow_infinity=False)
+_VALUES = st.one_of(
+    st.text(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.booleans(),
+    st.none(),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
 
 
 @given(

@@ -10,7 +10,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 
 from starlette.requests import Request
@@ -21,7 +21,7 @@ from .....transport.client.core.message import StoredMessage, id_of
 from .....transport.client.core.peeking import Peek, Peeked
 from .....transport.errors import E_BAD_ARGUMENT, UsageError
 from .....transport.names import part_of
-from .....transport.wire.answers import DelayedRow
+from .....transport.wire.answers import DelayedRow, ScheduleRow
 from .....transport.wire.codec import HeaderValue, unpack_headers
 from ..web.body import JsonObject, Parameters, read_body
 from ..web.limits import Budget, HttpLimits, Share
@@ -299,6 +299,17 @@ def delayed(rows: Sequence[DelayedRow]) -> list[ShownDelayed]:
         }
         for row in rows
     ]
+
+
+def schedules(rows: Sequence[ScheduleRow], admins: Container[str]) -> dict[str, object]:
+    """Return schedules for the page. `admins` are the topics that the user may change."""
+    found = []
+    for row in rows:
+        shown: dict[str, object] = {**row, "may": "a" if row["topic"] in admins else ""}
+        for name in ("next_due", "last_due"):
+            shown[f"{name}_ms"] = cast("int", shown.pop(f"{name}_ns")) // _MS
+        found.append(shown)
+    return {"schedules": found}
 
 
 def _beginning(data: bytes, size: int) -> ShownBytes:

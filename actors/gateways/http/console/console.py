@@ -166,6 +166,7 @@ class Console:
             "/api/chunks": reading.chunks,
             "/api/alarms": reading.alarms,
             "/api/jobs": reading.jobs,
+            "/api/schedules": reading.schedules,
             "/api/cluster": self._cluster.answer,
             "/api/processes": reading.processes,
             "/api/audit": reading.audit,

@@ -368,6 +368,15 @@ class Doing:
             ),
             "/api/delayed/cancel": self._cancel,
             "/api/redrive": self._redrive,
+            "/api/schedule/pause": lambda topic, _, options, __: source.schedule_pause(
+                topic, _schedule(options)
+            ),
+            "/api/schedule/resume": lambda topic, _, options, __: source.schedule_resume(
+                topic, _schedule(options)
+            ),
+            "/api/schedule/remove": lambda topic, _, options, __: source.schedule_remove(
+                topic, _schedule(options)
+            ),
         }
         return {
             path: self._handler(do, with_channel=path.startswith("/api/channel/"))
@@ -569,6 +578,14 @@ class Doing:
 def _side(options: JsonObject) -> Side:
     """Return the side that a topic is closed to or opened to. The broker checks the value."""
     return cast("Side", options.get("to", "publishers"))
+
+
+def _schedule(options: JsonObject) -> str:
+    """Return the name of a schedule. The broker checks it."""
+    name = options.get("name")
+    if not isinstance(name, str):
+        raise bad('"name" is missing; give {"name": NAME}')
+    return name
 
 
 def _known(options: JsonObject, kind: Any) -> Any:

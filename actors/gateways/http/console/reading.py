@@ -13,11 +13,11 @@ from .....transport.block.block import Block
 from .....transport.client.core.message import StoredMessage, parse_id, part_in_id
 from .....transport.names import part_of
 from ....runtime.process import private_bytes
-from ....security.policy import visible
+from ....security.policy import Action, visible
 from ..api.broker import SharedStats
 from ..web.authority import principal_of
 from ..web.body import Parameters
-from ..web.responses import ApiError
+from ..web.responses import ApiError, api_error
 from . import answers as bodies
 from .answers import HEADERS, answer, bad, number, parameters_of
 from .board import BoardView
@@ -27,6 +27,7 @@ from .losses import channel_details, chunk_rows, topic_details
 from .sampler import Sampler
 from .source import Open, Source, TopicReader
 
+ADMIN: Final = Action.MANAGE_TOPIC
 MESSAGES_MAX: Final = 100
 READ_BYTES: Final = 1024 * 1024
 # The most bytes of messages that are read for one reply, before bodies are cut.
@@ -129,6 +130,18 @@ class ReadHandlers:
         return answer({"jobs": self._jobs.rows(principal_of(request))})
 
     # From requests to the broker
+
+    async def schedules(self, request: Request) -> Response:
+        parameters, principal = parameters_of(request), principal_of(request)
+        if any(parameters.count(name) > 1 for name in ("topic", "channel")):
+            raise api_error("INVALID_REQUEST")
+        rows = [
+            row
+            for row in await self._source.schedule_list(parameters.get("topic") or None)
+            if principal.may(Action.SEE, row["topic"])
+        ]
+        admins = {topic for topic in {row["topic"] for row in rows} if principal.may(ADMIN, topic)}
+        return answer(bodies.schedules(rows, admins))
 
     async def topic(self, request: Request) -> Response:
         topic = _topic(parameters_of(request))

@@ -29,6 +29,7 @@ from .....transport.wire.answers import (
     Moved,
     Nothing,
     OverviewAnswer,
+    ScheduleRow,
     TopicConfigured,
 )
 from .....transport.wire.codec import HeaderValue
@@ -60,6 +61,14 @@ class Source(Protocol):
     async def delayed_cancel(self, topic: str, keys: Sequence[str]) -> list[bool]: ...
 
     async def delayed_cancel_all(self, topic: str) -> int: ...
+
+    async def schedule_list(self, topic: str | None = None) -> list[ScheduleRow]: ...
+
+    async def schedule_pause(self, topic: str, name: str) -> Nothing: ...
+
+    async def schedule_resume(self, topic: str, name: str) -> Nothing: ...
+
+    async def schedule_remove(self, topic: str, name: str) -> Nothing: ...
 
     async def create_topic(
         self,

@@ -501,3 +501,23 @@ def test_moving_messages_needs_the_right_to_read_and_to_publish_them() -> None:
         assert site.get("/api/overview?topic=u", **some).status_code == 403
     finally:
         site.close()
+
+
+SCHEDULE: dict[str, Any] = {
+    "topic": "t", "name": "n", "state": "waiting", "next_due_ns": 5 * 10**9, "last_due_ns": 0, "published": 1,
+    "missed": 2, "trouble": "", "cron": "0 3 * * *", "timezone": "UTC", "policy": "one", "body_bytes": 3,
+}  # fmt: skip
+
+
+def test_schedules_are_shown_with_times_for_the_page(site: ConsoleSite) -> None:
+    site.source.answers = {"schedule_list": [SCHEDULE]}
+    (row,) = site.get("/api/schedules").json()["schedules"]
+    assert (row["next_due_ms"], row["last_due_ms"], row["may"]) == (5_000, 0, "a")
+    assert row.items() >= {name: SCHEDULE[name] for name in SCHEDULE if name[-3:] != "_ns"}.items()
+
+
+@pytest.mark.parametrize("what", ["pause", "resume", "remove"])
+def test_a_schedule_is_changed_by_its_name(site: ConsoleSite, what: str) -> None:
+    assert post(site, f"/api/schedule/{what}?topic=t", {"name": "n"}).json() == {"done": True}
+    assert site.source.calls == [(f"schedule_{what}", "t", "n")]
+    refused(post(site, f"/api/schedule/{what}?topic=t", {}), 400, '"name" is missing')
