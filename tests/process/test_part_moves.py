@@ -16,7 +16,7 @@ from support.broker import wait_for
 from support.cluster import Cluster, running
 
 import zsq
-from zsq.transport.errors import ZsqError
+from zsq.transport.errors import UsageError, ZsqError
 
 PARTS = 2
 KEYS = 8
@@ -61,6 +61,10 @@ def stored(cluster: Cluster, number: int = 1, start: int = 0) -> list[tuple[int,
     return found
 
 
+def states(admin: zsq.Admin) -> list[str]:
+    return [one["state"] for one in admin.schedule_list("t")]
+
+
 def objects(cluster: Cluster, broker: int, log: str) -> list[Path]:
     folder = Path(cluster.place.removeprefix("file://")) / ("one", "two")[broker]
     return [path for path in folder.rglob("*") if log in str(path) and path.is_file()]
@@ -73,7 +77,9 @@ def log_of(cluster: Cluster) -> str:
 
 
 def test_a_part_moves_and_comes_back_with_all_that_belongs_to_it(cluster: Cluster) -> None:
-    """Offsets, finished messages, delayed messages, pauses, settings and clients go on."""
+    """Offsets, finished messages, delayed messages, pauses, settings, schedules and clients go
+    on.
+    """
     keys = [b"%d" % number for number in range(KEYS)]
     with (
         zsq.Admin(cluster.url) as admin,
@@ -98,12 +104,18 @@ def test_a_part_moves_and_comes_back_with_all_that_belongs_to_it(cluster: Cluste
         admin.create_channel("t#1", "late", start="earliest")
         admin.pause("t#1", "late")
         producer.publish("t#1", b"later", delay=3_600)
+        with pytest.raises(UsageError, match="only for one part: name it, such as t#0"):
+            admin.schedule_add("t", "yearly", "0 0 1 1 *", b"x")
+        admin.schedule_add("t#1", "yearly", "0 0 1 1 *", b"x")
         log, before = log_of(cluster), stored(cluster)
         for turn, broker in enumerate((1, 0, 1), 1):
             move(cluster, broker)
             with zsq.Admin(cluster.brokers[broker].tcp) as at:
                 names = [one["topic_name"] for one in at.stats()["topics"]]
                 assert "t#1" in names
+                wait_for(lambda: states(at) == ["waiting"])
+            with zsq.Admin(cluster.brokers[1 - broker].tcp) as away:
+                assert states(away) == []
             publish(turn)
             found = stored(cluster)
             assert [offset for offset, _ in found] == list(range(len(found))), "no gaps"
