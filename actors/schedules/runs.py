@@ -50,7 +50,7 @@ class Transactions(Protocol):
         ...
 
     def commit(self, topic: str, app: str, version: int, block: Block) -> bool:
-        """Commit the block. Return False if the topic has this version or a later one."""
+        """Commit the block. Return False if the topic had this version or a later one before."""
         ...
 
 
@@ -62,8 +62,7 @@ class TopicTransactions:
 
     def last(self, topic: str, app: str) -> int:
         with self._committer(topic) as committer:
-            # This aborts nothing, because no stage has version 0.
-            return committer.abort(app, 0)["version"]
+            return committer.version_of(app)
 
     def commit(self, topic: str, app: str, version: int, block: Block) -> bool:
         with StageWriter(self._url, topic, app, version, timeout=CALL_S, create=False) as writer:
@@ -72,7 +71,9 @@ class TopicTransactions:
         if part is None:
             return False
         with self._committer(topic) as committer:
-            return not committer.commit(app, version, [part])["repeated"]
+            # What the bucket does not have at a takeover, the new primary publishes again.
+            committer.commit_here(app, version, [part])
+        return True
 
     def _committer(self, topic: str) -> StageCommitter:
         return StageCommitter(self._url, topic, timeout=CALL_S, create=False)

@@ -70,12 +70,12 @@ def test_a_due_time_is_published_once_with_a_kill_at_every_step(
     assert done.returncode == 0, done.stderr
     steps = json.loads(done.stdout)
     for needed in (
-        "after StageCommitter.abort",
+        "after StageCommitter.version_of",
         "after StageWriter.push",
         "after StageWriter.seal",
-        "before StageCommitter.commit",
+        "before StageCommitter.commit_here",
         "after Asker._send",
-        "after StageCommitter.commit",
+        "after StageCommitter.commit_here",
     ):
         assert needed in steps
     found = due_times(broker)
@@ -155,6 +155,21 @@ def test_nothing_is_published_in_a_pause_or_after_the_end(
     admin.schedule_add(TOPIC, "other", "0 * * * *", b"x")
     wait_for(lambda: row(admin, "other")["state"] == "waiting", what="the run of the other one")
     assert len(due_times(broker)) == 2
+
+
+def test_a_due_time_does_not_wait_until_it_is_in_the_bucket(tmp_path: Path) -> None:
+    """A commit of Spark waits up to --bucket-lag. So a schedule of each minute would fall behind."""
+    (tmp_path / "bucket").mkdir()
+    lag = ("--bucket", f"file://{tmp_path}/bucket", "--bucket-lag", "10m")
+    with LocalBroker(tmp_path, *lag) as made, zsq.Admin(made.url, timeout=30) as admin:
+        admin.create_topic(TOPIC)
+        admin.schedule_add(TOPIC, "hourly", "0 * * * *", b"x")
+        wait_for(lambda: are_at_rest(admin, made), what="the first run")
+        for count in (1, 2):
+            made.advance(HOUR_S)
+            wait_for(lambda: row(admin)["published"] == count, what="a due time")  # noqa: B023
+        assert row(admin)["trouble"] == ""
+        assert len(due_times(made)) == 2
 
 
 def test_a_deleted_topic_takes_its_schedules_along(broker: LocalBroker, admin: zsq.Admin) -> None:

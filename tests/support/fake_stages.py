@@ -42,6 +42,7 @@ class FakeStages:
         self.failures: deque[str] = deque()
         self.refuse_open: deque[str] = deque()
         self.hold = False
+        self.is_behind = False  # True: commits are carried out, and not answered
         self.deaf_to: set[type[p.Wire]] = set()
         self.heard: list[p.Wire] = []
         self.pushes = 0
@@ -152,12 +153,13 @@ class FakeStages:
             self.committed.setdefault(
                 key, {"first_offset": 0, "messages": sum(part[2] for part in message.parts)}
             )
-            self._say(
-                envelope, p.Done(message.request, {**self.committed[key], "repeated": repeated})
-            )
+            if not self.is_behind:  # the bucket does not have it yet
+                data = {**self.committed[key], "repeated": repeated}
+                self._say(envelope, p.Done(message.request, data))
         elif isinstance(message, p.Abort):
             dropped = sum(self.stages.pop(stage, None) is not None for stage in message.stages)
-            data = {"dropped": dropped, "committed": False, "version": -1}
+            versions = [version for app, version in self.committed if app == message.app]
+            data = {"dropped": dropped, "committed": False, "version": max(versions, default=-1)}
             self._say(envelope, p.Done(message.request, data))
         elif isinstance(message, p.Beat):
             self._say(envelope, p.Beat())

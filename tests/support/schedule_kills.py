@@ -33,8 +33,8 @@ CALLS: tuple[tuple[type[Any], str], ...] = (
     (StageWriter, "push"),
     (StageWriter, "seal"),
     (StageWriter, "close"),
-    (StageCommitter, "abort"),
-    (StageCommitter, "commit"),
+    (StageCommitter, "version_of"),
+    (StageCommitter, "commit_here"),
     (Asker, "_send"),
     (Asker, "close"),
 )

@@ -149,6 +149,13 @@ class Asker(AskerBase):
         with drive.lock:
             return drive.engine.begin(question)
 
+    def _give_up(self, request: Request) -> None:
+        """Do not wait for the reply any more."""
+        drive = self._made
+        if drive is not None and drive.pid == os.getpid():
+            with drive.lock:
+                drive.engine.give_up(request)
+
     def _reply(self, request: Request) -> Reply:
         """Return the reply and its blocks, or raise the error. The time-out begins now."""
         drive = self._made

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from ...block.block import Block
-from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
+from ...errors import E_BAD_ARGUMENT, E_CLOSING, BrokerUnreachable, Refused, UsageError
 from ...wire.address import Target
 from ...wire.addresses import Url, parse_all
 from ...wire.answers import Aborted, Committed
@@ -44,6 +44,8 @@ from .producer import check_times
 __all__ = ["STAGE_TIMEOUT_S", "StageCommitter", "StagePart", "StageWriter"]
 
 STAGE_TIMEOUT_S: Final = 60.0
+# The highest version that is possible. No stage has it, so an abort of it drops nothing.
+_NEVER: Final = (1 << 63) - 1
 
 
 class StageWriter:
@@ -230,6 +232,21 @@ class StageWriter:
                 raise engine.too_late(self._timeout)
 
 
+def _commit(app: str, version: int, parts: Sequence[StagePart | None], kind: str) -> Question:
+    """Return the request. Raises `UsageError` if an argument is wrong."""
+    check_transaction(app, version, kind)
+    found: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
+    if len(found) > STAGE_PARTS_MAX:
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            (
+                f"{len(found)} parts are over the limit of {STAGE_PARTS_MAX}; write with fewer "
+                "partitions"
+            ),
+        )
+    return Question(lambda number: Commit(number, app, version, kind, found))
+
+
 class StageCommitter(Asker):
     """Commit and abort transactions of a topic.
 
@@ -265,20 +282,32 @@ class StageCommitter(Asker):
         or unused for too long). Raises `UsageError` if a part does not match its description, or
         if there are too many parts.
         """
-        check_transaction(app, version, kind)
-        found: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
-        if len(found) > STAGE_PARTS_MAX:
-            raise UsageError(
-                E_BAD_ARGUMENT,
-                (
-                    f"{len(found)} parts are over the limit of {STAGE_PARTS_MAX}; write with fewer "
-                    "partitions"
-                ),
-            )
-        answer: Committed = self._carry_out(
-            ask(Question(lambda number: Commit(number, app, version, kind, found)))
-        )
+        answer: Committed = self._carry_out(ask(_commit(app, version, parts, kind)))
         return answer
+
+    def commit_here(
+        self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app"
+    ) -> None:
+        """Commit as `commit` does, but do not wait for the bucket.
+
+        When this returns, the topic has this version or a later one on its disk. If the broker
+        ships its topics to a bucket, `commit` waits until the bucket has the commit, which takes up
+        to `--bucket-lag`. The topic handles the requests of a link in order. So the answer to a
+        second request says that the first one is carried out.
+        """
+        request = self._send(_commit(app, version, parts, kind))
+        if self.version_of(app) >= version:
+            self._give_up(request)
+            return
+        try:
+            self._reply(request)
+        except BrokerUnreachable:  # it waited for the bucket before it was carried out
+            if self.version_of(app) < version:
+                raise
+
+    def version_of(self, app: str) -> int:
+        """Return the last version of the app that the topic has committed, or -1."""
+        return self.abort(app, _NEVER)["version"]
 
     def abort(self, app: str, version: int, stages: Sequence[bytes] = ()) -> Aborted:
         """Drop all stages of the transaction, and also `stages`.

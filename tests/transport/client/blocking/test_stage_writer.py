@@ -33,6 +33,28 @@ def push(writer: StageWriter, blocks: int, first: int = 0, size: int = 20_000) -
         writer.push(block(number, size))
 
 
+def test_a_commit_here_is_known_without_an_answer_of_the_bucket(storage: FakeStages) -> None:
+    storage.is_behind = True
+    with StageCommitter(storage.url, "t", timeout=20) as committer:
+        assert committer.version_of("app") == -1
+        committer.commit_here("app", 3, [])
+        assert committer.version_of("app") == 3
+        assert committer.version_of("other") == -1
+        committer.commit_here("app", 2, [])
+        committer.commit_here("app", 4, [])
+    assert storage.committed.keys() >= {("app", 3), ("app", 4)}
+    assert {one.version for one in storage.heard if isinstance(one, p.Abort)} == {2**63 - 1}
+
+
+def test_a_commit_here_that_fails_says_so(storage: FakeStages) -> None:
+    storage.deaf_to = {p.Commit}
+    with StageCommitter(storage.url, "t", timeout=0.5) as committer:
+        with pytest.raises(zsq.BrokerUnreachable):
+            committer.commit_here("app", 3, [])
+        with pytest.raises(zsq.UsageError, match="version must be a number"):
+            committer.commit_here("app", -1, [])
+
+
 def test_a_topic_in_memory_is_refused_before_anything_is_sent() -> None:
     nowhere, topic = "tcp://127.0.0.1:1", "t#ephemeral"
     for made in (
@@ -66,7 +88,7 @@ def test_pushed_blocks_are_sealed_once_and_committed_once(storage: FakeStages) -
             "repeated": False,
         }
         assert committer.commit("app", 3, [part], kind="job")["repeated"]
-        answer = {"dropped": 1, "committed": False, "version": -1}
+        answer = {"dropped": 1, "committed": False, "version": 3}
         assert committer.abort("app", 3, [stage]) == answer
     with StageWriter(storage.url, "t", "app", 3) as writer:
         push(writer, 3)
