@@ -158,7 +158,7 @@ def test_nothing_is_published_in_a_pause_or_after_the_end(
 
 
 def test_a_due_time_does_not_wait_until_it_is_in_the_bucket(tmp_path: Path) -> None:
-    """A commit of Spark waits up to --bucket-lag. So a schedule of each minute would fall behind."""
+    """A commit of Spark waits up to --bucket-lag. A schedule of each minute would fall behind."""
     (tmp_path / "bucket").mkdir()
     lag = ("--bucket", f"file://{tmp_path}/bucket", "--bucket-lag", "10m")
     with LocalBroker(tmp_path, *lag) as made, zsq.Admin(made.url, timeout=30) as admin:
