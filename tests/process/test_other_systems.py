@@ -265,6 +265,7 @@ def test_commands_speak_to_the_broker(shared: Broker, other: str, tmp_path: Path
         ["seek", topic, "c", "0", *at],
         ["message", topic, "0", *at],
         ["delayed", "count", topic, "--json", *at],
+        ["schedule", "add", "nightly", "0 3 * * *", topic, "report", *at],
         ["audit", "--json", *at],
         ["keys", "server", str(tmp_path / "key")],
         ["keys", "client", str(tmp_path / "client"), "--server", str(tmp_path / "key.pub")],
@@ -280,6 +281,7 @@ def test_commands_speak_to_the_broker(shared: Broker, other: str, tmp_path: Path
     assert topic in out["stats"]
     assert "(this one)" in out["top"]
     assert json.loads(out["delayed"])["messages"] == 1
+    assert "schedule nightly is added" in out["schedule"]
     assert (tmp_path / "client").stat().st_mode & 0o777 == 0o600
     assert failed or any((tmp_path / "exported").rglob("*.parquet"))
 
