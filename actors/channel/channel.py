@@ -365,6 +365,7 @@ class ChannelActor(Actor[ChannelStart]):
 
     def on_turn(self) -> None:
         self.core.rest()
+        self.supply.head = self._head
         detach = self.feed.wanted(self.core.is_wanted() and not self.stopping)
         if detach is not None:
             self.topic.send((), detach)

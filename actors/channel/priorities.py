@@ -27,6 +27,11 @@ are delivered. These blocks are not kept, and are read again for the deliveries.
 few messages of its level wait before its own. So in a channel without a backlog nothing is read
 twice.
 
+*A new consumer.* While no consumer wants messages, the channel reads nothing, and an urgent message
+may arrive. When a consumer wants messages again, parked ones are delivered only after the first
+unread blocks have come. Otherwise a consumer's whole ready count would go before the urgent
+message. This takes PRIORITY_HOLD_NS at most.
+
 *Rows of an earlier process.* Their levels are not stored. Their blocks are read again, the oldest
 first, and their messages are sorted as those of the window are. Sorted messages do not wait for the
 others.
@@ -41,7 +46,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final
 
@@ -69,12 +74,13 @@ _SPANS: Final = re.compile(rb"(.)\1*", re.DOTALL)
 def level_of(value: object, levels: int) -> int:
     """Return the level of a message with this value of the header.
 
-    A number above the highest level means the highest one. A text of digits is a number: the
-    command line and HTTP have only texts. Everything else means level 0, because the message was
-    accepted long ago and must be delivered.
+    A number above the highest level means the highest one. A text of digits is a number, because
+    the command line has only texts. Everything else means level 0, because the message was accepted
+    long ago and must be delivered.
     """
-    if isinstance(value, str) and len(value) <= DIGITS_MAX and value.isascii() and value.isdigit():
-        value = int(value)
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        digits = value.lstrip("0")[: DIGITS_MAX + 1]  # a header may have thousands of them
+        value = int(digits or "0")
     if type(value) is not int:
         return 0
     return min(max(value, 0), levels - 1)
@@ -172,6 +178,11 @@ class Levels:
         self._floor = max(self._floor, level.used)
         level.used += count / level.weight
 
+    def forget_requests(self) -> None:
+        """Note that no blocks are in memory, and none is requested."""
+        for level in self._levels:
+            level.ahead = 0
+
     def remove(self, start: int, stop: int) -> int:
         return sum(level.remove(start, stop) for level in self._levels)
 
@@ -179,7 +190,8 @@ class Levels:
         self.__init__(len(self._levels))  # type: ignore[misc]
 
     def runs(self) -> Iterator[Run]:
-        return chain.from_iterable(level.runs for level in self._levels)
+        """Return the parked messages, those of the highest level first."""
+        return chain.from_iterable(level.runs for level in reversed(self._levels))
 
 
 class PrioritySupply(Supply):
@@ -196,6 +208,9 @@ class PrioritySupply(Supply):
         self._unsorted: list[Run] = []
         self._near = 1_000  # approximate number of messages that one read brings
         self._stopped = False  # this turn's share of looks was too small to read further
+        self._is_fed = False  # unread blocks have come since consumers want messages
+        self._held_since_ns = 0
+        self._holds = False
         # The last sorted block with its levels. It is kept because it may be sorted in pieces.
         self._known: tuple[Block, bytes | None] | None = None
         super().__init__(next_offset, holes, deferred, counters, settings, choice)
@@ -256,6 +271,16 @@ class PrioritySupply(Supply):
     def drop_blocks(self) -> None:
         super().drop_blocks()
         self._known = None
+        self._is_fed, self._held_since_ns = False, 0
+        self._levels.forget_requests()
+
+    def offer(self, block: Block, *, from_storage: bool = False) -> bool:
+        self._is_fed = True
+        return super().offer(block, from_storage=from_storage)
+
+    def step_over(self, next_offset: int) -> None:
+        self._is_fed = True
+        super().step_over(next_offset)
 
     def _passed(self, block: Block) -> None:
         """Keep the block if its messages, or the more urgent ones of them, are sent soon."""
@@ -275,6 +300,10 @@ class PrioritySupply(Supply):
 
     def look_ahead(self, rows_out: int, wall_ns: int) -> None:
         """Sort the next messages, as many as this turn allows."""
+        self._holds = self._waits_for_newest(wall_ns)
+        if self._holds:  # what is parked comes into memory meanwhile
+            for level in self._levels.turns():
+                self._read_ahead(level)
         if self._unsorted:
             self._want_unsorted()
         least = options.LOOKS_MAX - options.PRIORITY_LOOKS
@@ -291,6 +320,14 @@ class PrioritySupply(Supply):
             stop = self._sort(block, start, self.choice.mask(block, wall_ns))
             self._advance(block, stop)
             self.dirty = True
+
+    def _waits_for_newest(self, wall_ns: int) -> bool:
+        if self._is_fed or self.next_offset >= self.head:
+            return False
+        if self._rows() >= options.PRIORITY_ROWS_MAX:
+            return False  # no further messages are read
+        self._held_since_ns = self._held_since_ns or wall_ns
+        return 0 <= wall_ns - self._held_since_ns < options.PRIORITY_HOLD_NS
 
     def _looks_on(self, rows_out: int) -> bool:
         return self._rows() < options.PRIORITY_ROWS_MAX and super()._has_new(rows_out)
@@ -343,7 +380,7 @@ class PrioritySupply(Supply):
     # Out
 
     def _has_new(self, rows_out: int) -> bool:
-        return self._levels.messages > 0 and self._may_give_new(rows_out)
+        return self._levels.messages > 0 and not self._holds and self._may_give_new(rows_out)
 
     def _new(self, consumer: Subscriber, room: int, wall_ns: int) -> Picked | None:
         """Gather messages of one level, the oldest first.
@@ -445,8 +482,7 @@ class PrioritySupply(Supply):
     # Reports
 
     def shown(self) -> dict[str, Iterator[Run]]:
-        parked: Sequence[Run] = sorted(chain(self._levels.runs(), self._unsorted))
-        return {**super().shown(), "parked": iter(parked)}
+        return {**super().shown(), "parked": chain(self._levels.runs(), self._unsorted)}
 
     def statistics(self, head: int) -> SupplyPulse:
         """Return the report.

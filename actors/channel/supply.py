@@ -119,6 +119,7 @@ class Supply:
         self.next_offset = next_offset  # the next offset to take
         self.window_end = next_offset  # the next offset that the feed brings
         self.window_bytes = 0
+        self.head = 0  # the end of the topic, as far as it is known here
         self.settings = settings
         self.counters = counters
         # Offsets of blocks that a redelivery needs and the shelf lacks.

@@ -263,6 +263,9 @@ PRIORITY_LOOKS: Final = LOOKS_MAX // 2
 PRIORITY_KEPT: Final = 2_000
 # This many contiguous messages of one priority are sent as a separate delivery.
 PRIORITY_ALONE: Final = GATHER_COUNT_MAX
+# When consumers want messages again, a channel with priorities waits at most this long for the
+# newest ones, which may be urgent.
+PRIORITY_HOLD_NS: Final = 200_000_000
 # The size of one read for parked messages. They lie close together, unlike redeliveries.
 PRIORITY_READ_BYTES: Final = 256 * KIB
 FETCHES_MAX: Final = 4  # the most unanswered reads of blocks for redelivery

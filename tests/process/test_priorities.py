@@ -44,18 +44,31 @@ def test_urgent_messages_overtake_a_backlog_also_after_a_kill(broker: Broker) ->
             got.append(message.body)
             message.finish(sync=True)
         assert len(got) < 10, "it did not wait for the backlog"
+    with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
+        producer.publish("jobs", b"urgent late", headers=URGENT)
+
+        def knows() -> bool:  # the topic tells an idle channel its end once a second
+            (channel,) = admin.stats("jobs")["topics"][0]["channels"]
+            waiting: int = channel["depth"] + channel["in_flight_count"]
+            return waiting == BACKLOG + 11 - len(got)
+
+        wait_for(knows, what="the depth")
+    with zsq.Consumer("jobs", "workers", url=broker.ipc, ready=1_000) as consumer:
+        batch = consumer.receive_batch(10)
+        assert batch is not None
+        assert b"urgent late" in batch.bodies, "it goes before what the consumer takes in advance"
     broker.signal_all(signal.SIGKILL)
     broker.close()
     broker.start()
     with zsq.Consumer("jobs", "workers", url=broker.ipc, ready=500) as consumer:
-        while len(got) < BACKLOG + 10:
+        while len(got) < BACKLOG + 11:
             batch = consumer.receive_batch(20)
             assert batch is not None, f"{len(got)} messages"
             got += [message.body for message in batch.messages()]
             batch.finish(sync=True)
         assert consumer.receive(0.05) is None
     places = [at for at, body in enumerate(got) if body.startswith(b"urgent")]
-    assert len(set(got)) == BACKLOG + 10
+    assert len(set(got)) == BACKLOG + 11
     assert places[-1] < BACKLOG // 2, "a start finds them again"
     bulk = [int(body) for body in got if not body.startswith(b"urgent")]
     assert bulk == sorted(bulk), "messages of one priority keep their order"

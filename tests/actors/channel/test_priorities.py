@@ -90,7 +90,7 @@ def channel() -> PriorityHarness:
 @pytest.mark.parametrize(
     ("value", "level"),
     [
-        (0, 0), (1, 1), (2, 2), (3, 2), (1 << 70, 2), (-1, 0), ("1", 1), ("2", 2), ("007", 2), ("9" * 9, 2), ("9" * 10, 0),
+        (0, 0), (1, 1), (2, 2), (3, 2), (1 << 70, 2), (-1, 0), ("1", 1), ("2", 2), ("007", 2), ("9" * 9, 2), ("9" * 5_000, 2), ("0" * 30 + "1", 1), ("0" * 30, 0),
         ("", 0), ("-1", 0), ("1.0", 0), ("²", 0), ("high", 0), (1.0, 0), (True, 0), (None, 0), (b"1", 0), ((1,), 0),
     ],
 )  # fmt: skip
@@ -126,6 +126,46 @@ def test_a_backlog_is_one_row_and_a_position(channel: PriorityHarness) -> None:
     assert channel.channel.first() == 1, "the topic keeps everything from here on"
     shown = channel.channel.supply.shown()
     assert list(shown["parked"]) == [(1, 99, 0), (101, 1, 0)]
+
+
+def test_a_peek_shows_urgent_messages_first(channel: PriorityHarness) -> None:
+    channel.take("0012")
+    assert channel.one_by_one(1) == [3]
+    assert list(channel.channel.supply.shown()["parked"]) == [(2, 1, 0), (0, 2, 0)]
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_new_consumer_gets_what_arrived_while_there_was_none(
+    channel: PriorityHarness, comes: bool
+) -> None:
+    channel.take("0" * 50)
+    assert channel.one_by_one(2) == [0, 1]
+    channel.channel.unsubscribe(A)
+    channel.channel.rest()
+    urgent = with_place(block_of("2"), 50, channel.wall_ns)
+    channel.channel.supply.head = 51
+    channel.join(A, 10)
+    assert channel.offsets() == []
+    channel.read()
+    assert channel.offsets() == [], "parked messages are here, and wait for the newest"
+    if comes:
+        channel.channel.supply.offer(urgent)
+        assert [pending.runs for pending in channel.send()] == [((50, 1, 1),), ((2, 9, 1),)]
+    else:
+        channel.wall_ns += options.PRIORITY_HOLD_NS
+        assert [pending.runs for pending in channel.send()] == [((2, 10, 1),)]
+
+
+def test_nothing_waits_when_everything_is_read(channel: PriorityHarness) -> None:
+    channel.take("0" * 50)
+    assert channel.one_by_one(2) == [0, 1]
+    channel.channel.unsubscribe(A)
+    channel.channel.rest()
+    channel.channel.supply.head = 50
+    channel.join(A, 10)
+    channel.offsets()
+    channel.read()
+    assert channel.offsets() == [*range(2, 12)]
 
 
 def test_each_level_has_its_share_while_all_have_messages(channel: PriorityHarness) -> None:

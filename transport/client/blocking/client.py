@@ -177,7 +177,7 @@ class Admin(AdminBase, Asker):
     ) -> Made:
         """Create a channel. Returns {"existed": True} if it existed and so was not changed.
 
-        Raises `UsageError` if it exists with another `ordered` or other `tags`.
+        Raises `UsageError` if it exists with other `tags`, `ordered` or `priorities`.
         """
         return self._carry_out(administration.create_channel(topic, channel, settings))
 
