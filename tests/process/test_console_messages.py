@@ -103,6 +103,23 @@ def test_what_is_downloaded_can_be_published_again(
     assert second.body == b"\x00\xff"
 
 
+def test_a_topic_that_was_created_again_lacks_the_offsets_of_the_old_one(
+    node: Broker, web: httpx.Client
+) -> None:
+    publish(node, "twice", b"a", b"b", b"c")
+    with zsq.Admin(node.ipc) as admin:
+        admin.delete_topic("twice", force=True)
+    publish(node, "twice", b"new")
+    query: dict[str, Any] = {"topic": "twice", "offset": 1}
+    told = web.get("/search", params=query).json()
+    assert (told["missing"], [one["offset"] for one in told["messages"]]) == (2, [3])
+    [line] = web.get("/download", params=query).text.splitlines()
+    cut = "the offsets 1 to 2 do not exist (any more)"
+    assert json.loads(line) == {"cut": cut, "next_offset": 3}
+    [line] = web.get("/download", params=query | {"offset": 3}).text.splitlines()
+    assert json.loads(line)["body"] == "new"
+
+
 def test_the_answer_to_a_publish_has_the_id_of_the_message(node: Broker, web: httpx.Client) -> None:
     body = base64.b64encode(b"\x00\xff").decode()
     told = web.post("/topic/publish", params={"topic": "sent"}, json={"body_base64": body}).json()

@@ -55,8 +55,9 @@ export function searchTab({ topic, model, query, signal }) {
   const tell = (answer, found, state) => {
     const searched = answer.end > answer.start ? Math.floor((100 * (answer.next_offset - answer.start)) / (answer.end - answer.start)) : 100;
     const where = [`offset ${count(answer.next_offset).exact}`, answer.searched_to_ms !== null && moment(answer.searched_to_ms).text].filter(Boolean).join(", ");
+    const missing = answer.missing ? ` ${plural(answer.missing, "offset does", "offsets do")} not exist (any more).` : "";
     const left = answer.undecoded ? ` ${plural(answer.undecoded, "body is", "bodies are")} too large to be decoded.` : "";
-    setText(progress, `${plural(found, "message")} found. ${state} ${where}${state === "Searching:" ? ` (${searched} %)` : ""}.${left}`);
+    setText(progress, `${plural(found, "message")} found. ${state} ${where}${state === "Searching:" ? ` (${searched} %)` : ""}.${left}${missing}`);
   };
 
   /** Search from an offset on, or from the beginning. Show at most PAGE messages. */
@@ -67,7 +68,7 @@ export function searchTab({ topic, model, query, signal }) {
     const ends = AbortSignal.any([signal, mine.signal]);
     const found = [];
     let answer = null;
-    let undecoded = 0;
+    let [undecoded, missing] = [0, 0];
     complain("");
     setAttr(go, "aria-busy", "true");
     [stop.disabled, next.disabled] = [false, true];
@@ -79,11 +80,12 @@ export function searchTab({ topic, model, query, signal }) {
         answer = await get("/api/search", { ...wanted, count: PAGE - found.length }, ends);
         [wanted.offset, wanted.end, at] = [answer.next_offset, answer.end, answer.next_offset];
         undecoded += answer.undecoded;
+        missing += answer.missing;
         found.push(...answer.messages);
         show(list.element, found.length > 0);
         list.update(found);
         if (found.length && (list.chosen === null || found.length === answer.messages.length)) list.choose(found[0]);
-        tell({ ...answer, undecoded }, found.length, "Searching:");
+        tell({ ...answer, undecoded, missing }, found.length, "Searching:");
       } while (!answer.done && found.length < PAGE);
     } catch (error) {
       if (signal.aborted || running !== mine) return;
@@ -93,7 +95,7 @@ export function searchTab({ topic, model, query, signal }) {
     stop.disabled = true;
     next.disabled = answer === null || answer.done;
     if (answer === null) return setText(progress, mine.signal.aborted ? "Stopped." : "");
-    tell({ ...answer, undecoded }, found.length, mine.signal.aborted ? "Stopped at" : answer.done ? "Searched to the end," : "More may follow after");
+    tell({ ...answer, undecoded, missing }, found.length, mine.signal.aborted ? "Stopped at" : answer.done ? "Searched to the end," : "More may follow after");
     show(list.element, found.length > 0 || answer.done);
     if (!found.length) list.clear();
     return announce(progress.textContent);

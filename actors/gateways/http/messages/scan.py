@@ -26,19 +26,35 @@ class Scan:
 
     `at` is the offset at which it continues. `time_ns` is the time of the last block that it has
     searched. `bytes` is the size of all blocks so far.
+
+    Offsets may not exist: retention removed them, they are damaged, or the topic was deleted and
+    created again meanwhile, which begins at the end of the old one. A read then skips them without
+    an error. `missing` is their number, and `gap` the last of these ranges, as first offset and
+    end. With `whole`, the scan ends after the first gap, so that a copy of the range cannot have a
+    hole that nobody notices.
     """
 
     def __init__(
-        self, reader: TopicReader, topic: str, first: int, end: int, wanted: Wanted
+        self,
+        reader: TopicReader,
+        topic: str,
+        first: int,
+        end: int,
+        wanted: Wanted,
+        *,
+        whole: bool = False,
     ) -> None:
         self._reader = reader
         self._topic = topic
         self._wanted = wanted
         self._end = end
+        self._whole = whole
         self._undecoded = Undecoded()
         self.at = first
         self.time_ns = 0
         self.bytes = 0
+        self.missing = 0
+        self.gap: tuple[int, int] | None = None
 
     @property
     def done(self) -> bool:
@@ -61,6 +77,8 @@ class Scan:
         while not self.done:
             fetched = await self._reader.read(self.at, READ_BYTES)
             for block in fetched.blocks:
+                if self._skip(block.first_offset):
+                    return
                 start = max(0, self.at - block.first_offset)
                 stop = min(block.count, self._end - block.first_offset)
                 if start >= stop:
@@ -79,4 +97,18 @@ class Scan:
                     return
             if not fetched.blocks and fetched.next_offset <= self.at:
                 return  # nothing more can be read now
-            self.at = max(self.at, min(fetched.next_offset, self._end))
+            if self._skip(fetched.next_offset):
+                return
+
+    def _skip(self, to: int) -> bool:
+        """Continue at `to` or at the end, and count what is between.
+
+        Return True if the scan ends here.
+        """
+        to = min(to, self._end)
+        if to <= self.at:
+            return False
+        self.gap = self.at, to
+        self.missing += to - self.at
+        self.at = to
+        return self._whole

@@ -6,7 +6,8 @@ its permissions are checked again at each step. One long request with a stream o
 rejected, because it needs all three.
 
 A download is one request, because a browser saves one answer. It is bounded in messages, bytes and
-time. If it is cut, its last line says so, and where to continue.
+time. If it is cut, its last line says so, and where to continue. It is also cut at offsets that do
+not exist, because lines that only leave them out look like a complete copy.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class SearchAnswer(TypedDict):
 
     `from`, `next_offset`, `end`: where it began, where the next step continues, and where the
     search ends. `searched_to_ms`: the time of the last block that was searched, or None.
-    `undecoded`: the messages that were too large to be decoded for `field`.
+    `undecoded`: the messages that were too large to be decoded for `field`. `missing`: the offsets
+    of the range that do not exist.
     """
 
     start: int
@@ -76,7 +78,16 @@ class SearchAnswer(TypedDict):
     done: bool
     searched_to_ms: int | None
     undecoded: int
+    missing: int
     messages: list[ShownMessage]
+
+
+class Range(NamedTuple):
+    """The offsets to search. `missing` are those before `first` that were asked for."""
+
+    first: int
+    end: int
+    missing: int
 
 
 class Search(NamedTuple):
@@ -89,15 +100,16 @@ class Search(NamedTuple):
     from_ns: int | None
     to_ns: int | None
 
-    async def range(self, reader: TopicReader, start: int, head: int) -> tuple[int, int]:
+    async def range(self, reader: TopicReader, start: int, head: int) -> Range:
         """Return the offsets from which and up to which to search."""
         first, end = self.offset, head if self.end is None else min(head, self.end)
         if first is None:
             first = start if self.from_ns is None else await reader.offset_at(self.from_ns)
         if self.to_ns is not None:
             end = min(end, await reader.offset_at(self.to_ns))
+        missing = 0 if self.offset is None else max(0, min(start, end) - first)
         first = max(first, start)
-        return first, max(first, end)
+        return Range(first, max(first, end), missing)
 
 
 def search_of(parameters: Parameters) -> Search:
@@ -160,7 +172,7 @@ class Searching:
         node = await self._node()
         async with self._places, self._open(asked.topic) as reader:
             start, head = await reader.head()
-            first, end = await asked.range(reader, start, head)
+            first, end, missing = await asked.range(reader, start, head)
             scan = Scan(reader, asked.topic, first, end, asked.wanted)
             shown: list[ShownMessage] = []
             async with aclosing(scan.found(STEP_BYTES, time.monotonic() + STEP_S)) as found:
@@ -177,6 +189,7 @@ class Searching:
             "done": scan.done,
             "searched_to_ms": scan.time_ns // 1_000_000 if scan.time_ns else None,
             "undecoded": scan.undecoded,
+            "missing": missing + scan.missing,
             "messages": shown,
         }
         return answer(told)
@@ -227,15 +240,20 @@ class Searching:
         at = asked.offset or 0
         try:
             async with self._open(asked.topic) as reader:
-                first, end = await asked.range(reader, *await reader.head())
-                scan = Scan(reader, asked.topic, first, end, asked.wanted)
+                first, end, missing = await asked.range(reader, *await reader.head())
+                if missing:
+                    yield gap_line(at, at + missing)
+                    return
+                scan = Scan(reader, asked.topic, first, end, asked.wanted, whole=True)
                 why = ""
                 async with aclosing(self._bounded(scan, asked.topic, count, node)) as found:
                     async for line, cut in found:
                         yield line
                         why = cut
                         at = scan.at
-                if not scan.done:
+                if scan.gap is not None:
+                    yield gap_line(*scan.gap)
+                elif not scan.done:
                     yield cut_line(why or "it was not read to its end in time", scan.at)
         except ZsqError as error:
             yield cut_line(f"{error.code} {error.text}", at)
@@ -267,3 +285,10 @@ def cut_line(why: str, next_offset: int) -> bytes:
     """Return the last line of a download that is not complete."""
     told: dict[str, Any] = {"cut": why, "next_offset": next_offset}
     return json.dumps(told).encode() + b"\n"
+
+
+def gap_line(first: int, end: int) -> bytes:
+    """Return the last line of a download that ends because these offsets do not exist."""
+    many = f"the offsets {first} to {end - 1} do not exist (any more)"
+    one = f"the offset {first} does not exist (any more)"
+    return cut_line(one if end == first + 1 else many, end)

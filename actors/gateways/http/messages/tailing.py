@@ -113,7 +113,7 @@ class Tailing:
             if now_s - begun_s >= STREAM_S or rules != self._rules:
                 break
             _, head = await reader.head()
-            # A topic that was created again begins at offset 0.
+            # The topic may end earlier than `at`, for example after a restore.
             turn = pace.turn(min(at, head), head, now_s)
             shown, after = await self._read(reader, topic, turn.first, turn.take, each, node)
             pace.shown(len(shown))

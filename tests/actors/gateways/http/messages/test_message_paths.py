@@ -24,6 +24,7 @@ from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.security.access import Access, token_hash
 from zsq.actors.security.policy import EVERYBODY, AccessPolicy
 from zsq.transport.block.block import Block, pack, with_place
+from zsq.transport.client.core.message import Fetched
 from zsq.transport.errors import E_NOT_FOUND, NotFound
 from zsq.transport.wire.codec import pack_headers
 
@@ -291,6 +292,66 @@ def test_a_download_that_fails_on_its_way_says_so(
     lines = download(site)
     assert [one["offset"] for one in lines[:-1]] == [0, 1, 2]
     assert lines[-1] == {"cut": "E_NOT_FOUND topic 't' does not exist", "next_offset": 3}
+
+
+GONE = "the offsets {} to {} do not exist (any more)"
+
+
+@pytest.mark.parametrize(
+    ("kept", "query", "found", "gap", "missing"),
+    [
+        ([0, 2, 3], "", [0, 1, 2], (3, 6), 3),
+        ([0, 3], "end=11", [0, 1, 2], (3, 9), 6),
+        ([0, 3], "end=8", [0, 1, 2], (3, 8), 5),  # the gap goes beyond the range
+        ([0, 2, 3], "offset=3", [], (3, 6), 3),
+        ([0, 2, 3], "offset=4&end=5", [], (4, 5), 1),
+        ([2, 3], "offset=1", [], (1, 6), 5),  # before the oldest message
+        ([3], "offset=4&end=7", [], (4, 7), 3),  # all of the range is before it
+        ([2, 3], "", [6, 7, 8, 9, 10, 11], None, 0),  # without an offset nothing is asked for there
+        ([0, 2, 3], "end=3", [0, 1, 2], None, 0),
+        ([0, 1, 2, 3], "offset=99", [], None, 0),
+    ],
+)
+def test_offsets_that_do_not_exist_are_never_left_out_silently(
+    site: ConsoleSite,
+    kept: list[int],
+    query: str,
+    found: list[int],
+    gap: tuple[int, int] | None,
+    missing: int,
+) -> None:
+    """A search counts them. A download ends there, and can be continued behind them."""
+    site.source.blocks = [site.source.blocks[number] for number in kept]
+    answer = search(site, query)
+    assert (answer["missing"], answer["done"]) == (missing, True)
+    *lines, last = [*download(site, query), None] if gap is None else download(site, query)
+    assert [one["offset"] for one in lines] == found
+    if gap is not None:
+        first, end = gap
+        text = GONE.format(first, end - 1).replace("offsets 4 to 4 do", "offset 4 does")
+        assert last == {"cut": text, "next_offset": end}
+
+
+def test_a_topic_that_is_created_again_does_not_continue_a_download(
+    site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new topic begins at the end of the old one, so its first block is behind the range. Or it
+    has no message yet.
+    """
+    read = site.source.read
+    for after in ([placed(12, 9, b"new")], []):
+
+        async def once(offset: int, bytes_max: int, after: list[Block] = after) -> Any:
+            if offset:
+                return Fetched(12, 13, after, 13)
+            return (await read(0, bytes_max))._replace(
+                blocks=site.source.blocks[:1], next_offset=3
+            )
+
+        monkeypatch.setattr(site.source, "read", once)
+        assert download(site)[-1] == {"cut": GONE.format(3, 11), "next_offset": 12}
+        answer = search(site)
+        assert (offsets(answer), answer["missing"], answer["done"]) == ([0, 1, 2], 9, True)
 
 
 def test_a_download_ends_when_permissions_change(site: ConsoleSite) -> None:
