@@ -20,10 +20,10 @@ from contextlib import aclosing
 from typing import Any, Final, NamedTuple, TypedDict
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from .....transport.client.core.message import id_of
-from .....transport.errors import E_LIMIT, Refused, ZsqError
+from .....transport.errors import ZsqError
 from .....transport.message_object import as_object
 from .....transport.names import part_of
 from ..console.answers import (
@@ -39,6 +39,7 @@ from ..console.answers import (
 )
 from ..console.source import Open, TopicReader
 from ..web.body import Parameters
+from ..web.places import Places, Stream
 from .matching import TEXT_CHARS_MAX, Wanted, named
 from .scan import Scan
 
@@ -161,7 +162,10 @@ class Searching:
         self._open = open_reader
         self._node = node
         self._places = asyncio.Semaphore(SEARCHES_MAX)
-        self.downloads = 0
+        self.downloads = Places(
+            DOWNLOADS_MAX,
+            f"{DOWNLOADS_MAX} downloads are in progress, which is the limit; try again",
+        )
         self.rules = 0  # grows when permissions change
 
     async def search(self, request: Request) -> Response:
@@ -198,42 +202,34 @@ class Searching:
         parameters = parameters_of(request)
         asked = search_of(parameters)
         count = number(parameters, "count", DOWNLOAD_MESSAGES, 1, DOWNLOAD_MESSAGES_MAX)
-        if self.downloads >= DOWNLOADS_MAX:
-            raise Refused(
-                E_LIMIT,
-                f"{DOWNLOADS_MAX} downloads are in progress, which is the limit; try again",
-            )
-        node = await self._node()
-        # Errors are answered as such only before the first line. The stream opens a reader of its
-        # own, because a stream that is never read would not close this one.
-        async with self._open(asked.topic) as reader:
-            await asked.range(reader, *await reader.head())
         name = asked.topic.replace("#", "-")
         headers = {
             **HEADERS,
             "content-disposition": f'attachment; filename="{name}.jsonl"',
             "content-security-policy": "sandbox; default-src 'none'",
         }
-        if request.method == "HEAD":
-            return Response(b"", 200, headers, media_type=NDJSON)
-        lines = self._pieces(self._lines(asked, count, node))
-        return StreamingResponse(lines, 200, headers, media_type=NDJSON)
+        with self.downloads.place() as place:
+            node = await self._node()
+            # Errors are answered as such only before the first line. The stream opens a reader of
+            # its own, because a stream that is never read would not close this one.
+            async with self._open(asked.topic) as reader:
+                await asked.range(reader, *await reader.head())
+            if request.method == "HEAD":
+                return Response(b"", 200, headers, media_type=NDJSON)
+            lines = self._pieces(self._lines(asked, count, node))
+            return Stream(place, lines, headers, NDJSON)
 
     async def _pieces(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Join lines to pieces, so that small messages do not each become one write."""
         held: list[bytes] = []
         size = 0
-        self.downloads += 1
-        try:
-            async for line in lines:
-                held.append(line)
-                size += len(line)
-                if size >= PIECE_BYTES:
-                    yield b"".join(held)
-                    held, size = [], 0
-            yield b"".join(held)
-        finally:
-            self.downloads -= 1
+        async for line in lines:
+            held.append(line)
+            size += len(line)
+            if size >= PIECE_BYTES:
+                yield b"".join(held)
+                held, size = [], 0
+        yield b"".join(held)
 
     async def _lines(self, asked: Search, count: int, node: int) -> AsyncIterator[bytes]:
         """Yield a line for each message, and a last line if the download is cut."""

@@ -19,11 +19,12 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from .....transport.errors import E_LIMIT, Refused, ZsqError
+from .....transport.errors import ZsqError
 from ..console.answers import HEADERS, Room, ShownMessage, message, number, parameters_of
 from ..console.source import Open, TopicReader
+from ..web.places import Places, Stream
 from .matching import Wanted
 from .pace import Pace
 from .scan import Scan
@@ -38,6 +39,7 @@ READS_MAX: Final = 4  # the most reads of tails at the same time; each may hold 
 SHOWN_BYTES: Final = 4096  # of each body, unless `body_max` says otherwise
 SHOWN_BYTES_MAX: Final = 16 * 1024
 EVENT_BYTES_MAX: Final = 256 * 1024  # of the bodies of one event
+EVENTS: Final = "text/event-stream"
 _ALL: Final = Wanted()
 
 
@@ -54,7 +56,9 @@ class Tailing:
         self._reads = asyncio.Semaphore(READS_MAX)
         self._closing = asyncio.Event()
         self._rules = 0
-        self.streams = 0
+        self.places = Places(
+            TAILS_MAX, f"{TAILS_MAX} live tails are open, which is the limit; close some"
+        )
 
     def renew(self) -> None:
         """End all streams because of new permissions. The pages connect again."""
@@ -73,23 +77,19 @@ class Tailing:
             else number(parameters, "offset", 0, 0, OFFSET_MAX)
         )
         each = number(parameters, "body_max", SHOWN_BYTES, 0, SHOWN_BYTES_MAX)
-        if self.streams >= TAILS_MAX:
-            raise Refused(
-                E_LIMIT, f"{TAILS_MAX} live tails are open, which is the limit; close some"
-            )
-        node = await self._node()
-        async with self._open(topic) as reader:
-            head = (await reader.head())[1]
-            if offset is None:
-                offset = await reader.newest(back) if back else head
-        headers = {**HEADERS, "x-accel-buffering": "no"}
-        if request.method == "HEAD":  # otherwise a stream without a reader would never end
-            return Response(b"", 200, headers, media_type="text/event-stream")
-        events = self._events(topic, min(offset, head), each, node)
-        return StreamingResponse(events, 200, headers, media_type="text/event-stream")
+        with self.places.place() as place:
+            node = await self._node()
+            async with self._open(topic) as reader:
+                head = (await reader.head())[1]
+                if offset is None:
+                    offset = await reader.newest(back) if back else head
+            headers = {**HEADERS, "x-accel-buffering": "no"}
+            if request.method == "HEAD":  # otherwise a stream without a reader would never end
+                return Response(b"", 200, headers, media_type=EVENTS)
+            events = self._events(topic, min(offset, head), each, node)
+            return Stream(place, events, headers, EVENTS)
 
     async def _events(self, topic: str, at: int, each: int, node: int) -> AsyncIterator[bytes]:
-        self.streams += 1
         try:
             yield event("start", {"offset": at})
             async with (
@@ -100,8 +100,6 @@ class Tailing:
                     yield one
         except ZsqError as error:
             yield event("failed", {"message": f"{error.code} {error.text}"})
-        finally:
-            self.streams -= 1
 
     async def _followed(
         self, reader: TopicReader, topic: str, at: int, each: int, node: int

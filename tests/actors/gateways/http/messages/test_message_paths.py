@@ -8,11 +8,13 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from typing import Any
 
+import httpx
 import msgpack
 import pytest
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from support.console_site import ConsoleSite
 
 from zsq.actors.gateways.http.console.answers import UNREADABLE
@@ -21,6 +23,7 @@ from zsq.actors.gateways.http.messages.pace import BEHIND_MAX, BURST
 from zsq.actors.gateways.http.web.authority import HttpAuthority, give
 from zsq.actors.gateways.http.web.body import Parameters
 from zsq.actors.gateways.http.web.limits import HttpLimits
+from zsq.actors.gateways.http.web.places import Places
 from zsq.actors.security.access import Access, token_hash
 from zsq.actors.security.policy import EVERYBODY, AccessPolicy
 from zsq.transport.block.block import Block, pack, with_place
@@ -344,9 +347,7 @@ def test_a_topic_that_is_created_again_does_not_continue_a_download(
         async def once(offset: int, bytes_max: int, after: list[Block] = after) -> Any:
             if offset:
                 return Fetched(12, 13, after, 13)
-            return (await read(0, bytes_max))._replace(
-                blocks=site.source.blocks[:1], next_offset=3
-            )
+            return (await read(0, bytes_max))._replace(blocks=site.source.blocks[:1], next_offset=3)
 
         monkeypatch.setattr(site.source, "read", once)
         assert download(site)[-1] == {"cut": GONE.format(3, 11), "next_offset": 12}
@@ -367,13 +368,78 @@ def test_a_download_ends_when_permissions_change(site: ConsoleSite) -> None:
     assert "permissions" in lines[-1]["cut"]
 
 
-def test_the_number_of_downloads_is_bounded_and_falls_again(site: ConsoleSite) -> None:
-    download(site)
-    assert site.messages.searching.downloads == 0
-    site.messages.searching.downloads = searching.DOWNLOADS_MAX
-    answer = site.get("/api/download?topic=t")
-    assert (answer.status_code, "E_LIMIT" in answer.text) == (503, True)
-    site.messages.searching.downloads = 0
+# The places of streams
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("path", "most"), [("download", searching.DOWNLOADS_MAX), ("tail", tailing.TAILS_MAX)]
+)
+def test_requests_that_come_together_do_not_exceed_the_limit(
+    site: ConsoleSite, monkeypatch: pytest.MonkeyPatch, path: str, most: int
+) -> None:
+    """All of them are in their handler before the first one has its answer."""
+    monkeypatch.setattr(tailing, "STREAM_S", 0.0)
+    head, waiting, opened = site.source.head, asyncio.Event(), 0
+
+    async def slow() -> tuple[int, int]:
+        nonlocal opened
+        opened += 1
+        if opened == most:
+            waiting.set()
+        await waiting.wait()
+        return await head()
+
+    monkeypatch.setattr(site.source, "head", slow)
+
+    async def together() -> list[httpx.Response]:
+        asked = [site.acall("GET", f"/api/{path}?topic=t") for _ in range(most + 2)]
+        return await asyncio.gather(*asked)
+
+    answers = site.within(together)
+    assert sorted(one.status_code for one in answers) == [200] * most + [503] * 2
+    assert all("E_LIMIT" in one.text for one in answers if one.status_code == 503)
+    assert places(site, path).taken == 0
+
+
+def places(site: ConsoleSite, path: str) -> Places:
+    return site.messages.tailing.places if path == "tail" else site.messages.searching.downloads
+
+
+@pytest.mark.parametrize("path", ["download", "tail"])
+def test_each_way_out_gives_the_place_back(
+    site: ConsoleSite, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    assert site.call("HEAD", f"/api/{path}?topic=t").status_code == 200
+    assert site.get(f"/api/{path}?topic=none").status_code == 404
+    assert places(site, path).taken == 0
+    paths = site.messages
+    handler = paths.tailing.tail if path == "tail" else paths.searching.download
+
+    async def left() -> None:
+        """The client leaves before the first piece, so the stream is never read."""
+        answer = await handler(asked("GET", ""))
+        assert places(site, path).taken == 1
+
+        async def send(message: Any) -> None:
+            raise OSError("the client has left")
+
+        with pytest.raises(ClientDisconnect):
+            await answer({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    site.within(left)
+    assert places(site, path).taken == 0
+
+    async def fails() -> int:
+        raise NotFound(E_NOT_FOUND, "it is gone")
+
+    monkeypatch.setattr(site.messages.tailing, "_node", fails)
+    monkeypatch.setattr(site.messages.searching, "_node", fails)
+    assert site.get(f"/api/{path}?topic=t").status_code == 404
+    assert places(site, path).taken == 0
 
 
 # Live tail
@@ -381,19 +447,29 @@ def test_the_number_of_downloads_is_bounded_and_falls_again(site: ConsoleSite) -
 Events = AsyncIterator[bytes]
 
 
-async def tail(site: ConsoleSite, query: str = "") -> Events:
+def asked(method: str, query: str) -> Request:
     request = Request(
         {
             "type": "http",
-            "method": "GET",
+            "method": method,
             "query_string": f"topic=t&{query}".encode(),
             "headers": [],
         }
     )
     give(request, EVERYBODY)
-    answer: Any = await site.messages.tailing.tail(request)
-    events: Events = answer.body_iterator
-    return events
+    return request
+
+
+async def tail(site: ConsoleSite, query: str = "") -> Events:
+    answer: Any = await site.messages.tailing.tail(asked("GET", query))
+
+    async def events() -> Events:
+        with answer.place:
+            async with aclosing(answer.body_iterator) as pieces:
+                async for one in pieces:
+                    yield one
+
+    return events()
 
 
 async def heard(events: Events) -> tuple[str, Any]:
@@ -413,7 +489,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(site: ConsoleSite, listen: Callable[[], Any]) -> None:
     site.within(listen)
-    assert site.messages.tailing.streams == 0
+    assert site.messages.tailing.places.taken == 0
 
 
 @pytest.mark.usefixtures("quick")
@@ -427,7 +503,7 @@ def test_a_tail_shows_new_messages_from_now_on_or_from_some_back(site: ConsoleSi
         assert await heard(back) == ("start", {"offset": 10})
         data = (await heard(back))[1]
         assert (offsets(data), data["messages"][0]["body"]["text"]) == ([10, 11, 12], "m")
-        assert site.messages.tailing.streams == 2
+        assert site.messages.tailing.places.taken == 2
         await events.aclose()  # type: ignore[attr-defined]
         await back.aclose()  # type: ignore[attr-defined]
 
@@ -519,13 +595,6 @@ def test_nothing_is_shown_that_was_read_under_old_permissions(
         await ended(events)
 
     run(site, listen)
-
-
-def test_the_number_of_tails_is_bounded(site: ConsoleSite) -> None:
-    site.messages.tailing.streams = tailing.TAILS_MAX
-    answer = site.get("/api/tail?topic=t")
-    site.messages.tailing.streams = 0
-    assert (answer.status_code, "E_LIMIT" in answer.text) == (503, True)
 
 
 def test_a_gateway_that_stops_ends_its_tails(
