@@ -35,7 +35,7 @@ from .api.publish import Publishing, TopicPublisher
 from .api.telling import Telling
 from .console.console import Console
 from .messages.messages import MessagePaths
-from .web.authority import Handler, HttpAuthority
+from .web.authority import API, Handler, HttpAuthority
 from .web.body import QueryRequest
 from .web.limits import Budget, HttpLimits
 from .web.origins import Origins
@@ -316,7 +316,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _refused_by_broker(request: Request, error: Exception) -> Response:
     assert isinstance(error, ZsqError)
-    return refusal(from_zsq(error))
+    return refusal(from_zsq(error, for_nsq=not request.scope["path"].startswith(API)))
 
 
 async def _not_there(request: Request, error: Exception) -> Response:

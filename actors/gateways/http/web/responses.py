@@ -99,13 +99,17 @@ def api_error(code: str, status: int = 0) -> ApiError:
     return ApiError(status or ANSWERS[code][0], code)
 
 
-def from_zsq(error: ZsqError) -> ApiError:
-    """Return the HTTP error for an error of the broker."""
+def from_zsq(error: ZsqError, *, for_nsq: bool = True) -> ApiError:
+    """Return the HTTP error for an error of the broker.
+
+    On nsqd's paths only a message can be too big. On ZSQ's own paths it may also be a key, a tag or
+    a header, so the sentence says what it is.
+    """
     if error.code == E_CLOSING:
         return api_error("EXITING")
     if error.code == E_BAD_NAME:
         return api_error("INVALID_TOPIC")
-    if error.code == E_TOO_BIG:
+    if error.code == E_TOO_BIG and for_nsq:
         return api_error("MSG_TOO_BIG")
     said = f"{error.code} {error.text}"
     if isinstance(error, NotFound):

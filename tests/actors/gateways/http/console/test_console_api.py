@@ -20,7 +20,7 @@ from zsq.actors.gateways.http.web.authority import HttpAuthority
 from zsq.actors.security.access import Access, token_hash
 from zsq.actors.security.policy import AccessPolicy
 from zsq.transport.block.block import Block, pack, with_place
-from zsq.transport.errors import E_NOT_FOUND, NotFound
+from zsq.transport.errors import E_NOT_FOUND, E_TOO_BIG, NotFound, UsageError
 
 ACCESS = f"""
 [users.some]
@@ -407,6 +407,14 @@ def test_a_wrong_publish_is_refused_before_it_reaches_a_client(
 def test_half_a_character_is_refused(site: ConsoleSite, body: bytes) -> None:
     refused(site.post("/api/topic/publish?topic=t", body), 400, "not valid Unicode")
     assert site.source.calls == []
+
+
+def test_a_value_that_is_too_big_is_named(site: ConsoleSite) -> None:
+    """It is not the message, so --max-msg-size would change nothing."""
+    text = "key of 257 bytes is over the limit of 256 bytes"
+    site.source.answers = {"publish": UsageError(E_TOO_BIG, text)}
+    found = post(site, "/api/topic/publish?topic=t", {"body": "a", "key": "k" * 257})
+    assert (found.status_code, found.json()) == (400, {"message": f"E_TOO_BIG {text}"})
 
 
 def test_a_refused_publish_ends_its_client_and_gives_its_place_back(site: ConsoleSite) -> None:
