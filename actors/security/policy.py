@@ -47,7 +47,7 @@ _WITH_PARTS: Final = ("delayed", "schedule")  # orders whose option `do` says wh
 
 
 class Action(Enum):
-    """An action of a principal. The value is its name in the HTTP gateway's log."""
+    """An action of a principal. `RULES` says which permission it needs."""
 
     OPEN = "open"
     KNOWN = "known"

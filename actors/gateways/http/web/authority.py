@@ -75,7 +75,7 @@ class HttpAuthority:
                 await self._check_first_use(actions, principal, request)
             except ApiError as error:
                 if error.status in (401, 403):
-                    needs = " and ".join(action.value for action in actions)
+                    needs = " and ".join(RULES[action].needs for action in actions)
                     self._warn(
                         request,
                         f"{principal.name or 'an unknown user'} needs the permission {needs}",

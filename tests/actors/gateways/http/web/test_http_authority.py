@@ -5,6 +5,7 @@ token that does not permit it, and with one that does.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -157,6 +158,23 @@ def test_each_path_and_method_needs_its_permission(console: ConsoleSite) -> None
                 assert untouched(console), place
         walked.add((method, path))
     assert walked == PATHS.keys(), "no entry without a path"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "needs"),
+    [
+        ("GET", "/api/search?topic=clicks", "subscribe to the whole topic"),
+        ("GET", "/api/peek?topic=clicks&channel=c", "subscribe"),
+        ("POST", "/pub?topic=clicks", "publish"),
+        ("PUT", "/config/log_level", 'admin = ["*"]'),
+    ],
+)
+def test_the_log_names_the_permission_as_the_access_file_does(
+    console: ConsoleSite, caplog: pytest.LogCaptureFixture, method: str, target: str, needs: str
+) -> None:
+    with caplog.at_level(logging.WARNING, "zsq"):
+        assert said(console, method, target, "looker")[0] == 403
+    assert caplog.messages[-1].endswith(f"refused: looker needs the permission {needs}")
 
 
 def test_every_path_has_the_permission_that_it_needs() -> None:
