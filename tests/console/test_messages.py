@@ -53,6 +53,25 @@ def test_bytes_are_published_and_shown_in_every_form(window: Window, broker: Bro
     window.until(lambda: "$bytes" in shown.inner_text(), "the schema to be kept")
 
 
+def test_a_body_that_does_not_have_the_chosen_form_says_why(window: Window, broker: Broker) -> None:
+    long = json.dumps({"rows": ["x" * 1_000] * 40, "last": SCRIPT})
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many("other", [b"\x01\x02\x03", long.encode()]).wait(20)
+    page = window.open("#/topics/other/messages?offset=0")
+    shown = body_of(window)
+    window.press("MessagePack")
+    window.sees("2 bytes follow after the first value")
+    assert shown.get_attribute("data-kind") == "hex"
+    window.row("1").click()
+    window.press("JSON")
+    window.sees("Only the first 16.0")
+    window.sees("“Show more of it” loads the rest.")
+    assert page.get_by_text("It is not JSON").count() == 0
+    window.press("Show more of it")
+    window.until(lambda: shown.get_attribute("data-kind") == "json", "the whole body as JSON")
+    assert json.loads(shown.inner_text()) == json.loads(long)
+
+
 def test_messages_are_searched_downloaded_and_followed(window: Window, broker: Broker) -> None:
     def publish(*bodies: str) -> None:
         with zsq.Producer(broker.ipc) as producer:

@@ -5,13 +5,14 @@ import { Bytes, DEPTH_MAX, Limit, numberText, timeText, Undecodable, Writer, wri
 const TIMESTAMP = -1;
 const NEVER = 0xc1;
 
-/** Return {text, note, complete} of bytes that are one value. Throws Undecodable. Pure. */
+/** Return {text, note} of bytes that are one value. Throws Undecodable. Pure. */
 export function decodeMsgpack(data) {
   if (!data.length) throw new Undecodable("It is empty.");
   const from = new Bytes(data);
   return written((writer) => {
     value(from, writer, 0);
-    return { complete: !from.left, note: from.left ? `${from.left} more bytes follow after the value.` : "" };
+    if (from.left) throw new Undecodable(`It is not one value of MessagePack: ${from.left} bytes follow after the first value.`);
+    return { note: "" };
   });
 }
 

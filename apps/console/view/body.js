@@ -68,6 +68,7 @@ function coloured(text) {
 
 const KINDS = [["auto", "Auto"], ["json", "JSON"], ["msgpack", "MessagePack"], ["avro", "Avro"], ["text", "Text"], ["hex", "Hex"]];
 const WHOLE_MAX = 1024 * 1024; // the most bytes of a body that the broker shows
+const MORE = "Show more of it";
 const COLOURED_MAX = 200_000; // a longer text is not coloured
 const chosen = new Map(); // topic -> the kind that the user chose, until the page is loaded again
 
@@ -81,8 +82,7 @@ function automatic(bytes, data, topic) {
   ];
   for (const [kind, decode] of bytes.cut ? [] : tries.filter(Boolean)) {
     try {
-      const found = decode();
-      if (found.complete !== false) return { kind, found };
+      return { kind, found: decode() };
     } catch (error) {
       if (!(error instanceof Undecodable)) throw error;
     }
@@ -102,11 +102,18 @@ export function bodyText(bytes, wanted, topic) {
     else if (kind === "avro") found ??= decodeAvro(data, keptSchema(topic));
   } catch (error) {
     if (!(error instanceof Undecodable)) throw error;
-    return { kind: "hex", text: hex(data), note: error.message };
+    return { kind: "hex", text: hex(data), note: bytes.cut ? partly(bytes, data, kind, error) : error.message };
   }
   if (found) return { kind, ...found };
   if (kind === "hex") return { kind, text: hex(data), note: "" };
   return { kind, text: bytes.text ?? new TextDecoder().decode(data), note: "" };
+}
+
+/** Return why a body of which only a part is loaded is not shown in its form. */
+function partly(bytes, data, kind, error) {
+  const rest = data.length >= WHOLE_MAX ? "Download it to see the rest." : `“${MORE}” loads ${bytes.size > WHOLE_MAX ? "more" : "the rest"}.`;
+  // What the decoder of JSON says of a part is not true of the whole: it may be JSON.
+  return `${kind === "json" ? "" : `${error.message} `}Only the first ${size(data.length).text} of ${size(bytes.size).text} are loaded. ${rest}`;
 }
 
 /** Return the view of a body, with a switch between its forms. `path` and `query` address the whole
@@ -134,7 +141,7 @@ export function bodyView(bytes, { path, query, name }) {
     show(all, Boolean(now.cut) && raw(now).length < WHOLE_MAX);
   };
   const save = button("Download", () => void attempt("Downloaded.", async () => saveBlob(await getBlob(path, query), name)), { kind: "small" });
-  const all = button("Show more of it", () => void attempt("Loaded.", async () => {
+  const all = button(MORE, () => void attempt("Loaded.", async () => {
     const found = await get("/api/messages", { ...query, count: 1, body_max: WHOLE_MAX });
     now = found.messages[0]?.offset === query.offset ? found.messages[0].body : now;
     draw(chosen.get(topic) ?? "auto");
