@@ -72,6 +72,58 @@ def test_a_body_that_does_not_have_the_chosen_form_says_why(window: Window, brok
     assert json.loads(shown.inner_text()) == json.loads(long)
 
 
+def test_pages_of_messages_say_what_does_not_exist(window: Window, broker: Broker) -> None:
+    def publish(*bodies: bytes) -> None:
+        with zsq.Producer(broker.ipc) as producer:
+            producer.publish_many("gone", bodies).wait(20)
+
+    publish(b"a", b"b")
+    page = window.open("#/topics/gone/messages?offset=7")
+    window.sees("The topic ends at offset 2.")
+    assert not page.get_by_text("Publish the first one").is_visible()
+    window.open("#/topics/gone/search?from_ms=60000&to_ms=1000")
+    window.sees("From must not be later than To.")
+    nothing = page.get_by_text("Nothing found")
+    assert not nothing.is_visible()
+    page.locator("[name=from]").fill("")
+    page.locator("[name=to]").fill("")
+    page.locator("[name=text]").fill("none")
+    window.press("Search")
+    nothing.wait_for()
+    page.locator("[name=field]").fill("=7")
+    window.press("Search")
+    window.sees("field must be PATH or PATH=VALUE")
+    nothing.wait_for(state="hidden")
+    page.locator("[name=field]").fill("")
+
+    def created_again(route: Any) -> None:
+        told = route.fetch().json()
+        if "offset=" not in route.request.url:
+            with zsq.Admin(broker.ipc) as admin:
+                admin.delete_topic("gone", force=True)
+            publish(b"new")
+            told |= {"next_offset": 1, "done": False}
+        route.fulfill(json=told)
+
+    def deleted(route: Any) -> None:
+        if "offset=" in route.request.url:
+            text = "E_NOT_FOUND topic 'gone' does not exist"
+            route.fulfill(status=404, json={"message": text})
+        else:
+            route.fulfill(json=route.fetch().json() | {"done": False})
+
+    page.route("**/api/search?*", created_again)
+    window.press("Search")
+    window.sees("0 messages found. Searched to the end, offset 2")
+    window.sees("1 offset does not exist (any more).")
+    page.unroute("**/api/search?*")
+    page.route("**/api/search?*", deleted)
+    window.press("Search")
+    window.sees("topic 'gone' does not exist")
+    assert page.locator("#page").get_by_text("messages found.").count() == 0
+    assert not nothing.is_visible()
+
+
 def test_messages_are_searched_downloaded_and_followed(window: Window, broker: Broker) -> None:
     def publish(*bodies: str) -> None:
         with zsq.Producer(broker.ipc) as producer:

@@ -2,7 +2,7 @@
 // be shown completely.
 
 import { explain, get } from "../base/api.js";
-import { h, setAttr, setText, show } from "../base/dom.js";
+import { h, put, setAttr, setText, show } from "../base/dom.js";
 import { count } from "../base/format.js";
 import { may } from "../base/model.js";
 import { link, replace } from "../base/router.js";
@@ -23,7 +23,8 @@ export function messagesTab({ topic, model, query, signal }) {
   const where = h("span.quiet", { role: "status" });
   const failed = h("p.note.warn", { hidden: true, role: "alert" });
   let shown = { start: 0, head: 0, from: 0, next_offset: 0, messages: [] };
-  const list = new MessageList({ topic, label: `Messages of ${topic}`, way: -1, empty: empty("No messages", "Publish the first one:", `echo 'hello' | zsq pub ${topic}`) });
+  const none = h("div");
+  const list = new MessageList({ topic, label: `Messages of ${topic}`, way: -1, empty: none });
   const save = linesButton(`${topic}.jsonl`, () => ({ topic, offset: shown.from, end: shown.next_offset }));
   const form = h("form.toolbar", {}, way, value, look, h("div.end", {}, where, older, newer, save));
   const element = h("div.stack", {}, form, failed, list.element);
@@ -61,6 +62,8 @@ export function messagesTab({ topic, model, query, signal }) {
     } finally {
       setAttr(look, "aria-busy", null);
     }
+    const end = count(shown.head).exact;
+    put(none, shown.head > shown.start ? empty("No messages from there on", `The topic ends at offset ${end}.`) : empty("No messages", "Publish the first one:", `echo 'hello' | zsq pub ${topic}`));
     if (order) list.table.sort = ["offset", order];
     list.update(shown.messages);
     const last = shown.messages.at(-1);

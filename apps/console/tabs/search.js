@@ -2,7 +2,7 @@
 // second, and this page asks for the next one. So it shows how far the search is, and stops it by
 // not asking again.
 
-import { explain, get, Wrong } from "../base/api.js";
+import { explain, get, Refused, Wrong } from "../base/api.js";
 import { announce, h, setAttr, setText, show } from "../base/dom.js";
 import { count, moment, plural } from "../base/format.js";
 import { may } from "../base/model.js";
@@ -45,6 +45,7 @@ export function searchTab({ topic, model, query, signal }) {
       asked[`${name}_ms`] = new Date(fields[name].value).getTime();
       if (!Number.isFinite(asked[`${name}_ms`])) throw new Wrong("Choose a date and a time.");
     }
+    if (asked.from_ms > asked.to_ms) throw new Wrong("From must not be later than To.");
     if (asked.text && ignore.input.checked) asked.ignore_case = 1;
     return asked;
   };
@@ -90,11 +91,15 @@ export function searchTab({ topic, model, query, signal }) {
     } catch (error) {
       if (signal.aborted || running !== mine) return;
       if (!mine.signal.aborted) complain(explain(error));
+      if (error instanceof Refused && error.status === 404) answer = null; // it cannot be continued
     }
     setAttr(go, "aria-busy", null);
     stop.disabled = true;
     next.disabled = answer === null || answer.done;
-    if (answer === null) return setText(progress, mine.signal.aborted ? "Stopped." : "");
+    if (answer === null) {
+      show(list.element, list.chosen !== null);
+      return setText(progress, mine.signal.aborted ? "Stopped." : "");
+    }
     tell({ ...answer, undecoded, missing }, found.length, mine.signal.aborted ? "Stopped at" : answer.done ? "Searched to the end," : "More may follow after");
     show(list.element, found.length > 0 || answer.done);
     if (!found.length) list.clear();

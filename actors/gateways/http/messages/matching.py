@@ -266,11 +266,11 @@ def _same(value: Any, wanted: str | None) -> bool:
     return False
 
 
-def named(text: str, what: str) -> Named:
-    """Parse NAME or NAME=VALUE. Raises `ValueError` with the reason."""
+def named(text: str, what: str, form: str = "NAME") -> Named:
+    """Parse NAME or NAME=VALUE, or the same with PATH. Raises `ValueError` with the reason."""
     name, equals, value = text.partition("=")
     if not name:
-        raise ValueError(f"{what} must be NAME or NAME=VALUE, not {text[:40]!r}")
+        raise ValueError(f"{what} must be {form} or {form}=VALUE, not {text[:40]!r}")
     if name.count(".") >= PATH_NAMES_MAX or len(text) > TEXT_CHARS_MAX:
         raise ValueError(
             f"{what} must have at most {PATH_NAMES_MAX} names and {TEXT_CHARS_MAX} characters"

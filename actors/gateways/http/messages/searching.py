@@ -123,7 +123,7 @@ def search_of(parameters: Parameters) -> Search:
         texts[name] = said or None
     try:
         header = None if texts["header"] is None else named(texts["header"], "header")
-        field = None if texts["field"] is None else named(texts["field"], "field")
+        field = None if texts["field"] is None else named(texts["field"], "field", "PATH")
         key, tag = (
             None if said is None else said.encode() for said in (texts["key"], texts["tag"])
         )

@@ -188,7 +188,7 @@ def test_bodies_are_cut_and_shown_as_everywhere(site: ConsoleSite) -> None:
     ("query", "text"),
     [
         ("header==x", "header must be NAME or NAME=VALUE"),
-        ("field==", "field must be NAME or NAME=VALUE"),
+        ("field==", "field must be PATH or PATH=VALUE"),
         (f"text={'x' * 1001}", "text must have at most 1000 characters, not 1001"),
         ("from_ms=2&to_ms=1", "from_ms must not be later than to_ms"),
         ("offset=x", "offset must be a number"),
