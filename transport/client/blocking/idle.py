@@ -29,23 +29,26 @@ class Turns(Protocol):
 _clients: weakref.WeakSet[Turns] = weakref.WeakSet()
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
-_woken = threading.Event()  # only tests set it
+_woken: threading.Event | None = None  # of that thread; only tests set it
 
 
 def look_after(client: Turns) -> None:
     """Turn this client once a minute, as long as it exists."""
-    global _thread
+    global _thread, _woken
     with _lock:
         _clients.add(client)
         if _thread is None:
-            _thread = threading.Thread(target=_run, name="idle clients of zsq", daemon=True)
+            _woken = threading.Event()
+            _thread = threading.Thread(
+                target=_run, args=(_woken,), name="idle clients of zsq", daemon=True
+            )
             _thread.start()
 
 
-def _run() -> None:
+def _run(woken: threading.Event) -> None:
     global _thread
     while True:
-        _woken.wait(TURN_S)
+        woken.wait(TURN_S)
         with _lock:
             clients = list(_clients)
             if not clients:
@@ -57,8 +60,8 @@ def _run() -> None:
 
 def _after_fork() -> None:
     """Forget, in a forked child, the clients of the parent and its thread."""
-    global _lock, _thread, _woken
-    _lock, _thread, _woken = threading.Lock(), None, threading.Event()
+    global _lock, _thread
+    _lock, _thread = threading.Lock(), None
     _clients.clear()
 
 
