@@ -33,8 +33,8 @@ unread blocks have come. Otherwise a consumer's whole ready count would go befor
 message. This takes PRIORITY_HOLD_NS at most.
 
 *Rows of an earlier process.* Their levels are not stored. Their blocks are read again, the oldest
-first, and their messages are sorted as those of the window are. Sorted messages do not wait for the
-others.
+first, and their messages are sorted as those of the window are. A message is delivered only when
+all earlier rows are sorted. Otherwise it could overtake an earlier one of its level.
 
 Rejected: one cursor for each level. Each would read the whole log, and the position of a channel in
 the state store, its reports, and the retention would be a list. Rejected: a strict order without
@@ -400,8 +400,11 @@ class PrioritySupply(Supply):
         return None
 
     def _fill(self, filling: Filling, level: Level, consumer: Subscriber, wall_ns: int) -> None:
+        end = self._unsorted[0][0] if self._unsorted else self.next_offset
         while level.runs and filling.has_room() and self.looks > 0:
             offset, count, _ = level.runs[0]
+            if offset >= end:
+                return
             block = filling.block_of(offset) or self._find(offset)
             if block is None:
                 level.ahead = 0

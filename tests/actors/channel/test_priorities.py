@@ -223,13 +223,29 @@ def test_a_start_sorts_the_stored_rows_again(channel: PriorityHarness) -> None:
     assert channel.channel.statistics(channel.end)["depth"] == 10
     assert channel.offsets() == []
     assert channel.read() == [0]
-    assert channel.one_by_one(1) == [0], "sorted ones do not wait for the others"
+    assert channel.one_by_one(1) == [0], "sorted ones do not wait for later ones"
     channel.channel.rest()
     channel.channel.supply.look_ahead(0, channel.wall_ns)
     assert channel.read() == [6]
     assert channel.one_by_one(9) == [7, 9, 1, 2, 3, 4, 5, 6, 8]
     assert channel.stats() == (0, 0, 0)
     assert channel.channel.first() == 11
+
+
+def test_after_a_start_no_message_overtakes_an_earlier_one_of_its_level() -> None:
+    harness = PriorityHarness()
+    for block in ("00", "20", "02"):
+        harness.take(block)
+    harness.channel = ChannelCore(
+        6, 4, [(0, 2, 0, 0), (2, 2, 0, 0)], {}, False, None, harness.channel.settings, "c"
+    )
+    harness.channel.supply.offer(harness.blocks[2])
+    harness.join(A, 1)
+    assert harness.offsets() == [], "the urgent message at 5 may have an earlier one before it"
+    harness.channel.supply.shelve(harness.blocks[1])
+    assert harness.offsets() == [], "messages of the first block come before the one at 3"
+    harness.channel.supply.shelve(harness.blocks[0])
+    assert harness.one_by_one(6) == [2, 5, 0, 1, 3, 4]
 
 
 def test_rows_are_bounded_and_the_rest_waits_in_the_window(channel: PriorityHarness) -> None:
