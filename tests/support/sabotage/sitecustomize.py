@@ -1,5 +1,5 @@
 """Module on the PYTHONPATH of a broker under test. All syncs of chunks fail with EIO while the file
-that ZSQ_SABOTAGE names exists.
+that ZSQ_SABOTAGE names exists. If the file has a process id, only syncs of that process fail.
 """
 
 from __future__ import annotations
@@ -12,9 +12,17 @@ _flag = os.environ.get("ZSQ_SABOTAGE", "")
 _fdatasync = os.fdatasync
 
 
+def _is_sabotaged() -> bool:
+    try:
+        with open(_flag, encoding="ascii") as file:
+            return file.read() in ("", str(os.getpid()))
+    except FileNotFoundError:
+        return False
+
+
 def _sync(fd: Any) -> None:
     path = os.readlink(f"/proc/self/fd/{fd}")
-    if _flag and os.path.exists(_flag) and path.endswith(".chunk"):
+    if path.endswith(".chunk") and _is_sabotaged():
         raise OSError(errno.EIO, "sabotaged", path)
     _fdatasync(fd)
 
