@@ -168,7 +168,8 @@ def test_the_command_line_worker_runs_a_message_of_a_killed_process_again(
     first.wait(WAIT_S)  # a worker process that dies ends the whole command
     second = worker()
     try:
-        wait_for(lambda: log.read_text().split() == ["a", "kill", "kill"], WAIT_S, "the second run")
+        # "a" may run again, too: its finish may still have been in the process that was killed.
+        wait_for(lambda: log.read_text().split().count("kill") == 2, WAIT_S, "the second run")
     finally:
         second.terminate()
         assert second.wait(WAIT_S) == 0
