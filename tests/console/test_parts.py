@@ -388,6 +388,10 @@ def test_a_silent_stream_is_given_up(window: Window, begun: bool) -> None:
     is lost, even if the socket has not noticed it.
     """
     page = window.page
+    pending: set[str] = set()
+    page.on("request", lambda request: pending.add(request.url))
+    for event in ("requestfinished", "requestfailed"):
+        page.on(event, lambda request: pending.discard(request.url))
     page.clock.install()
     window.open("#/")
     if begun:
@@ -395,8 +399,9 @@ def test_a_silent_stream_is_given_up(window: Window, begun: bool) -> None:
         page.locator("tbody tr").first.wait_for()
     window.until(lambda: page.evaluate("window.streams") == 1, "the stream")
     # A pending request would time out when the clock is moved.
-    page.wait_for_load_state("networkidle")
+    window.until(lambda: not pending, "all answers")
     page.clock.run_for(30_000)
     assert page.evaluate("streams") == 1
+    window.until(lambda: not pending, "all answers")
     page.clock.run_for(11_000)
     window.until(lambda: page.evaluate("streams") == 2 or page.clock.run_for(500), "another stream")
