@@ -745,9 +745,15 @@ class Shipping:
                 self._close(answer.text)
             return
         assert self._out
-        assert self._out[0] is sent
+        # The log has this piece, so it has all earlier ones of the stream: a piece is refused if one
+        # before it is missing. An earlier answer may have been lost with a broken connection.
+        there = [self._out.popleft()]
+        while there[-1] is not sent:
+            self._link.drop(there[-1].request)
+            there.append(self._out.popleft())
         self._period_ns = answer.data.get("period_ns", self._period_ns)
-        self._confirm(self._out.popleft())
+        for one in there:
+            self._confirm(one)
         if self.is_urgent or self._new_bytes() >= EAGER_BYTES or self._reserve_is_low():
             self.push()
 
