@@ -745,8 +745,8 @@ class Shipping:
                 self._close(answer.text)
             return
         assert self._out
-        # The log has this piece, so it has all earlier ones of the stream: a piece is refused if one
-        # before it is missing. An earlier answer may have been lost with a broken connection.
+        # The log has this piece, so it has all earlier ones of the stream: without them, the piece
+        # would have been refused. An earlier answer may have been lost with a broken connection.
         there = [self._out.popleft()]
         while there[-1] is not sent:
             self._link.drop(there[-1].request)

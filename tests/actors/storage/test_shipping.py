@@ -485,27 +485,6 @@ def test_a_refused_piece_begins_a_new_stream_with_all_rows(topic: ShipTopic) -> 
     assert topic.ticks.pieces[-1][0].stream != first
 
 
-def test_an_answer_also_stands_for_earlier_ones_that_were_lost(topic: ShipTopic) -> None:
-    """A connection broke: the log of ticks has both pieces, and only the second one is answered."""
-    topic.start()
-    stream = topic.ticks.pieces[-1][0].stream
-    for _ in range(2):
-        topic.publish()
-        topic.commit()
-        topic.pass_time(1)
-        topic.threads.finish()
-    lost, answered = topic.port.take(p.Ship)
-    assert topic.ticks.accept(lost)
-    assert topic.ticks.accept(answered)
-    topic.port.hand(p.Done(answered.request, {}))
-    assert topic.shipping.shipped_end == topic.harness.log.end
-    topic.port.hand(p.Done(lost.request, {}))  # it comes after all, and nobody waits for it
-    topic.publish()
-    topic.settle()
-    topic.check()
-    assert topic.ticks.pieces[-1][0].stream == stream
-
-
 def test_a_restarted_topic_goes_on_at_the_right_byte_with_all_rows(topic: ShipTopic) -> None:
     topic.start()
     topic.publish(blocks=3)

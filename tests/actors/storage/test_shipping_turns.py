@@ -1,5 +1,5 @@
-"""Tests of the shipping of one topic: turning it off and on, what a restart keeps, and the offsets
-that it reserves.
+"""Tests of the shipping of one topic: turning it off and on, what a restart keeps, the offsets
+that it reserves, and answers that are lost.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from support.ship_topic import NS, ShipTopic, fake_clock
 from zsq.actors.settings.options import SHIP_RESERVE
 from zsq.actors.storage.bucket import row_dumps
 from zsq.actors.storage.bucket import shipping as shipping_module
+from zsq.transport.wire import protocol as p
 
 
 @pytest.fixture
@@ -231,3 +232,27 @@ def test_rows_that_are_in_no_piece_are_uploaded_again_after_the_death_of_the_arc
     topic.commit()
     topic.settle()
     topic.check()
+
+
+# Answers that are lost
+
+
+def test_an_answer_also_stands_for_earlier_ones_that_were_lost(topic: ShipTopic) -> None:
+    """A connection broke: the log of ticks has both pieces, and only the second one is answered."""
+    topic.start()
+    stream = topic.ticks.pieces[-1][0].stream
+    for _ in range(2):
+        topic.publish()
+        topic.commit()
+        topic.pass_time(1)
+        topic.threads.finish()
+    lost, answered = topic.port.take(p.Ship)
+    assert topic.ticks.accept(lost)
+    assert topic.ticks.accept(answered)
+    topic.port.hand(p.Done(answered.request, {}))
+    assert topic.shipping.shipped_end == topic.harness.log.end
+    topic.port.hand(p.Done(lost.request, {}))  # it comes after all, and nobody waits for it
+    topic.publish()
+    topic.settle()
+    topic.check()
+    assert topic.ticks.pieces[-1][0].stream == stream
