@@ -101,8 +101,8 @@ def waiting(broker: Broker, topic: str) -> int:
 
 
 def test_tasks_run_and_retry_and_wait_for_their_time(workers: Workers, broker: Broker) -> None:
-    workers.send("note", "early", countdown=1.0)
     sent = time.time()
+    workers.send("note", "early", countdown=1.0)
     workers.start("one")
     workers.send("note", "now")
     workers.send("note", "low", priority=9)
