@@ -81,9 +81,8 @@ def _log_as_found() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _io_thread_works() -> Iterator[None]:
-    """Find the test that breaks ZeroMQ's I/O thread in this process: by a descriptor that is closed
-    twice, or by a socket that waits for a name server. Otherwise, other tests would fail much
-    later.
+    """Find the test that stops ZeroMQ's I/O thread in this process, for example by a monitor that
+    nobody reads, or by a descriptor that is closed twice. Otherwise, other tests would fail later.
     """
     yield
     if "zsq.transport.wire.sockets" in sys.modules:
