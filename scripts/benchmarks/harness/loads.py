@@ -126,3 +126,20 @@ def consume(start: Start, url: str, topic: str, channel: str, shape: Shape, expe
             "published"
         )
     return end
+
+
+def drain(start: Start, url: str, topic: str, channel: str, count: int) -> float:
+    """Finish at least `count` messages. Return the time when that is done."""
+    seen = 0
+    deadline = time.monotonic() + WAIT_S
+    with Consumer(topic, channel, url=url, ready=20_000) as consumer:
+        start()
+        while seen < count and time.monotonic() < deadline:
+            batch = consumer.receive_batch(timeout=1.0)
+            if batch is not None:
+                seen += len(batch)
+                batch.finish()
+        consumer.flush()
+    if seen < count:
+        raise ValueError(f"{seen:,} of {count:,} messages arrived within {WAIT_S:.0f} s")
+    return time.monotonic()

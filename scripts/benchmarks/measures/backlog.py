@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from local_setup.broker import LocalBroker, serve_again
-from zsq.transport.client.blocking.client import Admin, Consumer, Producer
+from zsq.transport.client.blocking.client import Admin, Producer
 
 from ..harness.crew import Crew
-from ..harness.loads import WAIT_S, Shape, Start, consume, publish
+from ..harness.loads import WAIT_S, Shape, consume, drain, publish
 from ..harness.report import Report
 
 RATE: Final = "messages/s"
@@ -70,26 +70,9 @@ def _rates(broker: LocalBroker, report: Report, shape: Shape, topic: str) -> Non
     with Admin(broker.url) as admin:
         admin.empty(topic, LIVE)
     with Crew() as crew:
-        crew.add(_drain, broker.url, topic, SLOW, shape.messages)
+        crew.add(drain, broker.url, topic, SLOW, shape.messages)
         begin = crew.go()
         report.add(f"consume the oldest, {topic}", RATE, shape.messages / (crew.ends()[0] - begin))
-
-
-def _drain(start: Start, url: str, topic: str, channel: str, count: int) -> float:
-    """Finish at least `count` messages. Return the time when that is done."""
-    seen = 0
-    deadline = time.monotonic() + WAIT_S
-    with Consumer(topic, channel, url=url, ready=20_000) as consumer:
-        start()
-        while seen < count and time.monotonic() < deadline:
-            batch = consumer.receive_batch(timeout=1.0)
-            if batch is not None:
-                seen += len(batch)
-                batch.finish()
-        consumer.flush()
-    if seen < count:
-        raise ValueError(f"{seen:,} of {count:,} messages arrived within {WAIT_S:.0f} s")
-    return time.monotonic()
 
 
 def _fill(broker: LocalBroker, report: Report, waiting: int) -> None:

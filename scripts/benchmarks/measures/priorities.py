@@ -11,7 +11,7 @@ from local_setup.broker import LocalBroker
 from zsq.transport.client.blocking.client import Admin, Consumer, Producer
 
 from ..harness.crew import Crew
-from ..harness.loads import WAIT_S, Shape, Start, make_bodies
+from ..harness.loads import WAIT_S, Shape, drain, make_bodies
 from ..harness.report import Report
 
 RATE: Final = "messages/s"
@@ -59,25 +59,9 @@ def _publish(broker: LocalBroker, topic: str, shape: Shape, every: int) -> None:
 
 def _consumed(broker: LocalBroker, topic: str, channel: str, count: int) -> float:
     with Crew() as crew:
-        crew.add(_drain, broker.url, topic, channel, count)
+        crew.add(drain, broker.url, topic, channel, count)
         begin = crew.go()
         return count / (crew.ends()[0] - begin)
-
-
-def _drain(start: Start, url: str, topic: str, channel: str, count: int) -> float:
-    seen = 0
-    deadline = time.monotonic() + WAIT_S
-    with Consumer(topic, channel, url=url, ready=20_000) as consumer:
-        start()
-        while seen < count and time.monotonic() < deadline:
-            batch = consumer.receive_batch(timeout=1.0)
-            if batch is not None:
-                seen += len(batch)
-                batch.finish()
-        consumer.flush()
-    if seen < count:
-        raise ValueError(f"{seen:,} of {count:,} messages arrived within {WAIT_S:.0f} s")
-    return time.monotonic()
 
 
 def _wait(broker: LocalBroker, admin: Admin, report: Report, topic: str) -> None:
