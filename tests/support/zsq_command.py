@@ -17,10 +17,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+Zsq = Callable[..., subprocess.CompletedProcess[str]]
+"""Runs a command with these arguments, and `stdin`."""
 PROGRAM = Path(__file__).with_name("zsq_zygote.py")
 ANSWER_BYTES_MAX = 20
 

@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.zsq_command import run_text
-
-from local_setup.broker import temporary_broker
-
-Zsq = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="module")
-def zsq() -> Iterator[Zsq]:
-    with temporary_broker("--no-listen", prefix="zsq-test-") as broker:
-
-        def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-            return run_text(*arguments, stdin=stdin, ZSQ_URL=broker.url)
-
-        yield run
+from support.zsq_command import Zsq
 
 
 def listed(zsq: Zsq, *arguments: str) -> list[dict[str, Any]]:
