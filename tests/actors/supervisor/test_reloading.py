@@ -220,7 +220,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
-def test_a_gateway_that_misses_two_reloads_is_killed_and_health_is_bad(clock: Any) -> None:
+def test_a_gateway_that_misses_two_reloads_is_killed_and_health_is_bad(
+    clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     double: Any = Double(DOORS)
     del double.processes.children[2]
     reloading = double.reloading(DOORS)
@@ -240,9 +243,11 @@ def test_a_gateway_that_misses_two_reloads_is_killed_and_health_is_bad(clock: An
     double.processes.children[5] = double.child(5, "starting")
     reloading.tick()
     assert "nsq gateway" in reloading.trouble()
+    assert "in force" not in caplog.text, "its successor is still starting"
     double.processes.children[5].state = "up"
     reloading.tick()
     assert reloading.trouble() == ""
+    assert "in force at all gateways" in caplog.text
 
 
 def test_a_gateway_that_refuses_new_settings_is_not_killed(

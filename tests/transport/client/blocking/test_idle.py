@@ -69,6 +69,10 @@ def test_a_client_in_use_or_closed_is_left_alone(broker: Any) -> None:
         with drive.lock:
             drive.turn_if_idle()
         assert drive.engine.turns == turns
+        drive._driver = object()  # as while a thread waits for the engine's descriptors
+        drive.turn_if_idle()
+        assert drive.engine.turns == turns
+        drive._driver = None
         drive.turn_if_idle()
         assert drive.engine.turns == turns + 1
     drive.turn_if_idle()
