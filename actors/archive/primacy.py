@@ -14,7 +14,16 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from ...storage.shipping.standbys import LOOK_S, NO_STANDBY, Notice, StandbyWatch, Terms, terms_of
+from ...storage.shipping.standbys import (
+    LOOK_S,
+    NO_STANDBY,
+    SOON_LOOK_S,
+    SOON_LOOKS,
+    Notice,
+    StandbyWatch,
+    Terms,
+    terms_of,
+)
 from ..primitives.lease_cell import OVER, LeaseCell
 
 log = logging.getLogger("zsq")
@@ -34,6 +43,7 @@ class Primacy:
         self._begun_ns = 0  # when the last tick that exists was begun
         self._is_over = False
         self._look_ns = 0
+        self._soon_looks = SOON_LOOKS
 
     @property
     def standby_addresses(self) -> str:
@@ -51,7 +61,9 @@ class Primacy:
         """Return True if it is time to look for standbys. Then the next time is later."""
         if now_ns < self._look_ns:
             return False
-        self._look_ns = now_ns + int(LOOK_S * _NS)
+        is_soon = self._soon_looks > 0
+        self._soon_looks -= is_soon
+        self._look_ns = now_ns + int((SOON_LOOK_S if is_soon else LOOK_S) * _NS)
         return True
 
     def looked(self, notices: Mapping[str, Notice]) -> bool:
@@ -64,6 +76,7 @@ class Primacy:
             )  # fmt: skip
         for copy in self.notices.keys() - notices.keys():
             log.warning("the standby on host %s is gone", self.notices[copy].host)
+            self._soon_looks = SOON_LOOKS
         self.notices = dict(notices)
         before, self.terms = self.terms, terms_of(notices.values())
         if self.terms.lease_ns and (not before.lease_ns or self.terms.lease_ns < before.lease_ns):

@@ -34,6 +34,10 @@ ANNOUNCE_S: Final = 600.0
 # A standby whose name has not changed for so long is forgotten.
 FORGET_S: Final = 3 * ANNOUNCE_S
 LOOK_S: Final = 20.0  # the primary looks for new standbys this often
+# When a broker has become primary, or a standby is gone, another one usually comes soon. Until the
+# primary knows it, a takeover waits for `STRANGER_S`. So at first the primary looks more often.
+SOON_LOOK_S: Final = 2.0
+SOON_LOOKS: Final = 60
 STRANGER_S: Final = 60.0
 HEARTBEAT_S_MAX: Final = 2.0
 # The shares of the patience.

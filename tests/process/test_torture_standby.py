@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 from support import s3_server
-from support.torture.standby.linear import NEVER, Publish, Read, violations
+from support.torture.bucket.history import BucketHistory, Sent
+from support.torture.standby.linear import (
+    NEVER,
+    Commit,
+    Look,
+    Publish,
+    Read,
+    violations,
+    wrong_versions,
+)
 from support.torture.standby.report import summary
 from support.torture.standby.run import StandbyTorture
 
@@ -28,6 +37,8 @@ def test_takeovers_of_several_kinds_keep_all_promises(tmp_path: Path) -> None:
     assert torture.history.counts["checked"] > 500
     assert torture.counts["publishes checked"] > 100
     assert torture.counts["reads checked"] > 10
+    assert torture.history.counts["transactions"] > 10
+    assert torture.counts["questions for a version"] > 10
     assert torture.orphans == 0
 
 
@@ -126,3 +137,53 @@ def test_a_later_publish_at_a_lower_offset_is_found() -> None:
 def test_a_publish_in_two_pieces_is_found() -> None:
     text = found([Publish("one", 0, 2, 1.0)], [Read(4.0, 4.1, 0, NEVER, ((0, 0), (9, 1)))])
     assert text == "the publish of message 0, acknowledged at -1, is at [0, 9]"
+
+
+# The checker of versions
+
+FIRST = Commit(0, Sent(0, 2, 1.0, acked_s=1.1))
+SECOND = Commit(1, Sent(64, 2, 2.0, acked_s=2.1))
+UNANSWERED = Commit(2, Sent(128, 2, 3.0))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("began_s", "ended_s", "version"),
+    [
+        pytest.param(0.5, 0.6, -1, id="before all"),
+        pytest.param(1.05, 1.2, -1, id="begun before the answer"),
+        pytest.param(1.05, 1.07, 0, id="before the answer is there"),
+        pytest.param(1.2, 1.3, 0, id="after the answer"),
+        pytest.param(2.2, 2.3, 1, id="the newest"),
+        pytest.param(3.5, 3.6, 1, id="an unanswered commit is not there"),
+        pytest.param(3.5, 3.6, 2, id="an unanswered commit is there"),
+    ],
+)
+def test_versions_in_order_break_no_rule(began_s: float, ended_s: float, version: int) -> None:
+    look = Look(began_s, ended_s, version)
+    assert list(wrong_versions([FIRST, SECOND, UNANSWERED], [look])) == []
+
+
+@pytest.mark.smoke
+def test_an_answered_version_that_is_gone_is_found() -> None:
+    (text,) = wrong_versions([FIRST, SECOND, UNANSWERED], [Look(2.35, 2.4, 0)])
+    assert text == "version 1 was committed 0.250 s before a question, and the answer was 0"
+
+
+@pytest.mark.smoke
+def test_a_version_before_its_commit_is_found() -> None:
+    (text,) = wrong_versions([FIRST, SECOND], [Look(1.5, 1.6, 1)])
+    assert text == "the answer was version 1 before its commit was sent"
+    (text,) = wrong_versions([], [Look(1.5, 1.6, 0)])
+    assert text == "the answer was version 0 before its commit was sent"
+
+
+@pytest.mark.smoke
+def test_a_lost_transaction_is_found() -> None:
+    history = BucketHistory((("fast", False),), 0.5)
+    sent = history.send(2, 1.0)
+    history.committed(0, sent, 7, 1.1)
+    history.lose_disk(-1)
+    history.check(0, history.to_check(0))
+    (text,) = history.complaints
+    assert text.endswith("at offset 7 and is lost, although its commit was answered")

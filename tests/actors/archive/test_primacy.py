@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from zsq.actors.archive.primacy import Primacy
 from zsq.actors.primitives.lease_cell import OVER, LeaseCell
-from zsq.storage.shipping.standbys import LOOK_S, NO_STANDBY, Notice, terms_for
+from zsq.storage.shipping.standbys import (
+    LOOK_S,
+    NO_STANDBY,
+    SOON_LOOK_S,
+    SOON_LOOKS,
+    Notice,
+    terms_for,
+)
 
 S = 1_000_000_000
 SLOW = Notice("a" * 32, "one", (), 10.0, 5)
@@ -108,7 +116,26 @@ def test_the_addresses_of_all_standbys_are_known(primacy: Primacy) -> None:
     assert primacy.standby_addresses == ""
 
 
-def test_a_primary_looks_for_standbys_from_time_to_time(primacy: Primacy) -> None:
-    assert primacy.must_look(S)
-    assert not primacy.must_look(S + int(LOOK_S * S) - 1)
-    assert primacy.must_look(S + int(LOOK_S * S))
+def looks(primacy: Primacy, begin_ns: int, end_ns: int) -> list[int]:
+    """Return when it looks for standbys, if it is asked each 0.1 s."""
+    return [now for now in range(begin_ns, end_ns, S // 10) if primacy.must_look(now)]
+
+
+def test_a_primary_looks_often_at_first_and_then_from_time_to_time(primacy: Primacy) -> None:
+    found = looks(primacy, S, 300 * S)
+    soon, step = int(SOON_LOOK_S * S), int(LOOK_S * S)
+    assert found[: SOON_LOOKS + 1] == [S + soon * index for index in range(SOON_LOOKS + 1)]
+    later = found[SOON_LOOKS:]
+    assert len(later) > 5
+    assert all(two - one == step for one, two in itertools.pairwise(later))
+
+
+def test_a_primary_looks_often_when_a_standby_is_gone(primacy: Primacy) -> None:
+    primacy.looked({"a": SLOW, "b": FAST})
+    last = looks(primacy, S, 300 * S)[-1]
+    primacy.looked({"a": SLOW, "b": FAST})
+    assert looks(primacy, last + 1, last + int(LOOK_S * S)) == []
+    primacy.looked({"a": SLOW})
+    begin = last + int(LOOK_S * S)
+    soon = int(SOON_LOOK_S * S)
+    assert looks(primacy, begin, begin + 3 * soon) == [begin, begin + soon, begin + 2 * soon]

@@ -5,7 +5,8 @@ A *lifetime* is the life of one data directory. It ends when the directory is lo
 rules:
 
 1. An acknowledged message stays at its offset, with its body.
-2. Only the loss of a disk may lose a message, and not in a topic with `--sync bucket`.
+2. Only the loss of a disk may lose a message, and not in a topic with `--sync bucket`, and not of a
+   transaction whose commit was answered.
 3. The messages lost with a disk were acknowledged within the bound. Publishes wait when the oldest
    message that the bucket does not have is older than the bound. So no publish was acknowledged
    that was sent later than the bound after the acknowledgement of a lost message.
@@ -52,6 +53,7 @@ class Sent:
 
     `lifetime` is the one in which it was acknowledged, or -1. A delayed message has no offset
     before it is due, and `is_delayed` is True. `producer` is the client that sent it.
+    `is_shipped`: its acknowledgement says that the bucket has it.
     """
 
     number: int
@@ -63,6 +65,7 @@ class Sent:
     lifetime: int = -1
     offset: int = -1
     is_lost: bool = False
+    is_shipped: bool = False
 
     @property
     def numbers(self) -> range:
@@ -146,6 +149,18 @@ class BucketHistory:
             if of.sync_bucket and is_first:
                 for before in [one for one in of.newest_s if one < lifetime]:
                     self._check_successors(of, before)
+
+    def committed(self, topic: int, sent: Sent, offset: int, now_s: float) -> None:
+        """Record that a transaction was committed. `offset` is -1 if the broker did not say it."""
+        with self.lock:
+            of = self.topics[topic]
+            sent.acked_s, sent.offset, sent.is_shipped = now_s, offset, True
+            self.counts["transactions"] += 1
+            self.counts["messages of transactions"] += sent.count
+            if offset >= 0:
+                for index, number in enumerate(sent.numbers):
+                    self._name(of, offset + index, number, "is committed at")
+            of.unchecked.append(sent)
 
     def _check_successors(self, of: TopicHistory, lifetime: int) -> None:
         """Check that a broker acknowledges nothing after its successor has (rule 6)."""
@@ -244,7 +259,9 @@ class BucketHistory:
         if missing < sent.count:
             self.complain(f"{what} is stored in part: {missing} are missing")
         acknowledged = f"was acknowledged at offset {sent.offset} and is lost"
-        if sent.lifetime not in self.lost_lifetimes:
+        if sent.is_shipped:
+            self.complain(f"{what} {acknowledged}, although its commit was answered")
+        elif sent.lifetime not in self.lost_lifetimes:
             self.complain(f"{what} {acknowledged}, although no disk was lost since")
         elif of.sync_bucket:
             self.complain(f"{what} {acknowledged}, although the topic has --sync bucket")

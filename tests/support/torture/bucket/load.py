@@ -53,6 +53,11 @@ class Load:
             for transport in ("auto", "tcp")
         ]
         self._consumers: list[Consuming] = []
+        self._others: list[LoadThread] = []
+
+    def start(self, other: LoadThread) -> None:
+        other.start()
+        self._others.append(other)
 
     def start_producers(self) -> None:
         for producer in self._producers:
@@ -78,27 +83,30 @@ class Load:
 
     def sent(self, topic: int) -> list[Sent]:
         """Return the last publishes to this topic."""
-        return [sent for producer in self._producers for sent in tuple(producer.sent[topic])]
+        found = [sent for producer in self._producers for sent in tuple(producer.sent[topic])]
+        return found + [sent for other in self._others for sent in other.publishes(topic)]
 
     def close(self) -> None:
         """End all clients. What they have not got an answer for stays without one."""
         self._ending.set()
         for producer in self._producers:
             producer.join(PATIENCE_S)
+        for other in self._others:
+            other.join(PATIENCE_S)
         self.stop_consumers()
 
     @property
     def is_ending(self) -> bool:
         return self._ending.is_set()
 
-    def wait(self) -> None:
+    def wait(self, seconds: float = TICK_S) -> None:
         """Wait for the next turn of a client."""
-        self._ending.wait(TICK_S)
+        self._ending.wait(seconds)
 
     @property
     def is_idle(self) -> bool:
         """True when a paused load has an answer for everything that it sent."""
-        return all(producer.is_idle for producer in self._producers)
+        return all(one.is_idle for one in (*self._producers, *self._others))
 
     @property
     def turns(self) -> int:
@@ -131,7 +139,7 @@ class Load:
             self.history.complain(f"{what} failed: {error!r}")
 
 
-class _Client(threading.Thread):
+class LoadThread(threading.Thread):
     """A thread whose errors are complaints."""
 
     def __init__(self, load: Load, name: str) -> None:
@@ -145,11 +153,20 @@ class _Client(threading.Thread):
             if not self.load.is_ending:
                 self.load.history.complain(f"{self.name} ended by {traceback.format_exc()}")
 
+    @property
+    def is_idle(self) -> bool:
+        """True when its load is paused, and it has an answer for everything that it sent."""
+        return True
+
+    def publishes(self, topic: int) -> list[Sent]:
+        """Return its last publishes to this topic."""
+        return []
+
     def work(self) -> None:
         raise NotImplementedError
 
 
-class Producing(_Client):
+class Producing(LoadThread):
     """A producer of all topics. It always has some publishes without an answer."""
 
     def __init__(self, load: Load, transport: str, chance: random.Random) -> None:
@@ -219,7 +236,7 @@ class Producing(_Client):
             self.answered_s[topic] = max(self.answered_s[topic], sent.sent_s)
 
 
-class Consuming(_Client):
+class Consuming(LoadThread):
     """The consumer of one topic's channel. It finishes all that it gets."""
 
     def __init__(self, load: Load, topic: int) -> None:

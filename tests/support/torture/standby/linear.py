@@ -1,4 +1,5 @@
-"""Linearizability of publishes and reads: finds what one log in one place could not have answered.
+"""Linearizability of publishes, transactions and reads: finds what one log in one place could not
+have answered.
 
 A topic is a list to which publishes append and which reads return. These are the rules:
 
@@ -10,6 +11,15 @@ A topic is a list to which publishes append and which reads return. These are th
 6. An acknowledged publish is at the offset of its acknowledgement, and in one piece.
 
 A takeover may lose messages. They are left out before, and rule 1 and 3 do not count for them.
+
+Transactions are publishes too. The version of their app is a register, and a takeover loses nothing
+of it:
+
+7. A look that begins after a commit was answered has its version, or a later one.
+8. A look has no version whose commit was sent after its end.
+
+Finishes are not checked here. Each message has a state of its own, and there is one consumer, so
+the order of all events of a message is known (rule 5 of `bucket/history.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +29,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from support.torture.bucket.history import Sent
 
 NEVER: Final = math.inf
 
@@ -52,6 +64,41 @@ class Read:
     end: float
     rows: tuple[tuple[int, int], ...]
     place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The transaction with this version. `sent` has its times and its messages."""
+
+    version: int
+    sent: Sent
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A question for the newest version, and its answer. -1: there is none."""
+
+    began_s: float
+    ended_s: float
+    version: int
+    place: str = ""
+
+
+def wrong_versions(commits: Sequence[Commit], looks: Iterable[Look]) -> Iterable[str]:
+    """Yield what breaks rule 7 or 8. Each commit was sent after the one before was answered."""
+    answered_s = [one.sent.acked_s or NEVER for one in commits]
+    sent_s = [one.sent.sent_s for one in commits]
+    for look in looks:
+        least = bisect_left(answered_s, look.began_s)
+        if least and look.version < commits[least - 1].version:
+            yield (
+                f"version {commits[least - 1].version} was committed "
+                f"{look.began_s - answered_s[least - 1]:.3f} s before a question, and the answer "
+                f"was {look.version}"
+            )
+        most = bisect_left(sent_s, look.ended_s)
+        if look.version > (commits[most - 1].version if most else -1):
+            yield f"the answer was version {look.version} before its commit was sent"
 
 
 def violations(

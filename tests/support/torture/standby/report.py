@@ -32,8 +32,11 @@ acknowledged {counts["acknowledged"]:,} messages, checked {counts["checked"]:,},
   lost, with an answer that came after the takeover {own["lost, with an answer that came late"]:,}; \
 set aside for zsq rescue {own["rescued"]:,}
   refused with E_BUCKET {clients["refused"]:,}, with E_FENCED {clients["fenced"]:,}
-linearizable: {own["publishes checked"]:,} publishes and {own["reads checked"]:,} reads; without \
-{own["reads answered by a former primary"]:,} reads that a former primary answered after the takeover
+linearizable: {own["publishes checked"]:,} publishes and {own["reads checked"]:,} reads, {counts["transactions"]:,} transactions and \
+{own["questions for a version"]:,} questions for their version; without {own["reads answered by a former primary"]:,} that a former \
+primary answered after the takeover
+  transactions that were repeated after an error {clients["transactions that were repeated"]:,}, messages of transactions \
+{counts["messages of transactions"]:,}
 messages read {counts["read"]:,}, delivered {counts["delivered"]:,}, again {counts["delivered again"]:,}
   finishes confirmed {counts["finished"]:,}, in doubt {clients["finishes in doubt"]:,}, delivered again after a takeover \
 {counts["finished again"]:,}, {counts["finished at a former primary"]:,} of them confirmed by a former \

@@ -8,8 +8,8 @@ was acknowledged within the bound before it, as the loss of a disk may. These ar
 1. What a former primary has acknowledged, was sent before the takeover.
 2. What a takeover loses is in the rescue files of the former primary, if its disk is not lost.
 3. No offset that a rescue file has for certain is an offset of the new primary.
-4. Publishes and reads are linearizable (`linear.py`), except publishes that a takeover loses, and
-   reads that the former primary answers after the takeover. Those are counted.
+4. Publishes, transactions and reads are linearizable (`linear.py`), except publishes that a
+   takeover loses, and what the former primary reads after the takeover. Those are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from support.broker import wait_for
 from support.fault_proxy import REFUSE, SILENT, FaultProxyProcess
@@ -35,8 +35,16 @@ from support.torture.bucket.history import CLOCK_S, Sent, number_of
 from support.torture.bucket.homes import START_S, Home
 from support.torture.bucket.load import Load
 from support.torture.processes import send
-from support.torture.standby.linear import NEVER, Publish, Read, violations
+from support.torture.standby.linear import (
+    NEVER,
+    Look,
+    Publish,
+    Read,
+    violations,
+    wrong_versions,
+)
 from support.torture.standby.machines import PATIENCE_S, Machine, Watch, spread, until
+from support.torture.standby.transacting import Looking, Transacting
 
 import zsq
 
@@ -54,6 +62,9 @@ HANDOVER_S: Final = 90.0
 READ_EVERY_S: Final = 0.2
 READ_BEHIND: Final = 400  # offsets
 WINDOW_S: Final = 60.0  # a check of the order looks at what was sent since then
+
+
+_Answered = TypeVar("_Answered", Read, Look)
 
 
 def plan(cycles: int, seed: int, kinds: Sequence[str]) -> list[str]:
@@ -131,6 +142,8 @@ class StandbyTorture(BucketChecks):
         self.durable_s: defaultdict[str, list[float]] = defaultdict(list)
         self.machines: list[Machine] = []
         self._readings: list[Reading] = []
+        self._transactions: list[Transacting] = []
+        self._looking: list[Looking] = []
 
     # The run
 
@@ -160,8 +173,8 @@ class StandbyTorture(BucketChecks):
                 for proxy in proxies:
                     with contextlib.suppress(Exception):
                         self.faults.update(proxy.counts())
-                for reading in self._readings:
-                    reading.end()
+                for asking in self._asking:
+                    asking.end()
                 self._watch.end()
                 self._close()
 
@@ -171,6 +184,10 @@ class StandbyTorture(BucketChecks):
 
     def _serving(self) -> Iterable[Home]:
         return [machine.home for machine in self.machines if machine.is_up]
+
+    @property
+    def _asking(self) -> list[Reading | Looking]:
+        return [*self._readings, *self._looking]
 
     @property
     def takeovers_outside(self) -> int:
@@ -198,8 +215,12 @@ class StandbyTorture(BucketChecks):
         self.load = self._load(self.url)
         self.load.start_consumers()
         self._readings = [Reading(name, self.url) for name, _ in TOPICS]
-        for reading in self._readings:
-            reading.start()
+        self._looking = [Looking(name, self.url) for name, _ in TOPICS]
+        for asking in self._asking:
+            asking.start()
+        for topic in range(len(TOPICS)):
+            self._transactions.append(Transacting(self.load, topic, self.url, self.seed))
+            self.load.start(self._transactions[-1])
         self._recovered(time.monotonic())
 
     def _load(self, url: str) -> Load:
@@ -508,9 +529,13 @@ class StandbyTorture(BucketChecks):
                 self.history.complain(f"{of.name}: {text}")
             self.counts["reads checked"] += len(reads)
             self.counts["publishes checked"] += len(publishes)
+            looks = self._without_stale(self._looking[topic].take())
+            for text in wrong_versions(tuple(self._transactions[topic].commits), looks):
+                self.history.complain(f"{of.name}: {text}")
+            self.counts["questions for a version"] += len(looks)
 
-    def _without_stale(self, reads: list[Read]) -> list[Read]:
-        """Count the reads that a former primary answered after the takeover. Return the others."""
+    def _without_stale(self, reads: list[_Answered]) -> list[_Answered]:
+        """Count what a former primary answered after the takeover. Return the others."""
         spans = [
             (begun_s, self._took_over_s.get(lifetime + 1, math.inf), self._places[lifetime])
             for lifetime, begun_s in [(1, -math.inf), *self._took_over_s.items()]
@@ -532,8 +557,8 @@ class StandbyTorture(BucketChecks):
         self._await_state(standby, "following")
         for machine in self.machines:
             machine.proxy.heal()
-        for reading in self._readings:
-            reading.end()
+        for asking in self._asking:
+            asking.end()
         standby.is_up = False
         if (code := standby.home.broker.stop()) != 0:
             raise BrokenPromise(f"the standby's last end had code {code}")
