@@ -834,9 +834,17 @@ class Shipper:
     def _with_tails(self, number: int) -> int:
         """Return the newest tick up to this number that has the tails of all topics.
 
-        The log must begin with one. Otherwise a successor would not find all tails.
+        The log must begin with one. Otherwise a successor would not find all tails. Raises `Fenced`
+        if another copy has taken over, because the boundary is that copy's then. A removal below it
+        would remove the takeover, and the ticks that this process has on their way could be created
+        and answered.
         """
         chain = find_chain(self._bucket)
+        if chain.last is not None and chain.last.index.epoch > self._epoch:
+            raise Fenced(
+                f"{self._bucket.url}: copy {chain.last.index.copy[:8]} of this broker on host "
+                f"{chain.last.index.host} has taken over before number {chain.number} of the log"
+            )
         numbers = [one for one in chain.numbers if one <= number]
         return next(
             (
@@ -850,6 +858,10 @@ class Shipper:
     def _collected(self, value: Any) -> None:
         self._collecting = False
         self._collect_ns = time.monotonic_ns() + COLLECT_EVERY_NS
+        if isinstance(value, Fenced):
+            if self.state is ShipperState.OPEN:
+                self._lose(str(value))
+            return
         if isinstance(value, (StorageError, OSError)):
             log.warning("old ticks cannot be removed from the bucket: %s", value)
             return

@@ -246,12 +246,28 @@ class _Standing:
             if found.is_newest and (not found.is_released or waited_s > self._given.patience_s):
                 return True
             if not found.is_newest:
-                self._say(set_aside_broker(self._files, bucket, str(data_dir)).sentence)
-                self._say(f"this broker is a standby now: {found.who} has taken over")
-                return False
+                return None if self._set_aside(bucket, found) is None else False
             if self._ends.wait(HANDED_S):
                 return None
         return None
+
+    def _set_aside(self, bucket: Bucket, found: Standing) -> bool | None:
+        """Set aside what the bucket does not have. Try until the bucket answers. Return None if a
+        signal came.
+        """
+        while True:
+            try:
+                said = set_aside_broker(self._files, bucket, str(self._data_dir)).sentence
+            except BucketError as error:
+                log.error(
+                    "cannot find out what the bucket does not have: %s; it is tried again", error
+                )
+                if self._ends.wait(PAUSE_S):
+                    return None
+            else:
+                self._say(said)
+                self._say(f"this broker is a standby now: {found.who} has taken over")
+                return True
 
     def _standing(self, bucket: Bucket, own: Copy) -> Standing | None:
         """Ask the bucket until it answers. Return None if a signal came."""

@@ -17,12 +17,17 @@ from support.ship_world import ARCHIVE, NS, Topic, World, fake_clock
 from zsq.actors.archive import shipper as shipper_module
 from zsq.actors.archive import tick_encoder
 from zsq.actors.archive.shipper import ShipperState
-from zsq.storage.shipping.ship_log import find_chain
+from zsq.storage.shipping.ship_log import ShipLog, find_chain
 from zsq.storage.shipping.tick_format import (
     TAILS_EVERY,
+    TICK,
     TICK_BYTES,
     WINDOW,
+    Boundary,
+    Copy,
+    after,
     decode_index,
+    encode_tick,
     log_object,
     number_of,
 )
@@ -182,8 +187,6 @@ def test_a_foreign_tick_refuses_everything_waiting_and_later(world: World) -> No
     foreign.bucket = world.bucket
     taken = find_chain(world.bucket).last
     assert taken is not None
-    from zsq.storage.shipping.tick_format import encode_tick
-
     changed = taken.index._replace(number=number_of(name), copy="f" * 32, tails={})
     world.bucket.objects[name] = encode_tick(changed, ()).data
     waiting = other.ship()
@@ -629,6 +632,41 @@ def test_a_removal_that_failed_is_tried_again(world: World) -> None:
     collect(world)
     assert len(list(world.bucket.names("log/"))) < before
     world.check()
+
+
+@pytest.mark.usefixtures("short")
+def test_a_removal_after_a_takeover_removes_nothing_of_the_successor(world: World) -> None:
+    """The bucket was away for this process, and its successor has shipped and removed meanwhile.
+    Without the takeover, the ticks on their way here could be created, and would be answered.
+    """
+    topic = world.topic("clicks")
+    fill(world, topic, 12)
+    collect(world)
+    topic.roll()
+    topic.ship(begins=True)
+    world.settle()
+    assert world.shipper._boundary <= 0, "nothing is removed yet"
+    last = find_chain(world.bucket).last
+    assert last is not None
+    successor = ShipLog(world.bucket, ARCHIVE, "9" * 32, "other")
+    taken = successor.take_over(Copy(ARCHIVE, last.index.copy), 1, 50)
+    index = taken.takeover._replace(
+        kind=TICK, number=after(taken.takeover), previous=taken.digest,
+        takeover=taken.takeover.number,
+    )  # fmt: skip
+    successor.create(encode_tick(index, ()))
+    boundary = Boundary(index.number, "", index.epoch, index.number, 1)
+    successor.bound(successor.with_digest(boundary))
+    successor.remove_below(index.number, 1_000)
+    before = sorted(world.bucket.names("log/"))
+    assert log_object(taken.takeover.number) in before
+    late = topic.ship()
+    world.tick(shipper_module.COLLECT_EVERY_NS / NS + 1)
+    assert world.shipper._collecting
+    world.run(world.control)
+    assert world.shipper.state is ShipperState.LOST
+    assert sorted(world.bucket.names("log/")) == before
+    assert world.failed() == {late.request: E_FENCED}
 
 
 @pytest.mark.usefixtures("short")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from zsq.actors.settings.options import ServeOptions
+from zsq.actors.standby import role
 from zsq.actors.standby.role import _Standing
 from zsq.actors.standby.takeover import UNFINISHED_NAME, mark_unfinished
 from zsq.actors.supervisor.topics.registry import OLD_NAME, REGISTRY_NAME
+from zsq.storage.bucket.bucket import BucketAway
 from zsq.storage.errors import ForeignDirectory
 from zsq.storage.files import Files
 
@@ -60,3 +64,28 @@ def test_a_removal_that_was_interrupted_goes_on(data_dir: Path) -> None:
     assert (data_dir / UNFINISHED_NAME).exists()
     remove_old(data_dir)
     assert sorted(path.name for path in data_dir.iterdir()) == ["lock", "rescue"]
+
+
+def test_a_former_primary_waits_for_a_bucket_that_fails(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It must not end: what it has not shipped is set aside when the bucket answers."""
+    tries: list[str] = []
+
+    def set_aside(*_: object) -> object:
+        tries.append("try")
+        if len(tries) < 3:
+            raise BucketAway("no answer")
+        return SimpleNamespace(sentence="set aside 7 messages")
+
+    monkeypatch.setattr(role, "PAUSE_S", 0.0)
+    monkeypatch.setattr(role, "set_aside_broker", set_aside)
+    one = _Standing(ServeOptions(data_dir), is_first=False)
+    assert one._set_aside(cast("Any", None), cast("Any", SimpleNamespace(who="copy 1"))) is True
+    assert len(tries) == 3
+    assert "set aside 7 messages" in capfd.readouterr().err
+
+    tries.clear()
+    one._ends.set()
+    assert one._set_aside(cast("Any", None), cast("Any", SimpleNamespace(who="copy 1"))) is None
+    assert len(tries) == 1, "a signal ends it"

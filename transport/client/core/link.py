@@ -394,9 +394,11 @@ LINK_TABLE: Final[dict[LinkState, dict[LinkEvent, LinkState]]] = {
         _E.STOP: _S.IDLE,
     },
     _S.LOOKING: {_E.REACHED: _S.GREETING, **_DIES},
-    # The event LOOK means that the gateway has named the run directory.
+    # The event LOOK means that the gateway has named the run directory. OPEN means the same, if the
+    # link goes to another address now, because another link of this client has found it.
     _S.OPENING: {
         _E.LOOK: _S.LOOKING,
+        _E.OPEN: _S.OPENING,
         _E.REACHED: _S.GREETING,
         **_DIES,
     },

@@ -27,7 +27,7 @@ from zsq.transport.errors import (
     ZsqError,
 )
 from zsq.transport.wire import addresses, sockets
-from zsq.transport.wire.address import Target
+from zsq.transport.wire.address import Address, Target
 from zsq.transport.wire.addresses import Rotation, parse_all
 from zsq.transport.wire.protocol import Done, Failed, Spread, Unstored, Wire
 from zsq.transport.wire.spread import HasParts
@@ -122,6 +122,21 @@ def test_a_peer_that_has_completed_the_handshake_gets_the_usual_time(engine: Eng
     link.on_time(ATTEMPT_NS)
     goes_on(link)
     assert at(link) == (LinkState.OPENING, B)
+
+
+def test_a_gateway_may_answer_when_another_link_has_left_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names its run directory, but the next attempt is at the other address."""
+    monkeypatch.setattr(
+        addresses, "direct_address", lambda _: Address("ipc:///run", True, run_id="one")
+    )
+    first, second = begun(engine, A, B), begun(engine, A, B, topic="u")
+    first.given = replace(first.given, auto=True)
+    hears(second, 1, Failed(second._request, E_STANDBY, "a standby"))
+    assert second.rotation.present.url == B
+    hears(first, 2, Done(first._request, {"run": "/run", "run_id": "one"}))
+    assert at(first) == (LinkState.OPENING, B)
 
 
 def test_a_round_without_success_ends_with_a_pause_that_grows(engine: Engine) -> None:
