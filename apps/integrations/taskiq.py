@@ -4,7 +4,7 @@ A queue is a topic, and all workers share its channel. A message with the label 
 broker's disk. A worker extends the lease of each message until taskiq acknowledges it. So a task
 may run for any time, and runs again only if its worker dies.
 
-There is no result backend. ZSQ delivers messages, and does not look up values by a key.
+`broker.with_result_backend(ZsqResultBackend(URL))` stores the results on ZSQ too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from ...transport.errors import ZsqError
 from ...transport.wire.addresses import Url, parse_all
 from ...transport.wire.credentials import KeyFile
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
+from .taskiq_results import ResultIsMissingError, ZsqResultBackend
+
+__all__ = ["ResultIsMissingError", "ZsqBroker", "ZsqResultBackend"]
 
 log = logging.getLogger("zsq")
 
@@ -95,6 +98,8 @@ class ZsqBroker(AsyncBroker):
         """Publish a task. It is on disk when this returns. The label `delay` is in seconds."""
         if self._producer is None:
             raise RuntimeError("call `await broker.startup()` before you send tasks")
+        if isinstance(self.result_backend, ZsqResultBackend):
+            self.result_backend.sent(message.task_id)
         delay = message.labels.get("delay")
         await self._producer.publish(
             self.topic, message.message, delay=None if delay is None else float(delay)

@@ -15,6 +15,7 @@ FRAMEWORKS = {
     "test_celery": "celery",
     "test_dramatiq": "dramatiq",
     "test_taskiq": "taskiq",
+    "test_taskiq_results": "taskiq",
     "test_django": "django",
 }
 
