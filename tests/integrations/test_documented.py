@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
-from support.broker import Broker, wait_for
+from support.broker import Broker, free_port, wait_for
+
+import zsq
 
 pytestmark = pytest.mark.timeout(400)
 WAIT_S = 120.0
@@ -92,6 +96,37 @@ def test_an_example_runs_as_it_stands(
     finally:
         running.terminate()
         running.wait(WAIT_S)
+
+
+def test_the_application_of_fastapi_publishes_and_consumes(broker: Broker, tmp_path: Path) -> None:
+    if importlib.util.find_spec("fastapi") is None:
+        pytest.skip("fastapi is not installed")
+    (tmp_path / "shop.py").write_text(block("fastapi", broker.port))
+    printed = tmp_path / "shop.log"
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONUNBUFFERED": "1"}
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", "shop:app", "--port", str(port)]
+    with printed.open("wb") as log:
+        running = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: "running on" in printed.read_text(), WAIT_S, "the application")
+        with zsq.Producer(broker.tcp) as producer:
+            producer.publish("orders", b"not an order")
+        order = {"number": 7, "email": "ada@example.org"}
+        sent = httpx.post(f"http://127.0.0.1:{port}/orders", json=order, timeout=WAIT_S)
+        assert sent.status_code == 202
+        wait_for(partial(said, "order 7 of ada@example.org", printed, ""), WAIT_S, "the order")
+
+        def dead() -> bool:
+            with zsq.Admin(broker.tcp) as admin:
+                return "orders.mails.dead" in admin.topics()
+
+        wait_for(dead, WAIT_S, "the dead letter")
+    finally:
+        running.terminate()
+        assert running.wait(WAIT_S) in (0, -signal.SIGTERM)
+    assert "Traceback" not in printed.read_text()
+    assert "shutdown complete" in printed.read_text()
 
 
 def test_the_settings_for_django_name_the_backend(broker: Broker) -> None:
