@@ -15,7 +15,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
@@ -36,11 +36,13 @@ try:
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
     from django.tasks.signals import task_enqueued, task_finished, task_started
+    from django.utils.json import normalize_json
 except ImportError:  # Django before version 6
     from django_tasks import task_backends
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
     from django_tasks.signals import task_enqueued, task_finished, task_started
+    from django_tasks.utils import normalize_json
 
 log = logging.getLogger("zsq")
 
@@ -100,7 +102,10 @@ class ZsqBackend(BaseTaskBackend):
         }
         delay = None
         if task.run_after is not None:
-            delay = max(0.0, (task.run_after - now).total_seconds()) or None
+            # Without USE_TZ, a time may be naive, and `now` is.
+            due = task.run_after
+            due = timezone.make_aware(due) if timezone.is_naive(due) else due
+            delay = max(0.0, (due - datetime.now(UTC)).total_seconds()) or None
         topic = self.make(task.queue_name)
         self._producer.publish(topic, json.dumps(body).encode(), delay=delay)
         task_enqueued.send(type(self), task_result=result)
@@ -145,11 +150,12 @@ def run(backend: Any, held: Held, worker_id: str) -> None:
     set_fields(result, status=TaskResultStatus.RUNNING, started_at=now, last_attempted_at=now)
     result.worker_ids.append(worker_id)
     close_old_connections()
-    task_started.send(type(backend), task_result=result)
+    # An error in a receiver of a signal does not decide about the task. Django logs it.
+    task_started.send_robust(type(backend), task_result=result)
     try:
         context = (TaskContext(task_result=result),) if task.takes_context else ()
-        task.call(*context, *result.args, **result.kwargs)
-    except Exception as error:
+        value = normalize_json(task.call(*context, *result.args, **result.kwargs))
+    except BaseException as error:  # also SystemExit, which would end only this thread
         kind = type(error)
         text = "".join(traceback.format_exception(error))
         result.errors.append(
@@ -157,12 +163,19 @@ def run(backend: Any, held: Held, worker_id: str) -> None:
         )
         set_fields(result, status=TaskResultStatus.FAILED, finished_at=timezone.now())
         log.exception("task %s %s failed; it is a dead letter now", body["task"], result.id)
-        held.reject(repr(error))
+        held.reject(error)
+        # Receivers find the exception in `sys.exc_info`.
+        task_finished.send_robust(type(backend), task_result=result)
     else:
-        set_fields(result, status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now())
+        set_fields(
+            result,
+            status=TaskResultStatus.SUCCESSFUL,
+            finished_at=timezone.now(),
+            _return_value=value,
+        )
         held.finish()
+        task_finished.send_robust(type(backend), task_result=result)
     finally:
-        task_finished.send(type(backend), task_result=result)
         close_old_connections()
 
 
@@ -251,8 +264,14 @@ def main(backend: str, queues: tuple[str, ...], threads: int) -> None:
     """Run the tasks of `django.tasks` until SIGTERM or Ctrl-C."""
     django.setup()
     made: Any = task_backends[backend]
+    names = list(queues) or sorted(made.queues)
+    if not names:
+        text = (
+            f"the backend {backend!r} allows all queues (QUEUES is empty): name them with --queue"
+        )
+        raise click.UsageError(text)
     try:
-        worker = Worker(made, list(queues) or sorted(made.queues), threads)
+        worker = Worker(made, names, threads)
         stop: Callable[..., None] = lambda *_: worker.stop()  # noqa: E731
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ...transport.client.blocking.client import Batch, Consumer, Message
+from ...transport.client.core.message import Reason
 from ...transport.errors import ZsqError
 
 log = logging.getLogger("zsq")
@@ -66,7 +67,7 @@ class Held:
     def requeue(self) -> None:
         self._answered(self.message.requeue)
 
-    def reject(self, why: str) -> None:
+    def reject(self, why: Reason) -> None:
         self._answered(lambda: self.message.reject(why))
 
     def _answered(self, answer: Callable[[], None]) -> None:

@@ -21,8 +21,9 @@ LEASE_S = 1
 SETTINGS = """
 import os
 SECRET_KEY = "x"
-USE_TZ = True
+USE_TZ = os.environ.get("TASKS_USE_TZ", "yes") == "yes"
 TASKS = {"default": {
+    "QUEUES": os.environ.get("TASKS_QUEUES", "default").split(),
     "BACKEND": "zsq.apps.integrations.django.ZsqBackend",
     "OPTIONS": {
         "url": os.environ["TASKS_BROKER"],
@@ -33,14 +34,16 @@ TASKS = {"default": {
 """
 PROGRAM = """
 import asyncio, os, sys, time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 import django
 django.setup()
 from django.utils import timezone
 try:
     from django.tasks import task
+    from django.tasks.signals import task_finished, task_started
 except ImportError:
     from django_tasks import task
+    from django_tasks.signals import task_finished, task_started
 
 def log(line):
     with open(os.environ["TASKS_LOG"], "a") as file:
@@ -59,6 +62,25 @@ def fails():
     raise ValueError("never")
 
 @task
+def gives(what):
+    if what == "exit":
+        sys.exit(3)
+    return {"tuple": (1, 2), "object": object()}.get(what, what)
+
+@task
+def observed(what):
+    return gives.func(what)
+
+def notes(task_result, **kwargs):
+    if task_result.task.name == "observed":
+        value = task_result.return_value if task_result.status == "SUCCESSFUL" else None
+        log(f"{task_result.status} {value} {sys.exc_info()[0]}")
+        raise RuntimeError("a receiver that fails")
+
+task_started.connect(notes)
+task_finished.connect(notes)
+
+@task
 def gated():
     log("start")
     while not os.path.exists(os.environ["TASKS_GATE"]):
@@ -69,6 +91,12 @@ def send(*names):
     for name in names:
         if name == "late":
             note.using(run_after=timezone.now() + timedelta(seconds=1)).enqueue("late")
+        elif name == "aware":
+            note.using(run_after=datetime.now(UTC) + timedelta(seconds=1)).enqueue("aware")
+        elif name == "naive":
+            note.using(run_after=datetime.now() + timedelta(seconds=1)).enqueue("naive")
+        elif name.startswith("observed"):
+            observed.enqueue(name.split()[1])
         elif name == "now":
             note.enqueue(name="now")
         elif name == "context":
@@ -159,6 +187,53 @@ def test_tasks_run_at_their_time_and_a_failed_one_is_a_dead_letter(
         assert "never" in str(message.headers["zsq-dead-error"])
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(WAIT_S) == 0
+
+
+def test_receivers_see_the_end_of_a_task_and_do_not_decide_about_it(
+    project: Project, broker: Broker
+) -> None:
+    project.send("observed text", "observed tuple", "observed object", "observed exit")
+    worker = project.start()
+    wait_for(lambda: len(project.lines()) == 8, WAIT_S, "two signals of each task")
+    assert project.lines().count("RUNNING None None") == 4
+    assert sorted(set(project.lines()) - {"RUNNING None None"}) == [
+        "FAILED None <class 'SystemExit'>",
+        "FAILED None <class 'TypeError'>",
+        "SUCCESSFUL [1, 2] None",
+        "SUCCESSFUL text None",
+    ]
+    topic = f"{project.environment['TASKS_PREFIX']}default"
+    with zsq.Consumer(f"{topic}.workers.dead", "look", url=broker.tcp) as dead:
+        errors = set()
+        for _ in range(2):
+            message = dead.receive(WAIT_S)
+            assert message is not None
+            errors.add(str(message.headers["zsq-dead-error"])[:9])
+    assert errors == {"SystemExi", "TypeError"}
+    # All threads of the worker go on.
+    project.send("gated", "gated")
+    wait_for(lambda: project.lines().count("start") == 2, WAIT_S, "both threads")
+    project.gate.touch()
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(WAIT_S) == 0
+
+
+def test_times_may_be_aware_or_naive_without_time_zones(project: Project) -> None:
+    project.environment |= {"TASKS_USE_TZ": "no", "TZ": "UTC"}
+    sent = time.time()
+    project.send("aware", "naive")
+    project.start()
+    wait_for(lambda: len(project.lines()) == 2, WAIT_S, "two tasks")
+    found = {line.split()[0]: float(line.split()[1]) for line in project.lines()}
+    assert found.keys() == {"aware", "naive"}
+    assert all(sent + 1 <= ran < sent + WAIT_S for ran in found.values())
+
+
+def test_a_worker_without_queues_says_what_to_do(project: Project) -> None:
+    project.environment["TASKS_QUEUES"] = ""
+    worker = project.start()
+    assert worker.wait(WAIT_S) == 2
+    assert "name them with --queue" in (project.folder / "worker.log").read_text()
 
 
 def test_a_task_of_a_killed_worker_runs_again_and_one_longer_than_its_lease_does_not(
