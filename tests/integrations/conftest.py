@@ -12,18 +12,29 @@ from support.broker import Broker
 EXTRA = "install the extra test-integrations, as ./scripts/test does"
 FRAMEWORKS = {
     "test_kombu": "kombu",
+    "test_kombu_suite": "kombu",
     "test_celery": "celery",
     "test_dramatiq": "dramatiq",
     "test_taskiq": "taskiq",
     "test_taskiq_results": "taskiq",
     "test_django": "django",
 }
+# These import tests of other projects, which they download.
+SUITES = {"test_kombu_suite"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marks of Kombu's own tests. They mean nothing here."""
+    for mark in ("env(name): the server that the test needs", "flaky(reruns): how often to repeat"):
+        config.addinivalue_line("markers", mark)
 
 
 def pytest_ignore_collect(collection_path: os.PathLike[str]) -> bool | None:
     """Do not import a test whose framework is not installed. In continuous integration it fails."""
     name = os.path.basename(collection_path).removesuffix(".py")
     framework = FRAMEWORKS.get(name)
+    if name in SUITES and "ZSQ_TEST_FAST" in os.environ:
+        return True
     missing = framework is not None and importlib.util.find_spec(framework) is None
     if missing and "CI" in os.environ:
         raise pytest.UsageError(f"{framework} is not installed; {EXTRA}")

@@ -224,6 +224,122 @@ def test_what_another_program_has_published_becomes_a_dead_letter(
             message.finish()
 
 
+@pytest.mark.parametrize("how", ["consume", "get"])
+def test_a_message_that_has_expired_is_not_delivered_and_does_not_end_a_wait(
+    connect: Connect, broker: Broker, name: str, how: str
+) -> None:
+    connection = connect()
+    queue = Queue(name, Exchange(name), name)
+    bound = queue(connection.default_channel)
+    producer = Producer(connection)
+    celery = {"expires": datetime.now(UTC).isoformat()}
+    for body, headers, expiration in (
+        ("old", {}, 0.001),
+        ("a task, which the worker revokes", celery, 0.001),
+        ("new", {}, 3600.0),
+    ):
+        producer.publish(
+            body,
+            exchange=name,
+            routing_key=name,
+            headers=headers,
+            expiration=expiration,
+            declare=[queue],
+        )
+    if how == "get":
+        found = [bound.get(), bound.get()]
+    else:
+        found = []
+        with Consumer(connection, [queue], on_message=found.append):
+            connection.drain_events(timeout=WAIT_S)
+            connection.drain_events(timeout=WAIT_S)
+    for message in found:
+        message.ack()
+    assert payloads(found) == ["a task, which the worker revokes", "new"]
+    with zsq.Admin(broker.tcp) as admin:
+        wait_for(lambda: _in_flight(admin, name) == 0, WAIT_S, "the end of all three")
+        assert f"{name}.workers.dead" not in admin.topics()
+
+
+def test_get_returns_the_most_urgent_message(connect: Connect, name: str) -> None:
+    connection = connect()
+    queue = Queue(name, Exchange(name), name)
+    for priority in (9, 3, 0, 3):
+        Producer(connection).publish(
+            priority, exchange=name, routing_key=name, priority=priority, declare=[queue]
+        )
+    bound = queue(connection.default_channel)
+    assert [bound.get(no_ack=True).payload for _ in range(4)] == [0, 3, 3, 9]
+    assert bound.get() is None
+    bound.delete()
+    bound.declare()
+    Producer(connection).publish("after", exchange=name, routing_key=name)
+    assert bound.get(no_ack=True).payload == "after"
+
+
+def test_a_new_consumer_waits_for_an_urgent_message_that_has_not_arrived_yet(
+    connect: Connect, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connect()
+    queue = Queue(name, Exchange(name), name)
+    for priority in (9, 0):
+        Producer(connection).publish(
+            priority, exchange=name, routing_key=name, priority=priority, declare=[queue]
+        )
+    monkeypatch.setattr("zsq.apps.integrations.kombu.channel.AWAIT_S", WAIT_S)
+    channel = connection.default_channel
+    usable, slow = channel._usable, []
+    monkeypatch.setattr(channel, "_usable", lambda one: None if one in slow else usable(one))
+    found: list[Any] = []
+    with Consumer(connection, [queue], callbacks=[lambda body, _: found.append(body)], no_ack=True):
+        slow.append(channel._sources[name][0])
+        low = channel._sources[name][9]
+        wait_for(lambda: low.arrived, WAIT_S, "the message that is not urgent")
+        assert not channel.deliver()
+        slow.clear()
+        while len(found) < 2:
+            connection.drain_events(timeout=WAIT_S)
+    assert found == [0, 9]
+
+
+def test_a_consumer_does_not_wait_for_ever_for_what_another_one_has_taken(
+    connect: Connect, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, other = connect(), connect()
+    queue = Queue(name, Exchange(name), name)
+    for priority in (9, 0):
+        Producer(connection).publish(
+            priority, exchange=name, routing_key=name, priority=priority, declare=[queue]
+        )
+    channel = connection.default_channel
+    filled = channel._filled
+
+    def filled_and_then_taken(topics: dict[int, str]) -> list[int]:
+        levels: list[int] = filled(topics)
+        queue(other.default_channel).get()
+        return levels
+
+    monkeypatch.setattr(channel, "_filled", filled_and_then_taken)
+    assert payloads(received(connection, [queue], 1)) == [9]
+
+
+def test_two_consumers_of_a_channel_share_what_a_queue_receives(
+    connect: Connect, name: str
+) -> None:
+    connection = connect()
+    queue = Queue(name, Exchange(name), name)
+    found: list[Any] = []
+    options = {"callbacks": [lambda body, _: found.append(body)], "no_ack": True}
+    channel = connection.default_channel
+    with Consumer(channel, [queue], **options):
+        first = channel._sources[name][0]
+        with Consumer(channel, [queue], **options):
+            assert channel._sources[name][0] is first
+            Producer(connection).publish("x", exchange=name, routing_key=name)
+            connection.drain_events(timeout=WAIT_S)
+    assert found == ["x"]
+
+
 def test_a_purge_removes_what_waits_and_what_is_delayed(connect: Connect, name: str) -> None:
     connection = connect()
     queue = Queue(name, Exchange(name), name)(connection.default_channel)
@@ -334,6 +450,29 @@ def test_a_broker_that_is_not_there_is_a_connection_error(name: str) -> None:
         with pytest.raises(connection.connection_errors):
             connection._establish_connection()
         assert time.monotonic() - started < 10
+
+
+def test_the_next_url_is_tried_at_once_if_nothing_listens_at_the_first(broker: Broker) -> None:
+    """Kombu's time limit is for all URLs together. So this would fail after 100 s."""
+    urls = f"zsq://127.0.0.1:1;zsq://127.0.0.1:{broker.port}/"
+    with Connection(urls, connect_timeout=WAIT_S) as connection:
+        started = time.monotonic()
+        assert connection.default_channel
+        assert time.monotonic() - started < WAIT_S / 2
+        assert connection.port == broker.port
+
+
+def test_a_program_that_imports_only_connections_can_import_the_transport(broker: Broker) -> None:
+    """Kombu loads its entry points later than that. See kombu_alias.py."""
+    program = (
+        "import sys\nfrom kombu import Connection\nimport zsq.apps.integrations.kombu\n"
+        "with Connection(sys.argv[1]) as connection, connection.SimpleQueue('simple') as queue:\n"
+        "    queue.put('x')\n    print(queue.get(timeout=100).payload)\n"
+    )
+    url = f"zsq://127.0.0.1:{broker.port}/"
+    line = [sys.executable, "-c", program, url]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=200, check=True)
+    assert ended.stdout == "x\n"
 
 
 def test_a_user_or_a_password_is_refused() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import count
@@ -35,9 +35,12 @@ log = logging.getLogger("zsq")
 DELAY_S_MAX: Final = 366 * 86_400.0
 EARLY_S: Final = 60.0  # a message that arrives so much before its ETA is published again
 READY: Final = 1000  # messages that a worker without a prefetch limit holds
-GET_S: Final = 0.25  # how long `basic_get` waits for a message
+GET_S: Final = 0.25  # how long `basic_get` waits for a message of a queue that seems empty
+GET_FILLED_S: Final = 2.0  # and of one in which messages wait, which other workers may take first
 POLL_S: Final = 0.005
 PARK_S: Final = 1.0  # a worker with no room so long returns what it has not begun
+# How long a new consumer waits for a level that has messages, before it delivers from a lower one.
+AWAIT_S: Final = 0.5
 DEFAULT_EXCHANGE: Final = ""
 
 
@@ -52,6 +55,21 @@ def seconds_until(message: dict[str, Any]) -> float:
         return 0.0
     due = due if due.tzinfo is not None else due.replace(tzinfo=UTC)
     return min(max(0.0, due.timestamp() - time.time()), DELAY_S_MAX)
+
+
+def is_expired(message: dict[str, Any], stored_ns: int) -> bool:
+    """Return True if the `expiration` of a message, in milliseconds, has passed.
+
+    Tasks of Celery that expire do not count. A worker that gets one records it as revoked, and
+    otherwise a program that waits for its result would wait for ever.
+    """
+    limit_ms = message["properties"].get("expiration")
+    if limit_ms is None or (message.get("headers") or {}).get("expires"):
+        return False
+    try:
+        return time.time_ns() > stored_ns + float(limit_ms) * 1_000_000
+    except (TypeError, ValueError):
+        return False
 
 
 class QoS(virtual.QoS):
@@ -84,15 +102,19 @@ REJECTED: Final = "rejected without requeue by the consumer (Kombu)"
 
 
 def parsed(held: Held) -> dict[str, Any] | None:
-    """Return the message as Kombu made it. Reject it and return None if another program made it.
+    """Return the message as Kombu made it. Finish it and return None if it has expired.
 
-    Otherwise it would end each worker that gets it, one after the other.
+    Reject it and return None if another program made it. Otherwise it would end each worker that
+    gets it, one after the other.
     """
     why = "it is not an object with the properties of a message"
     try:
         raw = loads((held.message.body or b"").decode())
         if isinstance(raw, dict) and isinstance(raw.get("properties"), dict) and "body" in raw:
-            return raw
+            if not is_expired(raw, held.message.timestamp_ns):
+                return raw
+            held.finish()
+            return None
     except ValueError as error:
         why = str(error)
     log.error("%s is no message of Kombu, and becomes a dead letter: %s", held.message, why)
@@ -158,7 +180,9 @@ class Channel(virtual.Channel):
         self._held: dict[str, Held] = {}
         self._tag_of: dict[Any, str] = {}  # the tags of unanswered messages, by their places
         self._sources: dict[str, dict[int, Source]] = {}  # of durable queues, by level
-        self._getters: dict[str, Source] = {}
+        self._getters: dict[tuple[str, int], Source] = {}  # by queue and level
+        # Levels that had messages when their consumer began, and until when it waits for them.
+        self._awaited: dict[tuple[str, int], float] = {}
         self._ending: list[Source] = []  # of cancelled consumers that have unanswered messages
         self._on_message: dict[str, tuple[Callable[[Any], None], bool]] = {}
         self._turn = 0
@@ -259,31 +283,39 @@ class Channel(virtual.Channel):
             return
         for source in self._sources.pop(queue, {}).values():
             source.close()
-        for topic in self._topics(queue):
+        for key in [key for key in self._getters if key[0] == queue]:
+            self._getters.pop(key).close()
+        for topic in self._topics(queue).values():
             self.link.known.discard(topic)
             self.link.admin.delete_topic(topic, force=True)
         self.link.bindings.delete(queue)
 
-    def _topics(self, queue: str) -> list[str]:
-        """Return the topics of a durable queue that exist."""
+    def _topics(self, queue: str) -> dict[int, str]:
+        """Return the topics of a durable queue that exist, by level. The most urgent is first."""
         found = self.link.admin.topics()
-        names = (queue_topic(self.prefix, queue, level) for level in self._levels)
-        return [name for name in names if name in found]
+        names = {level: queue_topic(self.prefix, queue, level) for level in self._levels}
+        return {level: name for level, name in names.items() if name in found}
 
-    def _rows(self, queue: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Return each topic of a queue with its statistics."""
-        for topic in self._topics(queue):
+    def _rows(self, topics: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Return each of these topics with its statistics, if it still exists."""
+        for topic in topics:
             try:
                 yield topic, self.link.admin.stats(topic)["topics"][0]
             except NotFound:
                 continue
+
+    def _filled(self, topics: dict[int, str]) -> list[int]:
+        """Return the levels in which messages wait for a worker, the most urgent first."""
+        filled = {topic for topic, row in self._rows(topics.values()) if waiting(row)}
+        return [level for level, topic in topics.items() if topic in filled]
 
     def _size(self, queue: str) -> int:
         """Return how many messages wait. Those of workers, and delayed ones, do not count."""
         arrived = sum(len(one.source.arrived) for one in self._in_memory(queue))
         if self._is_transient(queue):
             return arrived
-        return arrived + sum(waiting(row) for _, row in self._rows(queue))
+        topics = self._topics(queue).values()
+        return arrived + sum(waiting(row) for _, row in self._rows(topics))
 
     def _purge(self, queue: str) -> int:
         """Remove all messages that wait, also the delayed ones. Return their number."""
@@ -294,7 +326,7 @@ class Channel(virtual.Channel):
                 removed += 1
         if self._is_transient(queue):
             return removed
-        for topic, row in self._rows(queue):
+        for topic, row in self._rows(self._topics(queue).values()):
             removed += waiting(row) + self.link.admin.delayed_cancel_all(topic)
             channels = row["channels"]
             self.link.admin.empty(topic, CHANNEL if channels else None)
@@ -383,10 +415,19 @@ class Channel(virtual.Channel):
         else:
             if not self.link.bindings.has_queue(queue):
                 self._new_queue(queue)
-            self._sources.setdefault(queue, {})
-            self._open_level(queue, 0)
-            self.open_new_levels()
+            if queue not in self._sources:
+                self._begin(queue)
         self.connection.wake()
+
+    def _begin(self, queue: str) -> None:
+        """Receive from a durable queue. The most urgent of the messages that wait comes first."""
+        topics = self._topics(queue)
+        filled = self._filled(topics) if len(topics) > 1 else []
+        until_s = time.monotonic() + AWAIT_S
+        self._awaited.update({(queue, level): until_s for level in filled})
+        self._sources[queue] = {}
+        self._open_level(queue, 0)
+        self.open_new_levels()
 
     def _bind_to_default(self, queue: str) -> None:
         """Let a queue in memory that is bound to no exchange get what is sent to its name."""
@@ -402,6 +443,8 @@ class Channel(virtual.Channel):
         if queue in self._active_queues:
             return
         self._on_message.pop(queue, None)
+        for key in [key for key in self._awaited if key[0] == queue]:
+            del self._awaited[key]
         for source in self._sources.pop(queue, {}).values():
             source.cancel()
             self._ending.append(source)
@@ -458,10 +501,11 @@ class Channel(virtual.Channel):
         for step in range(len(queues)):
             queue = queues[(self._turn + step) % len(queues)]
             held = self._next(queue)
-            if held is not None:
+            if held is not None and self._hand_over(queue, held):
                 self._turn += step + 1
-                self._hand_over(queue, held)
                 return True
+            if held is not None:
+                self.connection.wake()  # that one was not for the consumer: look for the next one
         return False
 
     def _next(self, queue: str) -> Held | None:
@@ -469,8 +513,14 @@ class Channel(virtual.Channel):
         sources = self._sources.get(queue, {})
         for level in self._levels:
             source = sources.get(level)
-            if source is not None and (held := self._usable(source)) is not None:
+            if source is None:
+                continue
+            held = self._usable(source)
+            if held is not None:
+                self._awaited.pop((queue, level), None)
                 return held
+            if self._awaited.get((queue, level), 0.0) > time.monotonic():
+                return None
         for binding in self._in_memory(queue):
             while (held := self._usable(binding.source)) is not None:
                 if binding.matches(held.message.tag or ""):
@@ -493,19 +543,21 @@ class Channel(virtual.Channel):
             self._held[tag] = held
         return None
 
-    def _hand_over(self, queue: str, held: Held) -> None:
+    def _hand_over(self, queue: str, held: Held) -> bool:
+        """Call the consumer. Return False if the message is not to be delivered, or not yet."""
         callback, no_ack = self._on_message[queue]
         raw = parsed(held)
         if raw is None:
-            return
+            return False
         if seconds_until(raw) > EARLY_S and held.source in self._queue_sources():
             # The delay was cut to the longest one.
             self.link.producer.publish(
                 held.message.topic, held.message.body, delay=seconds_until(raw)
             )
             held.finish()
-            return
+            return False
         callback(self._note(raw, held, no_ack))
+        return True
 
     def _note(self, raw: dict[str, Any], held: Held, no_ack: bool) -> Any:
         """Return Kombu's message, and remember how to answer it."""
@@ -532,16 +584,19 @@ class Channel(virtual.Channel):
                 self.connection.wake()
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Return one message, or None if none arrives within `GET_S`."""
+        """Return one message, the most urgent one, or None if none arrives within `GET_S`."""
         deadline_s = time.monotonic() + GET_S
         getter = None
         if self._is_transient(queue):
             self._bind_to_default(queue)
         elif queue not in self._sources:
-            getter = self._getters.get(queue)
+            filled = self._filled(self._topics(queue))
+            deadline_s += GET_FILLED_S if filled else 0.0
+            key = (queue, filled[0] if filled else 0)
+            getter = self._getters.get(key)
             if getter is None:
-                getter = self._source(queue_topic(self.prefix, queue, 0), 1)
-                self._getters[queue] = getter
+                getter = self._source(queue_topic(self.prefix, *key), 1)
+                self._getters[key] = getter
             getter.resume(sum(held.source is getter for held in self._held.values()) + 1)
         try:
             while True:
@@ -564,8 +619,12 @@ class Channel(virtual.Channel):
         for source in [source for source in self._ending if source.idle]:
             self._ending.remove(source)
             source.close()
+        now_s = time.monotonic()
+        for key in [key for key, until_s in self._awaited.items() if until_s < now_s]:
+            del self._awaited[key]
+            self.connection.wake()
         full_s = self._full_since_s
-        if full_s is None or self._parked or time.monotonic() - full_s < PARK_S:
+        if full_s is None or self._parked or now_s - full_s < PARK_S:
             return
         if self.qos.can_consume() or not any(one.arrived for one in self._queue_sources()):
             return

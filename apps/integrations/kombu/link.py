@@ -7,14 +7,16 @@ producer of ZSQ serves all threads, so the connections share it. It is closed wi
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from dataclasses import dataclass, field
 from typing import Any, Final, Unpack
 
 from ....transport.client.blocking.client import Admin, Consumer, Producer, Reader
+from ....transport.errors import E_TIMEOUT, BrokerUnreachable
 from ....transport.settings import NewChannelOptions
 from ....transport.system import after_fork
-from ....transport.wire.addresses import Url
+from ....transport.wire.addresses import Url, parse_all
 from ....transport.wire.credentials import KeyFile
 from ..naming import CHANNEL, legal
 from .bindings import TOPIC, Bindings
@@ -88,12 +90,19 @@ def _after_fork() -> None:
 after_fork(_after_fork)
 
 
-def open_link(place: Place, timeout_s: float) -> Link:
-    """Return the link to this place. Raises `BrokerUnreachable` if a new one gets no answer."""
+def open_link(place: Place, timeout_s: float, others: bool) -> Link:
+    """Return the link to this place. Raises `BrokerUnreachable` if a new one gets no answer.
+
+    With `others`, Kombu has more URLs to try. Its time limit for all of them is that of one
+    connection. So it must not wait at an address where nothing listens. Otherwise this waits, for
+    example for a broker that is started again.
+    """
     key = (os.getpid(), repr(place))
     with _lock:
         link = _links.get(key)
     if link is None:
+        if others:
+            pass
         with Admin(timeout=timeout_s, **place.client) as admin:
             admin.ping()
         link = _make(place)
@@ -101,6 +110,22 @@ def open_link(place: Place, timeout_s: float) -> Link:
         link = _links.setdefault(key, link)
         link.users += 1
     return link
+
+
+def _check_listens(place: Place, timeout_s: float) -> None:
+    """Raise `BrokerUnreachable` if all addresses of this place refuse a TCP connection."""
+    addresses = parse_all(place.url, place.key_file, place.transport)
+    for address in addresses.each:
+        if address.direct:
+            return
+        try:
+            socket.create_connection(address.place(), timeout_s).close()
+        except ConnectionRefusedError:
+            continue
+        except OSError:
+            return  # the client says more about it
+        return
+    raise BrokerUnreachable(E_TIMEOUT, f"nothing listens at {addresses.url}")
 
 
 def _make(place: Place) -> Link:

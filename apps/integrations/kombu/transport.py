@@ -109,7 +109,8 @@ class Transport(virtual.Transport):
     def establish_connection(self) -> Transport:
         if self.link is None:
             self._check_options()
-            self.link = open_link(self.place, float(self.client.connect_timeout or 5))
+            timeout_s = float(self.client.connect_timeout or 5)
+            self.link = open_link(self.place, timeout_s, others=len(self.client.alt or ()) > 1)
             self._waker = Waker()
             self._pid = os.getpid()
         super().establish_connection()
