@@ -261,8 +261,12 @@ def test_a_message_that_has_expired_is_not_delivered_and_does_not_end_a_wait(
         assert f"{name}.workers.dead" not in admin.topics()
 
 
-def test_get_returns_the_most_urgent_message(connect: Connect, name: str) -> None:
+def test_get_returns_the_most_urgent_message(
+    connect: Connect, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection = connect()
+    monkeypatch.setattr("zsq.apps.integrations.kombu.channel.GET_S", 0.0)
+    monkeypatch.setattr("zsq.apps.integrations.kombu.channel.GET_FILLED_S", WAIT_S)
     queue = Queue(name, Exchange(name), name)
     for priority in (9, 3, 0, 3):
         Producer(connection).publish(
@@ -271,7 +275,10 @@ def test_get_returns_the_most_urgent_message(connect: Connect, name: str) -> Non
     bound = queue(connection.default_channel)
     assert [bound.get(no_ack=True).payload for _ in range(4)] == [0, 3, 3, 9]
     assert bound.get() is None
+    getters = list(connection.default_channel._getters.values())
+    assert len(getters) == 3
     bound.delete()
+    assert all(one._closed for one in getters)
     bound.declare()
     Producer(connection).publish("after", exchange=name, routing_key=name)
     assert bound.get(no_ack=True).payload == "after"

@@ -102,7 +102,7 @@ def open_link(place: Place, timeout_s: float, others: bool) -> Link:
         link = _links.get(key)
     if link is None:
         if others:
-            pass
+            _check_listens(place, timeout_s)
         with Admin(timeout=timeout_s, **place.client) as admin:
             admin.ping()
         link = _make(place)
