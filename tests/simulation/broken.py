@@ -257,6 +257,12 @@ DEFECTS: Final[dict[str, Defect]] = {
         faults=("lost_disk",),
         ships=True,
     ),
+    "a former primary removes what its successor has": Defect(
+        "actors/archive/shipper.py",
+        "        if chain.last is not None and chain.last.index.epoch > self._epoch:\n",
+        "        if False and chain.last is not None:\n",
+        standby=True,
+    ),
     "a chunk's object is removed before its removal is shipped": Defect(
         "actors/storage/archiving.py",
         "        self._when_shipped(partial(self._expiry_shipped, rows, self._log.start))\n",
