@@ -46,7 +46,7 @@ class Transactions(Protocol):
     """The transactions of topics, as a run uses them. All methods raise `ZsqError`."""
 
     def last(self, topic: str, app: str) -> int:
-        """Return the last committed version of the app, or -1."""
+        """Return the last version of the app that the topic has on its disk, or -1."""
         ...
 
     def commit(self, topic: str, app: str, version: int, block: Block) -> bool:
@@ -62,7 +62,7 @@ class TopicTransactions:
 
     def last(self, topic: str, app: str) -> int:
         with self._committer(topic) as committer:
-            return committer.version_of(app)
+            return committer.version_here(app)
 
     def commit(self, topic: str, app: str, version: int, block: Block) -> bool:
         with StageWriter(self._url, topic, app, version, timeout=CALL_S, create=False) as writer:

@@ -632,3 +632,8 @@ class Stages:
 
 def _superseded(request: int) -> Done:
     return Done(request, {"messages": 0, "superseded": True})
+
+
+def is_superseded(message: Wire) -> bool:
+    """Return True if the message tells a writer that its transaction is committed without it."""
+    return type(message) is Done and "superseded" in message.data

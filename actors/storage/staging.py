@@ -58,13 +58,13 @@ from ...transport.errors import (
 )
 from ...transport.wire import protocol as p
 from ..primitives.rates import RateMeter
-from ..runtime.port import Mail, Port, user_of
+from ..runtime.port import Envelope, Mail, Port, user_of
 from ..runtime.pulses import StagingPulse
 from ..runtime.worker_thread import Jobs
 from ..settings import options
 from ..settings.closing import TO_PUBLISHERS
 from .commits import StateCommits
-from .stages import SealNow, Stages
+from .stages import SealNow, Stages, is_superseded
 
 WAITING_MAX: Final = 256  # requests that wait for one commit: repeats of it and of its abort
 
@@ -407,9 +407,15 @@ class StageCommits:
             self._begin_seal(order)
         replies, core.replies = core.replies, []
         for peer, message in replies:
-            if not self._port.send(peer, message):
-                # The writer is dead or stuck: on its next link it asks again for what it needs.
-                core.bye(peer)
+            if is_superseded(message):  # as in `open`
+                self._when_shipped(partial(self._reply, peer, message))
+            else:
+                self._reply(peer, message)
+
+    def _reply(self, peer: Envelope, message: p.Wire) -> None:
+        if not self._port.send(peer, message):
+            # The writer is dead or stuck: on its next link it asks again for what it needs.
+            self.core.bye(peer)
 
     def tick(self) -> None:
         self.core.tick(time.monotonic_ns())
@@ -606,7 +612,11 @@ class StageCommits:
         if message.request:
             committed = row is not None and message.version <= version
             data = {"dropped": len(stages), "committed": committed, "version": version}
-            self._state.then(partial(port.send, mail.envelope, p.Done(message.request, data)))
+            answer: Callable[[], object]
+            answer = partial(port.send, mail.envelope, p.Done(message.request, data))
+            if committed or message.version == p.VERSION_ASKED:
+                answer = partial(self._when_shipped, answer)
+            self._state.then(answer)
 
     def _drop(self, stages: Iterable[bytes], text: str, *, superseded: bool = False) -> None:
         stages = list(stages)

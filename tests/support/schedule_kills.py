@@ -33,7 +33,7 @@ CALLS: tuple[tuple[type[Any], str], ...] = (
     (StageWriter, "push"),
     (StageWriter, "seal"),
     (StageWriter, "close"),
-    (StageCommitter, "version_of"),
+    (StageCommitter, "version_here"),
     (StageCommitter, "commit_here"),
     (Asker, "_send"),
     (Asker, "close"),

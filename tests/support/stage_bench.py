@@ -22,7 +22,7 @@ from zsq.transport.block.block import Block, pack
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.protocol import checksum_after
 
-ONE, TWO = b"1" * 16, b"2" * 16
+ONE, TWO, THREE = b"1" * 16, b"2" * 16, b"3" * 16
 A: Envelope = (b"a",)
 IDENTITY = TopicIdentity("t", "0" * 31 + "1")
 
@@ -76,11 +76,13 @@ class Wire(Routed):
 
 
 class OpenBucket:
-    """The shipping of a topic whose bucket has everything at once."""
+    """The shipping of a topic. The bucket has everything at once, unless it is away."""
 
     def __init__(self) -> None:
         self.promised: Callable[[], int] = lambda: 0
         self.reserved = 1_000
+        self.is_away = False
+        self._waiting: list[Callable[[], object]] = []
 
     def check(self) -> None:
         """Refuse nothing."""
@@ -89,7 +91,17 @@ class OpenBucket:
         return self.promised() + messages <= self.reserved
 
     def then(self, action: Callable[[], object]) -> None:
-        action()
+        if self.is_away:
+            self._waiting.append(action)
+        else:
+            action()
+
+    def back(self) -> None:
+        """Let the bucket have everything that waits."""
+        self.is_away = False
+        waiting, self._waiting = self._waiting, []
+        for action in waiting:
+            action()
 
 
 class Bench:

@@ -47,6 +47,8 @@ __all__ = [
     "STAGE_PARTS_MAX",
     "TRANSACTION_APP_BYTES_MAX",
     "TRANSACTION_KINDS",
+    "VERSION_ASKED",
+    "VERSION_ON_DISK",
     "WINDOW_BLOCKS_MAX",
     "Abort",
     "Answer",
@@ -573,6 +575,9 @@ STAGE_BYTES: Final = 16  # the size of a stage's name, which is a uuid
 STAGE_PARTS_MAX: Final = 10_000  # the most parts of one commit
 TRANSACTION_APP_BYTES_MAX: Final = 256  # the largest size of the app's name as UTF-8
 TRANSACTION_KINDS: Final = ("app", "job")  # "app" is remembered permanently, "job" for 7 days
+# Versions in an `Abort` that only asks. No app gets so far, so nothing is dropped.
+VERSION_ON_DISK: Final = (1 << 63) - 1
+VERSION_ASKED: Final = VERSION_ON_DISK - 1
 
 StagePart = tuple[bytes, int, int, int, int]  # stage, blocks, messages, bytes (as blocks), checksum
 
@@ -723,7 +728,9 @@ class Abort(Wire):
     """Drop `stages`. If `app` is not empty, also drop all stages of that transaction.
 
     After the commit it changes nothing. Done.data: {"dropped", "committed", "version": the last
-    committed version of the app, or -1}.
+    committed version of the app, or -1}. If the topic is shipped to a bucket, an answer that a
+    transaction is committed, and the answer to `VERSION_ASKED`, come when the bucket has it, because
+    a takeover may lose it before. `VERSION_ON_DISK` is answered at once.
     """
 
     op: ClassVar[int] = 38

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stage_bench import ONE, TWO, A, Bench, blocks, seal_of
+from support.stage_bench import ONE, THREE, TWO, A, Bench, blocks, seal_of
 
 from zsq.actors.runtime.port import Mail
 from zsq.actors.settings import options
@@ -100,6 +100,40 @@ def test_a_commit_is_answered_when_it_is_in_the_log_and_the_topic_knows(bench: B
     assert bench.files() == []
     table = bench.store.state.load()
     assert (table.stages, table.transactions["app"].messages, table.applied_offset) == ({}, 6, 6)
+
+
+def test_nobody_hears_of_a_commit_that_the_bucket_does_not_have(bench: Bench) -> None:
+    """A takeover may lose it. Who believed in it would leave its part out of the next try."""
+    part = bench.sealed(ONE, *blocks(3))
+    bench.say(p.OpenStage(2, TWO, "app", 1, "app", 0))
+    bench.push(TWO, *blocks(1))
+    bench.say(seal_of(TWO, *blocks(1)))
+    bench.bucket.is_away = True
+    assert bench.say(p.Commit(9, "app", 1, "app", (part,))) == [p.Head(6)]
+    bench.commit_state()
+    for message in (
+        p.Commit(10, "app", 1, "app", (part,)),
+        p.OpenStage(11, THREE, "app", 1, "app", 0),
+        p.Abort(12, "app", 1, ()),
+        p.Abort(13, "app", p.VERSION_ASKED, ()),
+        p.Abort(14, "app", p.VERSION_ON_DISK, ()),
+        p.Abort(15, "app", 2, ()),
+        seal_of(TWO, *blocks(1)),  # its stage was dropped by the commit
+    ):
+        assert bench.say(message) == []
+    said = {"dropped": 0, "committed": False, "version": 1}
+    assert bench.commit_state() == [p.Done(14, said), p.Done(15, said)]
+    bench.bucket.back()
+    told = bench.told()
+    assert [one.request for one in told if isinstance(one, p.Done)] == [9, 5, 5, 10, 11, 12, 13]
+    for answer in told:
+        assert isinstance(answer, p.Done)
+        if answer.request == 5:
+            assert answer.data == {"messages": 0, "superseded": True}
+        elif answer.request == 11:
+            assert answer.data["committed"]
+        elif answer.request == 12:
+            assert answer.data == {"dropped": 0, "committed": True, "version": 1}
 
 
 def test_an_empty_commit_is_answered_when_the_state_is_committed(bench: Bench) -> None:

@@ -27,6 +27,8 @@ from ...wire.answers import Aborted, Committed
 from ...wire.credentials import KeyFile
 from ...wire.protocol import (
     STAGE_PARTS_MAX,
+    VERSION_ASKED,
+    VERSION_ON_DISK,
     Abort,
     Commit,
     StagePart,
@@ -44,8 +46,6 @@ from .producer import check_times
 __all__ = ["STAGE_TIMEOUT_S", "StageCommitter", "StagePart", "StageWriter"]
 
 STAGE_TIMEOUT_S: Final = 60.0
-# The highest version that is possible. No stage has it, so an abort of it drops nothing.
-_NEVER: Final = (1 << 63) - 1
 
 
 class StageWriter:
@@ -296,18 +296,28 @@ class StageCommitter(Asker):
         second request says that the first one is carried out.
         """
         request = self._send(_commit(app, version, parts, kind))
-        if self.version_of(app) >= version:
+        if self.version_here(app) >= version:
             self._give_up(request)
             return
         try:
             self._reply(request)
         except BrokerUnreachable:  # it waited for the bucket before it was carried out
-            if self.version_of(app) < version:
+            if self.version_here(app) < version:
                 raise
 
     def version_of(self, app: str) -> int:
-        """Return the last version of the app that the topic has committed, or -1."""
-        return self.abort(app, _NEVER)["version"]
+        """Return the last version of the app that the topic has committed, or -1.
+
+        If the broker ships its topics to a bucket, this waits until the bucket has the commit.
+        """
+        return self.abort(app, VERSION_ASKED)["version"]
+
+    def version_here(self, app: str) -> int:
+        """Return the last version of the app that the topic has on its disk, or -1.
+
+        A takeover by a standby may lose the commit, until the bucket has it.
+        """
+        return self.abort(app, VERSION_ON_DISK)["version"]
 
     def abort(self, app: str, version: int, stages: Sequence[bytes] = ()) -> Aborted:
         """Drop all stages of the transaction, and also `stages`.

@@ -36,14 +36,19 @@ def push(writer: StageWriter, blocks: int, first: int = 0, size: int = 20_000) -
 def test_a_commit_here_is_known_without_an_answer_of_the_bucket(storage: FakeStages) -> None:
     storage.is_behind = True
     with StageCommitter(storage.url, "t", timeout=20) as committer:
-        assert committer.version_of("app") == -1
+        assert committer.version_here("app") == -1
         committer.commit_here("app", 3, [])
-        assert committer.version_of("app") == 3
-        assert committer.version_of("other") == -1
+        assert committer.version_here("app") == 3
+        assert committer.version_here("other") == -1
         committer.commit_here("app", 2, [])
         committer.commit_here("app", 4, [])
+        asked = {one.version for one in storage.heard if isinstance(one, p.Abort)}
+        assert asked == {p.VERSION_ON_DISK}
+        assert committer.version_of("app") == 4
+        last = storage.heard[-1]
+        assert isinstance(last, p.Abort)
+        assert last.version == p.VERSION_ASKED
     assert storage.committed.keys() >= {("app", 3), ("app", 4)}
-    assert {one.version for one in storage.heard if isinstance(one, p.Abort)} == {2**63 - 1}
 
 
 def test_a_commit_here_that_fails_says_so(storage: FakeStages) -> None:
