@@ -61,9 +61,11 @@ class Primacy:
         """Return True if it is time to look for standbys. Then the next time is later."""
         if now_ns < self._look_ns:
             return False
-        is_soon = self._soon_looks > 0
-        self._soon_looks -= is_soon
-        self._look_ns = now_ns + int((SOON_LOOK_S if is_soon else LOOK_S) * _NS)
+        pause_s = LOOK_S
+        if self._soon_looks:
+            self._soon_looks -= 1
+            pause_s = SOON_LOOK_S
+        self._look_ns = now_ns + int(pause_s * _NS)
         return True
 
     def looked(self, notices: Mapping[str, Notice]) -> bool:

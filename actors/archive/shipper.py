@@ -834,16 +834,17 @@ class Shipper:
     def _with_tails(self, number: int) -> int:
         """Return the newest tick up to this number that has the tails of all topics.
 
-        The log must begin with one. Otherwise a successor would not find all tails. Raises `Fenced`
-        if another copy has taken over, because the boundary is that copy's then. A removal below it
-        would remove the takeover, and the ticks that this process has on their way could be created
-        and answered.
+        The log must begin with one. Otherwise a successor would not find all tails.
+
+        Raises `Fenced` if another copy has taken over. The boundary may be that copy's then, and
+        above its takeover. If this process removed the ticks below it, the takeover would be gone,
+        and the ticks that this process has on their way could be created, and would be answered.
         """
         chain = find_chain(self._bucket)
         if chain.last is not None and chain.last.index.epoch > self._epoch:
             raise Fenced(
                 f"{self._bucket.url}: copy {chain.last.index.copy[:8]} of this broker on host "
-                f"{chain.last.index.host} has taken over before number {chain.number} of the log"
+                f"{chain.last.index.host} has taken over"
             )
         numbers = [one for one in chain.numbers if one <= number]
         return next(

@@ -246,14 +246,14 @@ class _Standing:
             if found.is_newest and (not found.is_released or waited_s > self._given.patience_s):
                 return True
             if not found.is_newest:
-                return None if self._set_aside(bucket, found) is None else False
+                return False if self._set_aside(bucket, found) else None
             if self._ends.wait(HANDED_S):
                 return None
         return None
 
-    def _set_aside(self, bucket: Bucket, found: Standing) -> bool | None:
-        """Set aside what the bucket does not have. Try until the bucket answers. Return None if a
-        signal came.
+    def _set_aside(self, bucket: Bucket, found: Standing) -> bool:
+        """Set aside what the bucket does not have. Try until the bucket answers. Return False if a
+        signal came before that.
         """
         while True:
             try:
@@ -263,7 +263,7 @@ class _Standing:
                     "cannot find out what the bucket does not have: %s; it is tried again", error
                 )
                 if self._ends.wait(PAUSE_S):
-                    return None
+                    return False
             else:
                 self._say(said)
                 self._say(f"this broker is a standby now: {found.who} has taken over")

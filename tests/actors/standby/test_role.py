@@ -81,11 +81,11 @@ def test_a_former_primary_waits_for_a_bucket_that_fails(
     monkeypatch.setattr(role, "PAUSE_S", 0.0)
     monkeypatch.setattr(role, "set_aside_broker", set_aside)
     one = _Standing(ServeOptions(data_dir), is_first=False)
-    assert one._set_aside(cast("Any", None), cast("Any", SimpleNamespace(who="copy 1"))) is True
+    assert one._set_aside(cast("Any", None), cast("Any", SimpleNamespace(who="copy 1")))
     assert len(tries) == 3
     assert "set aside 7 messages" in capfd.readouterr().err
 
     tries.clear()
     one._ends.set()
-    assert one._set_aside(cast("Any", None), cast("Any", SimpleNamespace(who="copy 1"))) is None
+    assert not one._set_aside(cast("Any", None), cast("Any", SimpleNamespace(who="copy 1")))
     assert len(tries) == 1, "a signal ends it"

@@ -394,8 +394,9 @@ LINK_TABLE: Final[dict[LinkState, dict[LinkEvent, LinkState]]] = {
         _E.STOP: _S.IDLE,
     },
     _S.LOOKING: {_E.REACHED: _S.GREETING, **_DIES},
-    # The event LOOK means that the gateway has named the run directory. OPEN means the same, if the
-    # link goes to another address now, because another link of this client has found it.
+    # The event LOOK means that the gateway has named the run directory. After OPEN, the link asks
+    # a gateway again: another link of this client has gone to another address meanwhile, or the
+    # run directory is not the gateway's any more.
     _S.OPENING: {
         _E.LOOK: _S.LOOKING,
         _E.OPEN: _S.OPENING,
