@@ -118,7 +118,7 @@ def prepare() -> None:
     module = standbys
     module.STRANGER_S = 3.0
     module = primacy
-    module.LOOK_S = 0.2
+    module.LOOK_S = module.SOON_LOOK_S = 0.2
     module = standby
     module.probe = lambda bucket, files: None
     module.PAUSE_S, module.PAUSE_S_MAX, module.LOOK_S = 0.05, 0.4, 0.5
