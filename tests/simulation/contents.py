@@ -252,9 +252,16 @@ def _compare(wanted: TopicContent, found: TopicContent) -> Iterator[str]:
 
 
 def _stepped(row: ChannelRow, end: int, restored_end: int) -> ChannelRow:
-    """Return the row of a channel that steps over the offsets that were reserved."""
+    """Return the row of a channel that steps over the offsets that were reserved.
+
+    A channel that has not come so far steps over them later, if they follow a gap of an earlier
+    takeover. Then the restored row has both as one.
+    """
     more = restored_end - end
-    if not more or row.next_offset != end:
-        return row
     begin = None if row.begin is None else row.begin + more
-    return replace(row, next_offset=restored_end, begin=begin)
+    if more and row.next_offset == end:
+        return replace(row, next_offset=restored_end, begin=begin)
+    *spans, last = row.emptied or ((0, 0),)
+    if more and last[1] == end > row.next_offset:
+        return replace(row, begin=begin, emptied=(*spans, (last[0], restored_end)))
+    return row

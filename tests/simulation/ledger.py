@@ -465,8 +465,11 @@ class Ledger:
         """
         offset = self.sent[number].offset
         offset = self.old_offsets.get(number, -1) if offset < 0 else offset
+        # The offset of a message that a takeover has lost is forgotten.
         found = [
-            move for move in row.moves if before <= move.boundary < after and move.place <= offset
+            move
+            for move in row.moves
+            if before <= move.boundary < after and (move.place <= offset or offset < 0)
         ]
         if (
             found

@@ -130,7 +130,8 @@ def draw(seed: int) -> Scenario:
         plain = _shipped(dice, keeping, plain, seed)
     dice = random.Random(f"{seed}/bounded")
     keeps_less = plain.ships is not None and plain.ships.keep_bytes >= 0
-    if dice.random() >= BOUNDED or "lost_disk" in plain.faults or keeps_less:
+    is_shared = "lost_disk" in plain.faults or plain.patience_s > 0  # another broker may continue
+    if dice.random() >= BOUNDED or is_shared or keeps_less:
         return plain
     return replace(
         plain,

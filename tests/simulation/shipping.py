@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 
 from zsq.actors.archive import archive_actor, shipper
 from zsq.actors.settings import options
+from zsq.actors.standby import takeover
 from zsq.actors.storage.bucket import row_dumps, shipping, topic_lease
 
 from .contents import InlineThreads
@@ -81,8 +82,8 @@ def hasten(plan: ShipPlan) -> None:
     module.PAUSE_S, module.PAUSE_S_MAX = 0.05, 0.4
     module.SHIP_RESERVE = plan.reserve
     module.socket.gethostname = lambda: "simulated"
-    module = options
-    module.SHIP_RESERVE = plan.reserve
+    for module in (options, takeover):
+        module.SHIP_RESERVE = plan.reserve
     module = shipping
     module.CHANGES_BYTES_MAX = plan.changes_max
     module.WAITING_BYTES_MAX, module.PATIENCE_S = plan.waiting_max, plan.patience_s
