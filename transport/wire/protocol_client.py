@@ -729,8 +729,8 @@ class Abort(Wire):
 
     After the commit it changes nothing. Done.data: {"dropped", "committed", "version": the last
     committed version of the app, or -1}. If the topic is shipped to a bucket, an answer that a
-    transaction is committed, and the answer to `VERSION_ASKED`, come when the bucket has it, because
-    a takeover may lose it before. `VERSION_ON_DISK` is answered at once.
+    transaction is committed, and the answer to `VERSION_ASKED`, come when the bucket has it,
+    because a takeover may lose it before. `VERSION_ON_DISK` is answered at once.
     """
 
     op: ClassVar[int] = 38
