@@ -3,8 +3,7 @@
 Its processes are the product's, and nothing told them that they are replaced. They were cut off
 from the bucket, or stopped for a while, and some clients reach only them. The promises:
 
-* It acknowledges nothing more that its successor does not have. A repeated answer counts too. This
-  is not promised if it did not know its standby (docs/standby.md): then it has no lease.
+* It acknowledges nothing more that its successor does not have. A repeated answer counts too.
 * All offsets that it gives out were reserved before the takeover, so no offset of its successor is
   among them.
 * When it can reach the bucket, and none of its processes is stopped, it notices that it has lost
@@ -21,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zsq.actors.archive import shipper
 from zsq.actors.topic.topic import TopicActor
-from zsq.storage.shipping.tick_format import decode_index
 from zsq.transport.wire import protocol as p
 
 from .world import MS, Process, S, World, the_world
@@ -52,7 +50,6 @@ class Former:
         # By topic: the messages that the successor has. None until its directory is complete.
         self._there: dict[str, set[int]] | None = None
         self._acknowledged: list[tuple[str, int, int]] = []  # with the time
-        self._has_lease = _last_lease_ms(world) > 0
         self._free_ns = 0  # since when nothing keeps it from noticing that it has lost
         self._heartbeat_ns = 0
         self.incarnation = len(world.incarnations) - 1
@@ -100,8 +97,7 @@ class Former:
             self._acknowledged.append((topic, number, now_ns))
 
     def _check(self, topic: str, number: int, at_ns: int) -> None:
-        is_lost = self._there is not None and number not in self._there.get(topic, ())
-        if is_lost and self._has_lease:
+        if self._there is not None and number not in self._there.get(topic, ()):
             self._ledger.record(
                 f"a former primary acknowledged {number} of {topic} "
                 f"{(at_ns - self.took_ns) / MS:.0f} ms after the takeover, and its successor does "
@@ -139,16 +135,6 @@ class Former:
         elif free_ns > NOTICES_NS + heartbeat_ns + ENDS_NS:
             names = [one.name for one in processes]
             self._ledger.record(f"a former primary does not end: {names[:5]}")
-
-
-def _last_lease_ms(world: World) -> int:
-    """Return the lease in the last tick before the newest takeover."""
-    objects = world.bucket.objects
-    found = [
-        decode_index(objects[name]).index for name in sorted(objects) if name.startswith("log/")
-    ]
-    epoch = max(index.epoch for index in found)
-    return next((one.lease_ms for one in reversed(found) if one.epoch < epoch), 0)
 
 
 def former_now() -> Former | None:

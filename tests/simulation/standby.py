@@ -116,7 +116,8 @@ def prepare() -> None:
     module: Any = follower
     module.ThreadPoolExecutor = InlineThreads
     module = standbys
-    module.STRANGER_S = 3.0
+    # This is longer than machines stop. A primary without a lease may go on after a takeover.
+    module.STRANGER_S = 7.0
     module = primacy
     module.LOOK_S = module.SOON_LOOK_S = 0.2
     module = standby
