@@ -149,16 +149,6 @@ def test_the_code_of_each_defect_is_in_the_source_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_no_writer_believes_in_a_commit_that_a_takeover_loses() -> None:
-    """The former primary has the commit, and the bucket does not. A writer that repeats its stage
-    there must not hear that the transaction is committed.
-    """
-    done = simulate("--seed", "122", "--standby")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_promise_holds_in_channels_with_priorities() -> None:
     done = simulate("--seeds", str(URGENT_SEEDS), "--urgent", "--jobs", "2")
