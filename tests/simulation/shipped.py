@@ -46,8 +46,13 @@ class Shipped:
             wrong = f"the takeover {index.number} begins epoch {index.epoch} again"
         if is_newest:
             self.epoch, self._number = max(self.epoch, index.epoch), index.number
+        if index.epoch < self.epoch:
+            return wrong  # a late tick of a former primary does not count
         if index.kind == TAKEOVER:
             self.reserved_before = dict(self.reserved)
+            # Ticks of the former primary that were created before their turn do not count either.
+            for uuid, tail in (index.tails or {}).items():
+                self.ends[uuid] = min(self.ends.get(uuid, 0), tail.end)
         for uuid, tail in (index.tails or {}).items():  # a takeover reserves offsets too
             self.reserved[uuid] = max(self.reserved.get(uuid, 0), tail.reserved)
         for piece in index.pieces:
