@@ -19,13 +19,12 @@ import math
 import random
 import shutil
 import signal
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from support.broker import wait_for
 from support.fault_proxy import REFUSE, SILENT, FaultProxyProcess
@@ -35,6 +34,7 @@ from support.torture.bucket.history import CLOCK_S, Sent, number_of
 from support.torture.bucket.homes import START_S, Home
 from support.torture.bucket.load import Load
 from support.torture.processes import send
+from support.torture.standby.asking import Looking, Reading
 from support.torture.standby.linear import (
     NEVER,
     Look,
@@ -44,7 +44,7 @@ from support.torture.standby.linear import (
     wrong_versions,
 )
 from support.torture.standby.machines import PATIENCE_S, Machine, Watch, spread, until
-from support.torture.standby.transacting import Looking, Transacting
+from support.torture.standby.transacting import Transacting
 
 import zsq
 
@@ -59,8 +59,6 @@ LONG_SHARE: Final = 0.15
 AT_ONCE_SHARE: Final = 0.2  # of the kills: the primary is started again before the patience is over
 NO_TAKEOVER_S: Final = 3 * PATIENCE_S
 HANDOVER_S: Final = 90.0
-READ_EVERY_S: Final = 0.2
-READ_BEHIND: Final = 400  # offsets
 WINDOW_S: Final = 60.0  # a check of the order looks at what was sent since then
 
 
@@ -76,50 +74,6 @@ def plan(cycles: int, seed: int, kinds: Sequence[str]) -> list[str]:
         chance.shuffle(bag)
         found += bag
     return found[:cycles]
-
-
-class Reading(threading.Thread):
-    """Reads the newest messages of a topic again and again, for the check of the order."""
-
-    def __init__(self, topic: str, url: str) -> None:
-        super().__init__(name=f"reader of {topic}", daemon=True)
-        self._topic = topic
-        self._url = url
-        self._ends = threading.Event()
-        self._reads: list[Read] = []
-        self._lock = threading.Lock()
-
-    def run(self) -> None:
-        position = 0
-        with zsq.Reader(self._topic, url=self._url, timeout=RECOVERY_S, patient=True) as reader:
-            while not self._ends.wait(READ_EVERY_S):
-                began_s, start = time.monotonic(), max(0, position - READ_BEHIND)
-                try:
-                    found = reader.read(start, 1 << 20)
-                except zsq.ZsqError:
-                    continue
-                ended_s = time.monotonic()
-                rows = tuple(
-                    (block.first_offset + index, number_of(body or b""))
-                    for block in found.blocks
-                    for index, body in enumerate(block.body.values())
-                    if block.first_offset + index >= start
-                )
-                at_end = found.next_offset >= found.head
-                end = NEVER if at_end else float(found.next_offset)
-                position = max(position, found.next_offset)
-                made: Any = reader._made
-                place = made.engine.rotation.present.url if made is not None else ""
-                with self._lock:
-                    self._reads.append(Read(began_s, ended_s, start, end, rows, place))
-
-    def take(self) -> list[Read]:
-        with self._lock:
-            found, self._reads = self._reads, []
-            return found
-
-    def end(self) -> None:
-        self._ends.set()
 
 
 class StandbyTorture(BucketChecks):

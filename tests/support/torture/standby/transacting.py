@@ -9,13 +9,12 @@ no takeover may lose it.
 from __future__ import annotations
 
 import random
-import threading
 import time
-from typing import Any, Final
+from typing import Final
 
 from support.torture.bucket.history import BucketHistory, Sent
 from support.torture.bucket.load import Load, LoadThread
-from support.torture.standby.linear import Commit, Look
+from support.torture.standby.linear import Commit
 
 import zsq
 from zsq.transport.client.core.lane import pack_many
@@ -93,36 +92,3 @@ class Transacting(LoadThread):
                 parts.append(writer.seal())
             bodies = bodies[count:]
         return parts
-
-
-class Looking(threading.Thread):
-    """Asks for the version of one topic's transactions again and again."""
-
-    def __init__(self, name: str, url: str) -> None:
-        super().__init__(name=f"versions of {name}", daemon=True)
-        self._topic = name
-        self._url = url
-        self._ends = threading.Event()
-        self._looks: list[Look] = []
-        self._lock = threading.Lock()
-
-    def run(self) -> None:
-        with zsq.StageCommitter(self._url, self._topic, timeout=TIMEOUT_S) as committer:
-            while not self._ends.wait(LOOK_S):
-                began_s = time.monotonic()
-                try:
-                    version = committer.version_of(APP)
-                except zsq.ZsqError:
-                    continue
-                made: Any = committer._made
-                place = made.engine.rotation.present.url if made is not None else ""
-                with self._lock:
-                    self._looks.append(Look(began_s, time.monotonic(), version, place))
-
-    def take(self) -> list[Look]:
-        with self._lock:
-            found, self._looks = self._looks, []
-            return found
-
-    def end(self) -> None:
-        self._ends.set()
