@@ -530,12 +530,29 @@ class Shipping:
         """
         return self._store.delayed is not None and self._awaits_base() and not self._has_base()
 
+    def _waits_for_start(self) -> bool:
+        """Return True until all rows can go with the next piece, if messages have expired that were
+        never shipped.
+
+        Only the rows say that the log begins behind them. A broker that is restored with what
+        follows, and without these rows, would miss them.
+        """
+        return self._is_start_missing() and self._awaits_base() and not self._is_base_ready()
+
+    def _is_start_missing(self) -> bool:
+        return self._pieced_end < self._log.start
+
+    def _is_base_ready(self) -> bool:
+        return self._has_base() and not self._base_needs_upload()
+
     def _goes_together(self) -> bool:
         """Return True if the next piece must have all of the log, and the rows about it."""
-        rows = (
-            self._has_base() and not self._base_needs_upload() and self._store.delayed is not None
+        rows = self._is_base_ready() and self._store.delayed is not None
+        return (
+            rows
+            or (self._queue_delayed > 0 and not self._awaits_base())
+            or self._is_start_missing()
         )
-        return rows or (self._queue_delayed > 0 and not self._awaits_base())
 
     def push(self) -> None:
         """Send pieces with what is new, as far as the window allows."""
@@ -551,6 +568,7 @@ class Shipping:
             and not self._waits_for_archive()
             and not self._lacks_base()
             and not self._waits_for_dump()
+            and not self._waits_for_start()
         ):
             if not self._push_one():
                 return
@@ -602,7 +620,7 @@ class Shipping:
         base_object = ""
         changes: list[bytes] = []
         size = 0
-        if not is_full and self._has_base() and not self._base_needs_upload():
+        if not is_full and self._is_base_ready():
             begins = True
             if not self._base_object:
                 changes = [one for kind in (STATE, DELAYED) for one in self._base[kind].frames]

@@ -14,6 +14,7 @@ from support.ship_topic import NS, ShipTopic, fake_clock
 from zsq.actors.settings.options import SHIP_RESERVE
 from zsq.actors.storage.bucket import row_dumps
 from zsq.actors.storage.bucket import shipping as shipping_module
+from zsq.storage.state.state import StateBatch
 from zsq.transport.wire import protocol as p
 
 
@@ -174,6 +175,39 @@ def test_a_piece_has_the_log_and_the_rows_of_delayed_messages_together(
     topic.pass_time(1)
     while topic.ship(1):
         assert not topic.unknown_moves()
+    topic.settle()
+    topic.check()
+
+
+# Messages that expire before the bucket has them
+
+
+def test_what_follows_expired_messages_goes_only_with_the_rows_that_say_so(
+    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that is restored without these rows would miss the messages."""
+    topic.start()
+    topic.publish(blocks=3)
+    topic.pass_time(1)
+    topic.refuse()  # all rows are shipped again
+    monkeypatch.setattr(shipping_module, "TICK_BYTES", 200)
+    topic.harness.log.roll(topic.harness.now_ns)
+    topic.publish(blocks=20)
+    start = topic.harness.log.chunks[-1]
+    batch = StateBatch()
+    batch.start = start
+    topic.commit(batch=batch)
+    topic.harness.log.forget(start)
+    topic.pass_time(10)
+    topic.open()
+    for _ in range(3):
+        topic.pass_time(1)
+        assert topic.ship() == [], "the rows are not there yet"
+    topic.threads.finish()
+    topic.pass_time(1)
+    (piece,) = topic.ship(1)
+    assert piece.begins
+    assert piece.end == topic.harness.log.synced_end
     topic.settle()
     topic.check()
 
