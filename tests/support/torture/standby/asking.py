@@ -1,5 +1,5 @@
-"""Threads of the standby torture that ask a broker the same question again and again, and record the
-answers for the check of the order (`linear.py`).
+"""Threads of the standby torture that ask a broker the same question again and again, and record
+the answers for the check of the order (`linear.py`).
 """
 
 from __future__ import annotations
