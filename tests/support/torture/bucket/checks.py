@@ -40,6 +40,7 @@ class BucketChecks:
     store: stores.Store
     home: Home
     load: Load
+    behind_s = BEHIND_S
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.seed = seed
@@ -89,7 +90,7 @@ class BucketChecks:
     def _lose(self, lifetime: int, lost_s: float) -> None:
         """Record the loss of a disk at this time. What was read last must be read again."""
         self.history.lose_disk(lifetime)
-        before = [row for row in self._reads if row[0] < lost_s - BEHIND_S]
+        before = [row for row in self._reads if row[0] < lost_s - self.behind_s]
         self._reads = before[-1:]
         for topic in range(len(TOPICS)):
             self.history.read_again(topic, before[-1][1][topic] if before else 0)

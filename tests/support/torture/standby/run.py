@@ -59,6 +59,10 @@ LONG_SHARE: Final = 0.15
 AT_ONCE_SHARE: Final = 0.2  # of the kills: the primary is started again before the patience is over
 NO_TAKEOVER_S: Final = 3 * PATIENCE_S
 HANDOVER_S: Final = 90.0
+# What was read so long before a fault is in the bucket: the bound is 0.5 s. The pause before each
+# fault is longer. Otherwise each cycle would read the log from its begin.
+SHIPPED_S: Final = 2.5
+PAUSE_S: Final = 3.0
 WINDOW_S: Final = 60.0  # a check of the order looks at what was sent since then
 
 
@@ -78,6 +82,8 @@ def plan(cycles: int, seed: int, kinds: Sequence[str]) -> list[str]:
 
 class StandbyTorture(BucketChecks):
     """One run in `folder`, with a cycle of each of these kinds. Each cycle prints a line."""
+
+    behind_s = SHIPPED_S
 
     def __init__(self, folder: Path, kinds: Sequence[str], seed: int) -> None:
         super().__init__(folder, seed)
@@ -233,7 +239,7 @@ class StandbyTorture(BucketChecks):
             raise BrokenPromise(f"the roles are not clear after {KNOWN_S:g} s: {states}")
         self._complain()
         self.counts["waited for roles ms"] += int((time.monotonic() - began_s) * 1000)
-        self._pause(PATIENCE_S, PATIENCE_S)
+        self._pause(PAUSE_S, PAUSE_S)
 
     def _is_shipped(self) -> bool:
         with contextlib.suppress(zsq.ZsqError):
@@ -398,7 +404,8 @@ class StandbyTorture(BucketChecks):
     def read(self) -> None:
         """Read what is new in all topics. After a takeover, read again what was before it."""
         while self._handled < self._lifetime:
-            self._lose(self._handled, self._took_over_s[self._handled + 1])
+            took_s = self._took_over_s[self._handled + 1]
+            self._lose(self._handled, min(took_s, self._faults_s.get(self._handled, took_s)))
             self._handled += 1
         super().read()
         for topic in self.history.topics:
