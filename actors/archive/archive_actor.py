@@ -371,8 +371,10 @@ class ArchiveActor(Actor[ArchiveStart]):
                 raise Refused(E_BUCKET, "the broker is taking over its log of ticks")
             self._early.append((port, mail, message))
             return
+        epoch = 0
         if self._shipper is not None and (self._claimed is None or self._claimed.writes):
             self._shipper.check()
+            epoch = self._shipper.epoch
         made = Manifest(
             topic=message.topic,
             uuid=message.uuid,
@@ -382,6 +384,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             start=message.start,
             end=message.end,
             chunks=tuple(ArchivedChunk(*row) for row in message.chunks),
+            epoch=epoch,
         )
         gone = [ArchivedChunk(*row) for row in message.gone]
         job = partial(self._manifests.write, made, gone, message.removable)

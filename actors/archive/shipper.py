@@ -378,6 +378,11 @@ class Shipper:
         """
         return self.state in (ShipperState.CLOSED, ShipperState.TAKING) and not self.trouble
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that this process has begun in the log of ticks, 0 before that."""
+        return self._epoch
+
     def check(self) -> None:
         """Raise `Refused` if this broker has not taken over, or another copy has."""
         if self.state is ShipperState.LOST:

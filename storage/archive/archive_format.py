@@ -130,7 +130,7 @@ class Manifest(NamedTuple):
 
     `writer` identifies the run of the broker that wrote it. `start` is the oldest kept offset of
     the topic, and `end` the next offset that it would assign. `chunks` are ascending, and may have
-    gaps where a chunk is not archived yet.
+    gaps where a chunk is not archived yet. `epoch` is that of the log of ticks, 0 without one.
     """
 
     topic: str
@@ -141,6 +141,7 @@ class Manifest(NamedTuple):
     start: int
     end: int
     chunks: tuple[ArchivedChunk, ...]
+    epoch: int = 0
 
 
 def encode_manifest(found: Manifest) -> bytes:
@@ -154,7 +155,7 @@ def decode_manifest(data: bytes) -> Manifest:
         chunks = tuple(ArchivedChunk(*map(int, one)) for one in row["chunks"])
         return Manifest(
             str(row["topic"]), str(row["uuid"]), str(row["broker"]), str(row["writer"]),
-            int(row["time_ns"]), int(row["start"]), int(row["end"]), chunks,
+            int(row["time_ns"]), int(row["start"]), int(row["end"]), chunks, int(row.get("epoch", 0)),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"the manifest does not have the expected fields: {error!r}") from error

@@ -19,8 +19,13 @@ was rebuilt from an older snapshot, it may not know a chunk that the bucket has.
 | known | the next number is free | it is created; then older ones are cleared |
 | known, nothing written yet | the next number is taken, by an earlier process | unknown |
 | known, written | the next number is taken, by this run (a reply was lost) | known, with it |
+| known, written | the next number is taken, in an earlier epoch | known, with it |
 | known, written | the next number is taken, by another run | lost: another broker writes here |
 | unknown | the newest manifest conflicts with the data directory | lost: it is an older copy |
+| unknown | the newest manifest is of a later epoch | lost: a standby has taken over |
+
+A former primary may write a manifest before it knows that it has lost. So the epoch decides who
+goes on. Without a log of ticks there is no epoch, and no standby.
 
 A process that lost writes no more and removes nothing.
 """
@@ -169,7 +174,12 @@ class Manifests:
         known = self._look(found.uuid)
         if known.number:
             newest = self._read(found.uuid, known.number)
-            if why := conflict(newest, found):
+            if newest.epoch > found.epoch > 0:
+                known.lost = (
+                    f"{self._bucket.url}: another copy of broker {newest.broker} has taken over, "
+                    f"and writes the manifests of topic {found.topic}"
+                )
+            elif why := conflict(newest, found):
                 known.lost = (
                     f"{why}: the data directory is an older copy, or another broker with a copy "
                     "uses this prefix (see docs/bucket.md, Copies of a data directory)"
@@ -201,7 +211,7 @@ class Manifests:
             del self._topics[found.uuid]  # look again
             return
         other = self._read(found.uuid, known.number + 1)
-        if other.writer != found.writer:
+        if other.writer != found.writer and not 0 < other.epoch < found.epoch:
             known.lost = (
                 f"{self._bucket.url}/{name} was written by another run of broker {other.broker}; "
                 "two brokers with the same data use this prefix: stop one of them (see "

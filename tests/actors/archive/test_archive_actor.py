@@ -25,6 +25,7 @@ class Actor:
 
     def __init__(self) -> None:
         self.written: list[int] = []
+        self.epochs: list[int] = []
         self.answers: list[Any] = []
         self.refusal: Refused | None = None
         self._early: list[Any] = []
@@ -38,6 +39,7 @@ class Actor:
             beat_ms=0.0,
             state=None,
             trouble="",
+            epoch=4,
         )
         self._cluster: Any = None
         self._trouble = self._failing = ""
@@ -53,6 +55,7 @@ class Actor:
 
     def _submit(self, threads: Any, envelope: Any, request: int, job: Any, shape: Any) -> None:
         self.written.append(request)
+        self.epochs.append(job.args[0].epoch)
 
     def ask(self, request: int) -> None:
         message = p.WriteManifest(request, "t", "0" * 32, 0, 9, (), ())
@@ -70,6 +73,10 @@ def test_a_list_waits_until_it_is_known_that_this_broker_goes_on() -> None:
     actor.ask(2)
     assert actor.written == [1, 2]
     assert actor.answers == []
+    assert actor.epochs == [4, 4]
+    actor._claimed.writes = False  # a copy that may only read has no log of ticks
+    actor.ask(3)
+    assert actor.epochs == [4, 4, 0]
 
 
 def test_a_copy_that_another_one_has_overtaken_writes_no_list() -> None:

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsq.storage import documents
 from zsq.storage.archive.archive_format import (
+    VERSION,
     Claim,
     Manifest,
     SegmentIndex,
@@ -28,7 +30,7 @@ u32 = st.integers(0, 2**32 - 1)
 chunks = st.builds(ArchivedChunk, *[number] * 6, u32, u32, u32, number)
 manifests = st.builds(
     Manifest, st.text(), st.text(), st.text(), st.text(), number, number, number,
-    st.lists(chunks, max_size=4).map(tuple),
+    st.lists(chunks, max_size=4).map(tuple), number,
 )  # fmt: skip
 indexes = st.builds(SegmentIndex, st.lists(u32, max_size=5).map(tuple), st.binary(max_size=40))
 
@@ -55,6 +57,12 @@ def test_a_flipped_bit_or_a_missing_end_of_an_index_object_is_noticed(
     encoded[bit // 8] ^= 1 << bit % 8
     with pytest.raises(Damaged):
         decode_segment_index(bytes(encoded))
+
+
+def test_a_manifest_without_an_epoch_is_of_none() -> None:
+    row = Manifest("t", "u", "b", "w", 1, 2, 3, (), 9)._asdict()
+    del row["epoch"]
+    assert decode_manifest(documents.encode_line("manifest", VERSION, row)).epoch == 0
 
 
 @given(manifests, st.data())

@@ -15,6 +15,7 @@ from zsq.storage.archive.archive_format import (
     Manifest,
     chunk_object,
     decode_manifest,
+    encode_manifest,
     index_object,
     manifest_object,
     objects_of,
@@ -33,9 +34,11 @@ def chunk(base: int, crc: int = 7) -> ArchivedChunk:
     return ArchivedChunk(base, base + 10, 1000, base, base + 5, base, 99, 0, crc)
 
 
-def manifest(*bases: int, start: int = 0, end: int = 1000, writer: str = "run-1") -> Manifest:
+def manifest(
+    *bases: int, start: int = 0, end: int = 1000, writer: str = "run-1", epoch: int = 0
+) -> Manifest:
     chunks = tuple(chunk(base) for base in bases)
-    return Manifest("clicks", UUID, "broker", writer, 5, start, end, chunks)
+    return Manifest("clicks", UUID, "broker", writer, 5, start, end, chunks, epoch)
 
 
 @pytest.fixture
@@ -174,6 +177,30 @@ def test_a_manifest_of_another_run_stops_the_archive(bucket: FolderBucket) -> No
             first.write(manifest(0, 20, start=20, writer="run-1"))
     assert decode_manifest(bucket.read(manifest_object(UUID, 2))) == manifest(0, 10, writer="run-2")
     assert len(objects(bucket)) == 8
+
+
+def test_a_former_primary_does_not_follow_the_manifest_of_its_successor(
+    bucket: FolderBucket,
+) -> None:
+    """Its archive actor was started again, and does not know yet that it is replaced."""
+    former, successor = Manifests(bucket), Manifests(bucket)
+    former.write(manifest(0, writer="old", epoch=2))
+    successor.write(manifest(0, writer="new", epoch=3))
+    for late in (former, Manifests(bucket)):
+        with pytest.raises(Superseded, match="another"):
+            late.write(manifest(0, 10, writer="old", epoch=2))
+    assert successor.write(manifest(0, 20, writer="new", epoch=3)) == 3
+    assert Manifests(bucket).write(manifest(0, 20, writer="without a log of ticks")) == 4
+
+
+def test_a_late_manifest_of_a_former_primary_is_passed(bucket: FolderBucket) -> None:
+    """It may be created before the former primary learns that it is replaced."""
+    successor = Manifests(bucket)
+    successor.write(manifest(0, writer="new", epoch=3))
+    late = manifest(0, 10, writer="old", epoch=2)
+    bucket.create(manifest_object(UUID, 2), encode_manifest(late))
+    assert successor.write(manifest(0, 20, writer="new", epoch=3)) == 3
+    assert Manifests(bucket).newest(UUID) == manifest(0, 20, writer="new", epoch=3)
 
 
 def test_a_late_manifest_of_the_process_before_is_passed(bucket: FolderBucket) -> None:
