@@ -54,9 +54,12 @@ def test_urgent_messages_overtake_a_backlog_also_after_a_kill(broker: Broker) ->
 
         wait_for(knows, what="the depth")
     with zsq.Consumer("jobs", "workers", url=broker.ipc, ready=1_000) as consumer:
-        batch = consumer.receive_batch(10)
-        assert batch is not None
-        assert b"urgent late" in batch.bodies, "it goes before what the consumer takes in advance"
+        first: list[bytes | None] = []  # the message that the first consumer held may come alone
+        while b"urgent late" not in first and len(first) < 20:
+            batch = consumer.receive_batch(10)
+            assert batch is not None
+            first += batch.bodies
+        assert b"urgent late" in first, "it goes before what the consumer takes in advance"
     broker.signal_all(signal.SIGKILL)
     broker.close()
     broker.start()
