@@ -116,7 +116,10 @@ class Disasters:
     def accept(self, topic: str, numbers: list[int], offset: int, at_ns: int) -> None:
         current = the_world().current
         began_ns = current.process.began_ns if current is not None else 0
-        rows = self.accepted.setdefault(topic, [])
+        # A process that ended before its sync may have lost messages. Their offsets are given out
+        # again then.
+        rows = [row for row in self.accepted.get(topic, ()) if not 0 <= offset <= row.offset]
+        self.accepted[topic] = rows
         for index, number in enumerate(numbers):
             place = offset + index if offset >= 0 else -1
             rows.append(Accepted(number, place, at_ns, began_ns))
