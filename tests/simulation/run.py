@@ -193,6 +193,9 @@ class Run:
                 self.crew.bounded.check(admin)
         if self.crew.mortal is not None:
             self.crew.mortal.check(self.broker)
+        self._until(lambda: self.broker.has_disk and self.broker.alive, STOP_S, "a broker", 50)
+        if self.broker.standby is not None and self.broker.standby.process is not None:
+            self.broker.standby.process.kill("off")  # it would take over from a broker that stops
         self.broker.stop()
         self._until(lambda: not self.broker.living(), STOP_S, "the broker's end", 50)
         if self.broker.ships is not None:
