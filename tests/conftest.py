@@ -45,7 +45,10 @@ SLOW_FOLDERS: Final = frozenset(
 SLOW_FILES: Final = re.compile(
     r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_"
     r"|zsqd|bench|test_calls|fuzz|simulation|test_runner|standby_model|parts_model|set_aside"
+    r"|test_rescue|restore_bucket|test_follower|shipping_model|decoders|rot_goes_on"
 )
+# How a file says that all of its tests are slow.
+SLOW_FILE_MARK: Final = re.compile(r"^pytestmark = \[?pytest\.mark\.slow", re.MULTILINE)
 # Files with tests that take a minute or more. They are started first. Otherwise the other cores
 # would wait for one of them at the end.
 LONG_FILES: Final = re.compile(
@@ -57,13 +60,30 @@ LONG_FILES: Final = re.compile(
 ROOT: Final = Path(__file__).parent
 
 
+def is_slow(path: Path) -> bool:
+    """Return True if all tests of this file are slow, except for those that are marked `smoke`."""
+    folder = path.relative_to(ROOT).parts[0] if path.is_relative_to(ROOT) else ""
+    return folder in SLOW_FOLDERS or SLOW_FILES.search(path.stem) is not None
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Let `--fast` not even import a file whose tests are all slow: each worker imports all files
+    that it collects, and the slow ones import Spark, databases and data frames.
+    """
+    if "ZSQ_TEST_FAST" not in os.environ or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    if SLOW_FILE_MARK.search(text) or (
+        is_slow(collection_path) and "pytest.mark.smoke" not in text
+    ):
+        return True
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG_FILES.search(item.path.stem) is None)
     for item in items:
-        folder = item.path.relative_to(ROOT).parts[0] if item.path.is_relative_to(ROOT) else ""
-        if (
-            folder in SLOW_FOLDERS or SLOW_FILES.search(item.path.stem)
-        ) and item.get_closest_marker("smoke") is None:
+        if is_slow(item.path) and item.get_closest_marker("smoke") is None:
             item.add_marker(pytest.mark.slow)
 
 

@@ -7,6 +7,7 @@ stdout and stderr. The answers are the process id, and the exit code as `subproc
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -28,7 +29,9 @@ def preload() -> None:
     for package in PACKAGES:
         found = import_module(package)
         for module in pkgutil.walk_packages(found.__path__, f"{package}."):
-            import_module(module.name)
+            # A module that needs an extra is missing without it, as it is in a command.
+            with contextlib.suppress(ModuleNotFoundError):
+                import_module(module.name)
     for name in MODULES:
         import_module(name)
     gc.freeze()

@@ -55,7 +55,10 @@ def test_no_other_file_lists_settings() -> None:
                 for file in (ROOT / layer).rglob("*.py")
             )
         ]:
-            named = names & {*_words(path.read_text())}
+            source = path.read_text()
+            if len(names & {*re.findall(r"\w+", source)}) <= NAMED_MAX:
+                continue  # saves the time for parsing it
+            named = names & {*_words(source)}
             assert len(named) <= NAMED_MAX or path == ROOT / TABLE, (
                 f"{path} lists the settings {sorted(named)}: take the rows of {TABLE}"
             )
