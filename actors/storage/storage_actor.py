@@ -739,6 +739,9 @@ class StorageActor:
     def turn(self) -> None:
         """Process what has arrived. The topic calls this once in each turn of the loop."""
         self._answer_durable()
+        if self._unleased:
+            # The lease ceases its timer when any caller finds that it holds again.
+            self._answer_leased()
         if self.mode != "interval" or self._delayed.waits_for_log(self._log.synced_end):
             self._start_sync()
         self._delayed.turn(self._log.synced_end)

@@ -16,6 +16,8 @@ from support.faulty_files import keep_none
 from support.stage_bench import Thread
 from support.storage_harness import PRODUCER, StorageHarness
 
+from zsq.actors.primitives.lease_cell import OVER, LeaseCell
+from zsq.actors.storage.bucket.topic_lease import TopicLease
 from zsq.actors.storage.commits import StateCommits
 from zsq.actors.storage.storage_actor import ProducerTable, StorageActor
 from zsq.storage.space import Shortage
@@ -44,7 +46,7 @@ class Bench:
         parts: dict[str, Any] = {
             "mode": mode, "store": store, "_log": store.log, "_producers": ProducerTable(table.producers), "_appends": 0,
             "_sealed": False, "_shortage": Shortage(), "_written": deque(), "_unsynced": deque(),
-            "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs, "answers_shipped": False, "_shipping": None,
+            "_unleased": [], "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs, "answers_shipped": False, "_shipping": None,
             "_lease": SimpleNamespace(withholds=lambda: False, holds_publishes=lambda: False, check=nothing),
             "_state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
             "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing), "_archiver": None,
@@ -154,6 +156,35 @@ def test_a_new_sync_mode_does_not_answer_delayed_publishes_without_a_lease(tmp_p
     is_over[0] = False
     made.actor._answer_leased()
     assert made.topic.told == [Kept(7, ((5, 1),))]
+    made.harness.abandon()
+
+
+def test_delayed_publishes_are_answered_whoever_finds_that_the_lease_holds_again(
+    tmp_path: Path,
+) -> None:
+    """Whoever finds it first ceases the timer that would answer them."""
+    made = Bench(tmp_path, "always")
+    (tmp_path / "run").mkdir()
+    cell = LeaseCell(str(tmp_path / "run"), make=True)
+    cell.write(OVER)
+    timers: set[object] = set()
+    lease = TopicLease(
+        f"ipc://{tmp_path}/run/7",
+        cast("Any", SimpleNamespace(every=lambda _, job: timers.add(job), cease=timers.remove)),
+        made.actor._answer_leased,
+    )
+    vars(made.actor)["_lease"] = lease
+    made.actor.delayed_stored(7, ((5, 1),))
+    made.turn()
+    assert timers
+    assert not made.topic.told
+    cell.write(0)
+    assert made.actor.may_append()
+    assert not lease.holds_publishes()
+    assert not timers
+    made.turn()
+    assert made.topic.told == [Kept(7, ((5, 1),))]
+    cell.close()
     made.harness.abandon()
 
 
