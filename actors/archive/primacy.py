@@ -2,6 +2,7 @@
 
 | change | before it | after it |
 |---|---|---|
+| a process begins with a tick that says a lease | the lease in the cell is over | the lease counts from when the tick was begun |
 | a first standby, or a shorter patience | the lease in the cell is made shorter | ticks say the new lease |
 | no standby any more | a tick that says so exists | the cell has no lease |
 | a tick exists, and all before it | | the lease counts from when the tick was begun |
@@ -84,6 +85,17 @@ class Primacy:
         if self.terms.lease_ns and (not before.lease_ns or self.terms.lease_ns < before.lease_ns):
             self._shorten()
         return self.terms != before
+
+    def begins(self, terms: Terms) -> None:
+        """End the lease in the cell before the first tick of this process says these terms.
+
+        The cell may say that no lease is needed, because an earlier archive process of this broker
+        knew no standby. If all processes were suspended after the tick exists, and before it is
+        noted here, the standby would take over after its patience, and topics that go on later
+        would acknowledge what they had received. Any thread may call this.
+        """
+        if terms.lease_ns:
+            self._cell.write(OVER)
 
     def _shorten(self) -> None:
         until_ns = max(OVER, self._begun_ns + self.terms.lease_ns)

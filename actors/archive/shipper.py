@@ -282,6 +282,7 @@ class Shipper:
             self._write_copy(own)
         notices = primacy.watch_for(own.copy).look(self._bucket, time.monotonic_ns())
         terms, begun_ns = terms_of(notices.values()), boot_ns()
+        primacy.begins(terms)
         taken = ship_log.take_over(
             None if is_new else own, time.time_ns(), SHIP_RESERVE, terms.lease_ns // 1_000_000
         )

@@ -51,6 +51,20 @@ def test_the_lease_is_there_before_a_tick_says_it(primacy: Primacy, cell: LeaseC
     assert cell.until_ns == 6 * S + terms_for(10.0).lease_ns
 
 
+def test_the_lease_is_over_before_the_first_tick_of_a_process_says_one(
+    primacy: Primacy, cell: LeaseCell
+) -> None:
+    """An earlier process may have left the cell without a lease."""
+    cell.write(0)
+    primacy.begins(NO_STANDBY)
+    assert cell.until_ns == 0
+    primacy.begins(terms_for(10.0))
+    assert cell.until_ns == OVER
+    primacy.looked({"a": SLOW})
+    primacy.exists(5 * S, primacy.terms)
+    assert cell.until_ns == 12 * S
+
+
 def test_a_lease_counts_from_the_begin_of_a_tick_and_never_goes_back(
     primacy: Primacy, cell: LeaseCell
 ) -> None:

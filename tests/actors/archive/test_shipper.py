@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,9 @@ from support.ship_world import ARCHIVE, NS, Topic, World, fake_clock
 from zsq.actors.archive import shipper as shipper_module
 from zsq.actors.archive import tick_encoder
 from zsq.actors.archive.shipper import ShipperState
+from zsq.actors.primitives.lease_cell import OVER, boot_ns
 from zsq.storage.shipping.ship_log import ShipLog, find_chain
+from zsq.storage.shipping.standbys import Notice, encode_notice, notice_object
 from zsq.storage.shipping.tick_format import (
     TAILS_EVERY,
     TICK,
@@ -58,6 +61,22 @@ def ticks(world: World) -> list[int]:
 
 def index_of(world: World, number: int) -> object:
     return decode_index(world.bucket.objects[log_object(number)]).index
+
+
+def test_nothing_is_acknowledged_between_the_first_tick_with_a_lease_and_its_note(
+    tmp_path: Path, now: list[int]
+) -> None:
+    """If all processes are suspended between the two, the standby takes over after its patience."""
+    world = World(tmp_path, now)
+    standby = Notice("a" * 32, "two", (), 10.0, 1)
+    world.bucket.objects[notice_object(standby.copy, 1)] = encode_notice(standby)
+    assert world.cell.until_ns == 0, "no lease was needed"
+    world.shipper.open(ARCHIVE)
+    assert world.control.run()
+    assert find_chain(cast("Any", world.bucket)).numbers, "a standby may see its lease"
+    assert world.cell.until_ns == OVER
+    assert world.control.deliver()
+    assert world.cell.holds(boot_ns())
 
 
 # Answers
