@@ -231,9 +231,14 @@ class Ledger:
     def gone(self, topic: str) -> set[int]:
         """Return the messages that retention has removed, also those that were answered later."""
         start = self.removed_below.get(topic, 0)
-        late = {one.number for one in self.sent.values() if one.topic == topic and one.acked}
-        late = {number for number in late if 0 <= self.sent[number].offset < start}
-        return self.removed.get(topic, set()) | late
+        late = [one for one in self.sent.values() if one.topic == topic and one.acked]
+        places = {
+            one.number: self.told_places.get(one.number, -1) if one.offset == -1 else one.offset
+            for one in late
+        }
+        return self.removed.get(topic, set()) | {
+            number for number, place in places.items() if 0 <= place < start
+        }
 
     def removes(self, topic: str, start: int) -> None:
         """Record that a topic removes its messages below `start`. All channels must have finished
