@@ -53,7 +53,7 @@ class FakeBroker:
         self.lookup_error: tuple[str, str] | None = None
         self.fetch_errors: deque[tuple[str, str]] = deque()
         self.manage_data: dict[str, Any] = {}
-        self.hold_stored = False
+        self.hold_stored = False  # if True, blocks are stored, and not answered
         self.heard: list[p.Wire] = []
         self.news = threading.Condition()
         self.consumers: dict[Envelope, p.Sub] = {}
@@ -200,6 +200,8 @@ class FakeBroker:
             self.head += block.count
             self.todo.append((placed, 1))
             self._deliver()
+        if self.hold_stored:
+            return None
         if self.lose_answers:
             self.lose_answers -= 1
             return None

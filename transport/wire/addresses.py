@@ -158,6 +158,15 @@ class Rotation:
             # What the gateway said about the broker may be different when the client comes back.
             self._direct.pop(address.url, None)
 
+    @property
+    def others(self) -> list[Address]:
+        """All addresses but the present one."""
+        return [one for one in self.each if one != self.present]
+
+    def go_to(self, address: Address) -> None:
+        """Try this address next. The primary was found there."""
+        self.present = address
+
     def reached(self, address: Address) -> bool:
         """Note that a link to the broker at this address is up.
 

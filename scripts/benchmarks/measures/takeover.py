@@ -1,7 +1,9 @@
-"""Takeover: how long publishes wait when the primary is killed, or hands over to its standby.
+"""Takeover: how long publishes wait when the primary is killed or stopped, or hands over to its
+standby.
 
 A producer knows both brokers. The time ends when its next publish is in the bucket (--sync bucket).
-Each round begins with a handover from the first broker to the second, which then is killed.
+Each round begins with a handover from the first broker to the second, which then is killed, or
+stopped as a machine that hangs. Its connections stay open then.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ def takeover(report: Report, url: str, rounds: int) -> None:
     """Measure takeovers with each patience, and handovers."""
     for patience_s in PATIENCES_S:
         for number in range(rounds):
-            _round(report, f"{url}-{patience_s:g}-{number}", patience_s)
+            for name, end in (("kill -9", signal.SIGKILL), ("kill -STOP", signal.SIGSTOP)):
+                _round(report, f"{url}-{patience_s:g}-{number}-{end}", patience_s, name, end)
 
 
-def _round(report: Report, url: str, patience_s: float) -> None:
+def _round(report: Report, url: str, patience_s: float, name: str, end: signal.Signals) -> None:
+    """Measure a handover, and what happens after all processes of the primary get the signal."""
     ports = free_ports(4)
     with contextlib.ExitStack() as stack:
         one = stack.enter_context(temporary_broker(*_options(url, patience_s, *ports[:2])))
@@ -52,11 +56,12 @@ def _round(report: Report, url: str, patience_s: float) -> None:
         with Producer(urls, timeout=TIMEOUT_S) as producer:
             _publish(producer)
             _wait_until_known(urls)
-            with _timed() as took:
-                _kill(two)
+            # The broker was started in a session of its own.
+            with _killed(two), _timed() as took:
+                os.killpg(two.process.pid, end)
                 _publish(producer)
-            report.add(f"kill -9, --patience {patience_s:g}s", "s", took())
-            report.add(f"kill -9, --patience {patience_s:g}s, beyond it", "s", took() - patience_s)
+            report.add(f"{name}, --patience {patience_s:g}s", "s", took())
+            report.add(f"{name}, --patience {patience_s:g}s, beyond it", "s", took() - patience_s)
 
 
 def _options(url: str, patience_s: float, port: int, push: int) -> tuple[str, ...]:
@@ -89,7 +94,11 @@ def _timed() -> Iterator[Callable[[], float]]:
     ended = time.monotonic()
 
 
-def _kill(broker: LocalBroker) -> None:
-    """Kill all processes of a broker. It was started in a session of its own."""
-    os.killpg(broker.process.pid, signal.SIGKILL)
-    broker.process.wait()
+@contextlib.contextmanager
+def _killed(broker: LocalBroker) -> Iterator[None]:
+    """Kill all processes of a broker at the end, also stopped ones."""
+    try:
+        yield
+    finally:
+        os.killpg(broker.process.pid, signal.SIGKILL)
+        broker.process.wait()

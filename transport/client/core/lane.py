@@ -45,7 +45,8 @@ from ...wire.codec import HeaderValue, encode, pack_headers
 from ...wire.dead_letter import with_address
 from ...wire.protocol import DELAY_MS_MAX, Failed, Pub, PubDelayed, Welcome, Wire
 from ...wire.spread import PARTS_ASKED_NS, HasParts, KeyParts, parts_of_keys
-from .link import Backoff, Engine, Link, Steps, so_long, until_ns
+from .backoff import Backoff
+from .link import Engine, Link, Steps, so_long, until_ns
 from .message import Delay, as_seconds
 from .producer_session import UNKNOWN_OFFSET, PendingBlock, ProducerSession, Reaction
 
@@ -125,7 +126,7 @@ class Lane:
         self.asked = 0  # the number of callers that wait for the size limit of the broker
         # An idle lane does not create a deleted topic again.
         self.link.busy = lambda: self.session.unanswered or self.asked > 0
-        self.link.needed = self.link.busy
+        self.link.needed = self.link.expects = self.link.busy
         self.backoff = Backoff()
         self.gather: Gather | None = None
         self._forgotten = 0

@@ -40,6 +40,7 @@ import random
 import time
 from collections.abc import Callable, Generator
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import zmq
@@ -70,7 +71,9 @@ from ...wire.codec import encode, frames_blocks
 from ...wire.handshake import HANDSHAKE_EVENTS, suspicion, verdict
 from ...wire.protocol import Beat, Bye, Done, Failed, Lookup, Open, Spread, Unstored, Wire
 from ...wire.spread import HasParts, checked, way_to
+from .backoff import Backoff
 from .producer_session import Reaction
+from .scout import LOOK_NS, Scout
 
 if TYPE_CHECKING:
     from ...block.block import Block
@@ -92,9 +95,6 @@ LATER_MS: Final = 250  # the pause before a block is sent to a full topic again
 HANG_UPS_MAX: Final = 30
 HANG_UP_MS: Final = 10
 BYE_LINGER_MS: Final = 200
-REFUSED_MS: Final = 10  # the pause after a refusal; each further refusal doubles it
-REFUSED_MS_MAX: Final = 1_000
-REFUSED_FORGOTTEN_MS: Final = 10_000  # a refusal so long after the last pause counts as the first
 # The most messages that one turn receives. The next turn follows at once and receives the rest.
 RECEIVE_MAX: Final = 500
 FAR_NS: Final = 1 << 62
@@ -191,6 +191,7 @@ class Engine:
         self.waiters: list[Waiter] = []
         self._sockets: dict[int, Link] = {}
         self._monitors: dict[int, Link] = {}
+        self._scout = Scout(partial(Link, self))
 
     # Links
 
@@ -248,6 +249,7 @@ class Engine:
                 waiter.wake()
             self.sooner(waiter.deadline_ns)
         self.sooner(self._look_after(now_ns))
+        self.sooner(self._scout.on_time(now_ns, self.links))
 
     def _look_after(self, now_ns: int) -> int:
         """Log that no broker answers, or give up. Return when to check again."""
@@ -336,6 +338,7 @@ class Engine:
         for link in self.links:
             link.stop(linger_ms)
         self.links.clear()
+        self._scout.stop()
 
 
 log = logging.getLogger("zsq")
@@ -408,37 +411,6 @@ LINK_TABLE: Final[dict[LinkState, dict[LinkEvent, LinkState]]] = {
 }
 
 
-class Backoff:
-    """Pause after refusals: 10 ms, doubled by each refusal up to 1 s, with jitter.
-
-    Without it, a caller that tries again at once sends thousands of requests a second to a broker
-    in trouble.
-    """
-
-    __slots__ = ("_count", "until_ns")
-
-    def __init__(self) -> None:
-        self.until_ns = 0  # no request is sent before this time
-        self._count = 0
-
-    def refused(self, now_ns: int) -> None:
-        """Note a refusal.
-
-        Replies to requests that were sent before the pause began do not lengthen it.
-        """
-        if now_ns < self.until_ns:
-            return
-        if now_ns > self.until_ns + REFUSED_FORGOTTEN_MS * MS:
-            self._count = 0
-        pause_ms = min(REFUSED_MS_MAX, REFUSED_MS << min(self._count, 7)) * random.uniform(0.5, 1.0)
-        self._count += 1
-        self.until_ns = now_ns + int(pause_ms * MS)
-
-    def ended(self) -> None:
-        """Note a success."""
-        self.until_ns = self._count = 0
-
-
 class Peer(Protocol):
     """The object that uses a link: an engine or a lane, with its session."""
 
@@ -495,6 +467,10 @@ class Link:
         self.sent_ns = self.heard_ns = self._beat_ns = 0
         # A function that returns True if a caller waits for this link.
         self.needed: Callable[[], bool] = lambda: True
+        # A function that returns True if something that was sent over this link has no answer.
+        self.expects: Callable[[], bool] = lambda: False
+        self.silent_ns = 0  # since when the scout finds that no answer has come, else 0
+        self.word_ns = 0  # when the last message arrived that is not a heartbeat
         # The time when a caller began to wait. It is `FAR_NS` while the link is up or not needed.
         self.wanted_ns = FAR_NS
         self.unheard = False  # True if the last connection was refused
@@ -762,6 +738,13 @@ class Link:
         return self.state is _S.WAITING
 
     @property
+    def waits(self) -> bool:
+        """True if an answer of the broker is due: about the target, or to something sent."""
+        if self.state in (_S.IDLE, _S.REFUSED):
+            return False
+        return self.expects() if self.state is _S.UP else self.needed()
+
+    @property
     def deserted(self) -> bool:
         """True if nothing listens at any address, and all of them are on this machine."""
         if self.rotation.several:
@@ -786,6 +769,8 @@ class Link:
         """
         assert self._socket is not None
         self.sent_ns = now_ns
+        if self.rotation.several:
+            self.engine.sooner(now_ns + LOOK_NS)
         if self._outbox or not sockets.send_frames(self._socket, frames):
             self._outbox.append(frames)
             self.engine.sooner(now_ns + 10 * MS)
@@ -836,6 +821,7 @@ class Link:
         kind = type(message)
         if kind is Beat:
             return
+        self.word_ns = now_ns
         if kind is Bye:
             self._die(
                 now_ns,

@@ -29,7 +29,8 @@ from ...wire.codec import encode
 from ...wire.protocol import Blocks, Done, Failed, Spread, Wire
 from ...wire.spread import HasParts, checked
 from .asking import Question, Reply
-from .link import AGAIN, Backoff, Engine, Link, Steps, so_long, until_ns
+from .backoff import Backoff
+from .link import AGAIN, Engine, Link, Steps, so_long, until_ns
 from .producer_session import Reaction
 
 # After this silence, a link is opened again, because its other end may have forgotten it.
@@ -101,7 +102,7 @@ class RequestEngine(Engine):
         self._number = 0
         # Each topic has its own backoff, so that a topic in trouble does not delay the others.
         self._backoffs: dict[str, Backoff] = {}
-        self.link.needed = lambda: bool(self._requests)
+        self.link.needed = self.link.expects = lambda: bool(self._requests)
 
     def ask(self, number: int, message: Wire, *, repeatable: bool) -> Request:
         """Send `message`, which carries `number`, as soon as there is a link."""

@@ -58,6 +58,7 @@ class StageEngine(Engine):
         self.progress_ns = 0
         beat_ms = heartbeat_ms or self.rotation.present.heartbeat_ms
         self.link = Link(self, self.rotation, target, self, beat_ms, AGAIN | PASSING)
+        self.link.expects = lambda: session.out_bytes > 0 and not session.ended
         self.add(self.link)
         self._push: sockets.Socket | None = None
         self._push_endpoint = ""

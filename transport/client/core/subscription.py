@@ -73,6 +73,7 @@ class Leg:
         self.target = Target("channel", topic, channel, settings=settings)
         self.link = Link(engine, engine.rotation, self.target, self)
         self.link.heartbeat_ms = self._heartbeat_ms()
+        self.link.expects = lambda: bool(session.confirms)
         self._known = False  # True after the subscription was accepted once
         self._compared = False
         engine.add(self.link)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,54 @@ def test_an_unanswered_block_is_stored_once_by_the_broker_that_takes_over(
         other.start()
         assert receipt.wait() == 1
     assert other.bodies() == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_broker_that_confirms_nothing_is_left_for_the_one_that_takes_over(
+    is_frozen: bool, broker: FakeBroker, other: FakeBroker
+) -> None:
+    """It closes no connection, and may go on answering heartbeats. The default heartbeats of the
+    client would notice this after a minute, or never.
+    """
+    with zsq.Producer([broker.url, other.url], timeout=20) as producer:
+        producer.publish("t", b"one")
+        broker.hold_stored = True
+        receipt = producer.publish_many("t", [b"two"], wait=False)
+        broker.wait_for(lambda: broker.head == 2)
+        broker.silent = is_frozen
+        other.expected, other.log = dict(broker.expected), list(broker.log)
+        other.places, other.head = dict(broker.places), broker.head
+        other.start()
+        began_ns = time.monotonic_ns()
+        assert receipt.wait() == 1
+        assert time.monotonic_ns() - began_ns < 10_000_000_000, "the scout found it"
+    assert other.bodies() == [b"one", b"two"]
+
+
+def test_a_broker_that_confirms_nothing_is_kept_while_the_other_one_is_a_standby(
+    broker: FakeBroker, standby: FakeStandby
+) -> None:
+    with zsq.Producer([broker.url, standby.url], timeout=20) as producer:
+        producer.publish("t", b"one")
+        broker.hold_stored = True
+        receipt = producer.publish_many("t", [b"two"], wait=False)
+        standby.wait_asked(2)
+        assert broker.count(p.Hello) == 1, "the link stayed"
+        broker.die()
+        broker.hold_stored = False
+        broker.start()
+        assert receipt.wait() == 1
+
+
+def test_an_idle_client_asks_no_other_address(broker: FakeBroker, standby: FakeStandby) -> None:
+    url = [broker.url, standby.url]
+    with zsq.Producer(url, timeout=20) as producer, zsq.Consumer("t", "c", url=url) as consumer:
+        producer.publish("t", b"one")
+        message = consumer.receive(20)
+        assert message is not None
+        message.finish(sync=True)
+        assert consumer.receive(2.5) is None
+    assert standby.asked == 0
 
 
 def test_a_consumer_subscribes_at_the_broker_that_takes_over(

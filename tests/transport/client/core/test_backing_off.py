@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import zsq
-from zsq.transport.client.core.link import (
+from zsq.transport.client.core.backoff import (
     MS,
     REFUSED_FORGOTTEN_MS,
     REFUSED_MS,
