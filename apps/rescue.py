@@ -40,14 +40,14 @@ from ..transport.block.block import Block
 from ..transport.client.blocking.drive import Drive
 from ..transport.client.blocking.stage_writer import StageCommitter, StageWriter
 from ..transport.client.core.lane import Lane, ProducerEngine, pack_many
-from ..transport.client.core.link import Link, Steps, until_ns
 from ..transport.client.core.producer_session import (
     UNKNOWN_OFFSET,
     PendingBlock,
     ProducerEvent,
     ProducerSession,
-    Reaction,
 )
+from ..transport.client.link.link import Link, Steps, until_ns
+from ..transport.client.link.reaction import Reaction
 from ..transport.errors import (
     E_BAD_ARGUMENT,
     E_NOT_FOUND,

@@ -44,12 +44,13 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "transport.arrow": ("transport", "transport.block", "transport.wire"),
     "transport.nsq": ("transport", "transport.wire"),
     "transport.client": (),
-    "transport.client.core": ("transport", "transport.block", "transport.wire"),
+    "transport.client.link": ("transport", "transport.block", "transport.wire"),
+    "transport.client.core": ("transport", "transport.block", "transport.client.link", "transport.wire"),
     "transport.client.blocking": (
-        "transport", "transport.arrow", "transport.block", "transport.client.core", "transport.wire",
+        "transport", "transport.arrow", "transport.block", "transport.client.core", "transport.client.link", "transport.wire",
     ),
     "transport.client.asyncio": (
-        "transport", "transport.block", "transport.client.blocking", "transport.client.core", "transport.wire",
+        "transport", "transport.block", "transport.client.blocking", "transport.client.core", "transport.client.link", "transport.wire",
     ),
     "storage": (),
     "storage.log": ("storage",),

@@ -1,6 +1,6 @@
 """Dead-letter sender: publishes a channel's dead letters to another topic.
 
-It uses the client library's engine. The engine never waits (`transport/client/core/link.py`), so it
+It uses the client library's engine. The engine never waits (`transport/client/link/link.py`), so it
 needs no thread: the actor's loop calls its `turn`, and also listens to the engine's set of
 descriptors. Rejected: a thread with a blocking Producer. It would have to be stopped while it waits
 for a topic that is down, and an actor that ends does not wait.

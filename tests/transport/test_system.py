@@ -18,7 +18,7 @@ import zsq
 from zsq.transport import system
 from zsq.transport.client.asyncio import aio
 from zsq.transport.client.blocking import drive
-from zsq.transport.client.core import link
+from zsq.transport.client.link import link
 from zsq.transport.errors import E_UNSUPPORTED
 from zsq.transport.system import EpollSet, EventWaker, SelectSet, SocketWaker
 

@@ -10,7 +10,7 @@ for topics with parts (`spread.py`), because only the brokers know where the par
 to follow an address in the text of an error.)
 
 A rotation says which address comes next and why the others failed. It does not wait. The link
-decides when an address has failed, and how long to pause after a round (`client/core/link.py`).
+decides when an address has failed, and how long to pause after a round (`client/link/link.py`).
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ from ....transport.client.core.consumer_session import (
     ConsumerState,
     LeasedBlock,
 )
-from ....transport.client.core.link import FAR_NS
-from ....transport.client.core.producer_session import Reaction
 from ....transport.client.core.subscription import ConsumerEngine
+from ....transport.client.link.link import FAR_NS
+from ....transport.client.link.reaction import Reaction
 from ....transport.errors import E_TIMEOUT
 from ....transport.nsq.wire import encode_messages, id_base, message_ids, message_offsets
 from ....transport.wire.address import Address

@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 from ....transport.block.block import BLOCK_COUNT_MAX
 from ....transport.client.asyncio.aio_asker import Turner
 from ....transport.client.core.lane import ProducerEngine, packed
-from ....transport.client.core.link import FAR_NS, Engine
 from ....transport.client.core.producer_session import PendingBlock
+from ....transport.client.link.link import FAR_NS, Engine
 from ....transport.errors import E_CLOSING, E_TIMEOUT, BrokerUnreachable, Refused, ZsqError
 from ....transport.wire.address import Address
 

@@ -20,7 +20,6 @@ from zsq.actors.storage.stages import SealNow, Stages
 from zsq.storage.log.transactions import Transaction
 from zsq.transport.block.block import Block, Header, decode_header, pack
 from zsq.transport.client.core import stage_session as session_stage
-from zsq.transport.client.core.producer_session import Reaction
 from zsq.transport.client.core.stage_session import (
     PAUSE_NS,
     STALL_NS,
@@ -28,6 +27,7 @@ from zsq.transport.client.core.stage_session import (
     StageState,
     WindowEntry,
 )
+from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import E_DISK_FULL, ZsqError
 from zsq.transport.wire.protocol import (
     Done,

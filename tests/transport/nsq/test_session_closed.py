@@ -5,12 +5,8 @@ those that may be stored already.
 from __future__ import annotations
 
 from zsq.transport.block.block import pack
-from zsq.transport.client.core.producer_session import (
-    PendingBlock,
-    ProducerSession,
-    ProducerState,
-    Reaction,
-)
+from zsq.transport.client.core.producer_session import PendingBlock, ProducerSession, ProducerState
+from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import E_CLOSED, E_DISK_FULL, E_SEQUENCE
 from zsq.transport.wire.protocol import Stored, Unstored, Welcome
 

@@ -13,12 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsq.transport.block.block import pack
-from zsq.transport.client.core.producer_session import (
-    PendingBlock,
-    ProducerSession,
-    ProducerState,
-    Reaction,
-)
+from zsq.transport.client.core.producer_session import PendingBlock, ProducerSession, ProducerState
+from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import E_DISK_FULL, E_HELLO, E_LIMIT, E_SEQUENCE
 from zsq.transport.wire.protocol import Stored, Unstored, Welcome
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from zsq.transport.block.block import Block, pack
 from zsq.transport.block.block_format import decode_header
-from zsq.transport.client.core.producer_session import Reaction
 from zsq.transport.client.core.stage_session import STALL_NS, StageSession, StageState
+from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import E_DISK_FULL
 from zsq.transport.wire.protocol import (
     Done,

@@ -12,8 +12,8 @@ import pytest
 import zmq
 
 from zsq.transport.client.blocking.client import Admin
-from zsq.transport.client.core.link import Link
 from zsq.transport.client.core.requester import RequestEngine
+from zsq.transport.client.link.link import Link
 from zsq.transport.errors import E_BAD_KEY, E_FORBIDDEN, UsageError, options_as_flags
 from zsq.transport.wire import sockets
 from zsq.transport.wire.address import Target, parse

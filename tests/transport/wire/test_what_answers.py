@@ -14,7 +14,7 @@ import zmq
 from support.broker import wait_for
 
 import zsq
-from zsq.transport.client.core import link
+from zsq.transport.client.link import link
 from zsq.transport.wire import sockets
 from zsq.transport.wire.handshake import mechanism_of, what_answers
 

@@ -44,11 +44,11 @@ from ..blocking.drive import inherit
 from ..core import administration, peeking, reading
 from ..core.administration import Side
 from ..core.asking import Asking, Place, Question, Reply, combined, for_parts
-from ..core.link import FAR_NS, Engine, Steps, Waiter
 from ..core.message import Fetched, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek
 from ..core.reading import BYTES_ANY, Archive, Measured
 from ..core.requester import RequestEngine
+from ..link.link import FAR_NS, Engine, Steps, Waiter
 
 _EngineT = TypeVar("_EngineT", bound=Engine)
 _T = TypeVar("_T")

@@ -28,9 +28,9 @@ from ..blocking.consumer import (
 )
 from ..blocking.drive import inherit
 from ..core.consumer_session import EVERY, LeasedBlock
-from ..core.link import until_ns
 from ..core.message import BatchView, Delay, MessageView, Reason, when_again
 from ..core.subscription import ConsumerEngine
+from ..link.link import until_ns
 from .aio_asker import Turner
 
 log = logging.getLogger("zsq")

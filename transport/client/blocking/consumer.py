@@ -34,9 +34,9 @@ from ...wire.protocol import MESSAGE_TIMEOUT_MS_MAX, MESSAGE_TIMEOUT_MS_MIN, REA
 from ..core import message as reasons
 from ..core.asking import on_wire
 from ..core.consumer_session import ConsumerSession, LeasedBlock
-from ..core.link import FAR_NS, check_timeout, until_ns
 from ..core.message import Batch, Message
 from ..core.subscription import ConsumerEngine
+from ..link.link import FAR_NS, check_timeout, until_ns
 from .drive import Drive, inherit, ours, remember, remember_fork
 from .producer import check_times
 

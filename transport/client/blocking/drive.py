@@ -33,7 +33,7 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from ...system import SLEEP_NS_MAX, Ready, Waker, after_fork, wait_readable
-from ..core.link import FAR_NS, Engine, Steps, Waiter
+from ..link.link import FAR_NS, Engine, Steps, Waiter
 from .idle import look_after
 
 TICK_NS: Final = 20_000_000

@@ -25,9 +25,9 @@ from ..core.lane import (
     largest_of,
     one_block,
 )
-from ..core.link import check_timeout
 from ..core.message import Delay
 from ..core.producer_session import PendingBlock
+from ..link.link import check_timeout
 from .drive import Drive, inherit, ours, remember
 
 TIMEOUT_S: Final = DefaultTimeout(30.0)

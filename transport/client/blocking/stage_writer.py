@@ -36,9 +36,9 @@ from ...wire.protocol import (
     check_transaction,
 )
 from ..core.asking import Question, ask
-from ..core.link import BYE_LINGER_MS, FAR_NS, check_timeout
 from ..core.stage_engine import StageEngine
 from ..core.stage_session import WINDOW_BYTES, StageSession, StageState
+from ..link.link import BYE_LINGER_MS, FAR_NS, check_timeout
 from .asker import Asker
 from .drive import Drive, inherit, ours, remember
 from .producer import check_times

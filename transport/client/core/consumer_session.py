@@ -51,7 +51,7 @@ from ...wire.protocol import (
     Wire,
 )
 from ...wire.rows import check_rows, heartbeat
-from .producer_session import Reaction
+from ..link.reaction import Reaction
 
 EVERY: Final = -1  # an index that stands for all messages of the delivery
 

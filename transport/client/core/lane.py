@@ -45,10 +45,11 @@ from ...wire.codec import HeaderValue, encode, pack_headers
 from ...wire.dead_letter import with_address
 from ...wire.protocol import DELAY_MS_MAX, Failed, Pub, PubDelayed, Welcome, Wire
 from ...wire.spread import PARTS_ASKED_NS, HasParts, KeyParts, parts_of_keys
-from .backoff import Backoff
-from .link import Engine, Link, Steps, so_long, until_ns
+from ..link.backoff import Backoff
+from ..link.link import Engine, Link, Steps, so_long, until_ns
+from ..link.reaction import Reaction
 from .message import Delay, as_seconds
-from .producer_session import UNKNOWN_OFFSET, PendingBlock, ProducerSession, Reaction
+from .producer_session import UNKNOWN_OFFSET, PendingBlock, ProducerSession
 
 log = logging.getLogger("zsq")
 

@@ -54,6 +54,7 @@ from ...wire.protocol import (
     Wire,
 )
 from ...wire.rows import check_rows, heartbeat
+from ..link.reaction import Reaction
 
 UNKNOWN_OFFSET: Final = -1  # the block is stored, but the topic no longer knows its offset
 
@@ -100,16 +101,6 @@ PRODUCER_TABLE: Final[dict[ProducerState, dict[ProducerEvent, ProducerState]]] =
         _E.AGAIN: _S.DOWN, _E.LOST: _S.DOWN,
     },
 }  # fmt: skip
-
-
-class Reaction(Enum):
-    """The link's next step after a message."""
-
-    NOTHING = "nothing"
-    UP = "up"  # the greeting is answered
-    RENEW = "renew"  # close this link and open a new one at once
-    RESTART = "restart"  # close this link and open a new one after a pause
-    LATER = "later"  # as RESTART, but after a longer pause, because there was no room
 
 
 class PendingBlock:

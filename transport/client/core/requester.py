@@ -28,10 +28,10 @@ from ...wire.addresses import NOT_PRIMARY, Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Blocks, Done, Failed, Spread, Wire
 from ...wire.spread import HasParts, checked
+from ..link.backoff import Backoff
+from ..link.link import AGAIN, Engine, Link, Steps, so_long, until_ns
+from ..link.reaction import Reaction
 from .asking import Question, Reply
-from .backoff import Backoff
-from .link import AGAIN, Engine, Link, Steps, so_long, until_ns
-from .producer_session import Reaction
 
 # After this silence, a link is opened again, because its other end may have forgotten it.
 IDLE_NS: Final = 20_000_000_000

@@ -31,8 +31,8 @@ from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Abort, Push, Wire
-from .link import AGAIN, BYE_LINGER_MS, Engine, Link, LinkState, so_long
-from .producer_session import Reaction
+from ..link.link import AGAIN, BYE_LINGER_MS, Engine, Link, LinkState, so_long
+from ..link.reaction import Reaction
 from .stage_session import PASSING, StageSession
 
 MS: Final = 1_000_000

@@ -61,7 +61,7 @@ from ...wire.protocol import (
     Wire,
     checksum_after,
 )
-from .producer_session import Reaction
+from ..link.reaction import Reaction
 
 __all__ = [
     "OUT_BLOCKS_MAX",

@@ -33,9 +33,9 @@ from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Spread, Wire
 from ...wire.spread import PARTS_ASKED_NS, HasParts
+from ..link.link import AGAIN, FAR_NS, Engine, Link, Steps, check_timeout, so_long, until_ns
+from ..link.reaction import Reaction
 from .consumer_session import Confirm, ConsumerSession, ConsumerState, LeasedBlock
-from .link import AGAIN, FAR_NS, Engine, Link, Steps, check_timeout, so_long, until_ns
-from .producer_session import Reaction
 
 log = logging.getLogger("zsq")
 

@@ -21,7 +21,7 @@ from zsq.transport.client.core.consumer_session import (
     ConsumerState,
     LeasedBlock,
 )
-from zsq.transport.client.core.producer_session import Reaction
+from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import E_DISK_FULL, E_LEASE, CorruptBlock, LeaseLost, UsageError
 from zsq.transport.wire.protocol import (
     Answer,

@@ -13,8 +13,8 @@ from zsq.transport.client.core.producer_session import (
     ProducerEvent,
     ProducerSession,
     ProducerState,
-    Reaction,
 )
+from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import (
     E_CHECKSUM,
     E_CLOSING,

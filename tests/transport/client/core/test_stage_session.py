@@ -8,7 +8,6 @@ import pytest
 
 from zsq.transport.block.block import Block, pack
 from zsq.transport.block.block_format import decode_header
-from zsq.transport.client.core.producer_session import Reaction
 from zsq.transport.client.core.stage_session import (
     ENDED,
     OUT_BLOCKS_MAX,
@@ -20,6 +19,7 @@ from zsq.transport.client.core.stage_session import (
     StageSession,
     StageState,
 )
+from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import (
     E_BAD_ARGUMENT,
     E_BAD_BLOCK,

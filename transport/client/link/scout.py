@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
-from .producer_session import Reaction
+from .reaction import Reaction
 
 if TYPE_CHECKING:
     from ...block.block import Block
@@ -68,7 +68,7 @@ class OwnLink(Protocol):
 
 
 class Scout:
-    """The scout of one client. It is the peer of its own link, which leads where the silent one does.
+    """The scout of one client, and the peer of its own link, which leads where the silent one does.
 
     `make` makes a link with a rotation, a target and its peer.
     """

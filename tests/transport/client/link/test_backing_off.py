@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 import zsq
-from zsq.transport.client.core.backoff import (
+from zsq.transport.client.core.requester import BACKOFFS_MAX, RequestEngine
+from zsq.transport.client.link.backoff import (
     MS,
     REFUSED_FORGOTTEN_MS,
     REFUSED_MS,
     REFUSED_MS_MAX,
     Backoff,
 )
-from zsq.transport.client.core.requester import BACKOFFS_MAX, RequestEngine
 from zsq.transport.errors import (
     E_CLOSED,
     E_DISK_FULL,

@@ -8,7 +8,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from zsq.transport.client.core.scout import (
+from zsq.transport.client.link.scout import (
     FAR_NS,
     LOOK_NS,
     MS,

@@ -12,8 +12,8 @@ import pytest
 import zmq
 
 from zsq.actors.supervisor import run_directory as rundir
-from zsq.transport.client.core import link as link_module
-from zsq.transport.client.core.link import (
+from zsq.transport.client.link import link as link_module
+from zsq.transport.client.link.link import (
     ATTEMPT_NS,
     BACKOFF_MS_MAX,
     FAR_NS,
@@ -26,7 +26,7 @@ from zsq.transport.client.core.link import (
     Link,
     LinkState,
 )
-from zsq.transport.client.core.producer_session import Reaction
+from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import ZsqError
 from zsq.transport.wire import sockets
 from zsq.transport.wire.address import Address, Target, parse, read_run_id

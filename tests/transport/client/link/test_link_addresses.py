@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zsq.transport.client.core.link import (
+from zsq.transport.client.link.link import (
     ATTEMPT_NS,
     BACKOFF_MS_MAX,
     MS,
@@ -17,7 +17,7 @@ from zsq.transport.client.core.link import (
     Link,
     LinkState,
 )
-from zsq.transport.client.core.producer_session import Reaction
+from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import (
     E_CLOSING,
     E_FENCED,

@@ -72,7 +72,7 @@ from ...wire.handshake import HANDSHAKE_EVENTS, suspicion, verdict
 from ...wire.protocol import Beat, Bye, Done, Failed, Lookup, Open, Spread, Unstored, Wire
 from ...wire.spread import HasParts, checked, way_to
 from .backoff import Backoff
-from .producer_session import Reaction
+from .reaction import Reaction
 from .scout import LOOK_NS, Scout
 
 if TYPE_CHECKING:

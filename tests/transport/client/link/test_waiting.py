@@ -22,7 +22,9 @@ import pytest
 import zsq
 from zsq.transport.client.blocking.consumer import make_session
 from zsq.transport.client.core.lane import ProducerEngine
-from zsq.transport.client.core.link import (
+from zsq.transport.client.core.requester import RequestEngine
+from zsq.transport.client.core.subscription import ConsumerEngine
+from zsq.transport.client.link.link import (
     FAR_NS,
     LONGEST_S,
     MS,
@@ -31,9 +33,7 @@ from zsq.transport.client.core.link import (
     check_timeout,
     until_ns,
 )
-from zsq.transport.client.core.producer_session import Reaction
-from zsq.transport.client.core.requester import RequestEngine
-from zsq.transport.client.core.subscription import ConsumerEngine
+from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import BrokerUnreachable, UsageError, ZsqError
 from zsq.transport.wire.address import DefaultTimeout, Target, parse
 from zsq.transport.wire.addresses import Rotation
