@@ -765,11 +765,13 @@ class StorageActor:
         them.
         """
         self._note_synced()
-        if self.answers_shipped:  # after the appends before it, which wait until they are shipped
+        self._answer_durable()
+        if self.answers_shipped or (self._written and self.mode != "interval"):
+            # The topic must hear of the appends before it first. They wait until they are shipped,
+            # or while the lease is over.
             self._written.append(_Pending(0, 0, 0, self._log.synced_end, []))
             self._answer_durable()
             return
-        self._answer_durable()
         self._appends += 1
         self._listener.head_moved(self._log.synced_end)
 

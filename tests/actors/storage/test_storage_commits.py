@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.fake_storage import Kept, Listener
+from support.fake_storage import Head, Kept, Listener
 from support.faulty_files import keep_none
 from support.stage_bench import Thread
 from support.storage_harness import PRODUCER, StorageHarness
@@ -185,6 +185,25 @@ def test_delayed_publishes_are_answered_whoever_finds_that_the_lease_holds_again
     made.turn()
     assert made.topic.told == [Kept(7, ((5, 1),))]
     cell.close()
+    made.harness.abandon()
+
+
+def test_a_commit_waits_for_the_appends_that_are_withheld_before_it(tmp_path: Path) -> None:
+    """Otherwise the topic would hear of an append below its head, which it never expects."""
+    made = Bench(tmp_path, "always")
+    is_over = [True]
+    vars(made.actor)["_lease"] = SimpleNamespace(
+        withholds=lambda: is_over[0], holds_publishes=lambda: False, check=nothing
+    )
+    made.hear(1)
+    made.actor._log.roll(1)  # this syncs, as the commit of a transaction does
+    made.actor._group_committed()
+    assert not made.topic.told
+    is_over[0] = False
+    made.turn()
+    assert [type(one).__name__ for one in made.topic.told] == ["Appended", "Head"]
+    made.actor._group_committed()
+    assert made.topic.told[2:] == [Head(made.actor._log.synced_end)]
     made.harness.abandon()
 
 
