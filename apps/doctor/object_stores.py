@@ -10,7 +10,7 @@ from typing import Final
 from ...storage.bucket.bucket import BucketError, BucketRefuses, BucketUnfit
 from ...storage.bucket.bucket_url import BucketUrl, parse_bucket_url
 from ...storage.bucket.object_store import ObstoreMissing, open_bucket, server_of
-from ...storage.bucket.probe import LARGE_BYTES, ProbeReport, probe
+from ...storage.bucket.probe import LARGE_BYTES, WRITERS_OF_DOCTOR, ProbeReport, probe
 from ...storage.files import Files
 from .system import OK, PROBLEM, CheckResult
 
@@ -46,7 +46,8 @@ def _report(url: BucketUrl) -> ProbeReport:
     with tempfile.NamedTemporaryFile(prefix="zsq-probe-") as large:
         large.write(os.urandom(LARGE_BYTES))
         large.flush()
-        return probe(open_bucket(url, call_s=CALL_S), Files(), large.name)
+        opened = open_bucket(url, call_s=CALL_S)
+        return probe(opened, Files(), large.name, writers=WRITERS_OF_DOCTOR)
 
 
 def _advice(url: BucketUrl, error: BucketError) -> str:

@@ -26,7 +26,10 @@ from .bucket import (
     ObjectMissing,
 )
 
-WRITERS: Final = 8
+# The writers of a race at the start of a broker. Some stores let the losers wait for each other:
+# SeaweedFS 4.48 lets each one wait for a second more, and a call at a start may take 5 s.
+WRITERS: Final = 4
+WRITERS_OF_DOCTOR: Final = 8
 RACES: Final = 3
 SAMPLES: Final = 5
 # Two parts of an upload through obstore, so that uploads in parts are tried too.
@@ -46,9 +49,12 @@ class ProbeReport:
 class _Probe:
     """One run of the probe. `names` are the objects that it may have written."""
 
-    def __init__(self, bucket: Bucket, files: Files, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, bucket: Bucket, files: Files, clock: Callable[[], float], writers: int
+    ) -> None:
         self._bucket = bucket
         self._files = files
+        self._writers = writers
         self._clock = clock
         self._ends = clock() + PROBE_S
         self.below = f"{FOLDER}/{uuid.uuid4().hex}/"
@@ -113,7 +119,7 @@ class _Probe:
             )
 
     def _race(self, name: str) -> None:
-        """Let WRITERS writers create one object at once."""
+        """Let all writers create one object at once."""
 
         def attempt(number: int) -> bool:
             try:
@@ -122,19 +128,19 @@ class _Probe:
                 return False
             return True
 
-        with ThreadPoolExecutor(WRITERS, "probe") as pool:
-            won = list(pool.map(attempt, range(WRITERS)))
-        winners = [number for number in range(WRITERS) if won[number]]
+        with ThreadPoolExecutor(self._writers, "probe") as pool:
+            won = list(pool.map(attempt, range(self._writers)))
+        winners = [number for number in range(self._writers) if won[number]]
         try:
             found = self._bucket.read(name)
         except ObjectMissing:
             raise BucketUnfit(
-                f"{self._bucket.url} let none of {WRITERS} writers create an object whose name was "
-                "free"
+                f"{self._bucket.url} let none of {self._writers} writers create an object whose "
+                "name was free"
             ) from None
         if len(winners) > 1:
             raise BucketUnfit(
-                f"{self._bucket.url} let {len(winners)} of {WRITERS} writers create the same "
+                f"{self._bucket.url} let {len(winners)} of {self._writers} writers create the same "
                 "object: it claims conditional writes and does not have them"
             )
         # No winner is possible: a reply was lost, and the repeated request found the own object.
@@ -186,14 +192,15 @@ def probe(
     files: Files,
     large_path: str = "",
     clock: Callable[[], float] = time.monotonic,
+    writers: int = WRITERS,
 ) -> ProbeReport:
     """Try each promise with small objects below `probe/`, and remove them, also after a failure.
 
     `large_path` is a file of at most LARGE_BYTES to upload in parts. Without it, that is not tried.
-    Raises `BucketUnfit` if a promise is broken, or another `BucketError` if a call fails. A race
-    that nobody won twice is evidence and no proof.
+    `writers` is the number of writers of each race. Raises `BucketUnfit` if a promise is broken, or
+    another `BucketError` if a call fails. A race that nobody won twice is evidence and no proof.
     """
-    run = _Probe(bucket, files, clock)
+    run = _Probe(bucket, files, clock, writers)
     try:
         report = run.run(large_path)
     except BaseException as error:
