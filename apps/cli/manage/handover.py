@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from ....transport.errors import E_TIMEOUT, ZsqError
+from ....transport.errors import E_TIMEOUT, BrokerUnreachable, Refused, ZsqError
 from ..options import with_broker
 from ..output import say
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 WAIT_S: Final = 30.0
 PAUSE_S: Final = 0.1
+CHECK: Final = "check with `zsq cluster` that a standby answers, and see its log"
 
 
 @click.command()
@@ -30,20 +31,47 @@ def handover(url: str, timeout: float) -> None:
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
-        before = _epoch(admin)
+        before = _look(admin)
         begun_s = time.monotonic()
         admin.handover()
         if "," not in url:
             say("the primary hands over to its standby")
             return
-        while time.monotonic() - begun_s < WAIT_S:
-            if _epoch(admin) > before:
+        wait_s = max(WAIT_S, timeout)
+        while time.monotonic() - begun_s < wait_s:
+            try:
+                now = _look(admin)
+            except (BrokerUnreachable, Refused):  # nobody is primary yet, or it is just stopping
+                time.sleep(PAUSE_S)
+                continue
+            if now.process != before.process:
                 say(f"the standby is primary, {time.monotonic() - begun_s:.1f} s after the command")
                 return
+            if now.epoch != before.epoch:
+                raise ZsqError(
+                    E_TIMEOUT,
+                    "no standby has taken over within the patience, so the same broker is primary "
+                    f"again: {CHECK}",
+                )
             time.sleep(PAUSE_S)
-    raise ZsqError(E_TIMEOUT, f"no standby has taken over within {WAIT_S:g} s: see its log")
+    raise ZsqError(
+        E_TIMEOUT,
+        f"no broker is primary {wait_s:.0f} s after the command. If no standby takes over, the "
+        f"former primary goes on after its patience: {CHECK}",
+    )
 
 
-def _epoch(admin: Admin) -> int:
-    """Return the epoch of the primary, which each takeover raises."""
-    return int(admin.stats().get("bucket", {}).get("epoch", 0))
+class _Seen(NamedTuple):
+    """The broker that is primary. The epoch alone does not say which one it is: the former primary
+    raises it too, if it goes on because no standby took over.
+    """
+
+    process: tuple[str, int]
+    epoch: int
+
+
+def _look(admin: Admin) -> _Seen:
+    stats = admin.stats()
+    bucket = stats.get("bucket", {})
+    process = (str(bucket.get("addresses", "")), int(stats["pid"]))
+    return _Seen(process, int(bucket.get("epoch", 0)))
