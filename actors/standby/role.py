@@ -54,6 +54,7 @@ from .standby import StandbyLoop, StandbyThread
 from .standby_gateway import StandbyGateway
 from .takeover import (
     FOLLOWED,
+    STANDBY_NAME,
     TOPICS,
     UNFINISHED_NAME,
     Standing,
@@ -206,6 +207,12 @@ class _Standing:
                     files.remove(f"{data_dir}/{UNFINISHED_NAME}")
                 return None
         elif self._is_first and not self._is_there(bucket):
+            if files.exists(f"{data_dir}/{STANDBY_NAME}"):
+                raise ForeignDirectory(
+                    f"{self._given.bucket} is empty, and {data_dir} is the directory of a standby: "
+                    "if the store is not mounted, mount it; to begin a new broker in this bucket, "
+                    "use an empty directory"
+                )
             self._say(f"{self._given.bucket} is empty: this broker is the primary of a new one")
             return None
         self._remove_old()

@@ -169,10 +169,19 @@ class Standing(NamedTuple):
 
 
 def standing(bucket: Bucket, own: Copy) -> Standing:
-    """Return whether a former primary may go on. Raises `BucketError`."""
+    """Return whether a former primary may go on.
+
+    Raises `BucketError`, or `ForeignDirectory` if the bucket has the log of another broker.
+    """
     last = find_chain(bucket).last
     if last is None:
         return Standing(True, False, "")
     index = last.index
+    if index.copy != own.copy and index.archive != own.archive:
+        raise ForeignDirectory(
+            f"{bucket.url} belongs to another broker (archive {index.archive[:8]}), and this data "
+            f"directory was shipped to another bucket (archive {own.archive[:8]}): check the URL, "
+            "or use an empty directory"
+        )
     who = f"copy {index.copy[:8]} on host {index.host}"
     return Standing(index.copy == own.copy, index.is_released, who)

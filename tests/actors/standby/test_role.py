@@ -11,7 +11,7 @@ import pytest
 from zsq.actors.settings.options import ServeOptions
 from zsq.actors.standby import role
 from zsq.actors.standby.role import _Standing
-from zsq.actors.standby.takeover import UNFINISHED_NAME, mark_unfinished
+from zsq.actors.standby.takeover import STANDBY_NAME, UNFINISHED_NAME, mark_unfinished
 from zsq.actors.supervisor.topics.registry import OLD_NAME, REGISTRY_NAME
 from zsq.storage.bucket.bucket import BucketAway
 from zsq.storage.errors import ForeignDirectory
@@ -89,3 +89,22 @@ def test_a_former_primary_waits_for_a_bucket_that_fails(
     one._ends.set()
     assert not one._set_aside(cast("Any", None), cast("Any", SimpleNamespace(who="copy 1")))
     assert len(tries) == 1, "a signal ends it"
+
+
+def test_a_standby_that_finds_an_empty_bucket_does_not_begin_a_new_broker(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The store may not be mounted. With an empty directory, it begins one."""
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    url = f"file://{bucket}"
+    for name, has_followed in (("new", False), ("old", True)):
+        data_dir = tmp_path / name
+        data_dir.mkdir(mode=0o700)
+        if has_followed:
+            (data_dir / STANDBY_NAME).touch()
+        code = _Standing(ServeOptions(data_dir, bucket=url), is_first=True).run()
+        assert code == (1 if has_followed else None)
+    said = capfd.readouterr().err
+    assert said.count("this broker is the primary of a new one") == 1
+    assert f"{tmp_path}/old is the directory of a standby: if the store is not mounted" in said

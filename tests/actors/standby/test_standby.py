@@ -17,6 +17,7 @@ from zsq.actors.supervisor.topics.registry import REGISTRY_NAME
 from zsq.actors.supervisor.topics.registry_format import decode, encode
 from zsq.storage.bucket.bucket import BucketAway, BucketRefuses
 from zsq.storage.directory.store import open_store
+from zsq.storage.errors import ForeignDirectory
 from zsq.storage.files import Files
 from zsq.storage.shipping.ship_log import find_chain
 from zsq.storage.shipping.standbys import STANDBYS, STRANGER_S
@@ -320,6 +321,15 @@ def test_a_former_primary_finds_out_where_it_stands(harness: ShippingHarness) ->
     ship(harness)
     own = Copy("a", harness.ship_log.copy)
     assert standing(harness.bucket, own)[:2] == (True, False)
-    found = standing(harness.bucket, Copy("a", "f" * 32))
+    last = find_chain(harness.bucket).last
+    assert last is not None
+    found = standing(harness.bucket, Copy(last.index.archive, "f" * 32))
     assert not found.is_newest
     assert "on host host" in found.who
+
+
+def test_the_bucket_of_another_broker_is_refused_at_once(harness: ShippingHarness) -> None:
+    """It would be asked again and again, and would never have what this directory has."""
+    ship(harness)
+    with pytest.raises(ForeignDirectory, match=r"another broker.*check the URL"):
+        standing(harness.bucket, Copy("b" * 32, "f" * 32))
