@@ -38,7 +38,7 @@ from ...errors import (
     advice,
     from_wire,
 )  # fmt: skip
-from ...names import base_of, check_name, part_name, part_of
+from ...names import PARTS_MAX, base_of, check_name, part_name, part_of
 from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import HeaderValue, encode, pack_headers
@@ -331,7 +331,8 @@ class Parts:
         self._lanes: dict[int, Lane] = {}  # those of the open parts
         self._order: list[Lane] = []
         self._keys = KeyParts(0)
-        self._turn = 0
+        # Programs that publish once and end would otherwise all use the same part.
+        self._turn = secrets.randbelow(PARTS_MAX)
         self._ask_ns = 0  # when to ask for new parts
 
     def take(self, keys: KeyParts) -> None:

@@ -118,6 +118,17 @@ def test_blocks_without_keys_take_turns(engine: ProducerEngine) -> None:
     assert [len(blocks) for blocks in queued(engine).values()] == [2, 2, 2]
 
 
+def test_programs_that_publish_once_do_not_all_use_the_same_part() -> None:
+    used = set()
+    for _ in range(60):
+        engine = ProducerEngine(parse_all(A, transport="tcp"), 10**15, 1 << 20, 1000, None)
+        spread_out(engine, 3).push(PendingBlock(pack([b"x"])), 1)
+        used |= queued(engine).keys()
+        engine.stop()
+        engine.events.close()
+    assert used == {"t#0", "t#1", "t#2"}
+
+
 def test_blocks_without_keys_leave_out_a_part_whose_broker_is_gone(engine: ProducerEngine) -> None:
     """A topic with parts must take messages while one of its brokers is down."""
     lane = spread_out(engine, 3)
