@@ -119,7 +119,7 @@ def test_blocks_without_keys_take_turns(engine: ProducerEngine) -> None:
 
 
 def test_programs_that_publish_once_do_not_all_use_the_same_part() -> None:
-    used = set()
+    used: set[str] = set()
     for _ in range(60):
         engine = ProducerEngine(parse_all(A, transport="tcp"), 10**15, 1 << 20, 1000, None)
         spread_out(engine, 3).push(PendingBlock(pack([b"x"])), 1)
