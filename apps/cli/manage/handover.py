@@ -39,9 +39,12 @@ def handover(url: str, timeout: float) -> None:
             return
         wait_s = max(WAIT_S, timeout)
         while time.monotonic() - begun_s < wait_s:
+            now: _Seen | None
             try:
                 now = _look(admin)
             except (BrokerUnreachable, Refused):  # nobody is primary yet, or it is just stopping
+                now = None
+            if now is None or not now.process[0]:  # it does not know its own addresses yet
                 time.sleep(PAUSE_S)
                 continue
             if now.process != before.process:

@@ -15,6 +15,7 @@ URL = "tcp://one:4153,tcp://two:4153"
 BEFORE = {"pid": 7, "bucket": {"addresses": "tcp://one:4153", "epoch": 4}}
 AGAIN = {"pid": 7, "bucket": {"addresses": "tcp://one:4153", "epoch": 5}}
 OTHER = {"pid": 7, "bucket": {"addresses": "tcp://two:4153", "epoch": 5}}
+STARTS: dict[str, Any] = {"pid": 7, "bucket": {}}
 NOBODY = BrokerUnreachable(E_TIMEOUT, "nobody is primary")
 STOPS = Refused("E_CLOSING", "the broker is stopping")
 
@@ -54,14 +55,14 @@ def run(
 
 
 def test_it_waits_until_another_process_is_primary(monkeypatch: pytest.MonkeyPatch) -> None:
-    said, error = run(monkeypatch, BEFORE, BEFORE, STOPS, NOBODY, NOBODY, OTHER)
+    said, error = run(monkeypatch, BEFORE, BEFORE, STOPS, NOBODY, STARTS, OTHER)
     assert error is None
     assert "the standby is primary" in said
 
 
 def test_it_fails_if_the_same_broker_is_primary_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its start raises the epoch as a takeover does."""
-    said, error = run(monkeypatch, BEFORE, BEFORE, NOBODY, AGAIN)
+    said, error = run(monkeypatch, BEFORE, BEFORE, NOBODY, STARTS, AGAIN)
     assert isinstance(error, ZsqError)
     assert "the same broker is primary again: check with `zsq cluster`" in error.text
     assert "the standby is primary" not in said
