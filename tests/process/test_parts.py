@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import zsq_command
 from support.broker import wait_for
 from support.cluster import Cluster, running
 
@@ -153,6 +154,28 @@ def test_orders_are_for_all_parts_and_questions_for_one(shared: Cluster, topic: 
             admin.peek(f"{topic}#{PARTS}", "c")
         with pytest.raises(zsq.UsageError):
             admin.create_topic(f"{topic}#7")
+
+
+def test_the_command_says_at_how_many_brokers_the_parts_are(shared: Cluster) -> None:
+    """A broker that has just started gets no part, and one that is named gets all of them."""
+    done = zsq_command.run_text(
+        "--url", shared.url, "topic", "create", "placed", "--parts", "3", "--brokers", "1"
+    )
+    assert "topic placed has 3 parts at 1 broker; see zsq cluster" in done.stdout
+    done = zsq_command.run_text("--url", shared.url, "topic", "create", "spread", "--parts", "3")
+    assert "topic spread has 3 parts at 2 brokers" in done.stdout
+
+
+def test_a_topic_with_parts_is_not_closed_by_a_retire_that_cannot_end(
+    shared: Cluster, topic: str
+) -> None:
+    for name in (topic, f"{topic}#1"):
+        done = zsq_command.run_text("--url", shared.url, "topic", "retire", name, "--wait", "5s")
+        assert "E_UNSUPPORTED" in done.stderr
+        with zsq.Admin(shared.url) as admin:
+            rows = admin.stats(topic)["topics"]
+        assert [row["health"] for row in rows] == ["OK"] * PARTS
+        assert not any(row["closed"] for row in rows)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

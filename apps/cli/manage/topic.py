@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ....transport.draining import remaining
-from ....transport.errors import E_TIMEOUT, ZsqError
-from ....transport.names import PARTS_MAX
+from ....transport.errors import E_TIMEOUT, E_UNSUPPORTED, ZsqError
+from ....transport.names import PARTS_MAX, part_of
 from ....transport.reports import TopicStats
 from ....transport.settings import SYNC_MODES, TOPIC
 from ..options import Stopping, confirm, stop_signals, with_broker, yes_option
@@ -75,7 +75,7 @@ def topic_create(
     with Admin(url, timeout=timeout) as admin:
         if parts:
             admin.create_topic(topic, sync=sync, parts=parts, brokers=numbers, **given)
-            say(f"topic {topic} has {parts} part{'s' * (parts > 1)}; see zsq cluster")
+            say(f"topic {topic} has {_at_brokers(admin, topic, parts)}; see zsq cluster")
             return
         found = admin.create_topic(topic, sync=sync, brokers=numbers, **given)
         if found.get("existed"):
@@ -104,6 +104,16 @@ def _numbers(text: str | None) -> list[int]:
             f"{text!r} must be numbers of brokers with commas between them, such as 0,2",
             param_hint="--brokers",
         ) from None
+
+
+def _at_brokers(admin: Admin, topic: str, parts: int) -> str:
+    """Describe at how many brokers the parts are. A broker that has just started may get none."""
+    text = f"{parts} part{'s' * (parts > 1)}"
+    for row in admin.cluster()["topics"]:
+        if row["topic"] == topic:
+            brokers = len(set(row["parts"]))
+            return f"{text} at {brokers} broker{'s' * (brokers > 1)}"
+    return text
 
 
 @topic.command("add-parts")
@@ -477,6 +487,13 @@ def topic_retire(topic: str, wait: float | None, url: str, timeout: float) -> No
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin, stop_signals() as stopping:
+        if any(part_of(row["topic_name"]) for row in admin.stats(topic)["topics"]):
+            raise ZsqError(
+                E_UNSUPPORTED,
+                f"{topic} has parts, or is one, and cannot be retired. Close it with zsq topic "
+                "close, and wait until zsq cluster shows no backlog. zsq topic delete TOPIC "
+                "--force deletes the topic with all its parts",
+            )
         admin.close_topic(topic)
         _say(f"{topic} is closed to publishers")
         deadline = None if wait is None or wait < 0 else time.monotonic() + wait
@@ -485,7 +502,8 @@ def topic_retire(topic: str, wait: float | None, url: str, timeout: float) -> No
             if _removed(admin, topic):
                 _say(f"{topic} is deleted")
                 return
-            stopping.wait(AGAIN_S)
+            if stopping.wait(AGAIN_S):
+                raise _stopped(topic)
 
 
 def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None) -> None:
@@ -506,13 +524,15 @@ def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None)
                 ),
             )
         if stopping.wait(LOOK_S):
-            raise ZsqError(
-                "E_INTERRUPTED",
-                (
-                    f"stopped; {topic} stays closed to publishers. Continue with zsq topic retire, "
-                    "or open it with zsq topic open"
-                ),
-            )
+            raise _stopped(topic)
+
+
+def _stopped(topic: str) -> ZsqError:
+    return ZsqError(
+        "E_INTERRUPTED",
+        f"stopped; {topic} stays closed to publishers. Continue with zsq topic retire, or open it "
+        "with zsq topic open",
+    )
 
 
 def _removed(admin: Admin, topic: str) -> bool:

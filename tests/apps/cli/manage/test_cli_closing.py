@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from support.zsq_command import run_text
 
 import zsq
 from zsq.transport.draining import remaining
+from zsq.transport.errors import E_NOT_EMPTY
 from zsq.transport.wire.answers import Moved, Nothing
 
 CHANNEL: dict[str, Any] = {
@@ -197,6 +199,34 @@ def test_retire_waits_for_messages_that_come_back_at_the_last_moment(
     assert found.exit_code == 0, found.output
     assert "has 1 messages that are not finished" in found.output
     assert "f is deleted" in found.output
+
+
+def test_a_signal_ends_a_retire_whose_topic_cannot_be_deleted(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from click.testing import CliRunner
+
+    from zsq.apps.cli.manage import topic
+    from zsq.apps.cli.options import Stopping
+    from zsq.transport.client.blocking.client import Admin
+
+    tries: list[str] = []
+    stopping = Stopping()
+
+    def refuse(self: Admin, name: str, force: bool = False) -> Nothing:
+        tries.append(name)
+        assert len(tries) < 3, "it goes on after the signal"
+        stopping.set()
+        raise zsq.Refused(E_NOT_EMPTY, f"{name} has messages")
+
+    monkeypatch.setattr(Admin, "delete_topic", refuse)
+    monkeypatch.setattr(topic, "stop_signals", lambda: contextlib.nullcontext(stopping))
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic("g")
+    found = CliRunner().invoke(topic.topic_retire, ["g", "--url", broker.ipc])
+    assert isinstance(found.exception, zsq.ZsqError)
+    assert found.exception.code == "E_INTERRUPTED"
+    assert tries == ["g"]
 
 
 def take(broker: Broker) -> None:
