@@ -335,6 +335,31 @@ def test_nothing_is_lost_or_stored_twice_when_a_broker_is_killed(
 
 
 @pytest.mark.slow
+def test_a_consumer_that_begins_while_a_broker_is_away_gets_the_other_parts(
+    cluster: Cluster,
+) -> None:
+    bodies = [b"%d" % number for number in range(40)]
+    with zsq.Admin(cluster.url) as admin:
+        admin.create_topic("t", parts=PARTS)
+        admin.create_channel("t", "c")
+        admin.create_channel("t", "other")
+    with zsq.Producer(cluster.url) as producer:
+        for body in bodies:
+            producer.publish("t", body)
+    cluster.brokers[1].signal_all(signal.SIGKILL)
+    with zsq.Consumer("t", "c", url=cluster.url, timeout=20) as consumer:
+        first = received(consumer, 20)
+        told = zsq_command.run_text("sub", "t", "other", "-n", 3, "--url", cluster.url)
+        assert told.returncode == 0, told.stderr
+        assert len(told.stdout.splitlines()) == 3
+        assert "going on with the other parts: " in told.stderr
+        cluster.brokers[1].start()
+        rest = received(consumer, 20)
+    assert {part for part, _, _ in first}.isdisjoint(part for part, _, _ in rest)
+    assert sorted(body for _, _, body in first + rest) == sorted(bodies)
+
+
+@pytest.mark.slow
 def test_a_broker_that_was_down_catches_up(cluster: Cluster) -> None:
     """Meanwhile one topic is deleted, and another one is deleted and created again."""
     one, two = cluster.brokers

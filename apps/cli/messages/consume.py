@@ -98,7 +98,8 @@ def sub(
                     channels = check_topic(
                         url, timeout, topic, "publish to it first, or use --create"
                     )
-                    note_new(topic, channel, channels)
+                    if channels is not None:
+                        note_new(topic, channel, channels)
                 if start is not None:
                     given["start"] = resolved(url, timeout, topic, start)
                     _say_where_it_is(url, timeout, topic, channel)
@@ -177,17 +178,22 @@ def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
         )
 
 
-def check_topic(url: str, timeout: float, topic: str, what: str) -> Sequence[str]:
-    """Return the topic's channels.
+def check_topic(url: str, timeout: float, topic: str, what: str) -> Sequence[str] | None:
+    """Return the topic's channels, or None if a broker that has parts of the topic is away.
 
     Raises `NotFound` with advice if there is no such topic.
     """
     from ....transport.client.blocking.client import Admin
-    from ....transport.errors import E_NOT_FOUND, NotFound
+    from ....transport.errors import E_NOT_FOUND, BrokerUnreachable, NotFound
 
     with Admin(url, timeout=timeout) as admin:
         found = admin.topics()
-        if topic not in found and (parts := of_parts(admin, topic)) is not None:
+        try:
+            parts = None if topic in found else of_parts(admin, topic)
+        except BrokerUnreachable as error:  # the first broker has answered that there are parts
+            say(f"zsq: going on with the other parts: {error.text}", err=True)
+            return None
+        if parts is not None:
             return parts
     if topic not in found:
         raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist: {what}")

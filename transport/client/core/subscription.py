@@ -359,6 +359,13 @@ class ConsumerEngine(Engine):
         """True if all legs are subscribed."""
         return all(leg.session.state is ConsumerState.OPEN for leg in self.legs)
 
+    def _is_ready(self) -> bool:
+        """Return True if all legs are subscribed that can be. At least one must be."""
+        if self.open:
+            return True
+        left = [leg for leg in self.legs if leg.session.state is not ConsumerState.OPEN]
+        return len(left) < len(self.legs) and all(leg.link.astray for leg in left)
+
     @property
     def up(self) -> int:
         """The number of links that are up."""
@@ -416,9 +423,16 @@ class ConsumerEngine(Engine):
     # Steps of calls; see `Steps`. `closing`: True if the consumer takes no more messages
 
     def subscribe(self, timeout: float | None, closing: Callable[[], bool]) -> Steps[None]:
+        """Wait until the legs are subscribed, except those whose broker is away.
+
+        They are subscribed when it answers. Without any leg, the wait goes on.
+        """
         self.error = None
         self.start()
-        ready = yield (lambda: self.open or self.error is not None or closing(), until_ns(timeout))
+        ready = yield (
+            lambda: self._is_ready() or self.error is not None or closing(),
+            until_ns(timeout),
+        )
         self.raise_refused()
         if not ready:
             self.down_ns = time.monotonic_ns()

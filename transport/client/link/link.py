@@ -745,6 +745,11 @@ class Link:
         return self.expects() if self.state is _S.UP else self.needed()
 
     @property
+    def astray(self) -> bool:
+        """True if the broker of the part did not answer: another one has named it again."""
+        return self._sent_on > 1 and not self.up
+
+    @property
     def deserted(self) -> bool:
         """True if nothing listens at any address, and all of them are on this machine."""
         if self.rotation.several:
