@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from ....transport.errors import E_TIMEOUT, BrokerUnreachable, Refused, ZsqError
+from ....transport.errors import (
+    E_STANDBY,
+    E_TIMEOUT,
+    E_UNREACHABLE,
+    BrokerUnreachable,
+    Refused,
+    ZsqError,
+)
 from ..options import with_broker
 from ..output import say
 
@@ -16,22 +24,28 @@ if TYPE_CHECKING:
 
 WAIT_S: Final = 30.0
 PAUSE_S: Final = 0.1
+ANSWER_S: Final = 1.0  # a standby must answer within this time
 CHECK: Final = "check with `zsq cluster` that a standby answers, and see its log"
 
 
 @click.command()
+@click.option("--force", is_flag=True, help="Do not check first whether a standby answers.")
 @with_broker
-def handover(url: str, timeout: float) -> None:
+def handover(url: str, timeout: float, force: bool) -> None:
     """Let the primary stop, and its standby take over at once.
 
     The primary ships everything first, so nothing is lost. Then it becomes a standby itself. Name
     both brokers, so that the command can wait for the new primary: --url
     tcp://one:4153,tcp://two:4153.
+
+    Nothing is done if no standby answers at its address within a second.
     """
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
         before = _look(admin)
+        if not force:
+            _check_standbys(before.standbys)
         begun_s = time.monotonic()
         admin.handover()
         if "," not in url:
@@ -71,10 +85,38 @@ class _Seen(NamedTuple):
 
     process: tuple[str, int]
     epoch: int
+    standbys: tuple[str, ...]
 
 
 def _look(admin: Admin) -> _Seen:
     stats = admin.stats()
     bucket = stats.get("bucket", {})
     process = (str(bucket.get("addresses", "")), int(stats["pid"]))
-    return _Seen(process, int(bucket.get("epoch", 0)))
+    standbys = str(bucket.get("standby_addresses", "")).split(",")
+    return _Seen(process, int(bucket.get("epoch", 0)), tuple(filter(None, standbys)))
+
+
+def _check_standbys(standbys: Sequence[str]) -> None:
+    """Raise `BrokerUnreachable` if none of the standbys that the primary knows answers.
+
+    The primary knows a standby that was killed for half an hour more. If it handed over to this one
+    alone, publishing would stop for the patience.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    whys = []
+    for one in standbys:
+        try:
+            with Admin(one, timeout=ANSWER_S) as standby:
+                standby.ping()
+            whys.append(f"{one} is no standby")
+        except ZsqError as error:
+            if error.code == E_STANDBY:
+                return
+            whys.append(error.text if one in error.text else f"{one}: {error.text}")
+    if whys:
+        raise BrokerUnreachable(
+            E_UNREACHABLE,
+            f"no standby answers from here, and without one publishing would stop for the "
+            f"patience: {'; '.join(whys)}. Nothing was done. Start a standby, or give --force",
+        )
