@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -46,6 +47,7 @@ DURABLE: Final = {
     "never": "answered after the write",
 }
 PACED: Final = "paced"
+SEED_MAX: Final = 1 << 31
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -547,20 +549,25 @@ def hops(messages: int, blocks: str, size: int, rounds: int, **common: Any) -> N
 @click.option(
     "--kills", type=click.IntRange(0, 1000), default=5, help="Workers killed, 0 for none."
 )
+@click.option("--seed", type=int, help="Seed of the kills.  [default: a random one, printed]")
 @_common
-def tasks(messages: int, kills: int, size: int, rounds: int, **common: Any) -> None:
+def tasks(
+    messages: int, kills: int, seed: int | None, size: int, rounds: int, **common: Any
+) -> None:
     """Measure Celery's tasks a second on ZSQ, and on Redis if redis-server is on PATH; and what
     is lost or runs twice while workers are killed.
     """
-    from .measures.tasks import tasks as measure  # Celery is an extra
+    from .measures.task_kills import Kills
+    from .measures.tasks import tasks as measure
 
     port = free_port()
-    settings = {"tasks": f"{messages:,}", "kills": kills}
+    seed = secrets.randbelow(SEED_MAX) if seed is None else seed
+    settings = {"tasks": f"{messages:,}", "kills": kills, "seed": seed}
     _run(
         "tasks",
         settings,
         common | {"rounds": rounds},
-        lambda broker, report: measure(broker, port, report, messages, kills, rounds),
+        lambda broker, report: measure(broker, port, report, messages, Kills(kills, seed), rounds),
         port=port,
     )
 

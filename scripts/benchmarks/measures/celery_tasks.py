@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
+from typing import Any
 
 from celery import Celery
+from celery.worker.request import Request
 
 app = Celery("bench", broker=os.environ.get("BENCH_BROKER", "zsq://"))
 app.conf.update(
@@ -39,11 +42,29 @@ def mark(name: str) -> None:
     log(name, time.time())
 
 
-@app.task(acks_late=True)
-def work(name: str, seconds: float) -> None:
-    log("start", name)
+class LoggedRequest(Request):
+    """A task in the main process of its worker. It writes a line when it was acknowledged."""
+
+    def acknowledge(self) -> None:
+        first = not self.acknowledged
+        super().acknowledge()
+        if first:
+            log("ack", self.id, self.hostname, os.getpid(), time.time())
+
+
+@app.task(bind=True, acks_late=True, Request=LoggedRequest)
+def work(self: Any, seconds: float) -> None:
+    log("start", self.request.id, self.request.hostname, os.getpid(), time.time())
     time.sleep(seconds)
-    log("end", name)
+    log("end", self.request.id, self.request.hostname, os.getpid(), time.time())
+
+
+def send_work() -> None:
+    """Send a task for each line `NAME SECONDS` of the input, and answer with its name."""
+    for line in sys.stdin:
+        name, seconds = line.split()
+        work.apply_async((float(seconds),), task_id=name)
+        print(name, flush=True)
 
 
 def publish(count: int) -> None:
