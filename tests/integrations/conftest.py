@@ -5,15 +5,22 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from support.broker import Broker
+from support.topic_names import topic_name_of
+
+if TYPE_CHECKING:
+    from support.celery_workers import Workers
 
 EXTRA = "install the extra test-integrations, as ./scripts/test does"
 FRAMEWORKS = {
     "test_kombu": "kombu",
     "test_kombu_suite": "kombu",
     "test_celery": "celery",
+    "test_flower": "flower",
     "test_dramatiq": "dramatiq",
     "test_taskiq": "taskiq",
     "test_taskiq_results": "taskiq",
@@ -48,3 +55,15 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield one.start()
     finally:
         one.close()
+
+
+@pytest.fixture
+def workers(tmp_path: Path, broker: Broker, request: pytest.FixtureRequest) -> Iterator[Workers]:
+    """Return workers of Celery on a queue of this test. None of them runs yet."""
+    from support.celery_workers import Workers
+
+    found = Workers(tmp_path, broker, topic_name_of(request.node.name)[:30])
+    try:
+        yield found
+    finally:
+        found.close()

@@ -4,90 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
-from kombu import pools
 from support.broker import Broker, wait_for
-from support.topic_names import topic_name_of
+from support.celery_workers import LEASE_S, WAIT_S, Workers
 
 import zsq
 
-TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.timeout(400)
-WAIT_S = 120.0
-LEASE_S = 2.0
-
-
-class Workers:
-    """Celery workers on one queue, and what their tasks wrote."""
-
-    def __init__(self, folder: Path, broker: Broker, queue: str) -> None:
-        self.queue = queue
-        self.log = folder / "tasks.log"
-        self.log.touch()
-        self.gate = folder / "gate"
-        self.url = f"zsq://127.0.0.1:{broker.port}/"
-        self.environment = {
-            **os.environ,
-            "PYTHONPATH": str(TESTS),
-            "TASKS_BROKER": self.url,
-            "TASKS_LEASE": str(LEASE_S),
-            "TASKS_LOG": str(self.log),
-            "TASKS_GATE": str(self.gate),
-        }
-        self.folder = folder
-        self.running: list[subprocess.Popen[bytes]] = []
-        self.app = Celery("tasks", broker=self.url)
-
-    def start(self, name: str) -> subprocess.Popen[bytes]:
-        output = self.folder / f"{name}.log"
-        options = ["-c", "2", "-n", f"{name}@{self.queue}", "-Q", self.queue, "-E", "-l", "INFO"]
-        with output.open("wb") as log:
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "support.celery_app", "worker", *options],
-                env=self.environment,
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.running.append(worker)
-        wait_for(lambda: b" ready." in output.read_bytes(), WAIT_S, "the worker")
-        return worker
-
-    def send(self, task: str, *arguments: Any, **options: Any) -> Any:
-        full = f"support.celery_app.{task}"
-        return self.app.send_task(full, arguments, queue=self.queue, **options)
-
-    def lines(self) -> list[str]:
-        return self.log.read_text().splitlines()
-
-    def wait_lines(self, *expected: str) -> None:
-        wait_for(lambda: set(expected) <= set(self.lines()), WAIT_S, f"{expected}")
-
-    def close(self) -> None:
-        for worker in self.running:
-            if worker.poll() is None:
-                os.killpg(worker.pid, signal.SIGKILL)
-                worker.wait(WAIT_S)
-        self.app.close()
-        pools.reset()  # this closes the connections, and `Celery.close` does not
-
-
-@pytest.fixture
-def workers(tmp_path: Path, broker: Broker, request: pytest.FixtureRequest) -> Iterator[Workers]:
-    found = Workers(tmp_path, broker, topic_name_of(request.node.name)[:30])
-    try:
-        yield found
-    finally:
-        found.close()
 
 
 def channel_row(broker: Broker, topic: str) -> dict[str, Any]:

@@ -33,6 +33,11 @@ def note(name: str) -> None:
     log(name, time.time())
 
 
+@app.task
+def fails(text: str) -> None:
+    raise ValueError(text)
+
+
 @app.task(acks_late=True)
 def gated(name: str) -> None:
     """Write a line, wait for the gate, and write another line."""
