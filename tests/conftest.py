@@ -54,7 +54,7 @@ SLOW_FILE_MARK: Final = re.compile(r"^pytestmark = \[?pytest\.mark\.slow", re.MU
 LONG_FILES: Final = re.compile(
     r"test_(driver_killed|torture(_bucket|_standby)?|soak|damage_many|two_hosts|broker_lost|tasks"
     r"|standby(_model)?|parts_model|set_aside"
-    r"|slow_topic|group_crash|fuzzed|alarms|simulation|bench_nsq"
+    r"|slow_topic|group_crash|fuzzed|alarms|simulation|bench_nsq|celery_suite"
     r"|batch|tutorial|pages)$"
 )
 ROOT: Final = Path(__file__).parent

@@ -20,6 +20,7 @@ FRAMEWORKS = {
     "test_kombu": "kombu",
     "test_kombu_suite": "kombu",
     "test_celery": "celery",
+    "test_celery_suite": "celery",
     "test_flower": "flower",
     "test_dramatiq": "dramatiq",
     "test_taskiq": "taskiq",
@@ -27,7 +28,7 @@ FRAMEWORKS = {
     "test_django": "django",
 }
 # These import tests of other projects, which they download.
-SUITES = {"test_kombu_suite"}
+SUITES = {"test_celery_suite", "test_kombu_suite"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
