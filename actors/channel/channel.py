@@ -509,7 +509,9 @@ class ChannelActor(Actor[ChannelStart]):
             self.answer_order(looked)
         if message.request != self.saving.out:
             return
-        barriers, answers = self.saving.done()
+        barriers, answers = self.saving.done(
+            time.monotonic_ns(), withholds=bool(message.data.get("withholds"))
+        )
         self.supply.committed()
         for envelope, answer in barriers:
             self.front.send(envelope, answer)

@@ -2,6 +2,10 @@
 
 A finish with a request number is answered when it is durable. The same holds for an order of the
 supervisor. Both are durable after a commit that began after they arrived.
+
+While the lease of a primary is over, its standby may have taken over, and then nobody knows of the
+commit. So finishes are not confirmed then. They are confirmed after a later commit, if the lease
+holds again. Consumers of a broker that has lost never hear of them.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from ..settings import options
 from .lease import Changes, Peer, save_pages
 
 _FAR_MS = 1 << 30
+WITHHELD_MS = 100  # the pause before the next commit while finishes are not confirmed
 Barrier = tuple[Peer, Wire]
 Answered = Done | OrderAnswer
 
@@ -33,6 +38,8 @@ class Saving:
         self._due_ns = 0  # latest time of the next commit, 0 if nothing changed
         self._barriers: list[Barrier] = []
         self._barriers_out: list[Barrier] = []
+        self._withheld: list[Barrier] = []  # those of commits that may not be confirmed yet
+        self._withheld_ns = 0  # when the next commit asks for them again
         self._answers: list[Answered] = []
         self._answers_out: list[Answered] = []
 
@@ -40,17 +47,20 @@ class Saving:
         """Return True if a commit should begin now.
 
         A commit should begin if an answer waits for it, or if a change has waited for
-        `SAVE_INTERVAL_MS`. No timer runs while nothing changes.
+        `SAVE_INTERVAL_MS`. No timer runs while nothing changes and nothing is withheld.
         """
         if dirty and not self._due_ns:
             self._due_ns = now_ns + options.SAVE_INTERVAL_MS * 1_000_000
-        return self.now or (self._due_ns > 0 and now_ns >= self._due_ns)
+        again = bool(self._withheld) and now_ns >= self._withheld_ns
+        return self.now or again or (self._due_ns > 0 and now_ns >= self._due_ns)
 
     def wait_ms(self, now_ns: int) -> int:
         """Return the time until the next commit is due, as far as is known."""
-        if not self._due_ns or self.out:
+        due = [self._due_ns] if self._due_ns else []
+        due += [self._withheld_ns] if self._withheld else []
+        if not due or self.out:
             return _FAR_MS
-        return max(0, (self._due_ns - now_ns) // 1_000_000 + 1)
+        return max(0, (min(due) - now_ns) // 1_000_000 + 1)
 
     @property
     def waited_for(self) -> bool:
@@ -59,7 +69,7 @@ class Saving:
 
     def confirm(self, envelope: Peer, answer: Wire) -> None:
         """Send this answer to a consumer when everything that arrived so far is committed."""
-        if len(self._barriers) >= options.WAITERS_MAX:
+        if len(self._barriers) + len(self._withheld) >= options.WAITERS_MAX:
             text = (
                 f"{options.WAITERS_MAX} replies wait for a commit, which is the limit; wait for "
                 "replies before you send more"
@@ -93,9 +103,15 @@ class Saving:
         self._answers_out, self._answers = self._answers, []
         return save_pages(request, self._channel, row, changes)
 
-    def done(self) -> tuple[list[Barrier], list[Answered]]:
-        """Note that the commit is on disk, and return the answers to send."""
+    def done(self, now_ns: int, *, withholds: bool) -> tuple[list[Barrier], list[Answered]]:
+        """Note that the commit is on disk, and return the answers to send.
+
+        If `withholds` is True, no finish may be confirmed now.
+        """
         self.out = 0
-        told = self._barriers_out, self._answers_out
-        self._barriers_out, self._answers_out = [], []
-        return told
+        barriers, answers = self._withheld + self._barriers_out, self._answers_out
+        self._barriers_out, self._answers_out, self._withheld = [], [], []
+        if withholds:
+            barriers, self._withheld = [], barriers
+            self._withheld_ns = now_ns + WITHHELD_MS * 1_000_000
+        return barriers, answers

@@ -255,11 +255,24 @@ class Channels:
     """
 
     def __init__(
-        self, log: Log, state: StateCommits, table: Table, sync: str, *, in_memory: bool = False
+        self,
+        log: Log,
+        state: StateCommits,
+        table: Table,
+        sync: str,
+        *,
+        in_memory: bool = False,
+        withholds: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Take over the channels of the table.
+
+        `withholds` returns True while no finish may be confirmed, because a standby may have taken
+        over.
+        """
         self._log = log
         self._state = state
         self._sync = sync
+        self._withholds = withholds
         self.rows = dict(table.channels)
         self.memory = MemoryRows()
         self.in_memory = in_memory
@@ -576,7 +589,11 @@ class Channels:
         self._state.then(then)
 
     def _answer_after_commit(self, port: Port, mail: Mail, message: p.Save) -> None:
-        self._state.then(partial(port.send, mail.envelope, p.Done(message.request, {})))
+        def answer() -> None:
+            data = {"withholds": True} if self._withholds() else {}
+            port.send(mail.envelope, p.Done(message.request, data))
+
+        self._state.then(answer)
 
 
 _HOLE_NUMBERS: Final = 4

@@ -231,7 +231,9 @@ class StorageActor:
         )
         self._producers = ProducerTable(table.producers)
         self._state = StateCommits(state_thread, store.state, table, title, store.keeper)
-        self._channels = Channels(self._log, self._state, table, self.mode, in_memory=in_memory)
+        self._channels = Channels(
+            self._log, self._state, table, self.mode, in_memory=in_memory, withholds=lambda: self._lease.withholds()
+        )  # fmt: skip
         self._delayed = DelayedMessages(
             store, title, delayed_thread, self, self._delayed_moved, self._hint, self._host.answer_order, self._shortage,
             may_move=lambda: self._shipping is None or self._shipping.may_move(options.DELAYED_MOVE_ROWS),

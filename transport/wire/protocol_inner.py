@@ -86,7 +86,8 @@ class OpenChannel(Wire):
 class Save(Wire):
     """Channel to storage: asks it to commit these rows. `holes_put`: (start, count, attempts,
     due_ns) of holes to write. `holes_gone`: the starts of holes to remove. Storage answers with
-    Done after the commit.
+    Done after the commit. Done.data: {"withholds": True} if no finish may be confirmed now, because
+    a standby may have taken over.
 
     A row with a due time is *deferred*: it is only in the state store, ordered by that time, until
     Due returns it. If a Save puts the same start with due time 0, or removes it, it is no longer

@@ -434,3 +434,16 @@ def test_ephemeral_channels_count_toward_the_limit_of_channels(
     for name in ("third", "third#ephemeral"):
         with pytest.raises(Refused, match="at most 2 channels"):
             harness.say(p.OpenChannel(1, name), TWO)
+
+
+def test_an_answer_says_whether_finishes_may_be_confirmed(harness: ChannelsHarness) -> None:
+    """What counts is the moment of the answer, and not that of the request."""
+    is_over = [False]
+    harness.harness._withholds = lambda: is_over[0]
+    harness.open()
+    harness.say(p.Save(9, "c", {"next": 10}, (), (), False, False))
+    is_over[0] = True
+    assert harness.commit() == [p.Done(9, {"withholds": True})]
+    harness.say(p.Save(10, "c", {"next": 11}, (), (), False, False))
+    is_over[0] = False
+    assert harness.commit() == [p.Done(10, {})]
