@@ -72,15 +72,16 @@ class Follower:
     def begin(self) -> None:
         """Apply the log as it is now, in an empty folder.
 
+        What an earlier call has applied stays if the bucket has no log: it may be the last copy.
         Raises `BucketError`, or `LogMoved` to begin again.
         """
-        self.close()
-        if self._files.exists(self._folder):
-            self._files.remove_tree(self._folder)
-        self._files.make_folder(self._folder)
         reader = TickReader(self._bucket, self._count)
         try:
             reader.read()
+            self.close()
+            if self._files.exists(self._folder):
+                self._files.remove_tree(self._folder)
+            self._files.make_folder(self._folder)
             self.last = reader.last
             if reader.last.index.registry_number >= 0:
                 self.registry = reader.registry()

@@ -220,3 +220,19 @@ def test_topics_that_were_deleted_leave_the_disk(harness: ShippingHarness) -> No
     assert not Path(topic_folder(follower, harness)).exists()
     assert not follower.shipped()
     follower.close()
+
+
+def test_a_copy_stays_when_the_bucket_has_no_log_any_more(harness: ShippingHarness) -> None:
+    """A bucket that is not mounted, or was emptied, answers as if there never was a log. The copy
+    may be all that is left.
+    """
+    harness.publish(blocks=2)
+    harness.tick(begin=True)
+    follower = follow(harness, "copy")
+    folder = Path(topic_folder(follower, harness))
+    before = {path.name: path.stat().st_size for path in folder.iterdir()}
+    harness.bucket.remove(list(harness.bucket.names("log/")))
+    with pytest.raises(BucketRefuses, match="no log of ticks"):
+        follower.begin()
+    assert {path.name: path.stat().st_size for path in folder.iterdir()} == before
+    follower.close()
