@@ -54,7 +54,8 @@ class StandbyStatus:
 
     `state` is "starting", "following", "away" (the bucket does not answer), or "taking over".
     `number` is the last tick that was applied, -1 for none, and `quiet_s` the time since it was
-    seen. `takes_over_in_s` is when the standby takes over if nothing happens.
+    seen. `takes_over_in_s` is when the standby takes over if nothing happens, -1 while it cannot,
+    because it has no log with a registry.
     """
 
     state: str

@@ -82,6 +82,7 @@ def test_a_standby_waits_until_there_is_something_to_follow(
         patch.setattr(harness.bucket, "names", without_log)
         assert loop._turn()
         assert loop.status().state == "starting"
+        assert loop.status().takes_over_in_s == -1
         assert "no broker has shipped" in loop.trouble
     ship(harness)
     follow(loop)
