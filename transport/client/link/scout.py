@@ -6,7 +6,10 @@ after the patience, which may be 2 s. A client must notice this before its own t
 are longer: a silent broker may be only slow, and a client that leaves it loses its leases.
 
 So the link stays. When something has had no answer for `SILENT_NS`, the scout asks the other
-addresses, one after the other, about every `PAUSE_NS`. Only a primary answers that it serves.
+addresses for the same topic, one after the other, about every `PAUSE_NS`. A standby refuses. The
+links move only if a topic with the same uuid answers: the addresses may be those of several brokers
+of a cluster, which are all primaries. So the scout watches no links to supervisors, which have no
+such identity.
 (Heartbeats that are shorter were rejected. They would not help against a primary that is cut off
 from the bucket, and each stall of a network would end all leases.) If the old primary does not know
 yet that it has lost, both answer. The client may then go back and forth, but the old primary has no
@@ -47,6 +50,7 @@ class Watched(Protocol):
     rotation: Rotation
     given: Address
     target: Target
+    opened: dict[str, Any]
     silent_ns: int
     word_ns: int
 
@@ -58,6 +62,9 @@ class Watched(Protocol):
 
 class OwnLink(Protocol):
     """The link of the scout."""
+
+    opened: dict[str, Any]
+    stays: bool
 
     @property
     def down(self) -> bool: ...
@@ -77,6 +84,7 @@ class Scout:
         self._make = make
         self._link: OwnLink | None = None
         self._asked: Address | None = None  # where the link leads
+        self._uuid = ""  # the topic that must be there
         self._tries = 0
         self._began_ns = 0  # when the present try began
         self._again_ns = 0  # when the next try may begin
@@ -97,6 +105,7 @@ class Scout:
             self._try(now_ns, silent[0])
         if self._link is not None:
             self._link.on_time(now_ns)
+            # One that is up, and did not find the topic, ends after its time too.
             if self._link.down or now_ns - self._began_ns >= TRY_NS:
                 self.stop()
         return now_ns + (LOOK_NS if self._link is None else SOON_NS)
@@ -109,7 +118,7 @@ class Scout:
         self._found = False
 
     def _is_waiting(self, link: Watched, now_ns: int) -> bool:
-        if len(link.rotation.each) < 2 or not link.waits:
+        if len(link.rotation.each) < 2 or not link.opened.get("uuid") or not link.waits:
             link.silent_ns = 0
             return False
         if not link.silent_ns or link.word_ns > link.silent_ns:
@@ -117,18 +126,16 @@ class Scout:
         return True
 
     def _try(self, now_ns: int, silent: Watched) -> None:
-        # A direct link to a supervisor is up before anything has answered.
-        unasked = silent.target.kind == "supervisor"
-        others = [one for one in silent.rotation.others if not (one.direct and unasked)]
-        if not others:
-            return
+        others = silent.rotation.others
         self._asked = others[self._tries % len(others)]
         self._tries += 1
         pause_ns = PAUSE_NS if self._tries < TRIES_SOON else PAUSE_LATER_NS
         self._again_ns = now_ns + int(pause_ns * random.uniform(0.5, 1.0))
         self._began_ns = now_ns
         alone = Rotation(Addresses((self._asked,)), moves=True)
+        self._uuid = silent.opened["uuid"]
         self._link = self._make(alone, replace(silent.target, create=False), self)
+        self._link.stays = True  # a broker that does not have the part must not send it on
         self._link.start(now_ns)
 
     def _move(self, now_ns: int, links: Iterable[Watched]) -> None:
@@ -147,13 +154,13 @@ class Scout:
         return None
 
     def on_up(self, now_ns: int) -> None:
-        self._found = True
+        self._found = self._link is not None and self._link.opened.get("uuid") == self._uuid
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         return Reaction.NOTHING
 
     def on_received(self, now_ns: int) -> None:
-        """Do nothing: the answer to the request to open the supervisor is all that counts."""
+        """Do nothing: the answer to the request to open the topic is all that counts."""
 
     def on_lost(self) -> None:
         self._found = False

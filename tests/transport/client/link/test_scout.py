@@ -33,6 +33,7 @@ class Link:
 
     rotation: Rotation
     target: Target = field(default_factory=lambda: Target("topic", "t"))
+    opened: dict[str, Any] = field(default_factory=lambda: {"uuid": "one"})
     silent_ns: int = 0
     word_ns: int = 0
     waits: bool = True
@@ -51,8 +52,9 @@ class Own:
 
     def __init__(self, rotation: Rotation, target: Target, peer: Scout) -> None:
         self.asked, self.target, self.peer = rotation.present.url, target, peer
-        self.down = self.stopped = False
+        self.down = self.stopped = self.stays = False
         self.serves = False
+        self.opened: dict[str, Any] = {"uuid": "one"}
 
     def start(self, now_ns: int) -> None:
         self.began_ns = now_ns
@@ -178,12 +180,21 @@ def test_all_links_with_this_address_go_to_the_primary() -> None:
     assert bench.made[-1].stopped
 
 
-def test_a_supervisor_of_a_run_directory_is_not_asked() -> None:
-    """Such a link is up before anything has answered."""
-    bench = Bench(URLS[0], "ipc:///tmp/b/run")
-    bench.link.target = Target("supervisor")
-    bench.run(10)
+def test_another_topic_of_this_name_is_not_gone_to() -> None:
+    """The other address may be that of another broker of a cluster."""
+    bench = Bench()
+    bench.run(1.3)
+    assert bench.made[0].stays, "it is not sent on to the broker of the part"
+    bench.made[0].opened = {"uuid": "two"}
+    bench.made[0].serves = True
+    bench.run(3)
+    assert bench.link.restarts == 0
+    assert bench.made[0].stopped
+
+
+def test_links_without_a_known_topic_are_not_watched() -> None:
+    """They lead to a supervisor, or have never been up."""
+    bench = Bench()
+    bench.link.opened = {}
+    assert bench.run(10) == FAR_NS
     assert not bench.made
-    bench.link.target = Target("topic", "t")
-    bench.run(10)
-    assert bench.made
