@@ -289,13 +289,15 @@ class StandbyLoop:
         last = self._follower.last
         index = last.index if last is not None else None
         due_s = max(0, self._patience.due_ns() - now_ns) / _NS
+        # While it starts again, the follower still has the registry of the log before.
+        may_take_over = self.state is not StandbyState.STARTING and self._follower.registry
         return StandbyStatus(
             state=self.state.value,
             bucket=str(self._bucket.url),
             number=index.number if index is not None else -1,
             epoch=index.epoch if index is not None else 0,
             quiet_s=round(self._patience.quiet_s(now_ns), 3),
-            takes_over_in_s=round(due_s, 3) if self._follower.registry else -1.0,
+            takes_over_in_s=round(due_s, 3) if may_take_over else -1.0,
             patience_s=self._patience.patience_s,
             topics=self._topics,
             applied_bytes=self._follower.applied_bytes,

@@ -88,6 +88,9 @@ def test_a_standby_waits_until_there_is_something_to_follow(
     follow(loop)
     assert loop.status().state == "following"
     assert not loop.trouble
+    assert loop.status().takes_over_in_s >= 0
+    loop._begin_again("the log is gone")
+    assert loop.status().takes_over_in_s == -1, "it has only what it followed before"
 
 
 def test_it_announces_itself_and_follows(harness: ShippingHarness, loop: StandbyLoop) -> None:

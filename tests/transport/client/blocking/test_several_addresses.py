@@ -56,6 +56,12 @@ def other(broker: FakeBroker, tmp_path: Path) -> Iterator[FakeBroker]:
     one.die()
 
 
+def take_over(other: FakeBroker, broker: FakeBroker) -> None:
+    """Give the other broker what the broker has stored."""
+    other.expected, other.log = dict(broker.expected), list(broker.log)
+    other.places, other.head = dict(broker.places), broker.head
+
+
 def nowhere() -> str:
     return f"tcp://127.0.0.1:{free_port()}"
 
@@ -144,8 +150,7 @@ def test_a_block_that_is_refused_by_a_superseded_broker_is_stored_by_the_next_on
     other.start()
     with zsq.Producer([broker.url, other.url], timeout=20) as producer:
         producer.publish("t", b"one")
-        other.expected, other.log = dict(broker.expected), list(broker.log)
-        other.places, other.head = dict(broker.places), broker.head
+        take_over(other, broker)
         broker.refuse.extend([code])
         assert producer.publish("t", b"two").offset == 1
         assert producer.publish("t", b"three").offset == 2
@@ -165,8 +170,7 @@ def test_an_unanswered_block_is_stored_once_by_the_broker_that_takes_over(
         receipt = producer.publish_many("t", [b"two"], wait=False)
         broker.wait_for(lambda: broker.head == 2)
         broker.die()
-        other.expected, other.log = dict(broker.expected), list(broker.log)
-        other.places, other.head = dict(broker.places), broker.head
+        take_over(other, broker)
         other.start()
         assert receipt.wait() == 1
     assert other.bodies() == [b"one", b"two"]
@@ -185,8 +189,7 @@ def test_a_broker_that_confirms_nothing_is_left_for_the_one_that_takes_over(
         receipt = producer.publish_many("t", [b"two"], wait=False)
         broker.wait_for(lambda: broker.head == 2)
         broker.silent = is_frozen
-        other.expected, other.log = dict(broker.expected), list(broker.log)
-        other.places, other.head = dict(broker.places), broker.head
+        take_over(other, broker)
         other.start()
         began_ns = time.monotonic_ns()
         assert receipt.wait() == 1
