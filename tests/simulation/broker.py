@@ -375,6 +375,9 @@ class Broker:
     def living(self) -> list[Process]:
         return [one for one in self.world.processes if one.alive and one.kind and not one.exiled]
 
+    def has_stopped_process(self) -> bool:
+        return any(one.asleep_until_ns > self.world.now_ns for one in self.living())
+
     def of_kind(self, kind: str) -> list[Process]:
         return [one for one in self.living() if one.kind == kind]
 

@@ -251,9 +251,13 @@ class Nemesis:
         return True
 
     def pause_machine(self) -> bool:
-        """Stop all processes of the broker, and let them go on after a while."""
+        """Stop all processes of the broker, and let them go on after a while.
+
+        Processes that are stopped already are left alone: two stops one after the other would be
+        longer than a primary that knows of no standby may be silent (`STRANGER_S`).
+        """
         broker, world = self.broker, self.world
-        if not broker.alive or not broker.lives_on:
+        if not broker.alive or not broker.lives_on or broker.has_stopped_process():
             return False
         duration_ns = int(self.rng.choice(CUTS) * self.scenario.patience_s * S)
         world.disturb(f"machine {broker.machine} stops for {duration_ns // MS} ms")
@@ -331,6 +335,8 @@ class Nemesis:
             for one in self.broker.living()
             if one.kind != "supervisor" or self.rng.random() < 0.2
         ]
+        if self.broker.lives_on:
+            found = [one for one in found if one.asleep_until_ns <= self.world.now_ns]
         return self._stop(found, (20, 200, 1_500, 4_000))
 
     def _stop(self, found: list[Process], times_ms: tuple[int, ...]) -> bool:
