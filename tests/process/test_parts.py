@@ -19,7 +19,7 @@ from support.cluster import Cluster, running
 
 import zsq
 import zsq.aio
-from zsq.transport.errors import E_PARTS
+from zsq.transport.errors import E_EXISTS, E_PARTS
 from zsq.transport.wire.spread import KeyParts
 
 PARTS = 4
@@ -233,6 +233,42 @@ def test_delayed_messages_wait_in_their_parts(shared: Cluster, topic: str) -> No
         assert all(waiting)
         with zsq.Consumer(topic, "c", url=shared.url) as consumer:
             assert sorted(body for _, _, body in received(consumer, 20)) == sorted(keys)
+
+
+def test_a_schedule_of_a_topic_belongs_to_one_part(shared: Cluster, topic: str) -> None:
+    """It is found at each broker, and its name is used once in all parts."""
+    parts = KeyParts(PARTS)
+
+    def known(admin: zsq.Admin) -> dict[tuple[str, str], str]:
+        rows = admin.schedule_list(topic)
+        return {(row["topic"], row["name"]): row["state"] for row in rows}
+
+    with zsq.Admin(shared.brokers[0].tcp) as admin, zsq.Admin(shared.brokers[1].tcp) as other:
+        for name, key in (("a", None), ("b", None), ("c", "user-1"), ("d", "user-7")):
+            assert admin.schedule_add(topic, name, "0 0 1 1 *", b"x", key=key)["next_due_ns"] > 0
+        keys = (("a", b"a"), ("b", b"b"), ("c", b"user-1"), ("d", b"user-7"))
+        expected = {(f"{topic}#{parts.of(key)}", name) for name, key in keys}
+        assert len({part for part, _ in expected}) > 1, "all are in one part"
+        assert set(known(admin)) == set(known(other)) == expected
+        assert {row["topic"] for row in admin.schedule_list(f"{topic}#3")} <= {f"{topic}#3"}
+        for key in ("user-1", "user-7", None):  # in the same part, and in others
+            with pytest.raises(zsq.UsageError, match=E_EXISTS):
+                other.schedule_add(topic, "c", "0 0 1 1 *", b"x", key=key)
+        for name, _ in keys:
+            other.schedule_pause(topic, name)
+        assert set(known(admin).values()) == {"paused"}
+        admin.schedule_resume(topic, "a")
+        wait_for(lambda: sorted(known(other).values()) == ["paused"] * 3 + ["waiting"])
+        admin.close_topic(f"{topic}#{parts.of(b'e')}", to="publishers")
+        other.cluster(fresh=True)  # it must know that the part is closed
+        other.schedule_add(topic, "e", "0 0 1 1 *", b"x")
+        moved = KeyParts(PARTS, [parts.of(b"e")]).of(b"e")
+        assert (f"{topic}#{moved}", "e") in known(admin), "its part is closed"
+        for name in ("a", "b", "c", "d", "e"):
+            other.schedule_remove(topic, name)
+        assert known(admin) == {}
+        with pytest.raises(zsq.NotFound, match=r"no part of topic '.*' has a schedule"):
+            admin.schedule_remove(topic, "a")
 
 
 def test_http_publishes_to_the_parts(shared: Cluster, topic: str) -> None:

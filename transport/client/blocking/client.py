@@ -338,7 +338,8 @@ class Admin(AdminBase, Asker):
         published of due times at which the broker was down: "one" (the latest), "all" (the last
         1,000), or "skip". Returns {"next_due_ns": the first due time}. The schedule is durable when
         this returns. Raises `UsageError` for a wrong expression or time zone, if the name exists
-        (E_EXISTS), or if the broker lacks the extra `schedules` (E_UNSUPPORTED).
+        (E_EXISTS), or if the broker lacks the extra `schedules` (E_UNSUPPORTED). In a topic with
+        parts, the schedule belongs to the part of `key`, or else to that of its name.
         """
         return self._carry_out(
             administration.schedule_add(
@@ -361,7 +362,8 @@ class Admin(AdminBase, Asker):
         return self._carry_out(administration.schedule_change("resume", topic, name))
 
     def schedule_list(self, topic: str | None = None) -> list[ScheduleRow]:
-        """Return the schedules of this broker, or those of one topic, by topic and name.
+        """Return the schedules of this broker, or those of one topic with all its parts, by topic
+        and name.
 
         Each row has topic, name, cron, timezone, policy, state, next_due_ns, last_due_ns,
         published, missed, trouble, and body_bytes.

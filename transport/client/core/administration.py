@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ...errors import E_BAD_ARGUMENT, UsageError
-from ...names import PARTS_MAX, base_of, check_name, part_of
+from ...errors import E_BAD_ARGUMENT, E_EXISTS, E_NOT_FOUND, NotFound, UsageError
+from ...names import PARTS_MAX, base_of, check_name, part_name, part_of
 from ...settings import SYNC_MODES, ChannelOptions, NewChannelOptions, RetentionSettings
 from ...wire.answers import (
     Added,
@@ -28,6 +28,7 @@ from ...wire.answers import (
 )
 from ...wire.codec import HeaderValue
 from ...wire.protocol import Manage, Stats
+from ...wire.spread import HasParts, parts_of_keys
 from .asking import Asking, Place, Question, ask, carried, moved_to, on_wire
 from .lane import Text, as_attributes, as_body
 
@@ -217,19 +218,51 @@ def schedule_add(
     rest = {"key": key_bytes, "tag": tag, "headers": {**headers} if headers else None}
     given = {one: value for one, value in rest.items() if value is not None}
     options = {"do": "add", "name": name, **found, **given}
-    return manage("schedule", topic, None, options, repeatable=False)
+    try:
+        added: Scheduled = yield from manage("schedule", topic, None, options, repeatable=False)
+    except HasParts as error:
+        if there := (yield from _parts_with(topic, name)):
+            text = f"topic {topic!r} has a schedule {name!r} already, in part {there[0]!r}"
+            raise UsageError(E_EXISTS, f"{text}; remove it first") from None
+        number = parts_of_keys(error.spread).of(key_bytes or name.encode())
+        part = part_name(topic, number)
+        added = yield from manage("schedule", part, None, options, repeatable=False)
+    return added
 
 
 def schedule_change(do: str, topic: str, name: str) -> Asking[Nothing]:
-    return manage("schedule", topic, None, {"do": do, "name": name}, repeatable=False)
+    options = {"do": do, "name": name}
+    try:
+        yield from manage("schedule", topic, None, options, repeatable=False)
+    except HasParts:
+        there = yield from _parts_with(topic, name)
+        if not there:
+            text = f"no part of topic {topic!r} has a schedule {name!r}"
+            raise NotFound(E_NOT_FOUND, text) from None
+        for part in there:
+            yield from manage("schedule", part, None, options, repeatable=False)
+    return {}
+
+
+def _parts_with(topic: str, name: str) -> Asking[list[str]]:
+    """Return the names of the parts that have this schedule.
+
+    These are several only if two programs have added it at the same time with different keys.
+    """
+    rows = yield from schedule_list(topic)
+    return [row["topic"] for row in rows if row["name"] == name]
 
 
 def schedule_list(topic: str | None) -> Asking[list[ScheduleRow]]:
     name = "" if topic is None else check_name(topic)
     answer = yield from ask(
-        Question(lambda number: Manage(number, "schedule", "", "", {"do": "list"}))
+        Question(lambda number: Manage(number, "schedule", name, "", {"do": "list"}))
     )
-    return [row for row in answer["schedules"] if name in ("", row["topic"], base_of(row["topic"]))]
+    # Each part is asked, and each broker answers with all schedules that it has.
+    rows: dict[tuple[str, str], ScheduleRow] = {
+        (row["topic"], row["name"]): row for row in answer["schedules"]
+    }
+    return [row for (of, _), row in sorted(rows.items()) if name in ("", of, base_of(of))]
 
 
 def topics() -> Asking[dict[str, list[str]]]:

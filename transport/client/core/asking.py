@@ -84,6 +84,8 @@ def _is_for_each(asked: Manage) -> bool:
     if asked.action == "seek":
         # Each part has offsets of its own.
         return asked.options.get("offset", 0) in (0, END)
+    if asked.action == "schedule":
+        return asked.options.get("do") == "list"
     return asked.action in _FOR_EACH_PART
 
 
@@ -99,16 +101,17 @@ def _of_part(question: Question, name: str) -> Question:
 def combined(replies: Sequence[Reply]) -> Reply:
     """Return the reply of a topic from those of its parts.
 
-    Statistics have the rows of all parts. A channel existed if it did in all parts. Everything else
-    is as the first part says.
+    Statistics and schedules have the rows of all parts. A channel existed if it did in all parts.
+    Everything else is as the first part says.
     """
     first, blocks = replies[0]
     answers = [answer for answer, _ in replies if isinstance(answer, Done)]
     if len(answers) < 2 or not isinstance(first, Done):
         return replies[0]
     data = dict(first.data)
-    if isinstance(data.get("topics"), list | tuple):
-        data["topics"] = [row for answer in answers for row in answer.data["topics"]]
+    for rows in ("topics", "schedules"):
+        if isinstance(data.get(rows), list | tuple):
+            data[rows] = [row for answer in answers for row in answer.data[rows]]
     if "existed" in data:
         data["existed"] = all(answer.data.get("existed") for answer in answers)
     return Done(first.request, data), blocks
