@@ -121,9 +121,11 @@ class Rescued:
         said = []
         if files:
             names = ", ".join(f"{one.name} {one.counts.messages}" for one in files)
-            said.append(f"{self.messages} messages that the bucket does not have ({names})")
+            what = "1 message" if self.messages == 1 else f"{self.messages} messages"
+            said.append(f"{what} that the bucket does not have ({names})")
         if kept:
-            said.append(f"the directories of {len(kept)} topics")
+            what = "the directory of 1 topic"
+            said.append(what if len(kept) == 1 else f"the directories of {len(kept)} topics")
         if not said:
             return f"the bucket has all messages that this broker stored before {self.taken_by}"
         return (

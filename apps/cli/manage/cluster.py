@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..options import with_broker
-from ..output import json_option, say, tell
+from ..output import json_option, say, tell, wide_console
 
 if TYPE_CHECKING:
     from ....actors.gateways.cluster_asking import Look
@@ -77,8 +77,16 @@ def _show(found: Report) -> None:
     rows: list[Sequence[str]] = [
         ("broker", "role", "epoch", "lag", "standbys", "parts", "addresses")
     ]
-    rows += [_broker(one) for one in found["brokers"]]
-    _table(rows)
+    rows += [(*_broker(one), ",".join(_addresses(one))) for one in found["brokers"]]
+    lines = _lines(rows)
+    has_room = max(map(len, lines)) <= wide_console().width
+    for line in lines if has_room else _lines([row[:-1] for row in rows]):
+        say(line)
+    if not has_room:  # the addresses are long, so they stand below, one in a line
+        for one in found["brokers"]:
+            say(f"addresses of broker {one['number']}:")
+            for address in _addresses(one):
+                say(f"  {address}")
     for topic in found["topics"]:
         say("")
         say(f"topic {topic['topic']}, {len(topic['parts'])} parts")
@@ -86,7 +94,8 @@ def _show(found: Report) -> None:
         for part in topic["parts"]:
             counts = [_number(part["messages"]), _number(part["backlog"]), _lag(part["lag_s"])]
             rows.append((f"{part['part']}", f"{part['broker']}", *counts, _state(part)))
-        _table(rows)
+        for line in _lines(rows):
+            say(line)
     for one in found["brokers"]:
         if one["handover"]:
             say("")
@@ -102,17 +111,21 @@ def _show(found: Report) -> None:
 
 
 def _broker(one: BrokerRow) -> Sequence[str]:
-    """Return the cells of a broker. Addresses that do not lead to the primary show their role."""
+    """Return the cells of a broker, without its addresses."""
     mine = " (this one)" if one["me"] else ""
-    roles = {place["url"]: place["role"] for place in one["places"]}
-    urls = list(dict.fromkeys([*one["addresses"], *roles]))
-    usual = "primary" if one["state"] == "up" else one["role"]
-    named = [url if roles.get(url, usual) == usual else f"{url} ({roles[url]})" for url in urls]
     epoch, standbys = _number(one["epoch"]), _number(one["standbys"])
     return (
         f"{one['number']}{mine}", one["role"], epoch, _lag(one["lag_s"]), standbys,
-        f"{one['parts']}", ",".join(named),
+        f"{one['parts']}",
     )  # fmt: skip
+
+
+def _addresses(one: BrokerRow) -> list[str]:
+    """Return the addresses of a broker. Those that do not lead to the primary show their role."""
+    roles = {place["url"]: place["role"] for place in one["places"]}
+    urls = list(dict.fromkeys([*one["addresses"], *roles]))
+    usual = "primary" if one["state"] == "up" else one["role"]
+    return [url if roles.get(url, usual) == usual else f"{url} ({roles[url]})" for url in urls]
 
 
 def _number(value: int | None) -> str:
@@ -123,8 +136,10 @@ def _lag(value: float | None) -> str:
     return NO_VALUE if value is None else f"{value:.1f} s"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> None:
+def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        say("  ".join(cells).rstrip())
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -332,7 +332,7 @@ def test_a_topic_without_a_tail_is_set_aside_as_a_whole(
     if file_bytes_max < 1 << 30:
         assert (topic.why_kept, topic.path) == (LARGE, "")
         assert not Path(directory).exists()
-        assert "the directories of 1 topics" in found.sentence
+        assert "the directory of 1 topic" in found.sentence
         return
     blocks = blocks_of(topic)
     assert contents(blocks) == ({0: b"one", 1: b"two"}, [b"late"])

@@ -1,0 +1,56 @@
+"""Tests of the table that `zsq cluster` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from click.testing import CliRunner
+
+from zsq.apps.cli.manage import cluster
+
+if TYPE_CHECKING:
+    from zsq.actors.statistics.cluster import BrokerRow
+
+LONG: Final = [f"tcp://broker-{n}.queue.production.example.org:4153" for n in range(2)]
+
+
+def broker(number: int, *addresses: str) -> BrokerRow:
+    return {
+        "number": number, "uuid": "", "me": not number, "addresses": list(addresses), "state": "up",
+        "role": "primary", "epoch": 1, "health": "OK", "lag_s": 0.5, "standbys": 1, "parts": 4,
+        "why": "", "handover": "", "places": [{"url": addresses[-1], "role": "standby", "epoch": None, "why": ""}],
+    }  # fmt: skip
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, columns: int, *brokers: BrokerRow) -> list[str]:
+    def ask(*_: Any) -> dict[str, Any]:
+        return {"brokers": list(brokers), "topics": [], "trouble": ""}
+
+    monkeypatch.setattr(cluster, "ask_cluster", ask)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = CliRunner().invoke(cluster.cluster, [], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    lines: list[str] = done.output.splitlines()
+    return lines
+
+
+def test_long_addresses_stand_below_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(monkeypatch, 80, broker(0, *LONG), broker(1, "tcp://b:4153", "tcp://c:4153"))
+    assert lines[0].split() == ["broker", "role", "epoch", "lag", "standbys", "parts"]
+    assert lines[3:] == [
+        "addresses of broker 0:",
+        f"  {LONG[0]}",
+        f"  {LONG[1]} (standby)",
+        "addresses of broker 1:",
+        "  tcp://b:4153",
+        "  tcp://c:4153 (standby)",
+    ]
+    assert max(map(len, lines)) <= 80
+
+
+def test_addresses_stand_in_the_table_if_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(monkeypatch, 200, broker(0, *LONG))
+    assert lines[0].endswith("parts  addresses")
+    assert lines[1].endswith(f"4      {LONG[0]},{LONG[1]} (standby)")
+    assert len(lines) == 2
