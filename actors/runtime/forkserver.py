@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
+import signal
 from typing import Any, Final
 
 from .process import raise_file_limit
@@ -27,3 +30,17 @@ def begin() -> int:
     multiprocessing.forkserver.ensure_running()
     server: Any = multiprocessing.forkserver._forkserver  # the pid has no public name
     return int(server._forkserver_pid)
+
+
+def end() -> None:
+    """Kill the forkserver and the resource tracker, which it has started, and wait for their ends.
+
+    All children of the forkserver must have ended.
+    """
+    server: Any = multiprocessing.forkserver._forkserver
+    tracker: Any = multiprocessing.resource_tracker._resource_tracker
+    for pid in (server._forkserver_pid, tracker._pid):
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)

@@ -38,7 +38,7 @@ from ...storage.errors import ForeignDirectory, Locked, StorageError
 from ...storage.files import Files
 from ...storage.shipping.tick_format import COPY_NAME, LOG, Copy
 from ...transport.wire.credentials import open_to_others
-from ..runtime import logs
+from ..runtime import forkserver, logs
 from ..runtime.actor import StartFailed
 from ..runtime.process import advertised, set_title
 from ..settings.options import ServeOptions
@@ -108,6 +108,7 @@ def run_broker(
 
 def _restart(environment: Mapping[str, str]) -> NoReturn:
     """Replace this process with a fresh one that is a standby."""
+    forkserver.end()  # otherwise each term as primary would leave zombies
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

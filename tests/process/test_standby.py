@@ -149,6 +149,8 @@ def test_a_handover_loses_nothing_and_can_be_done_again(pair: Pair) -> None:
     assert "the standby is primary" in done.stdout
     assert pair.read(pair.two.tcp) == list(range(51))
     pair.one.wait_said("this broker is a standby now: ")
+    assert pair.one.process is not None
+    assert not _zombies(pair.one.process.pid)
     pair.publish(50, pair.urls)
     wait_for(lambda: _standbys(pair.two) == 1, 40, what="the new primary knows its standby")
     done = zsq_command.run_text("--url", pair.urls, "handover")
@@ -178,6 +180,17 @@ def test_the_schedules_go_on_at_the_standby(pair: Pair) -> None:
         assert (daily["name"], daily["last_due_ns"]) == ("daily", due * 10**9)
         assert daily["next_due_ns"] > due * 10**9
         assert (stopped["name"], stopped["state"]) == ("stopped", "paused")
+
+
+def _zombies(parent: int) -> list[str]:
+    """Return the names of the children that have ended, and for which nobody has waited."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            name, _, rest = path.read_text().rpartition(")")
+            if rest.split()[:2] == ["Z", f"{parent}"]:
+                found.append(name)
+    return found
 
 
 def _shipping(broker: Broker) -> str:
