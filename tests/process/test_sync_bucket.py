@@ -153,8 +153,9 @@ def test_waiting_publishes_are_answered_when_the_mode_becomes_always(shipped: Sh
             producer.publish_many(TOPIC, [b"too"], delay=3600, wait=False),
         ]
         until(lambda: shipped.topic()["head"] == 2, "a synced message")
-        with pytest.raises(BrokerUnreachable, match=r"did not confirm within 0\.5 s"):
+        with pytest.raises(BrokerUnreachable, match=r"did not confirm within 0\.5 s") as caught:
             receipts[0].wait(0.5)
+        assert "wait for its disk or its bucket: `zsq stats` shows" in str(caught.value)
         assert not any(receipt.done for receipt in receipts)
         admin.configure_topic(TOPIC, sync="always")
         for receipt in receipts:

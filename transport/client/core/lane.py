@@ -677,7 +677,7 @@ class ProducerEngine(Engine):
     def too_late(self, timeout: float | None, sent: bool) -> ZsqError:
         """Return the error of a publish that was not answered in time."""
         what = (
-            "it was sent, so it may be stored; it is sent again when the broker returns"
+            "it was sent, so it may be stored; it is sent again after a lost connection"
             if sent
             else "nothing was sent"
         )
@@ -685,9 +685,14 @@ class ProducerEngine(Engine):
         refusal = self.rotation.refusal()
         if refusal is not None:
             return from_wire(refusal.code, f"{late}: {refusal.text}; {what}")
+        waiting = [lane for lane in self.lanes.values() if lane.session.unanswered]
+        if waiting and all(lane.link.up for lane in waiting):
+            hint = "The connection is up, so the broker may wait for its disk or its bucket"
+            hint = f"{hint}: `zsq stats` shows its health"
+        else:
+            hint = advice()
         why = self.trouble() or self.rotation.why() or "no answer"
-        text = f"{late} ({why}); {what}. {advice()}"
-        return BrokerUnreachable(E_TIMEOUT, text)
+        return BrokerUnreachable(E_TIMEOUT, f"{late} ({why}); {what}. {hint}")
 
     def raise_failed(self) -> None:
         """Raise the first failure that was not reported yet. Each failure is raised once."""
