@@ -169,7 +169,7 @@ SECTIONS: Final = {
     "Publish and consume": {
         "pub": CommandPlace("messages.publish:pub", "Publish a message, or each line of a file or of standard input."),
         "sub": CommandPlace("messages.consume:sub", "Write a channel's messages to standard output, and finish them."),
-        "tail": CommandPlace("messages.consume:tail", "Write a topic's messages from an offset or a time."),
+        "tail": CommandPlace("messages.tail:tail", "Write a topic's messages from an offset or a time."),
         "delayed": CommandPlace("messages.delayed:delayed", "List, count or cancel delayed messages."),
         "schedule": CommandPlace("messages.schedule:schedule", "Publish a message at the times of a cron expression."),
         "redrive": CommandPlace("messages.redrive:redrive", "Send dead letters back to their channels."),

@@ -86,6 +86,27 @@ def test_an_id_names_its_message_also_after_the_part_has_moved(cluster: Cluster)
     assert "E_NOT_FOUND" in zsq(cluster, "message", "ids", "02" + "0" * 14, code=1)
 
 
+def test_tail_searches_all_parts(cluster: Cluster) -> None:
+    zsq(cluster, "topic", "create", "searched", "--parts", "4")
+    with api.Producer(cluster.url) as producer:
+        keys = [b"user-%d" % number for number in range(200)]
+        producer.publish_many("searched", [b"a click of %s" % key for key in keys], keys=keys)
+    tail = ("tail", "searched", "--no-follow")
+    lines = zsq(cluster, *tail).splitlines()
+    assert sorted(lines) == sorted(f"a click of user-{number}" for number in range(200))
+    found = zsq(cluster, *tail, "--grep", "user-1[0-4]$", "--json").splitlines()
+    rows = [json.loads(line) for line in found]
+    assert sorted(row["key"] for row in rows) == [f"user-{number}" for number in range(10, 15)]
+    assert len({row["topic"] for row in rows}) > 1
+    assert len(zsq(cluster, *tail, "--last", "3").splitlines()) == 12
+    assert len(zsq(cluster, *tail, "-n", "150").splitlines()) == 150
+    assert zsq(cluster, *tail, "--from", "1h") == zsq(cluster, *tail)
+    assert zsq(cluster, *tail, "--from", "latest") == ""
+    refused = zsq(cluster, *tail, "--from", "7", code=2)
+    assert "E_PARTS" in refused
+    assert "searched#0" in refused
+
+
 def test_parts_are_added_closed_opened_and_deleted_with_their_topic(cluster: Cluster) -> None:
     zsq(cluster, "topic", "create", "t", "--parts", "2", "--brokers", "0")
     assert [row["broker"] for row in parts_of(cluster, "t")] == [0, 0]
@@ -175,3 +196,7 @@ def test_a_broker_that_is_away_is_shown_with_its_parts(cluster: Cluster) -> None
     rows = json.loads(zsq(cluster, "top", "--once", "--json", "--view", "parts"))["parts"]
     (row,) = [one for one in rows if one["topic"] == "half"]
     assert row["said"] == "no answer for 1 of 2 parts"
+    assert "E_TIMEOUT" in zsq(cluster, "tail", "half", "--no-follow", "--timeout", "1", code=3)
+    with api.Producer(cluster.brokers[0].tcp) as producer:
+        producer.publish("half#0", b"here")
+    assert zsq(cluster, "tail", "half", "--from", "earliest", "-n", "1").startswith("here\n")

@@ -1,49 +1,37 @@
-"""zsq sub and zsq tail: write message bodies to standard output, one per line.
+"""zsq sub: write the bodies of a channel's messages to standard output, one per line.
 
-`sub` receives from a channel. It finishes a message only after its line is written and flushed. If
-the process is killed or its pipe breaks, the messages that it has not finished are delivered again.
-`tail` reads by offset, which does not affect any consumer.
+It finishes a message only after its line is written and flushed. If the process is killed or its
+pipe breaks, the messages that it has not finished are delivered again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
 import select
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from ....transport.errors import E_BAD_ARGUMENT, UsageError
 from ....transport.message_object import as_object
 from ..manage.channel import of_parts, unused
 from ..manage.settings import SUBSCRIBING, given_settings, resolved, with_settings, with_start
-from ..options import Stopping, followed, stop_signals, with_broker_followed
+from ..options import followed, stop_signals, with_broker_followed
 from ..output import body_for, json_lines_option, meant, say
-from ..quantities import TopicPosition
 
 if TYPE_CHECKING:
-    from ....transport.block.block import Block
-    from ....transport.client.blocking.client import Batch, Consumer, Reader
-
-# Returns the lines of a block from an offset on. None stands for a message that is not shown.
-Shown = Callable[["Block", int], Sequence[bytes | None]]
+    from ....transport.client.blocking.client import Batch, Consumer
 
 POLL_S: Final = 0.2  # seconds until a signal or a broken pipe is noticed while no message arrives
 QUIET_S: Final = 1.0  # seconds without a message until `sub` looks whether it is paused
 LOOK_AGAIN_S: Final = 30.0  # seconds until `sub` looks again
-FOLLOW_S: Final = 0.1  # seconds between requests of `tail` at the end of the topic
 READY: Final = 2500
-NEWEST_MAX: Final = 10_000  # repeats a constant of transport, whose import would delay help
 
 
 @click.command()
@@ -297,171 +285,3 @@ def pipe_broken(out: Any) -> bool:
         return bool(poll.poll(0))  # no event is requested, so only POLLERR and POLLHUP can come
     except (OSError, ValueError, AttributeError):
         return False
-
-
-@click.command()
-@click.argument("topic")
-@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="Stop after N messages.")
-@click.option(
-    "--from",
-    "start",
-    type=TopicPosition(),
-    metavar="WHERE",
-    help="Start here: a place as in zsq seek. Default: latest, or earliest with --no-follow.",
-)
-@click.option(
-    "--last",
-    type=click.IntRange(1, NEWEST_MAX),
-    metavar="N",
-    help="Start with the newest N messages of the topic.",
-)
-@click.option(
-    "--grep",
-    "pattern",
-    metavar="PATTERN",
-    help="Print only messages whose body matches this regular expression. (?i) ignores case.",
-)
-@click.option(
-    "--follow/--no-follow",
-    default=True,
-    show_default=True,
-    help="At the end of the topic, wait for more messages, or stop.",
-)
-@json_lines_option
-@with_broker_followed
-def tail(
-    topic: str,
-    count: int | None,
-    start: Any,
-    last: int | None,
-    pattern: str | None,
-    follow: bool,
-    as_json: bool,
-    url: str,
-    timeout: float,
-) -> None:
-    """Write the messages of TOPIC from an offset or a time. No channel takes part, and nothing is
-    finished.
-    """
-    if start is not None and last:
-        raise UsageError(E_BAD_ARGUMENT, "--from and --last exclude each other; give one of them")
-    from ....transport.client.blocking.client import Reader
-    from ....transport.names import check_name
-
-    check_name(topic)
-    try:
-        wanted = None if pattern is None else re.compile(os.fsencode(pattern))
-    except re.error as error:
-        raise UsageError(
-            E_BAD_ARGUMENT, f"--grep {pattern!r} is not a regular expression: {error}"
-        ) from None
-    where = (
-        ("latest" if follow else "earliest")
-        if start is None
-        else resolved(url, timeout, topic, start)
-    )
-    with stop_signals() as stopping, contextlib.ExitStack() as stack:
-        try:
-            with stopping.interruptible(), Reader(topic, url=url, timeout=timeout) as met:
-                met.head()
-        except KeyboardInterrupt:
-            return  # no broker was reached
-        reader = stack.enter_context(
-            Reader(topic, url=url, timeout=followed(timeout) if follow else timeout, patient=follow)
-        )
-        if last is not None:
-            where = reader.newest(last)
-        elif isinstance(where, datetime):
-            where = reader.offset_at(int(where.timestamp() * 1e6) * 1000)
-        shown = matching(wanted, objects_from(topic) if as_json else bodies_from)
-        follow_topic(reader, sys.stdout.buffer, str(where), count, stopping, follow, shown)
-
-
-def follow_topic(
-    reader: Reader,
-    out: IO[bytes],
-    where: str,
-    count: int | None,
-    stopping: Stopping,
-    follow: bool,
-    shown: Shown | None = None,
-) -> None:
-    """Write messages until `count`, a signal, a broken pipe, or (without `follow`) the end."""
-    # A signal interrupts a wait for the broker at once, but never the writing of a line.
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-        _follow(reader, out, where, count, stopping, follow, shown or bodies_from)
-
-
-def _follow(
-    reader: Reader,
-    out: IO[bytes],
-    where: str,
-    count: int | None,
-    stopping: Stopping,
-    follow: bool,
-    shown: Shown,
-) -> None:
-    with stopping.interruptible():
-        fetched = reader.read(0, 1)
-    offset: int = {"earliest": fetched.start, "latest": fetched.head}.get(where, -1)
-    offset = int(where) if offset < 0 else offset
-    end: int = fetched.head
-    written = 0
-    while not stopping.is_set() and (count is None or written < count) and not pipe_broken(out):
-        if not follow and offset >= end:
-            break
-        with stopping.interruptible():
-            fetched = reader.read(offset)
-        before = offset
-        for block in fetched.blocks:
-            bodies = [
-                line
-                for line in shown(block, offset)[: None if follow else max(0, end - offset)]
-                if line is not None
-            ]
-            if count is not None:
-                bodies = bodies[: count - written]
-            write_lines(out, bodies)
-            written += len(bodies)
-            offset = max(offset, block.next_offset)
-        if count is None or written < count:
-            # All messages before this offset that were not read are lost.
-            offset = max(offset, fetched.next_offset)
-        if offset == before:
-            if offset < fetched.start:
-                offset = fetched.start  # retention has removed the older ones
-            elif not follow:
-                break
-            else:
-                stopping.wait(FOLLOW_S)
-
-
-def bodies_from(block: Block, offset: int) -> list[bytes]:
-    """Return the bodies of a block from `offset` on."""
-    return [body or b"" for body in block.body.values()[max(0, offset - block.first_offset) :]]
-
-
-def matching(wanted: re.Pattern[bytes] | None, shown: Shown) -> Shown:
-    """Restrict `shown` to messages whose body matches the pattern."""
-    if wanted is None:
-        return shown
-
-    def lines(block: Block, offset: int) -> Sequence[bytes | None]:
-        pairs = zip(shown(block, offset), bodies_from(block, offset), strict=True)
-        return [line if wanted.search(body) else None for line, body in pairs]
-
-    return lines
-
-
-def objects_from(topic: str) -> Shown:
-    """Return a function that writes messages as JSON, with all stored data."""
-    from ....transport.client.core.message import message_at
-
-    def lines(block: Block, offset: int) -> list[bytes]:
-        first = max(0, offset - block.first_offset)
-        return [
-            json.dumps(as_object(message_at(topic, block, index))).encode()
-            for index in range(first, block.count)
-        ]
-
-    return lines

@@ -19,7 +19,7 @@ import pytest
 
 from zsq.apps.cli import app, options, output
 from zsq.apps.cli.inspect import stats
-from zsq.apps.cli.messages import consume, publish
+from zsq.apps.cli.messages import consume, publish, tail
 from zsq.apps.cli.options import Stopping
 from zsq.transport.block import block
 from zsq.transport.block.block import Block, pack
@@ -273,6 +273,10 @@ class ReaderDouble:
         )
 
 
+def log_of(reader: Any, where: str) -> tail.Log:
+    return tail.Log("t", reader, tail.beginning(where), tail.bodies_from)
+
+
 @pytest.mark.parametrize(
     ("where", "count", "expected"),
     [
@@ -288,14 +292,14 @@ def test_tail_without_following_ends_at_the_head(
 ) -> None:
     out = io.BytesIO()
     reader: Any = ReaderDouble(4, 6, start=10)
-    consume.follow_topic(reader, out, where, count, Stopping(), follow=False)
+    tail.follow_logs([log_of(reader, where)], out, count, Stopping(), follow=False)
     assert out.getvalue() == b"".join(b"%d\n" % i for i in expected)
 
 
 def test_tail_follows_new_messages() -> None:
     out = io.BytesIO()
     reader: Any = ReaderDouble(4, later=2)
-    consume.follow_topic(reader, out, "latest", 2, Stopping(), follow=True)
+    tail.follow_logs([log_of(reader, "latest")], out, 2, Stopping(), follow=True)
     assert out.getvalue() == b"4\n5\n"
 
 
