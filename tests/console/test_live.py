@@ -5,6 +5,7 @@ that the console asks for a token.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -101,16 +102,23 @@ def test_a_lost_connection_is_said_and_mended(window_of: WindowOf, tmp_path: Pat
         broker.stop()
         page.locator(".banner").get_by_text("Not connected:").wait_for()
         page.locator(".banner").get_by_text("The page shows the state of").wait_for()
+        page.clock.install()
+        page.clock.pause_at(time.time() + 20)  # from now on, the page does not try again by itself
         assert window.cell("clicks", "backlog") == "1", (
             "what was known stays, and is said to be old"
         )
         broker.start()
         with zsq.Producer(broker.ipc) as producer:
             producer.publish("clicks", b"two")
-        window.press("Try now")
+        with page.expect_request("**/api/live*"):
+            window.press("Try now")
+        page.clock.resume()
         page.locator(".banner").first.wait_for(state="hidden")
         window.wait_cell("clicks", "backlog", "2")
         assert not page.locator("main.stale").count()
+        # The jump of the clock makes the page ask for its charts while the broker is away.
+        assert all("The broker was not reached" in one for one in window.complaints)
+        window.complaints.clear()
     finally:
         broker.close()
 
