@@ -25,12 +25,13 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from .. import documents
-from ..bucket.bucket import Bucket, ObjectExists, ObjectMissing
+from ..bucket.bucket import Bucket, BucketError, ObjectExists, ObjectMissing
 from ..errors import Damaged
 
 VERSION: Final = 1
 STANDBYS: Final = "standby"
 ANNOUNCE_S: Final = 600.0
+CREATES_MAX: Final = 5  # attempts to create a notice
 # A standby whose name has not changed for so long is forgotten.
 FORGET_S: Final = 3 * ANNOUNCE_S
 LOOK_S: Final = 20.0  # the primary looks for new standbys this often
@@ -86,14 +87,29 @@ def decode_notice(data: bytes) -> Notice:
 
 
 def announce(bucket: Bucket, notice: Notice) -> None:
-    """Create the next notice of this standby, and remove its older ones."""
+    """Create the next notice of this standby, and remove its older ones.
+
+    Raises `BucketError`. It may be repeated.
+    """
     older = {name: parse_notice(name) for name in bucket.names(f"{STANDBYS}/")}
     older = {name: found for name, found in older.items() if found[0] == notice.copy}
-    count = max((count for _, count in older.values()), default=0) + 1
-    try:
-        bucket.create(notice_object(notice.copy, count), encode_notice(notice))
-    except ObjectExists:
-        return  # an earlier request of this standby
+    first = max((count for _, count in older.values()), default=0) + 1
+    for count in range(first, first + CREATES_MAX):
+        name = notice_object(notice.copy, count)
+        try:
+            bucket.create(name, encode_notice(notice))
+        except ObjectExists:
+            # S3 says so, too, while an earlier request for this name is under way, also if that one
+            # fails then. Without a notice, the primary would not know this standby.
+            try:
+                bucket.size(name)
+            except ObjectMissing:
+                continue
+        break
+    else:
+        raise BucketError(
+            f"{bucket.url}: the notice of a standby was taken {CREATES_MAX} times, and is missing"
+        )
     bucket.remove(sorted(older))
 
 

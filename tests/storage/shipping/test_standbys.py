@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from zsq.storage.bucket.bucket import BucketError, Bytes, ObjectExists
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.folder_bucket import FolderBucket
 from zsq.storage.errors import Damaged
 from zsq.storage.files import Files
 from zsq.storage.shipping.standbys import (
+    CREATES_MAX,
     FORGET_S,
     NO_STANDBY,
     STRANGER_S,
@@ -71,6 +73,42 @@ def test_a_standby_has_one_notice_at_a_time(bucket: FolderBucket) -> None:
     ]  # fmt: skip
     withdraw(bucket, ONE.copy)
     assert list(bucket.names("standby/")) == [notice_object(TWO.copy, 1)]
+
+
+class Conflicting(FolderBucket):
+    """Says of the next creates that their names are taken. `stores`: also stores the objects."""
+
+    conflicts = 0
+    stores = False
+
+    def create(self, name: str, data: Bytes) -> None:
+        if not self.conflicts:
+            super().create(name, data)
+            return
+        self.conflicts -= 1
+        if self.stores:
+            super().create(name, data)
+        raise ObjectExists(f"{name} exists already")
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_store_that_answers_with_a_conflict_has_the_notice_in_the_end(
+    bucket: FolderBucket, stores: bool
+) -> None:
+    announce(bucket, ONE)
+    conflicting = Conflicting(Files(), bucket.url)
+    conflicting.conflicts, conflicting.stores = 1, stores
+    announce(conflicting, ONE)
+    assert list(bucket.names("standby/")) == [notice_object(ONE.copy, 2 if stores else 3)]
+
+
+def test_a_notice_that_is_never_there_is_an_error(bucket: FolderBucket) -> None:
+    announce(bucket, ONE)
+    conflicting = Conflicting(Files(), bucket.url)
+    conflicting.conflicts = CREATES_MAX
+    with pytest.raises(BucketError, match="taken 5 times, and is missing"):
+        announce(conflicting, ONE)
+    assert list(bucket.names("standby/")) == [notice_object(ONE.copy, 1)]
 
 
 def test_a_primary_sees_other_standbys_and_not_itself(bucket: FolderBucket) -> None:
