@@ -51,6 +51,7 @@ CUT_OFF: Final = "cut off"
 GAP: Final = "gap"
 # No block is at this position. So damage of the chunk after the gap has a file with another name.
 GAP_POSITION: Final = 1
+GAPS_TOLD: Final = 2  # gaps of which each has a sentence
 _WHY_CHARACTERS_MAX: Final = 120
 
 
@@ -116,6 +117,17 @@ def gap_text(gap: Hole) -> str:
         f"offsets {gap.first_offset} to {gap.next_offset - 1} were reserved or given out before "
         "this topic was restored, and the bucket does not have them; readers step over them"
     )
+
+
+def gap_texts(gaps: Sequence[Hole]) -> list[str]:
+    """Return sentences about the gaps of a topic, for people: the last ones, and how many are
+    before them. Each takeover adds a gap.
+    """
+    texts = [gap_text(gap) for gap in gaps[-GAPS_TOLD:]]
+    if earlier := gaps[:-GAPS_TOLD]:
+        between = f"between {earlier[0].first_offset} and {earlier[-1].next_offset - 1}"
+        texts.insert(0, f"{len(earlier)} ranges of offsets {between} are also stepped over")
+    return texts
 
 
 def encode_bad_head(head: BadHead) -> bytes:

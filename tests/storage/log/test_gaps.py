@@ -8,7 +8,15 @@ from zsq.storage.checks.fsck import NOTE, check_topic
 from zsq.storage.directory.store import TopicIdentity, open_store
 from zsq.storage.files import Files
 from zsq.storage.log.chunk import create_chunk
-from zsq.storage.log.damage import GAP, Hole, decode_bad_head, gap_before, gap_text, keep_bytes
+from zsq.storage.log.damage import (
+    GAP,
+    Hole,
+    decode_bad_head,
+    gap_before,
+    gap_text,
+    gap_texts,
+    keep_bytes,
+)
 from zsq.storage.log.index import INDEX_EVERY_BYTES
 from zsq.storage.log.log_format import ChunkHeader, chunk_name, encode_chunk_header
 from zsq.storage.log.removal import remove_below
@@ -31,6 +39,17 @@ def with_gap(harness: StorageHarness) -> Hole:
     keep_bytes(Files(), folder, bad, 1)
     harness.files.reset()
     return bad.hole
+
+
+def test_only_the_last_of_many_gaps_have_sentences() -> None:
+    gaps = [Hole(first, 10) for first in range(100, 800, 100)]
+    assert gap_texts(gaps[:2]) == [gap_text(gap) for gap in gaps[:2]]
+    assert gap_texts(gaps) == [
+        "5 ranges of offsets between 100 and 509 are also stepped over",
+        gap_text(gaps[5]),
+        gap_text(gaps[6]),
+    ]
+    assert gap_texts([]) == []
 
 
 def test_a_gap_is_told_once_and_never_counted_as_lost(harness: StorageHarness) -> None:

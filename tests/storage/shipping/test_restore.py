@@ -17,7 +17,7 @@ from zsq.storage.checks.fsck import check_topic
 from zsq.storage.directory.store import Store, open_store
 from zsq.storage.errors import StorageError
 from zsq.storage.files import Files
-from zsq.storage.log.damage import Hole, gap_text
+from zsq.storage.log.damage import Hole, gap_texts
 from zsq.storage.log.log_format import chunk_name
 from zsq.storage.shipping.restore import RestoredTopic, Target, restore_topics, stepped_over
 from zsq.storage.shipping.tick_format import Copy, Piece
@@ -92,7 +92,10 @@ def verify(
     store = opened(directory)
     try:
         assert not store.report.alarms
-        assert {f"{directory}: {gap_text(gap)}" for gap in gaps} <= set(store.report.notes)
+        assert set(gaps) <= set(store.report.gaps)
+        assert {f"{directory}: {text}" for text in gap_texts(store.report.gaps)} <= set(
+            store.report.notes
+        )
         assert "lost" not in store.report.sentence()
         assert store.log.end == max(wanted.reserved, wanted.end)
         end = store.log.end
