@@ -280,7 +280,7 @@ class FaultyFiles(Files):
 
     def _strangers(self, path: str, node: FaultyNode) -> dict[int, dict[str, bytes]]:
         """Return, for each folder, the files that were not made through this class: LMDB's files
-        and the lock file.
+        and the lock file. Such a folder is the cache of archived chunks, and a crash loses it.
         """
         found: dict[int, dict[str, bytes]] = {id(node): {}}
         for name in super().list(path):
@@ -288,7 +288,7 @@ class FaultyFiles(Files):
             child = node.names_now.get(name)
             if child is not None and child.folder:
                 found.update(self._strangers(inner, child))
-            elif child is None or name.endswith(".mdb"):
+            elif (child is None and not os.path.isdir(inner)) or name.endswith(".mdb"):
                 found[id(node)][name] = self._whole(inner)
         return found
 
