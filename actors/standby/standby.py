@@ -35,6 +35,7 @@ from ...storage.shipping.follower import Follower
 from ...storage.shipping.ship_log import Fenced
 from ...storage.shipping.standbys import (
     ANNOUNCE_S,
+    UNKNOWN_S,
     Notice,
     announce,
     terms_for,
@@ -97,7 +98,7 @@ class StandbyLoop:
         self.copy = self._read_or_make_copy()
         self._patience = Patience(patience_s, time.monotonic_ns())
         self._poll_s = min(POLL_S_MAX, max(POLL_S_MIN, patience_s / POLLS))
-        self._announce_ns = 0
+        self._announce_ns = self._unknown_ns = 0
         self._look_ns = 0
         self.state = StandbyState.STARTING
         self.trouble = ""
@@ -184,12 +185,12 @@ class StandbyLoop:
             self._patience.saw(last.index, time.monotonic_ns())
             self._look_at_registry()
             return 0.0
-        if asked_ns >= self._announce_ns:
-            self._announce()
         # The last tick is this standby's own takeover if its answer was lost, or if the process
         # ended before the data directory was complete.
         if self._patience.is_over(asked_ns) or last.index.copy == self.copy:
             return self._take_over()
+        if asked_ns >= (self._announce_ns if last.index.lease_ms else self._unknown_ns):
+            self._announce()
         if asked_ns >= self._look_ns:
             self._look_ns = asked_ns + int(LOOK_S * _NS)
             if not self._follower.look():
@@ -221,13 +222,17 @@ class StandbyLoop:
         return pause_s
 
     def _announce(self) -> None:
-        """Let the primary know that this standby is there. It is repeated from time to time."""
+        """Let the primary know that this standby is there. It is repeated from time to time, and
+        sooner while the ticks have no lease, so that the primary knows no standby.
+        """
         notice = Notice(
             self.copy, socket.gethostname(), self._addresses, self._patience.patience_s,
             time.time_ns(),
         )  # fmt: skip
         announce(self._bucket, notice)
-        self._announce_ns = time.monotonic_ns() + int(ANNOUNCE_S * _NS)
+        now_ns = time.monotonic_ns()
+        self._announce_ns = now_ns + int(ANNOUNCE_S * _NS)
+        self._unknown_ns = now_ns + int(UNKNOWN_S * _NS)
 
     def _look_at_registry(self) -> None:
         registry = self._follower.registry

@@ -3,8 +3,8 @@
     PREFIX/standby/COPY.COUNT        a standby: its identity, its addresses, and its patience
 
 A standby takes over when the log of ticks has had no new number for its *patience*. It announces
-itself when it begins, and with the next COUNT every `ANNOUNCE_S`. So the primary learns from the
-names alone who is still there. While it knows standbys, the primary does two things:
+itself when it begins, and with the next COUNT every `ANNOUNCE_S`, or every `UNKNOWN_S` while the
+primary knows no standby. So the primary learns from the names alone who is still there. While it knows standbys, the primary does two things:
 
 * It creates a tick at least once in each *heartbeat*, also if there is nothing new.
 * It has a *lease*: it acknowledges publishes only for `lease_ms` after it began to create the last
@@ -35,6 +35,7 @@ CREATES_MAX: Final = 5  # attempts to create a notice
 # A standby whose name has not changed for so long is forgotten.
 FORGET_S: Final = 3 * ANNOUNCE_S
 LOOK_S: Final = 20.0  # the primary looks for new standbys this often
+UNKNOWN_S: Final = 45.0  # by then the primary has looked
 # When a broker has become primary, or a standby is gone, another one usually comes soon. Until the
 # primary knows it, a takeover waits for `STRANGER_S`. So at first the primary looks more often.
 SOON_LOOK_S: Final = 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from zsq.storage.directory.store import open_store
 from zsq.storage.errors import ForeignDirectory
 from zsq.storage.files import Files
 from zsq.storage.shipping.ship_log import find_chain
-from zsq.storage.shipping.standbys import STANDBYS, STRANGER_S
+from zsq.storage.shipping.standbys import ANNOUNCE_S, STANDBYS, STRANGER_S, UNKNOWN_S
 from zsq.storage.shipping.tick_format import COPY_NAME, LOG, TAKEOVER, Copy, Index
 from zsq.storage.shipping.tick_reader import ShippedTopic
 
@@ -104,6 +105,33 @@ def test_it_announces_itself_and_follows(harness: ShippingHarness, loop: Standby
     assert loop.status().number == harness.number - 1
     loop.end()
     assert not list(harness.bucket.names(f"{STANDBYS}/"))
+
+
+@pytest.mark.parametrize(("lease_ms", "after_s"), [(0, UNKNOWN_S), (1_400, ANNOUNCE_S)])
+def test_it_announces_itself_again_sooner_if_the_primary_does_not_know_it(
+    harness: ShippingHarness,
+    loop: StandbyLoop,
+    now: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    lease_ms: int,
+    after_s: float,
+) -> None:
+    ship(harness)
+    follow(loop)
+    last = loop._follower.last
+    assert last is not None
+    known = replace(last, index=last.index._replace(lease_ms=lease_ms))
+    monkeypatch.setattr(loop._follower, "last", known)
+    monkeypatch.setattr(loop._patience, "is_over", lambda now_ns: False)
+    (first,) = harness.bucket.names(f"{STANDBYS}/")
+    for name in list(harness.bucket.names(f"{STANDBYS}/")):  # a store that lost it
+        harness.bucket.remove([name])
+    now[0] += int(after_s * S) - 1
+    assert loop._turn()
+    assert not list(harness.bucket.names(f"{STANDBYS}/"))
+    now[0] += 1
+    assert loop._turn()
+    assert list(harness.bucket.names(f"{STANDBYS}/")) == [first]
 
 
 def test_it_takes_over_when_nothing_came_for_its_patience(
