@@ -3,29 +3,39 @@
 A queue is a topic, and all workers share its channel. Delays are ZSQ's: a delayed message, such as
 a retry, waits on the broker's disk, and no worker holds it until it is due. So there are no delay
 queues. A message that Dramatiq gives up becomes a dead letter of ZSQ.
+
+A message is finished after what follows it is on disk: its retry, the next message of its pipeline,
+or a callback. Dramatiq's middleware publishes these in `after_process_message`, and its base class
+only logs an error there. So this broker notes such an error, and the message then is not finished.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import dramatiq
 from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
 
 from ...transport.client.blocking.client import Admin, Consumer, Producer
-from ...transport.errors import NotFound, ZsqError
+from ...transport.errors import NotFound, UsageError, ZsqError
+from ...transport.settings import NewChannelOptions
 from ...transport.wire.addresses import Url
 from ...transport.wire.credentials import KeyFile
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
 from .source import Held, Source
 
+log = logging.getLogger("zsq")
+
 LEASE_S: Final = 60.0
 JOIN_POLL_S: Final = 0.05
 JOIN_SEEN: Final = 2  # how often in a row a queue must be empty
-NO_LIMIT: Final = -1
+# A worker may hold a message for any time, because an actor may run for any time.
+SETTINGS: Final[NewChannelOptions] = {"start": "earliest", "max_hold_s": -1}
 REASON: Final = "given up by Dramatiq"
 
 
@@ -35,15 +45,27 @@ class Proxy(dramatiq.MessageProxy):
     def __init__(self, message: dramatiq.Message[Any], held: Held) -> None:
         super().__init__(message)
         self.held = held
+        # Why what follows the message is not stored. Then the message is delivered again.
+        self.refused: ZsqError | None = None
 
 
 class ZsqConsumer(dramatiq.Consumer):
-    """The messages of one queue. `timeout_s`: how long the next one is awaited."""
+    """The messages of one queue. `timeout_s`: how long the next one is awaited.
 
-    def __init__(self, consumer: Consumer, prefetch: int, lease_s: float, timeout_s: float) -> None:
+    `working` has the messages that were delivered and not answered, by their place.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        prefetch: int,
+        lease_s: float,
+        timeout_s: float,
+        working: dict[Any, Proxy],
+    ) -> None:
         self._timeout_s = timeout_s
         self._arrived = threading.Event()
-        self._working: dict[Any, Proxy] = {}  # by place
+        self._working = working
         try:
             self._source = Source(consumer, prefetch, lease_s, self._arrived.set).start()
         except ZsqError as error:
@@ -64,35 +86,61 @@ class ZsqConsumer(dramatiq.Consumer):
 
     def _proxy(self, held: Held) -> Proxy | None:
         """Return the message, or None if it is one that is being worked on, or not readable."""
-        if (working := self._working.get(held.place)) is not None:
+        try:
+            message: dramatiq.Message[Any] = dramatiq.Message.decode(held.message.body)
+        except DecodeError as error:
+            held.reject(f"not a message of Dramatiq: {error}")
+            return None
+        working = self._working.get(held.place)
+        # In a topic that was deleted and created again, another message has the same place.
+        if working is not None and working.message_id == message.message_id:
             # The lease ended with the connection, and the message has come back.
             working.held.drop()
             working.held = held
             return None
-        try:
-            message = dramatiq.Message.decode(held.message.body)
-        except DecodeError as error:
-            held.reject(f"not a message of Dramatiq: {error}")
-            return None
         self._working[held.place] = proxy = Proxy(message, held)
         return proxy
 
-    def _forget(self, message: Any) -> Held:
-        held: Held = message.held
-        self._working.pop(held.place, None)
-        return held
+    def _forget(self, message: dramatiq.MessageProxy) -> Held | None:
+        if not isinstance(message, Proxy):
+            log.warning("%s did not come from this consumer, so nothing is done", message)
+            return None
+        if self._working.get(message.held.place) is message:
+            del self._working[message.held.place]
+        return message.held
 
     def ack(self, message: dramatiq.MessageProxy) -> None:
-        self._forget(message).finish()
+        if (held := self._forget(message)) is None:
+            return
+        refused: ZsqError | None = message.refused
+        if refused is None:
+            held.finish()
+        else:
+            held.requeue(backoff=True, error=refused)
 
     def nack(self, message: dramatiq.MessageProxy) -> None:
-        self._forget(message).reject(repr(message._exception) if message._exception else REASON)
+        if (held := self._forget(message)) is not None:
+            held.reject(repr(message._exception) if message._exception else REASON)
 
     def requeue(self, messages: Iterable[dramatiq.MessageProxy]) -> None:
         for message in messages:
-            self._forget(message).requeue()
+            if (held := self._forget(message)) is not None:
+                held.requeue()
 
     def close(self) -> None:
+        """Receive no more.
+
+        Messages that were delivered stay with this process until they are answered, or until the
+        broker is closed: a worker that is paused closes its consumers, and still works on them.
+        """
+        self._source.leave()
+
+    @property
+    def closed(self) -> bool:
+        return self._source.closed
+
+    def end(self) -> None:
+        """Close at once. Messages that are not answered return to the queue."""
         self._source.close()
 
 
@@ -123,6 +171,9 @@ class ZsqBroker(dramatiq.Broker):
         self._producer = Producer(**self._client)
         self._admin = Admin(**self._client)
         self._made: set[str] = set()
+        self._consumers: list[ZsqConsumer] = []
+        self._working: dict[Any, Proxy] = {}
+        self._after = threading.local()
 
     def topic(self, queue_name: str) -> str:
         """Return the topic of a queue."""
@@ -135,75 +186,125 @@ class ZsqBroker(dramatiq.Broker):
             self.emit_after("declare_queue", queue_name)
 
     def _make(self, queue_name: str) -> str:
-        """Create the topic and the channel of a queue if they do not exist. Return the topic.
-
-        A worker may hold a message for any time, because an actor may run for any time.
-        """
+        """Create the topic and the channel of a queue if they do not exist. Return the topic."""
         topic = self.topic(queue_name)
         if topic not in self._made:
             self._admin.create_topic(topic)
-            self._admin.create_channel(topic, CHANNEL, start="earliest", max_hold_s=NO_LIMIT)
+            self._admin.create_channel(topic, CHANNEL, **SETTINGS)
             self._made.add(topic)
         return topic
 
     def enqueue(
         self, message: dramatiq.Message[Any], *, delay: int | None = None
     ) -> dramatiq.Message[Any]:
-        """Publish a message. It is on disk when this returns. `delay` is in milliseconds."""
+        """Publish a message. It is on disk when this returns. `delay` is in milliseconds.
+
+        Raises `ConnectionClosed` if the broker cannot be reached, or refuses messages now, and
+        `zsq.UsageError` for a message that is too large or a delay that is too long.
+        """
         self.declare_queue(message.queue_name)
         self.emit_before("enqueue", message, delay)
+        seconds = None if delay is None or delay <= 0 else delay / 1000
         try:
             topic = self._make(message.queue_name)
-            seconds = None if not delay else delay / 1000
             self._producer.publish(topic, message.encode(), delay=seconds)
         except ZsqError as error:
-            raise ConnectionClosed(error) from error
+            self._after.refused = error
+            raise translated(error) from error
         self.emit_after("enqueue", message, delay)
         return message
 
+    def emit_after(self, signal: str, *arguments: Any, **named: Any) -> None:
+        if signal != "process_message":
+            super().emit_after(signal, *arguments, **named)
+            return
+        self._after.refused = None
+        super().emit_after(signal, *arguments, **named)
+        refused: ZsqError | None = self._after.refused
+        if refused is not None:
+            (message,) = arguments
+            if isinstance(refused, UsageError):  # it would be refused again
+                message.stuff_exception(refused)
+                message.fail()
+            else:
+                message.refused = refused
+
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30000) -> ZsqConsumer:
+        self._check_declared(queue_name)
+        with translating():
+            topic = self._make(queue_name)
+            # With the settings, the channel is the same if the topic is deleted and created again.
+            consumer = Consumer(
+                topic,
+                CHANNEL,
+                ready=prefetch,
+                message_timeout=self._lease_s,
+                **SETTINGS,
+                **self._client,
+            )
+        found = ZsqConsumer(consumer, prefetch, self._lease_s, timeout / 1000, self._working)
+        self._consumers = [one for one in self._consumers if not one.closed] + [found]
+        return found
+
+    def _check_declared(self, queue_name: str) -> None:
         if queue_name not in self.queues:
             raise QueueNotFound(queue_name)
-        try:
-            topic = self._make(queue_name)
-        except ZsqError as error:
-            raise ConnectionClosed(error) from error
-        consumer = Consumer(
-            topic, CHANNEL, ready=prefetch, message_timeout=self._lease_s, **self._client
-        )
-        return ZsqConsumer(consumer, prefetch, self._lease_s, timeout / 1000)
 
     def flush(self, queue_name: str) -> None:
-        """Remove all messages that wait in a queue, also the delayed ones."""
-        if queue_name not in self.queues:
-            raise QueueNotFound(queue_name)
-        try:
-            topic = self._make(queue_name)
-            self._admin.delayed_cancel_all(topic)
-            self._admin.empty(topic, CHANNEL)
-        except NotFound:
-            self._made.discard(self.topic(queue_name))
+        """Remove all messages that wait in a queue, also the delayed ones, but not dead letters."""
+        self._check_declared(queue_name)
+        with translating():
+            try:
+                topic = self._make(queue_name)
+                self._admin.delayed_cancel_all(topic)
+                self._admin.empty(topic, CHANNEL)
+            except NotFound:
+                self._made.discard(self.topic(queue_name))
 
     def flush_all(self) -> None:
         for queue_name in list(self.queues):
             self.flush(queue_name)
 
     def join(self, queue_name: str, *, timeout: int | None = None) -> None:
-        """Wait until a queue has no message. `timeout` is in milliseconds."""
+        """Wait until a queue has no message, also no delayed one. `timeout` is in milliseconds."""
+        self._check_declared(queue_name)
         deadline_s = None if timeout is None else time.monotonic() + timeout / 1000
         seen = 0
         while seen < JOIN_SEEN:
-            seen = 0 if self._left(queue_name) else seen + 1
+            with translating():
+                seen = 0 if self._left(queue_name) else seen + 1
             if deadline_s is not None and time.monotonic() > deadline_s:
                 raise QueueJoinTimeout(queue_name)
             time.sleep(JOIN_POLL_S)
 
     def _left(self, queue_name: str) -> int:
-        row = self._admin.stats(self._make(queue_name))["topics"][0]
+        topic = self._make(queue_name)
+        try:
+            row = self._admin.stats(topic, CHANNEL)["topics"][0]
+            (channel,) = row["channels"]
+        except (NotFound, IndexError, ValueError):
+            # The topic was deleted. A message may have created it again, without the channel.
+            self._made.discard(topic)
+            return 1
         counts = ("depth", "in_flight_count", "deferred_count")
-        channels = sum(channel[count] for channel in row["channels"] for count in counts)
-        return int(channels + row["delayed_count"])
+        return int(sum(channel[count] for count in counts) + row["delayed_count"])
 
     def close(self) -> None:
+        """Close the connections. Messages that a consumer holds return to their queues."""
+        for consumer in self._consumers:
+            consumer.end()
         self._producer.close()
         self._admin.close()
+
+
+def translated(error: ZsqError) -> Exception:
+    """Return the error that Dramatiq expects. After `ConnectionClosed` it tries again."""
+    return error if isinstance(error, UsageError) else ConnectionClosed(error)
+
+
+@contextlib.contextmanager
+def translating() -> Iterator[None]:
+    try:
+        yield
+    except ZsqError as error:
+        raise translated(error) from error

@@ -64,8 +64,8 @@ class Held:
     def finish(self) -> None:
         self._answered(self.message.finish)
 
-    def requeue(self) -> None:
-        self._answered(self.message.requeue)
+    def requeue(self, *, backoff: bool = False, error: Reason = "") -> None:
+        self._answered(lambda: self.message.requeue(backoff=backoff, error=error))
 
     def reject(self, why: Reason) -> None:
         self._answered(lambda: self.message.reject(why))
@@ -97,6 +97,7 @@ class Source:
         self._open: list[Delivery] = []
         self._closed = False
         self._cancelled = False
+        self._leaving = False
         self._thread = threading.Thread(target=self._run, name=f"zsq {consumer.topic}", daemon=True)
 
     def start(self) -> Source:
@@ -137,9 +138,20 @@ class Source:
         self.set_ready(ready)
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def idle(self) -> bool:
         """True if all messages are answered."""
         return not self.arrived and not any(delivery.left for delivery in self._open)
+
+    def leave(self) -> None:
+        """Receive no more, and close when all messages that were taken are answered."""
+        self.cancel()
+        self._leaving = True
+        if self.idle or not self._thread.is_alive():
+            self.close()
 
     def close(self) -> None:
         """Close the consumer. Messages that are not answered return to the channel at once."""
@@ -167,6 +179,8 @@ class Source:
             if batch is not None:
                 self._take_in(batch)
             self._touch()
+            if self._leaving and self.idle:
+                self.close()
 
     def _take_in(self, batch: Batch) -> None:
         delivery = Delivery(batch)

@@ -23,12 +23,14 @@ FRAMEWORKS = {
     "test_celery_suite": "celery",
     "test_flower": "flower",
     "test_dramatiq": "dramatiq",
+    "test_dramatiq_suite": "dramatiq",
+    "test_dramatiq_worker": "dramatiq",
     "test_taskiq": "taskiq",
     "test_taskiq_results": "taskiq",
     "test_django": "django",
 }
 # These import tests of other projects, which they download.
-SUITES = {"test_celery_suite", "test_kombu_suite"}
+SUITES = {"test_celery_suite", "test_dramatiq_suite", "test_kombu_suite"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
