@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import xml.etree.ElementTree as xml
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -26,7 +25,7 @@ from typing import Final
 
 import pytest
 from support.broker import Broker
-from support.peer_sources import source_of
+from support.peer_sources import outcomes_in, source_of
 
 ALL: Final = os.environ.get("ZSQ_CELERY_TESTS") == "all"
 RUN_S: Final = 3600.0 if ALL else 800.0
@@ -94,15 +93,7 @@ def run(folder: Path, broker: Broker, chosen: Iterable[str], nth: str = "0/1") -
         stdin=subprocess.DEVNULL,
     )
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
-    return dict(map(outcome, xml.parse(report).getroot().iter("testcase")))
-
-
-def outcome(case: xml.Element) -> tuple[str, str]:
-    name = f"{case.get('classname', '')}.{case.get('name', '')}".removeprefix("t.integration.")
-    for kind in ("failure", "error"):
-        if (found := case.find(kind)) is not None:
-            return name, found.text or kind
-    return name, "passed" if case.find("skipped") is None else "skipped"
+    return outcomes_in(report, "t.integration.")
 
 
 def differs(name: str) -> bool:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import xml.etree.ElementTree as xml
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -82,3 +83,19 @@ def package_at(folder: Path, name: str) -> None:
         package = ModuleType(name)
         package.__path__ = [str(folder)]
         sys.modules[name] = package
+
+
+def outcomes_in(report: Path, prefix: str) -> dict[str, str]:
+    """Return `passed`, `skipped` or the error of each test in a report of pytest.
+
+    A test is named as in the report, without `prefix`: `FILE.CLASS.TEST[PARAMETER]`.
+    """
+    found = {}
+    for case in xml.parse(report).getroot().iter("testcase"):
+        name = f"{case.get('classname', '')}.{case.get('name', '')}".removeprefix(prefix)
+        result = "passed" if case.find("skipped") is None else "skipped"
+        for kind in ("failure", "error"):
+            if (bad := case.find(kind)) is not None:
+                result = bad.text or kind
+        found[name] = result
+    return found
