@@ -289,12 +289,13 @@ def _running(*arguments: Any, **options: Any) -> Iterator[dramatiq.Worker]:
 
 
 def _common() -> ModuleType:
-    found: Any = ModuleType("tests.common")
+    module = ModuleType("tests.common")
+    found: Any = module
     found.worker = _running
     found.skip_in_ci = found.skip_on_pypy = found.skip_on_windows = lambda test: test
     found.skip_unless_rabbit_mq = pytest.mark.skip(reason="it is about the broker for RabbitMQ")
     found.RABBITMQ_USERNAME = found.RABBITMQ_PASSWORD = found.RABBITMQ_CREDENTIALS = None
-    return found
+    return module
 
 
 sys.modules["tests.common"] = _common()
