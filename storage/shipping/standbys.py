@@ -4,7 +4,8 @@
 
 A standby takes over when the log of ticks has had no new number for its *patience*. It announces
 itself when it begins, and with the next COUNT every `ANNOUNCE_S`, or every `UNKNOWN_S` while the
-primary knows no standby. So the primary learns from the names alone who is still there. While it knows standbys, the primary does two things:
+primary knows no standby. So the primary learns from the names alone who is still there. While it
+knows standbys, the primary does two things:
 
 * It creates a tick at least once in each *heartbeat*, also if there is nothing new.
 * It has a *lease*: it acknowledges publishes only for `lease_ms` after it began to create the last
