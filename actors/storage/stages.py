@@ -139,8 +139,8 @@ class StageProgress:
     def check_part(self, transaction: Transaction, part: Any) -> None:
         """Check that a commit may name this part.
 
-        Raises `UsageError` (E_BAD_ARGUMENT), `Refused` (E_FORBIDDEN), or the error that killed
-        the stage.
+        Raises `UsageError` (E_BAD_ARGUMENT), `NotFound`, `Refused` (E_FORBIDDEN), or the error that
+        killed the stage.
         """
         if self.failure is not None:
             raise self.failure
@@ -150,7 +150,13 @@ class StageProgress:
         if self.transaction[:3] != transaction[:3]:
             wrong = "belongs to another transaction"
         elif not self.final:
-            wrong = "is not finally sealed; seal it before the commit"
+            # A writer has a part only when its final seal was answered. So that was another broker,
+            # such as a former primary, from which the writer came here, or to which it went.
+            text = "is not finally sealed at this broker: its writer sealed it at another one"
+            raise NotFound(
+                E_NOT_FOUND,
+                f"part {self.name.hex()} {text}; send its messages again in a new stage",
+            )
         elif part[1:] != counts:
             wrong = (
                 f"has (blocks, messages, bytes, checksum) {counts}, but the commit says {part[1:]}"

@@ -153,7 +153,7 @@ def test_each_impossible_stage_message_is_refused(broker: Broker, raw: RawStage)
         (p.OpenStage(5, STAGE, "raw", 1, "other", 0), "E_BAD_ARGUMENT"),
         (p.Seal(5, b"?" * 16, 0, 0, 0, True), "E_NOT_FOUND"),
         (p.Seal(5, STAGE, 0, 1, 0, True), "E_BAD_ARGUMENT"),
-        (p.Commit(5, "raw", 1, "app", ((STAGE, 0, 0, 0, 0),)), "E_BAD_ARGUMENT"),
+        (p.Commit(5, "raw", 1, "app", ((STAGE, 0, 0, 0, 0),)), "E_NOT_FOUND"),
         (p.Commit(5, "raw", 1, "app", (b"x",)), "E_BAD_ARGUMENT"),  # type: ignore[arg-type]
         (
             p.Commit(

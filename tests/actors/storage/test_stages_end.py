@@ -51,11 +51,12 @@ def test_parts_that_do_not_match_their_stages_are_refused(
 
 
 def test_a_part_that_is_not_finally_sealed_is_not_committed(harness: StageTable) -> None:
+    """Its writer has sealed it at a former primary, so a sink must write it again."""
     harness.open()
     harness.push(0)
     harness.seal(1, 1, final=False)
     harness.sync()
-    with pytest.raises(UsageError, match="finally"):
+    with pytest.raises(NotFound, match="finally sealed at this broker"):
         harness.stages.check_parts(T, (harness.part(1),))
 
 
