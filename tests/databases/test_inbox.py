@@ -69,6 +69,28 @@ def test_a_transaction_that_is_rolled_back_did_not_take_it(inbox: Inbox, db: Any
     assert taken(inbox, db, Received())
 
 
+def test_a_connection_that_commits_each_statement_is_refused(
+    inbox: Inbox, database: Database, topic: Topic
+) -> None:
+    """The note would be committed before the work, and a failure in between would lose it."""
+    with zsq.Producer(topic.url) as producer:
+        producer.publish_many(topic.name, [b"0", b"1"])
+    positions = Positions("billing")
+    connected = contextlib.closing(database.alone())
+    with connected as db, zsq.Reader(topic.name, url=topic.url) as reader:
+        positions.create(db)
+        with pytest.raises(zsq.UsageError, match="take needs a transaction"):
+            inbox.take(db, Received())
+        with pytest.raises(zsq.UsageError, match="read needs a transaction"):
+            positions.read(db, reader)
+        assert positions.position(db, topic.name) is None
+        db.execute("begin")
+        assert inbox.take(db, Received())
+        assert [one.body for one in positions.read(db, reader)] == [b"0", b"1"]
+        db.execute("commit")
+        assert positions.position(db, topic.name) == 2
+
+
 def test_an_id_of_the_user_also_finds_what_was_published_twice(inbox: Inbox, db: Any) -> None:
     assert taken(inbox, db, Received(offset=1), id="order-17")
     assert not taken(inbox, db, Received(offset=2), id="order-17")

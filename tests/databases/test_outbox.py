@@ -85,11 +85,63 @@ def test_headers_that_are_not_json_are_named_with_their_row(
         db.cursor().execute(
             f"insert into zsq_outbox (topic, body, headers) values ('{topic.name}', 'x', '[1]')"
         )
-    with pytest.raises(zsq.UsageError, match="headers of row 1 of the outbox are not a JSON"):
+    with pytest.raises(zsq.UsageError, match=r"row 1 of the outbox .* headers are not a JSON"):
         outbox.drain(db, url=topic.url)
     with begun(db):
         db.cursor().execute("update zsq_outbox set headers = null")
     assert outbox.drain(db, url=topic.url) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "key", "why"),
+    [
+        ("", "x" * 2_000_000, "", "message of 2000000 bytes is over the limit of 1048576"),
+        ("", "x", "k" * 300, "key of 300 bytes is over the limit of 256 bytes"),
+        ("no topic", "x", "", "topic name 'no topic' is not legal"),
+        ("memory#ephemeral", "x", "", "exists only in memory"),
+    ],
+)
+def test_a_row_of_plain_sql_that_cannot_be_published_is_named(
+    outbox: Outbox, db: Any, topic: Topic, name: str, body: str, key: str, why: str
+) -> None:
+    """The row stops the outbox, so the user must find it."""
+    marks = ", ".join(["%s" if hasattr(db, "info") else "?"] * 3)
+    insert = f"insert into zsq_outbox (topic, body, message_key) values ({marks})"
+    bad = (name or topic.name, body.encode(), key.encode() or None)
+    with begun(db):
+        db.cursor().execute(insert, bad)
+    if not name:
+        put(outbox, db, topic, b"good")
+    with pytest.raises(zsq.UsageError, match=f"row 1 of the outbox .* {why}.* delete it"):
+        outbox.drain(db, url=topic.url)
+    with begun(db):
+        db.cursor().execute("delete from zsq_outbox where id = 1")
+    assert outbox.drain(db, url=topic.url) == (0 if name else 1)
+
+
+def test_a_number_in_sqlite_is_published_as_text(topic: Topic, database: Database) -> None:
+    """SQLite keeps the type that was inserted. `bytes(17)` would be 17 zero bytes."""
+    if database.kind != "sqlite":
+        pytest.skip("the types of PostgreSQL's columns are fixed")
+    with contextlib.closing(sqlite3.connect(database.address)) as db:
+        outbox = Outbox()
+        outbox.create(db)
+        with db:
+            db.execute(
+                "insert into zsq_outbox (topic, body, message_key) values (?, 17, 4)", (topic.name,)
+            )
+        assert outbox.drain(db, url=topic.url) == 1
+    with zsq.Reader(topic.name, url=topic.url) as reader:
+        found = reader.message(0)
+    assert (found.body, found.key) == (b"17", b"4")
+
+
+def test_a_closed_connection_is_named(outbox: Outbox, database: Database, db: Any) -> None:
+    other = database.connect()
+    other.close()
+    expected = sqlite3.ProgrammingError if database.kind == "sqlite" else zsq.UsageError
+    with pytest.raises(expected, match="closed"):
+        outbox.drain(other)
 
 
 def test_topics_are_drained_in_turn_and_each_keeps_its_order(

@@ -29,6 +29,12 @@ class Database(NamedTuple):
 
         return psycopg.connect(self.address, autocommit=True)
 
+    def alone(self) -> Any:
+        """Return a connection that commits each statement, unless a transaction was begun."""
+        if self.kind == "sqlite":
+            return sqlite3.connect(self.address, timeout=60, isolation_level=None)
+        return self.connect()
+
 
 @contextlib.contextmanager
 def begun(db: Any) -> Iterator[None]:

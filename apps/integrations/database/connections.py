@@ -14,6 +14,7 @@ __all__ = [
     "Connection",
     "Dialect",
     "bytes_of",
+    "check_begun",
     "dialect_of",
     "execute",
     "identifier",
@@ -24,6 +25,8 @@ __all__ = [
 SQLITE: Final = "sqlite"
 POSTGRES: Final = "postgres"
 OTHER: Final = "other"
+IDLE: Final = 0  # the status of a connection without a transaction, in PostgreSQL's library
+LOST: Final = 4  # the status of a connection that is closed or broken
 _KINDS: Final = {"sqlite3": SQLITE, "psycopg": POSTGRES, "psycopg2": POSTGRES}
 _MARKERS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric": ":", "named": ":"}
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}", re.ASCII)
@@ -113,12 +116,40 @@ def transaction(db: Any) -> Iterator[None]:
     db.execute("COMMIT") if kind == SQLITE else db.commit()
 
 
-def _check_idle(kind: str, db: Any) -> None:
+def check_begun(db: Any, what: str) -> None:
+    """Raise `UsageError` if the connection would commit the next statement at once.
+
+    Then the note of a message would be committed before its work. If the work failed, the message
+    would count as handled, and be lost. A driver that is not known is not checked.
+    """
+    kind, db = dialect_of(db).kind, driver_of(db)
     if kind == SQLITE:
-        busy = db.in_transaction
+        # Python 3.12 has `autocommit`: True, False, or -1, with which `isolation_level` counts.
+        mode = getattr(db, "autocommit", -1)
+        alone = mode is True or (mode is not False and db.isolation_level is None)
+        alone = alone and not db.in_transaction
+    elif kind == POSTGRES:
+        alone = db.autocommit and _status(db) == IDLE
     else:
-        busy = bool(getattr(getattr(db, "info", None), "transaction_status", 0))
-    if busy:
+        alone = False
+    if alone:
+        how = 'db.execute("begin")' if kind == SQLITE else "with db.transaction():"
+        text = f"{what} needs a transaction, and this connection commits each statement"
+        text = f"{text}; begin one first, such as by `{how}`"
+        raise UsageError(E_BAD_ARGUMENT, text)
+
+
+def _status(db: Any) -> int:
+    """Return the status that PostgreSQL's library reports for a connection."""
+    return int(getattr(getattr(db, "info", None), "transaction_status", IDLE))
+
+
+def _check_idle(kind: str, db: Any) -> None:
+    status = IDLE if kind == SQLITE else _status(db)
+    if status == LOST:
+        text = "the connection to the database is closed or lost; make a new one"
+        raise UsageError(E_BAD_ARGUMENT, text)
+    if status != IDLE or (kind == SQLITE and db.in_transaction):
         text = "the connection is in a transaction; commit it first, or use another connection"
         raise UsageError(E_BAD_ARGUMENT, text)
     if not hasattr(db, "transaction") and kind != SQLITE and getattr(db, "autocommit", 0) is True:
@@ -132,8 +163,10 @@ def text_of(value: Any) -> str:
 
 
 def bytes_of(value: Any) -> bytes:
-    """Return the bytes of a row. In SQLite, a text in a column of bytes stays a text."""
-    return value.encode() if isinstance(value, str) else bytes(value)
+    """Return the bytes of a row. In SQLite, a text or a number in a column of bytes stays one."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    return str(value).encode()
 
 
 def identifier(name: str) -> str:

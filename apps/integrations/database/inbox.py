@@ -29,6 +29,7 @@ from .connections import (
     POSTGRES,
     SQLITE,
     Connection,
+    check_begun,
     dialect_of,
     execute,
     identifier,
@@ -99,7 +100,8 @@ class Inbox:
 
         If the transaction is rolled back, so is the note. While another transaction handles the
         same message, PostgreSQL waits for its end, and other databases may raise their error for a
-        lock or for a double key. Then roll back: the message is delivered again.
+        lock or for a double key. Then roll back: the message is delivered again. Raises
+        `UsageError` if a connection to SQLite or PostgreSQL commits each statement.
 
         `id`: An id from the message itself, such as an order number, in place of the offset. Then a
         message that a producer published twice is handled once, too.
@@ -109,6 +111,7 @@ class Inbox:
         elif not isinstance(id, str) or not 1 <= len(id) <= ID_CHARS_MAX:
             text = f"an id must be text of 1 to {ID_CHARS_MAX} characters"
             raise UsageError(E_BAD_ARGUMENT, f"{text}, not {id!r:.60}")
+        check_begun(db, "take")
         topic = message.topic if message.part is None else part_name(message.topic, message.part)
         values = (f"{topic}/{message.channel}", id, time.time_ns())
         insert = f"insert into {self.table} (source, id, taken_ns) values (?, ?, ?)"
@@ -185,10 +188,12 @@ class Positions:
 
         Raises `DataLoss` if messages after the position no longer exist, or if the topic was
         deleted and created again. With `skip_lost`, they are left out, and a new topic is read from
-        its oldest message.
+        its oldest message. Raises `UsageError` if a connection to SQLite or PostgreSQL commits each
+        statement.
         """
         if count < 1:
             raise UsageError(E_BAD_ARGUMENT, f"count must be at least 1, not {count}")
+        check_begun(db, "read")
         offset = self._locked(db, reader, skip_lost)
         messages, after = _next(reader, offset, count, skip_lost)
         if after != offset:

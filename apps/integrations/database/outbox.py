@@ -254,10 +254,15 @@ class Outbox:
     def _new_batch(self, db: Connection, broker: _Broker, count: int) -> tuple[str, int] | None:
         """Make the oldest rows a batch. Return None if there are none."""
         with transaction(db):
-            first = execute(db, f"select topic from {self.table} order by id limit 1").fetchone()
+            asked = f"select topic, id from {self.table} order by id limit 1"
+            first = execute(db, asked).fetchone()
         if first is None:
             return None
         topic = text_of(first[0])
+        try:
+            check_stage_topic(topic)
+        except UsageError as error:  # a program in another language may have written the row
+            raise _of_row(error, first[1]) from None
         logs = broker.logs(topic)  # asked outside of the transaction, which holds a lock
         with transaction(db):
             # This locks the row, so that one process at a time makes a batch.
@@ -301,7 +306,10 @@ class Outbox:
         for row in rows:
             logs.setdefault(text_of(row[0]), []).append(row)
         for log, its_rows in logs.items():
-            broker.commit(log, app, number, its_rows)
+            try:
+                broker.commit(log, app, number, its_rows)
+            except UsageError as error:
+                raise _of_rows(error, its_rows) from None
         with transaction(db):
             done = execute(db, f"delete from {self.table} where batch = ?", (number,))
         return int(done.rowcount)  # 0 if another process has deleted them
@@ -380,7 +388,7 @@ def _blocks(rows: Sequence[Sequence[Any]]) -> Iterator[Block]:
     """Pack the rows: log, key, tag, headers as JSON, body, id."""
     keys = [None if row[1] is None else bytes_of(row[1]) for row in rows]
     tags = [None if row[2] is None else text_of(row[2]) for row in rows]
-    headers = [_headers(row[3], row[5]) for row in rows]
+    headers = [_headers(row[3]) for row in rows]
     return pack_many(
         [bytes_of(row[4]) for row in rows],
         keys if any(one is not None for one in keys) else None,
@@ -389,7 +397,7 @@ def _blocks(rows: Sequence[Sequence[Any]]) -> Iterator[Block]:
     )
 
 
-def _headers(packed: Any, id: int) -> dict[str, HeaderText] | None:
+def _headers(packed: Any) -> dict[str, HeaderText] | None:
     """Return the headers of a row. A program in another language may have written them."""
     if packed is None:
         return None
@@ -398,11 +406,27 @@ def _headers(packed: Any, id: int) -> dict[str, HeaderText] | None:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        text = (
-            f"the headers of row {id} of the outbox are not a JSON object: {text_of(packed)!r:.60}"
-        )
-        raise UsageError(E_BAD_ARGUMENT, f"{text}; correct the row, or delete it")
+        text = f"its headers are not a JSON object: {text_of(packed)!r:.60}"
+        raise UsageError(E_BAD_ARGUMENT, text)
     return found
+
+
+def _of_rows(error: UsageError, rows: Sequence[Sequence[Any]]) -> UsageError:
+    """Return the error with the row that it is about. One such row stops the outbox."""
+    for row in rows:
+        try:
+            for _ in _blocks([row]):
+                pass
+        except UsageError as found:
+            return _of_row(found, row[5])
+    if error.code != E_TOO_BIG:
+        return error  # it is not about a row
+    return _of_row(error, max(rows, key=lambda row: len(bytes_of(row[4])))[5])
+
+
+def _of_row(error: UsageError, id: int) -> UsageError:
+    text = f"row {id} of the outbox cannot be published: {error.text}"
+    return UsageError(error.code, f"{text}; correct the row, or delete it")
 
 
 def _app() -> str:
