@@ -51,6 +51,8 @@ FILE_BYTES: Final = 512 * 1024 * 1024  # of blocks, before compression
 COLUMNS: Final = ("offset", "timestamp", "key", "tag", "value", "headers")
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "none")
 HOUR_NS: Final = 3_600_000_000_000
+# Of `s3://bucket/x`, a Path keeps one slash. A name such as C: is a drive of Windows.
+URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 LOCK: Final = ".zsq-export.lock"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Place = str | int | datetime  # "earliest", "latest", an offset, or a time
@@ -112,6 +114,11 @@ def export(plan: ExportPlan, advance: Advance = lambda done: None) -> ExportRepo
     if plan.file_bytes < 1 or plan.compression not in COMPRESSIONS:
         text = f"file_bytes must be at least 1 and compression one of {', '.join(COMPRESSIONS)}"
         raise UsageError(E_BAD_ARGUMENT, f"{text}, not {plan.file_bytes} and {plan.compression!r}")
+    if URL.match(str(plan.to)):
+        text = (
+            f"an export writes to a local or mounted directory, not to a URL: {str(plan.to)!r:.80}"
+        )
+        raise UsageError(E_UNSUPPORTED, f"{text}. Export to a directory, and copy its files")
     report = ExportReport()
     names = logs_of(plan.topic, plan.url, plan.timeout)
     if names != [plan.topic] and (type(plan.start) is int or type(plan.end) is int):

@@ -144,6 +144,8 @@ def test_a_wrong_column_and_a_missing_pyarrow_are_said_at_once(
             reader.arrow(columns=["body"])
         with pytest.raises(zsq.UsageError, match="each column once"):
             reader.arrow(columns=["key", "key"])
+        with pytest.raises(zsq.UsageError, match=r"a list of names, such as \['value'\]"):
+            reader.arrow(columns="value")
         monkeypatch.setattr(arrow_reader, "find_spec", lambda name: None)
         with pytest.raises(zsq.UsageError, match=r"pip install 'zsq\[arrow\]'"):
             reader.arrow()

@@ -266,6 +266,17 @@ def test_two_exports_into_one_directory_exclude_each_other(world: World, tmp_pat
     assert export(ExportPlan("tcp://nowhere", "clicks", tmp_path), again).messages == 5
 
 
+@pytest.mark.parametrize("place", ["s3://bucket/x", "gs://bucket/x.parquet", "file:///tmp/x"])
+def test_a_url_is_no_place_for_an_export(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """It made a folder with the name `s3:`, and then failed in pyarrow."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="not to a URL"):
+        to(Path(place))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_file_has_the_range_and_is_never_overwritten(world: World, tmp_path: Path) -> None:
     for _ in range(3):
         world.put(10, NOON)

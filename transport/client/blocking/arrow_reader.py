@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
-from ...errors import E_UNSUPPORTED, UsageError
+from ...errors import E_BAD_ARGUMENT, E_UNSUPPORTED, UsageError
 from ...names import part_of
 from .range_reader import RangeReader
 
@@ -37,6 +37,9 @@ def record_batches(
 
     from ...arrow.batches import BatchMaker
 
+    if isinstance(columns, str):
+        text = f"columns must be a list of names, such as [{columns!r:.40}], not a single name"
+        raise UsageError(E_BAD_ARGUMENT, text)
     topic, part = part_of(blocks.topic) or (blocks.topic, 0)
     maker = BatchMaker(topic, ARROW_COLUMNS if columns is None else tuple(columns), part)
     return RecordBatchReader.from_batches(maker.schema, _batches(blocks, maker))

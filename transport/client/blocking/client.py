@@ -529,7 +529,7 @@ class Reader(ReaderBase, Asker):
         if start is None or end is None:
             oldest, head = self.head()
             start = oldest if start is None else start
-            end = max(start, head) if end is None else end
+            end = max(reading.whole("start", start), head) if end is None else end
         place = self._same_place()
         blocks = RangeReader(
             place["url"],

@@ -13,7 +13,7 @@ from ...wire.address import Target
 from ...wire.addresses import Url
 from ...wire.credentials import KeyFile
 from ..core.message import Fetched
-from ..core.reading import fetch, fetched, gaps, skipped
+from ..core.reading import fetch, fetched, gaps, skipped, whole
 from ..core.requester import Request
 from .asker import Asker
 from .producer import TIMEOUT_S
@@ -62,6 +62,8 @@ class RangeReader(Asker):
             key_file=key_file,
             transport=transport,
         )
+        start, end = whole("start", start), whole("end", end)
+        bytes_max = whole("bytes_max", bytes_max)
         if not 0 <= start <= end or bytes_max < 1:
             text = "a range must have 0 <= start <= end and bytes_max of at least 1"
             raise UsageError(

@@ -5,7 +5,8 @@ No I/O.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import operator
+from typing import Any, Final, NamedTuple
 
 from ...errors import E_BAD_ARGUMENT, CorruptBlock, UsageError
 from ...wire.answers import Ends, Place, Size
@@ -43,7 +44,21 @@ class Archive(NamedTuple):
     end: int
 
 
+def whole(name: str, value: Any) -> int:
+    """Return a whole number, also one of NumPy, as an int.
+
+    Raises `UsageError` for another type. The broker does not answer a request that is not
+    well-formed, so the caller would wait for its time-out.
+    """
+    try:
+        return min(operator.index(value), BYTES_ANY)  # the protocol has 64 bits
+    except TypeError:
+        text = f"{name} must be a whole number, not {value!r:.60}"
+        raise UsageError(E_BAD_ARGUMENT, text) from None
+
+
 def fetch(offset: int, bytes_max: int) -> Question:
+    offset, bytes_max = whole("offset", offset), whole("bytes_max", bytes_max)
     if offset < 0 or bytes_max < 1:
         raise UsageError(
             E_BAD_ARGUMENT,
@@ -119,6 +134,8 @@ def message(topic: str, offset: int) -> Asking[StoredMessage]:
 
 
 def measure(start: int, end: int, bytes_max: int) -> Asking[Measured]:
+    start, end = whole("start", start), whole("end", end)
+    bytes_max = whole("bytes_max", bytes_max)
     if start < 0 or end < -1 or bytes_max < 1:
         text = (
             "start must be at least 0, end at least 0 or -1 (the durable end), and bytes_max "

@@ -247,6 +247,32 @@ def test_each_wrong_range_is_refused(broker: Broker) -> None:
             RangeReader(broker.url, "t", start, end)
 
 
+class Number:
+    """A whole number of another type, as NumPy has them."""
+
+    def __index__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("wrong", [0.5, "0", None])
+def test_an_offset_of_another_type_is_refused_at_once(broker: Broker, wrong: Any) -> None:
+    """The broker does not answer such a request, so the reader waited for its time-out."""
+    fill(broker, 1)
+    number: Any = Number()
+    with zsq.Reader("t", url=broker.url) as reader:
+        with pytest.raises(zsq.UsageError, match="offset must be a whole number, not"):
+            reader.read(wrong)
+        with pytest.raises(zsq.UsageError, match="start must be a whole number, not"):
+            reader.measure(wrong)
+        with pytest.raises(zsq.UsageError, match="end must be a whole number, not"):
+            RangeReader(broker.url, "t", 0, wrong)
+        if wrong is not None:
+            with pytest.raises(zsq.UsageError, match="start must be a whole number, not"):
+                reader.arrow(wrong)
+        assert [block.count for block in reader.read(number).blocks] == [10]
+        assert reader.read(1 << 70).blocks == []
+
+
 def test_reader_reports_head_uuid_offsets_and_sizes(broker: Broker) -> None:
     in_broker(broker, lambda: [broker.put(b"x"), broker.put(b"y")])
     with zsq.Reader("t", url=broker.url) as reader:
