@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import click
 import django
+from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections
 from django.utils import timezone
 from django.utils.crypto import get_random_string
@@ -241,7 +242,8 @@ class Worker:
         while (held := self._next()) is not None:
             run(self._backend, held, worker_id)
             with self._changed:
-                self._working.pop(held.place, None)
+                if self._working.get(held.place) is held:
+                    del self._working[held.place]
 
     def _next(self) -> Held | None:
         """Return the next task, or None when the worker stops."""
@@ -249,9 +251,18 @@ class Worker:
             while not self._stopping and not any(source.error for source in self._sources):
                 for source in self._sources:
                     held = source.take()
-                    if held is not None:
-                        self._working[held.place] = held
-                        return held
+                    if held is None:
+                        continue
+                    working = self._working.get(held.place)
+                    if working is not None and working.replace(held):
+                        # The broker was restarted, so the lease ended. The task has come back to
+                        # the worker that still runs it.
+                        continue
+                    if source.late.pop(held.message):  # it has ended meanwhile
+                        held.finish()
+                        continue
+                    self._working[held.place] = held
+                    return held
                 self._changed.wait(WAIT_S)
         return None
 
@@ -262,8 +273,20 @@ class Worker:
 @click.option("--threads", default=1, type=click.IntRange(1, 1000), help="Tasks at a time.")
 def main(backend: str, queues: tuple[str, ...], threads: int) -> None:
     """Run the tasks of `django.tasks` until SIGTERM or Ctrl-C."""
-    django.setup()
-    made: Any = task_backends[backend]
+    module = os.environ.get("DJANGO_SETTINGS_MODULE", "")
+    try:
+        django.setup()
+    except ImproperlyConfigured as error:
+        raise click.UsageError(f"DJANGO_SETTINGS_MODULE={module}: {error}") from error
+    try:
+        made: Any = task_backends[backend]
+    except ImproperlyConfigured as error:
+        text = f"TASKS of {module} has no backend {backend!r} that can be used: {error}"
+        raise click.UsageError(text) from error
+    for name in queues:
+        if made.queues and name not in made.queues:
+            text = f"queue {name!r} is not one of the backend's: {', '.join(sorted(made.queues))}"
+            raise click.UsageError(f"{text}. Add it to QUEUES in TASKS")
     names = list(queues) or sorted(made.queues)
     if not names:
         text = (

@@ -15,18 +15,61 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...transport.client.blocking.client import Batch, Consumer, Message
 from ...transport.client.core.message import Reason
 from ...transport.errors import ZsqError
 
+if TYPE_CHECKING:
+    from ... import aio
+
 log = logging.getLogger("zsq")
 
 CLOSE_S: Final = 5.0
 TOUCH_SHARE: Final = 3  # a lease is renewed after this part of it
+LATE_MAX: Final = 10_000  # messages that were finished without a lease, and are remembered
+LATE_S: Final = 600.0  # for so long
+
+
+class Identity(NamedTuple):
+    """A message of a topic, at each of its deliveries.
+
+    The time makes a difference if the topic was restored from a backup, or created again. Then
+    another message may have the offset.
+    """
+
+    part: int | None
+    offset: int
+    timestamp_ns: int
+
+
+class LateFinishes:
+    """The messages that this process has finished after it had lost their leases.
+
+    That happens when a task ends while the broker is away, or starts again. The broker does not
+    know about it, and delivers the message again. If it comes back to this process, it need not be
+    handled again. Another process may get it. So an entry ends after some minutes: somebody who
+    moves the channel back later wants the message to be handled again.
+    """
+
+    def __init__(self) -> None:
+        self._until_s: OrderedDict[Identity, float] = OrderedDict()
+
+    def add(self, message: Message | aio.Message) -> None:
+        self._until_s[identity(message)] = time.monotonic() + LATE_S
+        if len(self._until_s) > LATE_MAX:
+            self._until_s.popitem(last=False)
+
+    def pop(self, message: Message | aio.Message) -> bool:
+        """Return True if the message is one of them. It is forgotten then."""
+        return self._until_s.pop(identity(message), 0.0) > time.monotonic()
+
+
+def identity(message: Message | aio.Message) -> Identity:
+    return Identity(message.part, message.offset, message.timestamp_ns)
 
 
 class Delivery:
@@ -44,12 +87,14 @@ class Delivery:
 class Held:
     """One message, and the delivery that it belongs to."""
 
-    __slots__ = ("delivery", "message", "source")
+    __slots__ = ("_done", "_lock", "delivery", "message", "source")
 
     def __init__(self, source: Source, delivery: Delivery, message: Message) -> None:
         self.source = source
         self.delivery = delivery
         self.message = message
+        self._done = False
+        self._lock = threading.Lock()
         delivery.left.add(id(message))
 
     def drop(self) -> None:
@@ -57,26 +102,43 @@ class Held:
         self.delivery.left.discard(id(self.message))
 
     @property
-    def place(self) -> tuple[str, int | None, int]:
-        """The topic, the part and the offset, which are the same at each delivery."""
-        return self.message.topic, self.message.part, self.message.offset
+    def place(self) -> tuple[str, Identity]:
+        """The topic and the message, which are the same at each delivery."""
+        return self.message.topic, identity(self.message)
+
+    def replace(self, newer: Held) -> bool:
+        """Go on with a newer delivery of the same message, whose lease lasts.
+
+        Return False if this one was answered meanwhile.
+        """
+        with self._lock:
+            if self._done:
+                return False
+            self.drop()
+            self.delivery, self.message = newer.delivery, newer.message
+            return True
 
     def finish(self) -> None:
-        self._answered(self.message.finish)
+        self._answer(lambda message: message.finish(), finished=True)
 
     def requeue(self, *, backoff: bool = False, error: Reason = "") -> None:
-        self._answered(lambda: self.message.requeue(backoff=backoff, error=error))
+        self._answer(lambda message: message.requeue(backoff=backoff, error=error))
 
     def reject(self, why: Reason) -> None:
-        self._answered(lambda: self.message.reject(why))
+        self._answer(lambda message: message.reject(why))
 
-    def _answered(self, answer: Callable[[], None]) -> None:
-        self.drop()
+    def _answer(self, answer: Callable[[Message], None], *, finished: bool = False) -> None:
+        with self._lock:
+            self._done = True
+            message = self.message
+            if finished and not message.leased:
+                self.source.late.add(message)
+            self.drop()
         try:
-            answer()
+            answer(message)
         except ZsqError as error:
             # The message goes to another worker, or comes back to this one.
-            log.warning("%s: the answer came too late: %s", self.message, error)
+            log.warning("%s: the answer came too late: %s", message, error)
 
 
 class Source:
@@ -90,6 +152,7 @@ class Source:
     ) -> None:
         self.consumer = consumer
         self.arrived: deque[Held] = deque()
+        self.late = LateFinishes()
         self.error: ZsqError | None = None
         self._ready = ready
         self._touch_s = lease_s / TOUCH_SHARE
@@ -110,9 +173,12 @@ class Source:
         """Return the next message whose lease lasts, or None."""
         while self.arrived:
             held = self.arrived.popleft()
-            if held.message.leased:
+            if not held.message.leased:
+                held.drop()
+            elif self.late.pop(held.message):
+                held.finish()
+            else:
                 return held
-            held.drop()
         return None
 
     def set_ready(self, ready: int) -> None:

@@ -24,6 +24,7 @@ from ...transport.errors import ZsqError
 from ...transport.wire.addresses import Url, parse_all
 from ...transport.wire.credentials import KeyFile
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
+from .source import Identity, LateFinishes, identity
 from .taskiq_results import ResultIsMissingError, ZsqResultBackend
 
 __all__ = ["ResultIsMissingError", "ZsqBroker", "ZsqResultBackend"]
@@ -69,7 +70,8 @@ class ZsqBroker(AsyncBroker):
         self._producer: aio.Producer | None = None
         self._consumer: aio.Consumer | None = None
         self._toucher: asyncio.Task[None] | None = None
-        self._working: dict[tuple[int | None, int], aio.Message] = {}  # by part and offset
+        self._working: dict[Identity, aio.Message] = {}
+        self._late = LateFinishes()
 
     async def startup(self) -> None:
         """Create the topic and its channel, if they do not exist, and open the producer."""
@@ -117,7 +119,10 @@ class ZsqBroker(AsyncBroker):
         try:
             while (batch := await consumer.receive_batch()) is not None:
                 for message in batch:
-                    place = (message.part, message.offset)
+                    if self._late.pop(message):
+                        await message.finish()
+                        continue
+                    place = identity(message)
                     # With the connection, a lease ends. Then the message has come back, although it
                     # is being worked on.
                     known = place in self._working
@@ -130,9 +135,11 @@ class ZsqBroker(AsyncBroker):
             # Tasks that run still need their leases. `shutdown` closes the consumer.
             consumer.set_ready(0)
 
-    async def _ack(self, place: tuple[int | None, int]) -> None:
+    async def _ack(self, place: Identity) -> None:
         message = self._working.pop(place, None)
         if message is not None:
+            if not message.leased:
+                self._late.add(message)
             await message.finish()
 
     async def _touch(self) -> None:

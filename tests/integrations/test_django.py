@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.broker import Broker, wait_for
+from support.broker import Broker, kill, wait_for
 
 import zsq
 
@@ -140,8 +140,8 @@ class Project:
             text=True,
         ).stdout.strip()
 
-    def start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "zsq.apps.integrations.django", "--threads", "2"]
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "zsq.apps.integrations.django", "--threads", "2", *options]
         with (self.folder / "worker.log").open("ab") as output:
             worker = subprocess.Popen(
                 command, cwd=self.folder, env=self.environment, stdout=output, stderr=output
@@ -236,6 +236,25 @@ def test_a_worker_without_queues_says_what_to_do(project: Project) -> None:
     assert "name them with --queue" in (project.folder / "worker.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("options", "settings", "reason"),
+    [
+        (["--backend", "other"], "project_settings", "has no backend 'other'"),
+        (["--queue", "other"], "project_settings", "queue 'other' is not one of the backend's"),
+        ([], "", "DJANGO_SETTINGS_MODULE=: Requested setting"),
+    ],
+)
+def test_a_worker_with_wrong_options_says_what_is_wrong(
+    project: Project, options: list[str], settings: str, reason: str
+) -> None:
+    project.environment["DJANGO_SETTINGS_MODULE"] = settings
+    worker = project.start(*options)
+    assert worker.wait(WAIT_S) == 2
+    said = (project.folder / "worker.log").read_text()
+    assert reason in said
+    assert "Traceback" not in said
+
+
 def test_a_task_of_a_killed_worker_runs_again_and_one_longer_than_its_lease_does_not(
     project: Project, broker: Broker
 ) -> None:
@@ -260,3 +279,36 @@ def test_a_task_of_a_killed_worker_runs_again_and_one_longer_than_its_lease_does
     with zsq.Admin(broker.tcp) as admin:
         row = admin.stats(topic, "workers")["topics"][0]["channels"][0]
     assert row["delivery_count"] == deliveries, "the lease was extended: the task never came back"
+
+
+def test_a_task_that_comes_back_to_its_worker_runs_once(project: Project, broker: Broker) -> None:
+    """The lease is lost with the channel's process. The other thread of the worker is idle."""
+    project.send("gated")
+    worker = project.start()
+    wait_for(lambda: project.lines() == ["start"], WAIT_S, "the task")
+    topic = f"{project.environment['TASKS_PREFIX']}default"
+    with zsq.Admin(broker.tcp) as admin:
+
+        def in_flight() -> int:
+            row = admin.stats(topic, "workers")["topics"][0]["channels"][0]
+            return int(row["in_flight_count"])
+
+        [pid] = [
+            row["pid"]
+            for row in admin.stats()["processes"]
+            if row["name"] == f"channel {topic}/workers"
+        ]
+        kill(pid)
+        wait_for(lambda: _restarted(admin, topic, pid), WAIT_S, "the channel")
+        wait_for(lambda: in_flight() == 1, WAIT_S, "the second delivery")
+        project.gate.touch()
+        wait_for(lambda: in_flight() == 0, WAIT_S, "the end of the task")
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(WAIT_S) == 0
+    assert project.lines() == ["start", "end"]
+
+
+def _restarted(admin: zsq.Admin, topic: str, pid: int) -> bool:
+    rows = admin.stats()["processes"]
+    pids = [row["pid"] for row in rows if row["name"] == f"channel {topic}/workers"]
+    return bool(pids) and pids[0] not in (0, None, pid)

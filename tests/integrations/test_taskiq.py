@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.broker import Broker, wait_for
+from support.broker import Broker, kill, wait_for
 from support.topic_names import topic_name_of
 from taskiq.api import run_receiver_task
 from taskiq.exceptions import SendTaskError
@@ -80,6 +80,45 @@ def test_tasks_run_once_after_their_delay_and_beyond_their_lease(
         row = admin.stats(queue, "workers")["topics"][0]["channels"][0]
     assert (row["depth"], row["in_flight_count"], row["delivery_count"]) == (0, 0, 3)
     assert row["settings"]["max_hold_s"] == -1
+
+
+def test_a_task_that_ends_without_its_lease_does_not_run_again(broker: Broker, queue: str) -> None:
+    """Its channel is started again meanwhile, and delivers the message once more."""
+
+    async def main() -> None:
+        tasks = ZsqBroker(broker.tcp, queue=queue)
+        seen: list[str] = []
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        @tasks.task
+        async def note(name: str) -> None:
+            seen.append(name)
+            begun.set()
+            await go_on.wait()
+
+        await tasks.startup()
+        await note.kiq("first")
+        receiver = asyncio.create_task(run_receiver_task(tasks))
+        await until(begun)
+        [message] = tasks._working.values()
+        with zsq.Admin(broker.tcp) as admin:
+            admin.pause(queue, "workers")  # the message comes back only after the task
+            rows = admin.stats()["processes"]
+        [pid] = [row["pid"] for row in rows if row["name"] == f"channel {queue}/workers"]
+        kill(pid)
+        # The event loop must run, so that the client notices.
+        await asyncio.to_thread(wait_for, lambda: not message.leased, WAIT_S, "the loss")
+        go_on.set()
+        await asyncio.to_thread(wait_for, lambda: not tasks._working, WAIT_S, "the task")
+        with zsq.Admin(broker.tcp) as admin:
+            admin.unpause(queue, "workers")
+        await asyncio.to_thread(wait_for, lambda: left(broker, queue) == 0, WAIT_S, "the end")
+        receiver.cancel()
+        await asyncio.gather(receiver, return_exceptions=True)
+        await tasks.shutdown()
+        assert seen == ["first"]
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(
