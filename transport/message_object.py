@@ -7,6 +7,7 @@ them has written can be published again.
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Protocol, TypedDict
@@ -61,6 +62,7 @@ def as_object(found: Stored) -> MessageObject:
     """Return a message for JSON.
 
     Bytes that are UTF-8 become text. Other bytes become base64 under a name that ends in `_base64`.
+    Headers that are infinite or not a number become text, because JSON does not have them.
     """
     time = datetime.fromtimestamp(found.timestamp_ns / 1e9, UTC).isoformat()
     shown: MessageObject = {
@@ -76,7 +78,11 @@ def as_object(found: Stored) -> MessageObject:
     shown |= {"body_base64": _base64(found.body)} if text is None else {"body": text}
     if found.tag is not None:
         shown["tag"] = found.tag
-    texts = {name: value for name, value in found.headers.items() if not isinstance(value, bytes)}
+    texts = {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in found.headers.items()
+        if not isinstance(value, bytes)
+    }
     others = {
         name: _base64(value) for name, value in found.headers.items() if isinstance(value, bytes)
     }

@@ -35,12 +35,13 @@ def check_name(name: str, what: str = "topic") -> str:
     if what == "topic" and part_of(name) is not None:
         return name
     if len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
-        shown = repr(name)[:80]
-        raise UsageError(
-            E_BAD_NAME,
-            f"{what} name {shown} is not legal: use 1 to {NAME_CHARS_MAX} of the characters"
-            f" A-Z a-z 0-9 . _ - (and end it in {EPHEMERAL_SUFFIX!r} to keep it only in memory)",
+        text = (
+            f"{what} name {repr(name)[:80]} is not legal: use 1 to {NAME_CHARS_MAX} of the "
+            "characters A-Z a-z 0-9 . _ -"
         )
+        if what in ("topic", "channel"):
+            text += f" (and end it in {EPHEMERAL_SUFFIX!r} to keep it only in memory)"
+        raise UsageError(E_BAD_NAME, text)
     if name in {".", ".."}:
         raise UsageError(
             E_BAD_NAME, f"{what} name {name!r} is not legal: '.' and '..' mean folders"

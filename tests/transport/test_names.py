@@ -45,3 +45,12 @@ def test_other_names_with_numbers_are_not_legal(name: str) -> None:
 def test_a_channel_has_no_parts() -> None:
     with pytest.raises(UsageError, match="E_BAD_NAME"):
         check_name("archive#1", "channel")
+
+
+@pytest.mark.parametrize(
+    ("what", "hint"), [("topic", True), ("channel", True), ("schedule", False)]
+)
+def test_only_topics_and_channels_are_told_of_names_in_memory(what: str, hint: bool) -> None:
+    with pytest.raises(UsageError, match="is not legal: use 1 to 64 of the characters") as wrong:
+        check_name("no name", what)
+    assert ("#ephemeral" in wrong.value.text) == hint
