@@ -76,6 +76,7 @@ class Leg:
         self.link.expects = lambda: bool(session.confirms)
         self._known = False  # True after the subscription was accepted once
         self._compared = False
+        self._confirm_ns = FAR_NS  # when the finishes sent so far are to be confirmed
         engine.add(self.link)
 
     def stay(self) -> None:
@@ -90,6 +91,11 @@ class Leg:
             if session.dirty:
                 session.collect()  # the leases are void now, so this counts the finishes as stale
             return
+        if now_ns >= self._confirm_ns and session.unconfirmed and not session.confirms:
+            # Without this, a consumer that does not flush would call all finishes since its start
+            # unconfirmed when its link is lost.
+            session.barrier()
+            self._confirm_ns = now_ns + link.heartbeat_ms * 1_000_000
         words = session.collect()
         while words and link.up:
             for _ in range(min(len(words), WORDS_MAX)):
@@ -110,6 +116,7 @@ class Leg:
 
     def on_up(self, now_ns: int) -> None:
         self.link.heartbeat_ms = self.session.heartbeat_ms
+        self._confirm_ns = now_ns + self.link.heartbeat_ms * 1_000_000
         self.session.node = self.link.opened.get("node", 0)
         self._known = True
         self._compare(self.link.opened.get("settings"))

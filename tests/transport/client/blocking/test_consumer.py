@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,31 @@ def test_finishes_told_and_not_confirmed_when_the_link_was_lost(broker: Broker) 
     assert consumer.receive(5) is not None
     with pytest.raises(zsq.LeaseLost, match="1 finishes were not confirmed"):
         consumer.flush()
+    consumer.close()
+
+
+def test_finishes_are_confirmed_with_the_heartbeats(broker: Broker) -> None:
+    """A consumer that never flushes would call all of them unconfirmed when its link is lost."""
+    put(broker, *numbers(2))
+    consumer = zsq.Consumer("t", "c", url=broker.url, heartbeat_ms=60_000)
+    message = consumer.receive(5)
+    assert message is not None
+    message.finish()
+    broker.wait_for(lambda: broker.finished == [0])
+    assert consumer._made is not None
+    session, leg = consumer._made.engine.session, consumer._made.engine.legs[0]
+    assert session.unconfirmed == 1
+    assert leg._confirm_ns < time.monotonic_ns() + 61_000_000_000, "a heartbeat after the start"
+    leg._confirm_ns = 0  # the heartbeat is over
+    message = consumer.receive(5)
+    assert message is not None
+    message.finish()
+    broker.wait_for(lambda: session.unconfirmed == 0)
+    assert leg._confirm_ns > 0, "the next ones have a heartbeat's time"
+    broker.die()
+    broker.start()
+    broker.wait_for(lambda: broker.count(p.Sub) == 2)
+    consumer.flush()
     consumer.close()
 
 
