@@ -48,8 +48,9 @@ class HasParts(UsageError):
         count = len(spread.parts)
         brokers = len(spread.brokers)
         text = (
-            f"topic {spread.topic} has {count} parts at {brokers} brokers, and this is possible "
-            f"only for one part: name it, such as {part_name(spread.topic, 0)}"
+            f"topic {spread.topic} has {count} part{'s' * (count != 1)} at {brokers} "
+            f"broker{'s' * (brokers != 1)}, and this is possible only for one part: name it, such "
+            f"as {part_name(spread.topic, 0)}"
         )
         super().__init__(E_PARTS, text)
         self.spread = spread

@@ -119,7 +119,10 @@ def schedule_list(topic: str | None, as_json: bool, url: str, timeout: float) ->
             tell_line(row)
         return
     if not rows:
-        click.echo("no schedules; add one with zsq schedule add", err=True)
+        # The broker is asked only for its own. Those of other parts are at their brokers.
+        of_topic = "" if topic is None else f" of {topic}"
+        text = f"no schedules{of_topic} at this broker; add one with zsq schedule add"
+        click.echo(text, err=True)
         return
     others = (
         Heading("cron", True), Heading("zone", True), Heading("state", True), Heading("next due", True),

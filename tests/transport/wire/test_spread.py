@@ -124,6 +124,8 @@ def test_the_error_for_a_topic_with_parts_says_what_to_name() -> None:
     assert error.code == E_PARTS
     assert "clicks has 3 parts at 2 brokers" in error.text
     assert "clicks#0" in error.text
+    alone = HasParts(replace(SPREAD, brokers=SPREAD.brokers[:1], parts=((0, 0),)))
+    assert "clicks has 1 part at 1 broker, and" in alone.text
     again = pickle.loads(pickle.dumps(error))
     assert isinstance(again, HasParts)
     assert isinstance(again, UsageError)
