@@ -36,7 +36,9 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from wrapt import wrap_function_wrapper
 
 from ... import __version__
+from ...transport.client.core.lane import as_headers
 from ...transport.client.core.message import BatchView, MessageView
+from ...transport.errors import UsageError
 
 __all__ = ["ZsqInstrumentor", "context_of"]
 
@@ -78,10 +80,25 @@ def _with_context(headers: Any) -> Any:
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     if headers is None or isinstance(headers, Mapping):
-        return {**carrier, **(headers or {})}
+        return _joined(carrier, headers)
     if isinstance(headers, list | tuple):
-        return [{**carrier, **(one or {})} for one in headers]
+        return [_joined(carrier, one) for one in headers]
     return headers  # the publish raises the error
+
+
+def _joined(carrier: Mapping[str, str], headers: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the headers with the context, or without it if both are over the limits.
+
+    A publish that works without tracing must work with it, too.
+    """
+    if not headers:
+        return carrier
+    joined = {**carrier, **headers}
+    try:
+        as_headers(joined)
+    except (UsageError, TypeError):
+        return headers  # the publish raises the error, if it is one of the program
+    return joined
 
 
 def _place(client: Any) -> dict[str, Any]:

@@ -21,6 +21,8 @@ import zsq
 import zsq.aio
 from zsq.apps.integrations.opentelemetry import ZsqInstrumentor, context_of
 from zsq.testing import MemoryBroker, Namespace
+from zsq.transport.block.block_format import HEADERS_BYTES_MAX
+from zsq.transport.wire.codec import HEADERS_MAX
 
 WAIT_S = 30.0
 
@@ -103,6 +105,24 @@ def test_headers_of_the_program_are_kept(space: Namespace, traces: Traces) -> No
     own = f"00-{7:032x}-{8:016x}-01"
     space.publish("t", b"", headers={"traceparent": own})
     assert space.messages("t")[0].headers == {"traceparent": own}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"n": "x" * (HEADERS_BYTES_MAX - 10)}, {str(number): 0 for number in range(HEADERS_MAX)}],
+    ids=["bytes", "count"],
+)
+def test_a_publish_at_the_limits_of_headers_works_as_without_tracing(
+    space: Namespace, traces: Traces, headers: Any
+) -> None:
+    """There is no room for the context."""
+    space.publish("t", b"", headers=headers)
+    space.producer().publish_many(space.topic("t"), [b"", b""], headers=[headers, None])
+    found = [dict(message.headers) for message in space.messages("t")]
+    assert found[:2] == [headers, headers]
+    assert found[2].keys() == {"traceparent"}
+    with pytest.raises(zsq.UsageError, match="headers"):
+        space.publish("t", b"", headers={**headers, "more": "x" * 100})
 
 
 @pytest.mark.parametrize("headers", [None, {"n": 1}, [{"n": 1}, None]])
