@@ -119,9 +119,8 @@ def schedule_list(topic: str | None, as_json: bool, url: str, timeout: float) ->
             tell_line(row)
         return
     if not rows:
-        # The broker is asked only for its own. Those of other parts are at their brokers.
-        of_topic = "" if topic is None else f" of {topic}"
-        text = f"no schedules{of_topic} at this broker; add one with zsq schedule add"
+        where = "at this broker" if topic is None else f"of {topic}"
+        text = f"no schedules {where}; add one with zsq schedule add"
         click.echo(text, err=True)
         return
     others = (
