@@ -101,6 +101,24 @@ def test_a_new_process_knows_the_alias_and_the_bindings_of_others(
     assert payloads(received(connection, [queue], 2)) == ["tasks.a.b", "tasks"]
 
 
+def test_a_program_that_ends_loses_nothing_that_it_has_collected(broker: Broker, name: str) -> None:
+    """With `linger_ms`, a program sends faster than the broker stores, and closes nothing."""
+    program = """
+import sys
+from kombu import Connection, Queue
+queue = Queue(sys.argv[2])
+connection = Connection(sys.argv[1], transport_options={"linger_ms": 1})
+producer = connection.Producer()
+for number in range(3000):
+    producer.publish(number, routing_key=sys.argv[2], serializer="json", declare=[queue])
+"""
+    with zsq.Admin(broker.tcp) as admin:
+        url = f"zsq://127.0.0.1:{broker.port}"
+        line = [sys.executable, "-c", "import zsq.apps.integrations.kombu\n" + program, url, name]
+        subprocess.run(line, check=True, timeout=WAIT_S)
+        assert admin.stats(name)["topics"][0]["message_count"] == 3000
+
+
 def test_each_queue_of_a_fanout_exchange_gets_every_message_and_nothing_older(
     connect: Connect, name: str
 ) -> None:

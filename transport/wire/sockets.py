@@ -225,7 +225,13 @@ def send_frames(socket: Socket, frames: Sequence[Any]) -> bool:
     last = len(frames) - 1
     try:
         for index, frame in enumerate(frames):
-            _send(socket, frame, _NOW if index == last else _NOW_MORE, len(frame) <= COPY_BYTES_MAX)
+            flags = _NOW if index == last else _NOW_MORE
+            try:
+                _send(socket, frame, flags, len(frame) <= COPY_BYTES_MAX)
+            except RuntimeError:
+                # The interpreter ends, and pyzmq has ended what it needs to send without a copy.
+                # Clients that are still open send the rest now.
+                _send(socket, frame, flags, True)
     except zmq.Again:
         # Only the first frame can fail in this way. The other frames are always accepted.
         return False
