@@ -18,14 +18,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final
 
 import pytest
 from support.broker import Broker
-from support.peer_sources import outcomes_in, source_of
+from support.peer_sources import check_file, outcomes_in, played, source_of
 
 ALL: Final = os.environ.get("ZSQ_CELERY_TESTS") == "all"
 RUN_S: Final = 3600.0 if ALL else 800.0
@@ -116,27 +116,20 @@ def node_of(name: str) -> str:
 @pytest.fixture(scope="module")
 def outcomes(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     folder = tmp_path_factory.mktemp("celery")
-    found: dict[str, str] = {}
-    with ThreadPoolExecutor(1 if "TEST_BACKEND" in os.environ else PROCESSES) as pool:
-        runs = [
-            pool.submit(run, folder, broker, [f"t/integration/{file}.py"], f"{nth}/{step}")
-            for file, step in FILES.items()
-            for nth in range(step)
-        ]
-        for one in runs:
-            found |= one.result()
-    bad = [name for name, result in found.items() if is_bad(name, result)]
-    if bad:
-        found |= run(folder, broker, map(node_of, bad))
-    return found
+    runs = [
+        partial(run, folder, broker, [f"t/integration/{file}.py"], f"{nth}/{step}")
+        for file, step in FILES.items()
+        for nth in range(step)
+    ]
+    processes = 1 if "TEST_BACKEND" in os.environ else PROCESSES
+    return played(
+        runs, processes, is_bad, lambda bad: run(folder, broker, [node_of(one) for one in bad])
+    )
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_celerys_tests_pass(outcomes: Outcomes, file: str) -> None:
-    mine = {name: result for name, result in outcomes.items() if name.startswith(f"{file}.")}
-    bad = {name: result for name, result in mine.items() if is_bad(name, result)}
-    assert not bad, "\n\n".join(f"{name}: {result}" for name, result in bad.items())
-    results = list(mine.values())
+    results = check_file(outcomes, file, is_bad)
     print(f"{file}: {results.count('passed')} passed, {results.count('skipped')} skipped")
     needs_redis = file == "test_group_chains" and "passed" not in results
     assert needs_redis or "passed" in results, f"nothing of {file} has run"

@@ -17,14 +17,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final
 
 import pytest
 from support.broker import Broker
-from support.peer_sources import outcomes_in, source_of
+from support.peer_sources import check_file, outcomes_in, played, source_of
 
 RUN_S: Final = 400.0
 TEST_S: Final = 60
@@ -144,27 +144,16 @@ def outcomes(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Outcom
     shutil.copytree(SOURCE, folder / "tests")
     # The archive has no `__init__.py`. The programs that tests start import this one, too.
     (folder / "tests" / "__init__.py").write_text("import support.dramatiq_peer\n")
-    found: dict[str, str] = {}
     files = [f"tests/{file}.py" for file in FILES]
-    with ThreadPoolExecutor(PROCESSES) as pool:
-        runs = [
-            pool.submit(run, folder, broker, files, f"{nth}/{PROCESSES}")
-            for nth in range(PROCESSES)
-        ]
-        for one in runs:
-            found |= one.result()
-    bad = [name for name, result in found.items() if is_bad(name, result)]
-    if bad:
-        found |= run(folder, broker, map(node_of, bad))
-    return found
+    runs = [partial(run, folder, broker, files, f"{nth}/{PROCESSES}") for nth in range(PROCESSES)]
+    return played(
+        runs, PROCESSES, is_bad, lambda bad: run(folder, broker, [node_of(one) for one in bad])
+    )
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_dramatiqs_tests_pass(outcomes: Outcomes, file: str) -> None:
-    mine = {name: result for name, result in outcomes.items() if name.startswith(f"{file}.")}
-    bad = {name: result for name, result in mine.items() if is_bad(name, result)}
-    assert not bad, "\n\n".join(f"{name}: {result}" for name, result in bad.items())
-    results = list(mine.values())
+    results = check_file(outcomes, file, is_bad)
     print(f"{file}: {results.count('passed')} of {len(results)} passed")
     assert "passed" in results, f"nothing of {file} has run"
 

@@ -13,6 +13,8 @@ import sys
 import tarfile
 import tempfile
 import xml.etree.ElementTree as xml
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -99,3 +101,31 @@ def outcomes_in(report: Path, prefix: str) -> dict[str, str]:
                 result = bad.text or kind
         found[name] = result
     return found
+
+
+def played(
+    runs: Sequence[Callable[[], Mapping[str, str]]],
+    processes: int,
+    is_bad: Callable[[str, str], bool],
+    again: Callable[[list[str]], Mapping[str, str]],
+) -> dict[str, str]:
+    """Return the outcomes of these runs of pytest. At most `processes` run at a time.
+
+    Then the tests with a bad outcome run once more: `again` gets their names.
+    """
+    found: dict[str, str] = {}
+    with ThreadPoolExecutor(processes) as pool:
+        for one in [pool.submit(run) for run in runs]:
+            found.update(one.result())
+    bad = [name for name, result in found.items() if is_bad(name, result)]
+    return {**found, **again(bad)} if bad else found
+
+
+def check_file(
+    outcomes: Mapping[str, str], file: str, is_bad: Callable[[str, str], bool]
+) -> list[str]:
+    """Return the outcomes of the tests of a file. Raises `AssertionError` if one is bad."""
+    mine = {name: result for name, result in outcomes.items() if name.startswith(f"{file}.")}
+    bad = {name: result for name, result in mine.items() if is_bad(name, result)}
+    assert not bad, "\n\n".join(f"{name}: {result}" for name, result in bad.items())
+    return list(mine.values())
