@@ -40,6 +40,7 @@ Begin = Callable[["Reader"], int]
 FOLLOW_S: Final = 0.1  # seconds between requests at the end of the topic
 PART_S: Final = 2.0  # seconds until a part does not delay the others any more
 AWAY_S: Final = 5.0  # seconds until a part that did not answer is asked again
+_ENDS: Final = ("earliest", "latest")
 NEWEST_MAX: Final = 10_000  # repeats a constant of transport, whose import would delay help
 
 
@@ -125,9 +126,6 @@ def tail(
             begin = beginning(where, last)
             logs.append(Log(name, stack.enter_context(reader), begin, shown, is_part=bool(parts)))
         follow_logs(logs, sys.stdout.buffer, count, stopping, follow)
-
-
-_ENDS: Final = ("earliest", "latest")
 
 
 def _parts(topic: str, url: str, timeout: float) -> list[str]:

@@ -13,7 +13,7 @@ such identity.
 (Heartbeats that are shorter were rejected. They would not help against a primary that is cut off
 from the bucket, and each stall of a network would end all leases.) If the old primary does not know
 yet that it has lost, both answer. The client may then go back and forth, but the old primary has no
-lease, and so it confirms nothing.
+lease, and so it confirms no publish and no finish.
 """
 
 from __future__ import annotations
