@@ -38,7 +38,7 @@ from wrapt import wrap_function_wrapper
 from ... import __version__
 from ...transport.client.core.lane import as_headers
 from ...transport.client.core.message import BatchView, MessageView
-from ...transport.errors import UsageError
+from ...transport.errors import UsageError, ZsqError
 
 __all__ = ["ZsqInstrumentor", "context_of"]
 
@@ -148,7 +148,8 @@ def _messages(found: Any) -> Collection[MessageView]:
 
 def _failed(span: Span, error: BaseException) -> None:
     span.record_exception(error)
-    span.set_attribute("error.type", getattr(error, "code", type(error).__qualname__))
+    kind = error.code if isinstance(error, ZsqError) else type(error).__qualname__
+    span.set_attribute("error.type", kind)
     span.set_status(Status(StatusCode.ERROR, str(error)))
 
 
@@ -262,7 +263,20 @@ class _Tracing:
         def recorded(message: Any) -> Any:
             try:
                 return handler(message)
-            except Exception as error:
+            except BaseException as error:
+                _failed(trace.get_current_span(), error)
+                raise
+
+        runner.handler = recorded
+
+    def made_runner_async(self, wrapped: Call, runner: Any, args: Any, options: Any) -> None:
+        wrapped(*args, **options)
+        handler = runner.handler
+
+        async def recorded(message: Any) -> Any:
+            try:
+                return await handler(message)
+            except BaseException as error:
                 _failed(trace.get_current_span(), error)
                 raise
 
@@ -274,20 +288,11 @@ class _Tracing:
         with self._processing(args[0]):
             return wrapped(*args, **options)
 
-    async def handle_async(self, wrapped: Call, consumer: Any, args: Any, options: Any) -> Any:
+    async def handle_async(self, wrapped: Call, runner: Any, args: Any, options: Any) -> Any:
         if not is_instrumentation_enabled():
             return await wrapped(*args, **options)
-        message, handler, *rest = args
-
-        async def recorded(message: Any) -> Any:
-            try:
-                return await handler(message)
-            except Exception as error:
-                _failed(trace.get_current_span(), error)
-                raise
-
-        with self._processing(message):
-            return await wrapped(message, recorded, *rest, **options)
+        with self._processing(args[0]):
+            return await wrapped(*args, **options)
 
     # Answering
 
@@ -319,9 +324,10 @@ class _Tracing:
             yield f"{_BLOCKING}.consumer", f"Consumer.{name}", self.receive
             yield f"{_ASYNCIO}.aio_consumer", f"Consumer.{name}", self.receive_async
         yield f"{_BLOCKING}.consumer", "Consumer.__iter__", self.iterate
-        yield f"{_BLOCKING}.consumer", "Runner.__init__", self.made_runner
-        yield f"{_BLOCKING}.consumer", "Runner.handle", self.handle
-        yield f"{_ASYNCIO}.aio_consumer", "Consumer._handle", self.handle_async
+        yield f"{_BLOCKING}.runner", "Runner.__init__", self.made_runner
+        yield f"{_BLOCKING}.runner", "Runner.handle", self.handle
+        yield f"{_ASYNCIO}.aio_runner", "Runner.__init__", self.made_runner_async
+        yield f"{_ASYNCIO}.aio_runner", "Runner.handle", self.handle_async
         for module, settle in zip(_MESSAGES, (self.settle, self.settle_async), strict=True):
             for kind in ("Message", "Batch"):
                 for name in _ANSWERS:

@@ -18,6 +18,7 @@ import pytest
 import zsq
 import zsq.inbox
 import zsq.outbox
+from zsq.transport.client.core import handling
 from zsq.transport.client.core.message import Fetched, StoredMessage
 from zsq.transport.client.core.peeking import Peek, Peeked
 from zsq.transport.client.core.reading import Archive, Measured
@@ -36,6 +37,8 @@ SECTIONS: Final = {
         "ZsqError", "UsageError", "BrokerUnreachable", "Refused", "NotFound", "LeaseLost", "CorruptBlock", "DataLoss",
     ),
 }  # fmt: skip
+# Modules whose docstrings belong to a section.
+MODULES: Final = {"Consuming": (("What run does with a handler", handling),)}
 DATABASES: Final = (zsq.inbox.Inbox, zsq.inbox.Positions, zsq.outbox.Outbox)
 GIVEN: Final = {"Receipt", "Batch", "Message"}  # users do not create these themselves
 RECORDS: Final = (
@@ -71,6 +74,9 @@ def drawn() -> str:
     for title, names in SECTIONS.items():
         parts.append(f"## {title}\n")
         parts += [_class(name, getattr(zsq, name)) for name in names]
+        parts += [
+            f"### {caption}\n\n{_text(module)}\n" for caption, module in MODULES.get(title, ())
+        ]
     parts.append("## Databases\n\nImport these from `zsq.inbox` and `zsq.outbox`.\n")
     parts += [_class(kind.__name__, kind) for kind in DATABASES]
     parts.append("## Records and options\n")

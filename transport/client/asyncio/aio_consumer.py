@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
 import os
 import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from ...errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ...system import calls_on_signals
 from ...wire.address import DefaultTimeout
 from ...wire.protocol import DEAD
-from ..blocking.consumer import (
-    ConsumerBase,
-    again,
-    check_callable,
-    check_concurrency,
-    check_ready,
-    is_coroutine_function,
-    share_of,
-)
+from ..blocking.consumer import ConsumerBase, check_concurrency, check_ready, share_of
 from ..blocking.drive import inherit
 from ..core.consumer_session import EVERY, LeasedBlock
+from ..core.handling import Handling
 from ..core.message import BatchView, Delay, MessageView, Reason, when_again
 from ..core.subscription import ConsumerEngine
 from ..link.link import until_ns
 from .aio_asker import Turner
-
-log = logging.getLogger("zsq")
+from .aio_runner import Runner
 
 
 class Message(MessageView):
@@ -118,12 +107,7 @@ class Consumer(ConsumerBase):
     _messages: deque[Message]
 
     def _begin(self) -> None:
-        self._handling = 0  # the number of workers that await a handler
         self._ended = False
-
-    def _forked(self) -> None:
-        super()._forked()
-        self._handling = 0
 
     def _turner(self) -> Turner[ConsumerEngine]:
         made = self._made
@@ -246,7 +230,7 @@ class Consumer(ConsumerBase):
         *,
         concurrency: int = 1,
         requeue_delay: Delay | Callable[[Message], Delay] | None = None,
-        on_error: Callable[[Message, Exception], object] | None = None,
+        on_error: Callable[[Message, BaseException], object] | None = None,
         signals: bool = True,
     ) -> None:
         """Await `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
@@ -257,80 +241,28 @@ class Consumer(ConsumerBase):
         before a message is taken. See `zsq.Consumer.run`.
         """
         check_concurrency(concurrency)
-        if not is_coroutine_function(handler):
-            text = (
-                "the handler must be a coroutine function (async def), an object whose "
-                "__call__ is one, or a functools.partial of those; "
-                f"it is {handler!r:.80}. Use zsq.Consumer for a plain function"
-            )
-            raise UsageError(E_BAD_ARGUMENT, text)
-        check_callable("on_error", on_error)
+        handling = Handling(handler, requeue_delay, on_error, awaits=True)
         self._check_open()
+        runner = Runner(handling, self.receive, self._stop_taking)
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
-        errors: list[ZsqError] = []
 
         async def work() -> None:
             me = asyncio.current_task()
             self._workers.add(me)
             try:
-                while (message := await self.receive()) is not None:
-                    await self._handle(message, handler, requeue_delay, on_error)
-            except ZsqError as error:
-                errors.append(error)
-                self._stop_taking()
+                await runner.work()
             finally:
                 self._workers.discard(me)
+                if self._closing and self._made is not None:
+                    self._made.settle()  # `close` waits for this
 
         try:
             with calls_on_signals(asyncio.get_running_loop(), caught, self._stop_taking):
-                await asyncio.gather(*(work() for _ in range(concurrency)))
+                await runner.run(work() for _ in range(concurrency))
         finally:
             await self.close()
-        if errors:
-            raise errors[0]
-
-    async def _handle(
-        self,
-        message: Message,
-        handler: Handler,
-        delay: Delay | Callable[[Message], Delay] | None,
-        on_error: Any,
-    ) -> None:
-        self._handling += 1
-        try:
-            await self._answer_for(message, handler, delay, on_error)
-        finally:
-            self._handling -= 1
-            if self._closing and self._made is not None:
-                self._made.settle()  # `close` waits for this
-
-    async def _answer_for(
-        self,
-        message: Message,
-        handler: Handler,
-        delay: Delay | Callable[[Message], Delay] | None,
-        on_error: Any,
-    ) -> None:
-        try:
-            await handler(message)
-        except Exception as error:
-            if on_error is not None:
-                told = on_error(message, error)
-                if inspect.isawaitable(told):
-                    await told
-            else:
-                log.exception(
-                    (
-                        "handler failed for %s; an unanswered message is requeued, or given up "
-                        "after its last attempt"
-                    ),
-                    message,
-                )
-            if not message.answered:
-                await message.requeue(**again(message, delay), error=error)
-        else:
-            if not message.answered:
-                await message.finish()
+        if runner.error is not None:
+            raise runner.error
 
     def _stop_taking(self) -> None:
         self._closing = True
@@ -355,7 +287,7 @@ class Consumer(ConsumerBase):
         self._ended = True
         try:
             await turner.carry_out(
-                turner.engine.leave(lambda: not self._handling, until_ns(self._patience(timeout)))
+                turner.engine.leave(lambda: not self._workers, until_ns(self._patience(timeout)))
             )
         finally:
             turner.stop(linger_ms=1000)

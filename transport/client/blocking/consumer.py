@@ -1,7 +1,7 @@
 """The blocking consumer: iterate messages or batches, or run a handler.
 
-A handler gets one message at a time in each thread. The message is finished on return and requeued
-with backoff on an exception.
+A handler gets one message at a time in each thread. `core/handling.py` says what its result and
+errors mean.
 
 The channel defines the backoff, so the operator sets it in one place for all consumers. Rejected: a
 backoff with jitter in each client, as in earlier versions. Its purpose is that independent clients
@@ -11,19 +11,15 @@ do not act at the same moment. The channel's credit already ensures that.
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
-import logging
 import os
-import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypedDict, Unpack, overload
+from typing import Any, Final, Self, Unpack, overload
 
-from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, ZsqError
+from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
 from ...names import check_name
 from ...settings import NewChannelOptions
 from ...system import node_name
@@ -34,143 +30,17 @@ from ...wire.protocol import MESSAGE_TIMEOUT_MS_MAX, MESSAGE_TIMEOUT_MS_MIN, REA
 from ..core import message as reasons
 from ..core.asking import on_wire
 from ..core.consumer_session import ConsumerSession, LeasedBlock
+from ..core.handling import Handling
 from ..core.message import Batch, Message
 from ..core.subscription import ConsumerEngine
 from ..link.link import FAR_NS, check_timeout, until_ns
 from .drive import Drive, inherit, ours, remember, remember_fork
 from .producer import check_times
+from .runner import Runner, draining_on_signals
 
 Handler = Callable[[Message], object]
 Delay = reasons.Delay | Callable[[Message], reasons.Delay] | None
 
-
-class Requeue(TypedDict, total=False):
-    """Arguments of a message's `requeue`."""
-
-    backoff: bool
-    delay: reasons.Delay
-
-
-def again(message: Any, delay: reasons.Delay | Callable[[Any], reasons.Delay] | None) -> Requeue:
-    """Return the arguments with which `Consumer.run` requeues a message."""
-    if delay is None:
-        return {"backoff": True}
-    return {"delay": delay(message) if callable(delay) else delay}
-
-
-def is_coroutine_function(handler: Any) -> bool:
-    """Return True if a call of the handler returns a coroutine.
-
-    This is so for a coroutine function, an object whose `__call__` is one, or a partial of those.
-    Raises `UsageError` if the handler cannot be called.
-    """
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    check_callable("the handler", handler)
-    if handler is None:
-        raise UsageError(E_BAD_ARGUMENT, "the handler must be callable, not None")
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        type(handler).__call__
-    )
-
-
-def check_callable(what: str, value: Any) -> None:
-    """Raise `UsageError` for a value that cannot be called. None is accepted."""
-    if value is not None and not callable(value):
-        raise UsageError(
-            E_BAD_ARGUMENT, f"{what} must be callable, not {type(value).__name__}: {value!r:.80}"
-        )
-
-
-class Runner:
-    """The loop that each thread of `Consumer.run` executes.
-
-    The first error from the broker ends all threads.
-    """
-
-    def __init__(self, consumer: Consumer, handler: Handler, delay: Delay, on_error: Any) -> None:
-        if is_coroutine_function(handler):
-            text = (
-                "the handler is a coroutine function, which this consumer cannot await; use "
-                "zsq.aio.Consumer, or a plain function"
-            )
-            raise UsageError(E_BAD_ARGUMENT, text)
-        check_callable("on_error", on_error)
-        self.consumer = consumer
-        self.handler = handler
-        self.delay = delay
-        self.on_error = on_error
-        self.error: ZsqError | None = None
-
-    def work(self) -> None:
-        consumer = self.consumer
-        try:
-            with consumer._running():
-                # A message that arrives while `close` begins is not handled but returned to the
-                # channel, because `close` does not wait for its handler.
-                while (
-                    message := consumer._outside(consumer.receive)
-                ) is not None and not consumer._closing:
-                    self.handle(message)
-        except ZsqError as error:
-            self.error = self.error or error
-            self.consumer._stop_taking()
-
-    def handle(self, message: Message) -> None:
-        try:
-            result = self.handler(message)
-        except Exception as error:
-            if self.on_error is not None:
-                self.on_error(message, error)
-            else:
-                log.exception(
-                    (
-                        "handler failed for %s; an unanswered message is requeued, or given up "
-                        "after its last attempt"
-                    ),
-                    message,
-                )
-            if not message.answered:
-                message.requeue(**again(message, self.delay), error=error)
-        else:
-            # A lambda or a partial has returned a coroutine. So the handler has not run, and the
-            # message is requeued.
-            if inspect.iscoroutine(result):
-                result.close()
-                message.requeue()
-                raise UsageError(
-                    E_BAD_ARGUMENT,
-                    (
-                        "the handler returned a coroutine, which this consumer cannot await; use "
-                        "zsq.aio.Consumer"
-                    ),
-                )
-            if not message.answered:
-                message.finish()
-
-
-@contextlib.contextmanager
-def draining_on_signals(consumer: Consumer) -> Iterator[None]:
-    """Drain on SIGTERM and SIGINT. The first signal also restores the old signal handlers."""
-    before: dict[int, Any] = {}
-
-    def restore() -> None:
-        for number in list(before):
-            signal.signal(number, before.pop(number) or signal.SIG_DFL)
-
-    def drain(number: int, frame: object) -> None:
-        restore()
-        consumer._stop_taking()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, drain)
-    try:
-        yield
-    finally:
-        restore()
-
-
-log = logging.getLogger("zsq")
 
 READY: Final = 2500
 # With the default, a consumer holds at least so many messages of each part. With fewer, the broker
@@ -596,7 +466,7 @@ class Consumer(ConsumerBase):
         *,
         concurrency: int = 1,
         requeue_delay: Delay = None,
-        on_error: Callable[[Message, Exception], object] | None = None,
+        on_error: Callable[[Message, BaseException], object] | None = None,
         signals: bool = True,
     ) -> None:
         """Call `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
@@ -605,32 +475,49 @@ class Consumer(ConsumerBase):
         channel, and closes the consumer. The handler runs in `concurrency` threads. If it returns,
         the message is finished, unless the handler has answered it. If it raises an exception, the
         message is requeued after `requeue_delay`: seconds, a timedelta, or a function of the
-        message that returns one of them. The default is the channel's backoff (1 s, doubled by each
-        attempt, at most 2 minutes, unless set otherwise). The broker gets the exception's repr, and
-        a dead letter contains it. Exceptions go to `on_error(message, exception)`, by default to
-        the log. With `signals=False`, signal handlers are not changed.
+        message that returns one of them, at most an hour. The default is the channel's backoff
+        (1 s, doubled by each attempt, at most 2 minutes, unless set otherwise). The broker gets the
+        exception's repr, and a dead letter contains it. Exceptions go to `on_error(message,
+        exception)`, by default to the log. No exception of a handler or callback ends `run`, not
+        even `SystemExit`, see "What run does with a handler". With `signals=False`, signal handlers
+        are not changed.
         """
         check_concurrency(concurrency)
+        handling = Handling(handler, requeue_delay, on_error, awaits=False)
         self._check_open()
-        runner = Runner(self, handler, requeue_delay, on_error)
+        runner = Runner(handling, self._next_to_handle, self._stop_taking)
+
+        def work() -> None:
+            with self._running():
+                runner.work()
+
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
             if signals and threading.current_thread() is threading.main_thread():
-                stack.enter_context(draining_on_signals(self))
+                stack.enter_context(draining_on_signals(self._stop_taking))
             workers = [
-                threading.Thread(target=runner.work, name=f"zsq worker {i}", daemon=True)
+                threading.Thread(target=work, name=f"zsq worker {i}", daemon=True)
                 for i in range(1, concurrency)
             ]
             for worker in workers:
                 worker.start()
             try:
-                runner.work()
+                work()
             finally:
                 self._stop_taking()
                 for worker in workers:
                     worker.join()
         if runner.error is not None:
             raise runner.error
+
+    def _next_to_handle(self) -> Message | None:
+        """Return the next message for a handler of `run`, or None when the consumer closes.
+
+        A message that arrives while `close` begins is not handled but returned to the channel,
+        because `close` does not wait for its handler.
+        """
+        message: Message | None = self._outside(self.receive)
+        return None if self._closing else message
 
     def _stop_taking(self) -> None:
         """Stop receiving. A signal handler may call this, because it takes no lock."""

@@ -1,0 +1,132 @@
+"""Runner: the loop that each task of the asyncio `Consumer.run` executes.
+
+`core/handling.py` says what a handler's result and errors mean. One thing is special here: a
+handler may be cancelled, as a task that it awaits may be. If the caller of `run` is not cancelled
+itself, that is a failure of the message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from typing import Any
+
+from ...errors import UsageError, ZsqError
+from ..core.handling import Handling, raised_by_signal
+
+log = logging.getLogger("zsq")
+
+
+class Runner:
+    """Handle messages until `take` returns None, until an error ends all tasks, or until the task
+    that made this runner is cancelled.
+
+    `take` returns the next message. `stop` lets it return None in all tasks.
+    """
+
+    def __init__(
+        self, handling: Handling, take: Callable[[], Awaitable[Any]], stop: Callable[[], object]
+    ) -> None:
+        self.handling = handling
+        self.handler = handling.handler
+        self.error: Exception | None = None
+        self._take = take
+        self._stop = stop
+        self._caller = asyncio.current_task()
+        self._cancels = self._count_cancels()
+
+    async def run(self, workers: Iterable[Coroutine[Any, Any, None]]) -> None:
+        """Wait for the tasks that call `work`. If the caller is cancelled, cancel them first."""
+        tasks = [asyncio.create_task(worker) for worker in workers]
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            raise
+
+    async def work(self) -> None:
+        try:
+            while True:
+                try:
+                    message = await self._take()
+                except asyncio.CancelledError:
+                    if self._is_cancelled():
+                        raise
+                    _uncancel()
+                    log.warning("a task of `run` was cancelled, but not `run`; it goes on")
+                    continue
+                if message is None:
+                    return
+                await self.handle(message)
+        except Exception as error:
+            self.error = self.error or error
+            self._stop()
+
+    async def handle(self, message: Any) -> None:
+        try:
+            result = await self.handler(message)
+        except BaseException as error:
+            if self._ends(error):
+                raise
+            await self._report(message, error)
+            await self._requeue(message, error)
+            return
+        if result is not None:
+            try:
+                self.handling.check_result(result)
+            except UsageError as error:
+                await self._requeue(message, error, delay=0)
+                raise
+        if not message.answered:
+            with self._answering(message):
+                await message.finish()
+
+    async def _report(self, message: Any, error: BaseException) -> None:
+        try:
+            result = self.handling.report(message, error)
+            if inspect.isawaitable(result):
+                await result
+        except BaseException as second:
+            if self._ends(second):
+                raise
+            self.handling.report_callback("on_error", message, second)
+
+    async def _requeue(self, message: Any, error: BaseException, **how: Any) -> None:
+        if not message.answered:
+            with self._answering(message):
+                await message.requeue(**(how or self.handling.again(message)), error=error)
+
+    @contextlib.contextmanager
+    def _answering(self, message: Any) -> Iterator[None]:
+        """Log an answer that is not possible any more, because the consumer was closed."""
+        try:
+            yield
+        except ZsqError as error:
+            log.warning("%s was handled, but not answered: %s", message, error)
+
+    def _count_cancels(self) -> int:
+        return 0 if self._caller is None else self._caller.cancelling()
+
+    def _is_cancelled(self) -> bool:
+        return self._count_cancels() > self._cancels
+
+    def _ends(self, error: BaseException) -> bool:
+        """Return True if this error of a handler or callback ends the task."""
+        if isinstance(error, asyncio.CancelledError):
+            if self._is_cancelled():
+                return True
+            _uncancel()
+        # GeneratorExit: the event loop is gone, and nothing may be awaited any more.
+        return isinstance(error, GeneratorExit) or raised_by_signal(error)
+
+
+def _uncancel() -> None:
+    """Take back the cancellation of the current task, which has been handled."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()

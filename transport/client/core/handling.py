@@ -1,0 +1,228 @@
+"""Handling: what `Consumer.run` does with a handler, its result, and its errors.
+
+A message is handled when its handler returns. `run` then finishes the message, unless the handler
+has answered it. Whatever else a handler or a callback does is a failure of this message, and not
+of `run`:
+
+- **The handler raises an exception:** `run` calls `on_error`, or logs the exception. Then it
+  requeues the message after `requeue_delay`, by default with the channel's backoff.
+- **The handler calls `sys.exit()`**, or itself raises `KeyboardInterrupt` or another
+  `BaseException`: the same. The program goes on.
+- **A signal handler of the program, or Ctrl-C, interrupts the handler** with `SystemExit` or
+  `KeyboardInterrupt`: `run` returns the message to the channel, and ends with this error. With
+  `signals=True`, only the second signal can do that, because the first one makes `run` end as
+  `close` does.
+- **The handler is cancelled (asyncio):** if `run` was cancelled, `run` returns the message to the
+  channel and ends. In every other case it is a failure of the message.
+- **`on_error` raises:** the log gets both errors, and the message is requeued.
+- **`requeue_delay` raises**, or returns something that is no delay: the log gets the error, and the
+  message is requeued with the channel's backoff. A delay above an hour counts as an hour. The log
+  has one warning about that.
+- **The handler returns before its work has run**, because it returns a coroutine, another
+  awaitable, a generator, a `map` or `filter`, or a future: `run` requeues the message, and ends
+  with `UsageError`.
+- **A call of the handler would run nothing**, because it is a generator function or, in a blocking
+  consumer, a coroutine function: `run` raises `UsageError` before it takes a message.
+- **The handler fails for each message, or always for one:** the message comes again after each
+  backoff. With `max_attempts`, the channel makes it a dead letter after its last attempt.
+- **The handler kills its process:** the channel delivers its messages to another consumer when the
+  link is lost or the lease has ended.
+- **The handler never ends:** it occupies one of the `concurrency` threads or tasks, and its message
+  is delivered again when its lease ends. After SIGTERM, `run` waits for it. A second SIGTERM ends
+  the program, unless the program handles it.
+- **The handler blocks the event loop (asyncio):** nothing else runs in the loop meanwhile, not even
+  heartbeats. If it blocks for longer than two heartbeats, the broker gives the messages of this
+  consumer to others. Use `asyncio.to_thread`, or a blocking consumer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import math
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, TypedDict
+
+from ...errors import E_BAD_ARGUMENT, UsageError
+from ...wire.protocol import REQUEUE_DELAY_MS_MAX
+from .message import Delay, as_seconds, when_again
+
+log = logging.getLogger("zsq")
+
+COROUTINE: Final = "a coroutine"
+_KINDS: Final[tuple[tuple[Callable[[Any], bool], str], ...]] = (
+    (inspect.iscoroutinefunction, COROUTINE),
+    (inspect.isasyncgenfunction, "an async generator"),
+    (inspect.isgeneratorfunction, "a generator"),
+)
+_RESULTS: Final[tuple[tuple[Callable[[Any], bool], str], ...]] = (
+    (inspect.iscoroutine, COROUTINE),
+    (inspect.isasyncgen, "an async generator"),
+    (inspect.isgenerator, "a generator"),
+    (lambda result: isinstance(result, map | filter), "an iterator"),
+    (lambda result: isinstance(result, Future), "a future"),
+    (inspect.isawaitable, "an awaitable"),
+)
+DELAY_S_MAX: Final = REQUEUE_DELAY_MS_MAX // 1000
+
+
+class Requeue(TypedDict, total=False):
+    """Arguments of a message's `requeue`."""
+
+    backoff: bool
+    delay: Delay
+
+
+def check_callable(what: str, value: Any) -> None:
+    """Raise `UsageError` for a value that cannot be called. None is accepted."""
+    if value is not None and not callable(value):
+        raise UsageError(
+            E_BAD_ARGUMENT, f"{what} must be callable, not {type(value).__name__}: {value!r:.80}"
+        )
+
+
+def lazy_result_of(function: Any) -> str:
+    """Return what a call of this function returns instead of running it, or "" if it runs it.
+
+    The function may also be a method, an object with `__call__`, or a `functools.partial`.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    for is_kind, name in _KINDS:
+        if is_kind(function) or is_kind(type(function).__call__):
+            return name
+    return ""
+
+
+def raised_by_signal(error: BaseException) -> bool:
+    """Return True if a signal has raised this error, and not the code that it interrupted.
+
+    This is `SystemExit` or `KeyboardInterrupt` in the main thread, from a signal handler of the
+    program or from Python's own handler of SIGINT. The latter leaves no trace, so while it is
+    installed, each `KeyboardInterrupt` counts as its.
+    """
+    if (
+        not isinstance(error, SystemExit | KeyboardInterrupt)
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        return False
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    if isinstance(error, KeyboardInterrupt) and signal.default_int_handler in handlers:
+        return True
+    codes = {_code_of(handler) for handler in handlers if callable(handler)}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+
+
+class Handling:
+    """The callables that a caller has given to `run`."""
+
+    def __init__(self, handler: Any, requeue_delay: Any, on_error: Any, *, awaits: bool) -> None:
+        """Check the arguments. `awaits`: True if `run` awaits the handler."""
+        check_callable("the handler", handler)
+        if handler is None:
+            raise UsageError(E_BAD_ARGUMENT, "the handler must be callable, not None")
+        check_callable("on_error", on_error)
+        lazy = lazy_result_of(handler)
+        if awaits and lazy != COROUTINE:
+            text = (
+                "the handler must be a coroutine function (async def without yield), an object "
+                "whose __call__ is one, or a functools.partial of those; "
+                f"it is {handler!r:.80}. Use zsq.Consumer for a plain function"
+            )
+            raise UsageError(E_BAD_ARGUMENT, text)
+        if lazy == COROUTINE and not awaits:
+            text = (
+                "the handler is a coroutine function, which this consumer cannot await; use "
+                "zsq.aio.Consumer, or a plain function"
+            )
+            raise UsageError(E_BAD_ARGUMENT, text)
+        if lazy and not awaits:
+            text = (
+                f"the handler is a generator function: a call of it returns {lazy} and runs "
+                "nothing; use a function without yield"
+            )
+            raise UsageError(E_BAD_ARGUMENT, text)
+        for name, callback, may_await in (
+            ("on_error", on_error, awaits),
+            ("requeue_delay", requeue_delay, False),
+        ):
+            lazy = lazy_result_of(callback) if callable(callback) else ""
+            if lazy and not (lazy == COROUTINE and may_await):
+                text = f"{name} must be a plain function; a call of this one returns {lazy}"
+                raise UsageError(E_BAD_ARGUMENT, text)
+        if requeue_delay is not None and not callable(requeue_delay):
+            when_again(requeue_delay, False)
+        self.handler = handler
+        self._delay = requeue_delay
+        self._on_error = on_error
+        self._warned = False
+
+    def check_result(self, result: Any) -> None:
+        """Raise `UsageError` if the result shows that the work has not run."""
+        name = next((name for is_kind, name in _RESULTS if is_kind(result)), "")
+        if not name:
+            return
+        if name == COROUTINE:
+            result.close()
+        text = (
+            f"the handler returned {name}, and nothing waits for the work in it; the message was "
+            "requeued. Let the handler return when its work is done"
+        )
+        if name == COROUTINE:
+            text += ": await the coroutine, in a handler of zsq.aio.Consumer"
+        raise UsageError(E_BAD_ARGUMENT, text)
+
+    def report(self, message: Any, error: BaseException) -> Any:
+        """Call `on_error` and return its result, or log the error."""
+        if self._on_error is not None:
+            return self._on_error(message, error)
+        text = (
+            "handler failed for %s; an unanswered message is requeued, or given up after its last "
+            "attempt"
+        )
+        log.error(text, message, exc_info=error)
+        return None
+
+    def report_callback(self, name: str, message: Any, error: BaseException) -> None:
+        """Log that a callback failed."""
+        log.error("%s failed for %s; the message is requeued", name, message, exc_info=error)
+
+    def again(self, message: Any) -> Requeue:
+        """Return the arguments with which `run` requeues a message whose handler failed."""
+        if self._delay is None:
+            return {"backoff": True}
+        if not callable(self._delay):
+            return {"delay": self._delay}
+        try:
+            seconds = as_seconds(self._delay(message))
+            if seconds > DELAY_S_MAX:
+                self._warn_of(seconds)
+                return {"delay": DELAY_S_MAX}
+            when_again(seconds, False)
+        except BaseException as error:
+            if raised_by_signal(error):
+                raise
+            self.report_callback("requeue_delay", message, error)
+            return {"backoff": True}
+        return {"delay": seconds}
+
+    def _warn_of(self, seconds: float) -> None:
+        if not self._warned:
+            self._warned = True
+            text = (
+                "requeue_delay returned %s s; the longest delay is %d s, which is used instead. "
+                "This is logged once"
+            )
+            log.warning(text, "inf" if math.isinf(seconds) else f"{seconds:g}", DELAY_S_MAX)
