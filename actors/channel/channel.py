@@ -36,7 +36,7 @@ from ..settings.starts import ChannelStart
 from .core import ChannelCore, Peeks, check_ready, consumer_of
 from .dead_letter_sender import DeadLetterSender
 from .feed import Feed
-from .lease import Hole, Subscriber
+from .lease import Departure, Hole, Subscriber
 from .redelivery import Deferred
 from .saving import Saving
 
@@ -190,6 +190,7 @@ class ChannelActor(Actor[ChannelStart]):
         front.route(p.Fin, self.fin)
         front.route(p.Req, self.req)
         front.route(p.Touch, self.touch)
+        front.route(p.Begun, self.begin)
         front.route(p.Beat, self.beat)
         front.route(p.Bye, self.unsubscribe)
         front.route(p.Scan, self.process_due)
@@ -290,8 +291,17 @@ class ChannelActor(Actor[ChannelStart]):
 
     def touch(self, port: Port, mail: Mail, message: p.Touch) -> None:
         self._consumer(mail)
-        refused = self.core.touch(mail.envelope, message.token, time.monotonic_ns())
+        refused = self.core.touch(mail.envelope, message.token, time.monotonic_ns(), message.ranges)
         if refused or message.request:
+            port.send(mail.envelope, p.Answer(message.request, message.token, tuple(refused)))
+
+    def begin(self, port: Port, mail: Mail, message: p.Begun) -> None:
+        self._consumer(mail)
+        refused = self.core.note_begun(
+            mail.envelope, message.token, message.ranges, time.monotonic_ns()
+        )
+        # Without a request, nobody waits: the answers to these messages say what is refused.
+        if message.request:
             port.send(mail.envelope, p.Answer(message.request, message.token, tuple(refused)))
 
     def _answer(self, mail: Mail, request: int, token: int, refused: Any) -> None:
@@ -307,7 +317,8 @@ class ChannelActor(Actor[ChannelStart]):
         port.send(mail.envelope, p.Beat())
 
     def unsubscribe(self, port: Port, mail: Mail, message: p.Bye) -> None:
-        self.core.unsubscribe(mail.envelope)
+        how = Departure.LOST if message.is_lost else Departure.LEFT
+        self.core.unsubscribe(mail.envelope, how)
 
     def on_gone(self, who: str) -> None:
         for peer in [peer for peer in self.core.consumers if peer[0] == who.encode()]:
@@ -391,7 +402,9 @@ class ChannelActor(Actor[ChannelStart]):
             delivery = self.core.next_delivery(now, wall)
             if delivery is None:
                 return self.core.has_more()
-            message = p.Deliver(delivery.token, delivery.runs, delivery.timeout_ns // _MS)
+            message = p.Deliver(
+                delivery.token, delivery.runs, delivery.timeout_ns // _MS, delivery.alone
+            )
             if not self.front.send(delivery.peer, message, [delivery.block]):
                 # The consumer is dead, or does not read what it asked for.
                 self.core.unsubscribe(delivery.peer)
@@ -452,6 +465,7 @@ class ChannelActor(Actor[ChannelStart]):
         A difference of up to 1 ms is ignored, because two clocks may drift apart by that much.
         """
         now = time.monotonic_ns()
+        self.core.look_for_idle(now)
         due = self.core.next_due(now, time.time_ns())
         if due and (due < self._hinted_ns - _MS or self._hinted_ns == 0):
             self._hinted_ns = due
@@ -462,6 +476,8 @@ class ChannelActor(Actor[ChannelStart]):
         dirty = self.core.scan(now, wall)
         if dirty:
             self.stir()
+        for peer, count in self.core.recalls(now):
+            self.front.send(peer, p.Recall(count))
         self._hinted_ns = self.core.next_due(now, wall)
         port.send(mail.envelope, p.Scanned(message.request, dirty, self._hinted_ns))
 
@@ -555,7 +571,7 @@ class ChannelActor(Actor[ChannelStart]):
         self.closed = message.to_consumers
         for peer in list(self.core.consumers) if self.closed else ():
             self.front.send(peer, p.Failed(0, E_CLOSED, TO_CONSUMERS))
-            self.core.unsubscribe(peer)
+            self.core.unsubscribe(peer, Departure.SENT_AWAY)
         return p.Done(message.request, {})
 
     def where_dead_letters_go(self, message: p.WhereDeadLettersGo) -> p.DeadLettersGo:

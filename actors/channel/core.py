@@ -1,8 +1,20 @@
 """Channel core: records which consumer holds which message, and until when. No I/O.
 
-Messages come from the channel's supply (`supply.py`) and go to consumers under leases. A consumer
-finishes a message, or the message returns to the supply: it was requeued, or its lease ended.
-Leases use monotonic nanoseconds (`now_ns`). Due times use wall-clock nanoseconds (`wall_ns`).
+Messages come from the channel's supply (`supply.py`) and go to consumers. A message that was sent
+is *held* until a handler begins it. The consumer reports that, and a lease runs from then on. A
+consumer finishes a message, or the message returns to the supply: it was requeued, its lease ended,
+or its consumer left. Only a message that was begun has used an attempt then. Leases use monotonic
+nanoseconds (`now_ns`). Due times use wall-clock nanoseconds (`wall_ns`).
+
+Consumers of NSQ report nothing. Their messages are begun when they are sent, as at nsqd.
+
+Recall. If a consumer is idle while others hold messages that no handler has begun, the channel asks
+for some of them back. The consumer that holds them decides, because only it knows what its handlers
+have begun since its last report.
+
+Suspects. The messages of a lost consumer may have ended its process. In a channel that limits
+attempts they are delivered apart: one consumer *sifts* them. It gets them when it holds nothing
+else, alone or in small groups (`Suspects`).
 
 The module also contains the measurements of a channel, the turns of its consumers, peeks, and the
 check which consumers a channel accepts.
@@ -48,6 +60,7 @@ from ...transport.wire.protocol import (
     DEAD,
     EXPIRED,
     REQUEUE_DELAY_MS_MAX,
+    UNBEGUN,
     Done,
     Due,
     Peek,
@@ -56,7 +69,7 @@ from ...transport.wire.protocol import (
 )
 from ..primitives.deadlines import DeadlineHeap
 from ..primitives.latency import LatencyWindow, bin_of, merged
-from ..primitives.ranges import check, take, total
+from ..primitives.ranges import check, total
 from ..primitives.rates import RECENT_NS, SAMPLE_NS, RateMeter
 from ..runtime.pulses import ChannelDetails, DeliveryPulse
 from ..settings import options
@@ -64,6 +77,7 @@ from ..statistics.schema import COUNTERS
 from .filters import ChannelFilter
 from .lease import (
     Changes,
+    Departure,
     Hole,
     Lease,
     OutgoingDelivery,
@@ -77,7 +91,7 @@ from .lease import (
 from .ordered import OrderedSupply
 from .priorities import PrioritySupply
 from .redelivery import Deferred, Row
-from .supply import Picked, Supply
+from .supply import Picked, Supply, used
 
 
 class Measurements:
@@ -153,7 +167,11 @@ class Measurements:
 
 
 def has_room(consumer: Subscriber) -> bool:
-    return consumer.ready > consumer.in_flight and consumer.bytes_out < options.CONSUMER_BYTES_MAX
+    return (
+        consumer.ready > consumer.in_flight
+        and consumer.bytes_out < options.CONSUMER_BYTES_MAX
+        and not consumer.sifts
+    )
 
 
 class Turns:
@@ -226,11 +244,13 @@ class Turns:
 
 
 UNKNOWN_DELIVERY: Range = (-1, 0)
+RECALL_NS: Final = 100_000_000  # how long a message is held before it may be asked for
 _MS = 1_000_000
 LOST: Final = "its consumer was lost or left"
 TIMED_OUT: Final = "its consumer did not answer within the message timeout"
 REQUEUED: Final = "its consumer requeued it"
 REJECTED: Final = "its consumer rejected it"
+RETURNED: Final = "its consumer gave it back"
 
 
 def half() -> float:
@@ -277,6 +297,9 @@ class ChannelCore:
         self._leases: dict[int, Lease] = {}
         self._lease_rows = 0
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
+        self._sifter: Subscriber | None = None  # the consumer that gets the suspects
+        self._held = 0  # messages that consumers hold and that no handler has begun
+        self._recall_ns = 0  # when idle consumers are looked for next, or 0
         self._ending = False
 
     def configure(self, settings: ChannelSettings) -> None:
@@ -287,7 +310,7 @@ class ChannelCore:
     # Consumers
 
     def subscribe(self, consumer: Subscriber) -> None:
-        self.unsubscribe(consumer.peer)
+        self.unsubscribe(consumer.peer, Departure.LEFT)
         self.consumers[consumer.peer] = consumer
         self._takers += consumer.ready > 0
         self._beats_end_ns = min(self._beats_end_ns or consumer.lost_ns, consumer.lost_ns)
@@ -301,18 +324,32 @@ class ChannelCore:
         consumer.ready = max(0, ready)
         self._turns.look(consumer)
 
-    def unsubscribe(self, peer: Peer) -> bool:
-        """Remove a consumer that left or was lost. All its messages are delivered again."""
+    def unsubscribe(self, peer: Peer, how: Departure = Departure.LOST) -> bool:
+        """Remove a consumer. All its messages are delivered again.
+
+        Those that its handlers had begun have used an attempt, unless the channel sent the consumer
+        away. If it was lost, any of its messages may be the reason, so they are suspects.
+        """
         consumer = self.consumers.pop(peer, None)
         if consumer is None:
             return False
         self._takers -= consumer.ready > 0
         if not self.consumers:
             self._beats_end_ns = 0
+        lost = how is Departure.LOST
         for token in list(consumer.tokens):
-            self.supply.back(self._end_lease(token).runs, LOST)
+            lease = self._end_lease(token)
+            if lease.apart and lost:
+                self.supply.apart.left()
+            runs = used(lease.runs) if how is Departure.SENT_AWAY else sorted(lease.used())
+            if lost and self.settings.max_attempts:
+                self.supply.suspect(runs, LOST)
+            else:
+                self.supply.back(runs, LOST)
             self.supply.dirty = True
         self._turns.leave(consumer)
+        if self._sifter is consumer:
+            self._sifter = None
         return True
 
     def lost_consumers(self, now_ns: int) -> list[Peer]:
@@ -339,10 +376,12 @@ class ChannelCore:
 
     def next_delivery(self, now_ns: int, wall_ns: int) -> OutgoingDelivery | None:
         """Return the next delivery, or None when no consumer has room or no message waits."""
-        if self.supply.moving:
+        if self.supply.moving or self._ending:
             return None
         if self.is_wanted():
             self.supply.look_ahead(self._lease_rows, wall_ns)
+        if (delivery := self._next_apart(now_ns, wall_ns)) is not None:
+            return delivery
         share = self._share(wall_ns)
         while not self.paused and (consumer := self._turns.first(share)) is not None:
             room = consumer.ready - consumer.in_flight
@@ -358,6 +397,36 @@ class ChannelCore:
             if block is not None:
                 return self._lease(consumer, picked, block, now_ns)
         return None
+
+    def _next_apart(self, now_ns: int, wall_ns: int) -> OutgoingDelivery | None:
+        """Return the next suspects, if the consumer that sifts them holds nothing."""
+        sifter = self._sifter
+        if sifter is not None and sifter.ready == 0:
+            sifter = self._sift(None)
+        if not self.supply.apart.ready or self.paused:
+            if sifter is not None and not sifter.in_flight:
+                self._sift(None)
+            return None
+        if sifter is None:
+            takers = (consumer for consumer in self.consumers.values() if consumer.ready > 0)
+            sifter = self._sift(min(takers, key=lambda taker: taker.in_flight, default=None))
+        if sifter is None or sifter.in_flight:
+            return None
+        picked = self.supply.pick_apart(sifter, sifter.ready, wall_ns)
+        block = self._joined(picked) if picked is not None else None
+        if picked is None or block is None:
+            return None
+        return self._lease(sifter, picked, block, now_ns)
+
+    def _sift(self, consumer: Subscriber | None) -> Subscriber | None:
+        """Let this consumer get the suspects from now on, or none."""
+        before, self._sifter = self._sifter, consumer
+        if before is not None:
+            before.sifts = False
+            self._turns.look(before)
+        if consumer is not None:
+            consumer.sifts = True
+        return consumer
 
     def _joined(self, picked: Picked) -> Block | None:
         """Return the picked messages as one block, or None if its bytes changed in memory.
@@ -397,14 +466,19 @@ class ChannelCore:
         self, consumer: Subscriber, picked: Picked, block: Block, now_ns: int
     ) -> OutgoingDelivery:
         self._token += 1
-        runs, parts, _ = picked
+        runs, parts = picked.runs, picked.parts
         count = total(runs)
         size = sum(part.length * (stop - start) // part.count for part, start, stop in parts)
         consumer.bytes_out += size
         # The runs are sorted, because answers are matched in ascending order.
-        self._leases[self._token] = Lease(consumer, sorted(runs), now_ns, times_of(parts), size)
+        lease = Lease(consumer, sorted(runs), now_ns, times_of(parts), size, picked.apart)
+        self._leases[self._token] = lease
         self._lease_rows += len(runs)
-        self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
+        if consumer.reports:
+            self._held += count
+        else:
+            lease.begin((), now_ns)
+            self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
         consumer.tokens.add(self._token)
         consumer.in_flight += count
         consumer.message_count += count
@@ -413,18 +487,30 @@ class ChannelCore:
         self.counters["delivery_bytes"] += size
         self.supply.dirty = True
         return OutgoingDelivery(
-            consumer.peer, self._token, tuple(runs), parts, block, consumer.timeout_ns
+            consumer.peer,
+            self._token,
+            tuple(runs),
+            parts,
+            block,
+            consumer.timeout_ns,
+            alone=picked.apart and count == 1,
         )
 
     def _end_lease(self, token: int) -> Lease:
         lease = self._leases.pop(token)
         self._deadlines.remove(token)
-        self._lease_rows -= len(lease.runs)
+        self._lease_rows -= lease.rows
+        self._held -= total(lease.held)
         lease.consumer.tokens.discard(token)
         lease.consumer.bytes_out -= lease.size
-        lease.consumer.in_flight -= total(lease.runs)
+        lease.consumer.in_flight -= total(lease.held) + lease.count_begun()
         self._turns.look(lease.consumer)
         return lease
+
+    @property
+    def held_messages(self) -> int:
+        """The number of messages that consumers hold and that no handler has begun."""
+        return self._held
 
     @property
     def held(self) -> int:
@@ -444,16 +530,51 @@ class ChannelCore:
         lease = self._leases.get(token)
         if lease is None or lease.consumer.peer != peer:
             return [], tuple(ranges) or (UNKNOWN_DELIVERY,)
-        taken, left, refused = take(lease.runs, ranges)
+        rows, held = lease.rows, total(lease.held)
+        taken, refused = lease.answer(ranges)
         lease.consumer.in_flight -= total(taken)
-        self._lease_rows += len(left) - len(lease.runs)
-        lease.runs = left
-        if left:
-            self._turns.look(lease.consumer)
-        else:
-            self._end_lease(token)
+        self._held += total(lease.held) - held
+        self._shrunk(token, lease, rows)
         self.supply.dirty = True
         return taken, refused
+
+    def _shrunk(self, token: int, lease: Lease, rows: int) -> None:
+        """Note that messages were removed from a lease, which had so many rows before."""
+        self._lease_rows += lease.rows - rows
+        self._set_deadline(token, lease)
+        if lease.held or lease.begun:
+            self._turns.look(lease.consumer)
+        else:
+            if lease.apart:
+                self.supply.apart.stayed()
+            self._end_lease(token)
+
+    def note_begun(
+        self, peer: Peer, token: int, ranges: Sequence[Range], now_ns: int
+    ) -> Sequence[Range]:
+        """Note that handlers of this consumer have begun these messages: their lease runs.
+
+        Return the ranges that are not under this lease.
+        """
+        check(ranges)
+        lease = self._leases.get(token)
+        if lease is None or lease.consumer.peer != peer:
+            return tuple(ranges) or (UNKNOWN_DELIVERY,)
+        rows, held = lease.rows, total(lease.held)
+        refused = lease.begin(ranges, now_ns)
+        self._held += total(lease.held) - held
+        self._lease_rows += lease.rows - rows
+        self._set_deadline(token, lease)
+        self.supply.dirty = True
+        return refused
+
+    def _set_deadline(self, token: int, lease: Lease) -> None:
+        """Let the deadline of a delivery be the earliest of its messages."""
+        due_ns = lease.next_due()
+        if due_ns is None:
+            self._deadlines.remove(token)
+        elif token not in self._deadlines or self._deadlines.due_of(token) != due_ns:
+            self._deadlines.set(token, due_ns)
 
     def fin(
         self, peer: Peer, token: int, ranges: Sequence[Range], wall_ns: int = 0
@@ -486,9 +607,13 @@ class ChannelCore:
         """Requeue these messages, at once or after a delay, and return the refused ranges.
 
         The delay is limited to one hour. BACKOFF uses the channel's backoff. DEAD rejects the
-        messages. EXPIRED requeues them at once, as if the scan had ended their lease.
+        messages. EXPIRED requeues them at once, as if the scan had ended their lease. UNBEGUN
+        returns messages that no handler has begun, which uses no attempt.
         """
         taken, refused = self._answered(peer, token, ranges)
+        if delay_ms == UNBEGUN:
+            self.supply.back(used(taken), RETURNED)
+            return refused
         if delay_ms == EXPIRED:
             self._note_timeouts(self.consumers.get(peer), taken)
             self.supply.back(taken, TIMED_OUT)
@@ -515,18 +640,25 @@ class ChannelCore:
         else:
             self.supply.back((run,), cause)
 
-    def touch(self, peer: Peer, token: int, now_ns: int) -> Sequence[Range]:
-        """Extend a lease to the consumer's timeout from now.
+    def touch(
+        self, peer: Peer, token: int, now_ns: int, ranges: Sequence[Range] = ()
+    ) -> Sequence[Range]:
+        """Extend the lease of these messages, or of the whole delivery without `ranges`.
 
-        It ends at the latest when the channel's `max_hold_s` has passed since the delivery.
+        It lasts the consumer's timeout from now, and ends at the latest when the channel's
+        `max_hold_s` has passed since the messages were begun. Messages that were not begun have no
+        lease yet.
         """
+        check(ranges)
         lease = self._leases.get(token)
         if lease is None or lease.consumer.peer != peer:
             return (UNKNOWN_DELIVERY,)
-        end_ns = now_ns + lease.consumer.timeout_ns
-        if (most_s := self.settings.max_hold_s) != NONE:
-            end_ns = min(end_ns, lease.sent_ns + int(most_s * 1e9))
-        self._deadlines.set(token, end_ns)
+        most_s = self.settings.max_hold_s
+        hold_ns = 0 if most_s == NONE else int(most_s * 1e9)
+        rows = lease.rows
+        lease.extend(ranges, now_ns + lease.consumer.timeout_ns, hold_ns)
+        self._lease_rows += lease.rows - rows
+        self._set_deadline(token, lease)
         return ()
 
     # The scan
@@ -548,12 +680,54 @@ class ChannelCore:
             (consumer.lost_ns for consumer in self.consumers.values()), default=0
         )
         while (token := self._deadlines.pop_due(now_ns)) is not None:
-            lease = self._end_lease(token)
-            self._note_timeouts(lease.consumer, lease.runs)
-            self.supply.back(lease.runs, TIMED_OUT)
+            self._expire(token, now_ns)
             found = True
         self.supply.dirty = self.supply.dirty or found
         return self.supply.scan(wall_ns, self._lease_rows) or found
+
+    def _expire(self, token: int, now_ns: int) -> None:
+        lease = self._leases[token]
+        rows = lease.rows
+        over = lease.expire(now_ns)
+        lease.consumer.in_flight -= total(over)
+        self._note_timeouts(lease.consumer, over)
+        self.supply.back(over, TIMED_OUT)
+        self._shrunk(token, lease, rows)
+
+    def recalls(self, now_ns: int) -> list[tuple[Peer, int]]:
+        """Return which consumers must be asked for messages back, and for how many.
+
+        A consumer is asked if it has held messages for RECALL_NS that no handler has begun, while
+        another one is idle and nothing else waits. The idle ones get as many as they have room for,
+        but a consumer that is asked keeps half.
+        """
+        if not self._recall_ns or now_ns < self._recall_ns:
+            return []
+        self._recall_ns = 0
+        if not self._held or self.paused or self.supply.has_ready() or len(self.consumers) < 2:
+            return []
+        room = sum(
+            one.ready for one in self.consumers.values() if has_room(one) and not one.in_flight
+        )
+        if not room:
+            return []
+        asked: list[tuple[Peer, int]] = []
+        for consumer in self.consumers.values():
+            if room <= 0:
+                break
+            leases = [self._leases[token] for token in consumer.tokens]
+            old = sum(total(lease.held) for lease in leases if now_ns - lease.sent_ns >= RECALL_NS)
+            if old and consumer.reports and now_ns - consumer.recalled_ns >= RECALL_NS:
+                count = min(room, -(-old // 2))
+                consumer.recalled_ns = now_ns
+                room -= count
+                asked.append((consumer.peer, count))
+        return asked
+
+    def look_for_idle(self, now_ns: int) -> None:
+        """Plan the next look for idle consumers, if some consumer holds what it has not begun."""
+        if self._held and len(self.consumers) > 1 and not self._recall_ns:
+            self._recall_ns = now_ns + RECALL_NS
 
     def next_due(self, now_ns: int, wall_ns: int) -> int:
         """Return when the next scan may have work, in monotonic nanoseconds, or 0 for never.
@@ -561,6 +735,8 @@ class ChannelCore:
         All consumers may have sent a message by then, so the scan may find no work.
         """
         times = [self._beats_end_ns] if self.consumers else []
+        if self._recall_ns:
+            times.append(self._recall_ns)
         lease = self._deadlines.next_due()
         if lease is not None:
             times.append(lease)
@@ -580,29 +756,30 @@ class ChannelCore:
 
         One commit is made at a time. Redeliveries wait for it.
         """
-        out = [run for lease in self._leases.values() for run in lease.runs]
-        return self.supply.changes(out, self._to_promise())
+        out = [run for lease in self._leases.values() for run in self._used(lease)]
+        return self.supply.changes(out)
+
+    def _used(self, lease: Lease) -> Iterable[Run]:
+        """Return the runs of a lease with the attempts that a start of the channel must find.
+
+        At a clean stop, the end of the channel ends the leases, and not a consumer. So it uses no
+        attempt.
+        """
+        return used(lease.runs) if self._ending else lease.used()
 
     def waits_for_commit(self) -> bool:
-        """Return True if a consumer could receive messages that wait for their next attempt
-        number.
-        """
-        return self._to_promise() > 0
-
-    def _to_promise(self) -> int:
-        """Return how many messages get their next attempt number with the commit that begins."""
-        if self._ending or not self.supply.again.waits or not self.is_wanted():
-            return 0
-        return self.supply.to_promise(
-            sum(max(0, c.ready - c.in_flight) for c in self.consumers.values())
+        """Return True if a consumer could receive messages that came back since the last commit."""
+        return (
+            self.supply.waits_for_commit
+            and not self._ending
+            and self.is_wanted()
+            and any(consumer.ready > consumer.in_flight for consumer in self.consumers.values())
         )
 
     def end(self) -> None:
-        """Stop cleanly: send nothing more, and save for each message the number of its last real
-        attempt.
-        """
+        """Stop cleanly: send nothing more. The messages that consumers hold use no attempt."""
+        self.supply.dirty = self.supply.dirty or (bool(self._leases) and not self._ending)
         self._ending = True
-        self.supply.end()
 
     def seek(self, offset: int) -> None:
         """Continue at `offset` once the seek is committed, and forget all messages held until now.
@@ -624,20 +801,19 @@ class ChannelCore:
 
     # Reports
 
-    def out(self, now_ns: int) -> Iterator[tuple[Run, str, int, int]]:
+    def out(self, now_ns: int) -> Iterator[tuple[Run, str, int, int | None]]:
         """Yield the runs that consumers hold, the longest held first.
 
         Each row holds the run, its consumer, how long it has been held, and how long the lease
-        still lasts, both in nanoseconds.
+        still lasts, both in nanoseconds. The last value is None if no handler has begun the run.
         """
-        for token, lease in self._leases.items():
-            for run in lease.runs:
-                yield (
-                    run,
-                    lease.consumer.label,
-                    now_ns - lease.sent_ns,
-                    self._deadlines.due_of(token) - now_ns,
-                )
+        for lease in self._leases.values():
+            held_ns = now_ns - lease.sent_ns
+            for group in lease.begun:
+                for run in group.runs:
+                    yield run, lease.consumer.label, held_ns, group.due_ns - now_ns
+            for run in lease.held:
+                yield run, lease.consumer.label, held_ns, None
 
     def first(self) -> int:
         """Return the lowest offset that is neither finished nor deferred."""
@@ -652,7 +828,7 @@ class ChannelCore:
         return {
             **self.supply.statistics(head),
             "begin": self.begin,
-            "in_flight_count": sum(total(lease.runs) for lease in self._leases.values()),
+            "in_flight_count": sum(consumer.in_flight for consumer in self.consumers.values()),
             "paused": self.paused,
             "client_count": len(self.consumers),
             **cast("ChannelCounters", self.counters),
@@ -669,7 +845,8 @@ ANY_NS = 1 << 62  # later than every due time
 class _HeldRow(TypedDict):
     """A run of messages behind the cursor.
 
-    Runs in flight have `consumer`, `held_ms` and `left_ms`. Deferred runs have `due_ns`.
+    Runs in flight have `consumer`, `held_ms` and `left_ms`. Runs that a consumer holds without a
+    handler have `consumer` and `held_ms`. Deferred runs have `due_ns`.
     """
 
     state: str
@@ -718,7 +895,8 @@ class Peeks:
         counts = {
             "requeued": numbers["requeued_waiting"] - parked,
             "parked": parked,
-            "in flight": numbers["in_flight_count"],
+            "in flight": numbers["in_flight_count"] - delivery.held_messages,
+            "held": delivery.held_messages,
         }
         counts |= {"deferred": numbers["deferred_count"], "dying": numbers["dying_count"]}
         ends = {"start": order.start, "head": max(order.head, supply.next_offset)}
@@ -728,16 +906,23 @@ class Peeks:
             "wall_ns": wall_ns,
         }
         data = {"next_offset": supply.next_offset, **ends, **facts, "counts": counts}
-        out: Iterator[_HeldRow] = (
+        out = [*delivery.out(now_ns)]
+        begun: Iterator[_HeldRow] = (
             {
                 **_held("in flight", run),
                 "consumer": whose,
                 "held_ms": held_ns // _MS,
                 "left_ms": max(0, left_ns) // _MS,
             }
-            for run, whose, held_ns, left_ns in delivery.out(now_ns)
+            for run, whose, held_ns, left_ns in out
+            if left_ns is not None
         )
-        held = [*_first(out, limit)]
+        waiting: Iterator[_HeldRow] = (
+            {**_held("held", run), "consumer": whose, "held_ms": held_ns // _MS}
+            for run, whose, held_ns, left_ns in out
+            if left_ns is None
+        )
+        held = [*_first(begun, limit), *_first(waiting, limit)]
         for state, runs in supply.shown().items():
             held += _first((_held(state, run) for run in runs), limit)
         self._looks[request] = _Look(order.request, limit, data, held)
@@ -807,7 +992,7 @@ def consumer_of(
     heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
     return Subscriber(
         peer, message.label[:128], message.ready, timeout_ms * _MS, heartbeat_ms * _MS, now_ns, wall_ns // 1_000_000_000,
-        sample_rate=message.sample_rate,
+        sample_rate=message.sample_rate, reports=message.reports,
     )  # fmt: skip
 
 

@@ -6,16 +6,17 @@ A delivery also carries the times at which its messages arrived in their topic.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple, cast
 
 from ...storage.state.channel_row import ChannelRow
 from ...transport.block.block import Block
 from ...transport.reports import ConsumerCounts, ConsumerFacts
-from ...transport.wire.protocol import Run, Save
+from ...transport.wire.protocol import Range, Run, Save
 from ..primitives.latency import LatencyWindow
-from ..primitives.ranges import total
+from ..primitives.ranges import take, total
 from ..primitives.rates import RateMeter
 from ..settings import options
 
@@ -76,6 +77,7 @@ class OutgoingDelivery(NamedTuple):
     parts: list[tuple[Block, int, int]]
     block: Block
     timeout_ns: int
+    alone: bool = False  # a suspect, which the consumer must report before its handler begins
 
 
 class Changes(NamedTuple):
@@ -122,6 +124,13 @@ class Subscriber:
     message_bytes: int = 0
     again_last: bool = False
     sample_rate: int = 0  # in percent; 0 means all messages
+    # True if the consumer reports which messages its handlers have begun. Otherwise each message
+    # counts as begun when it is sent.
+    reports: bool = False
+    # True while suspects wait for this consumer: it gets nothing else, and them when it holds
+    # nothing.
+    sifts: bool = False
+    recalled_ns: int = 0  # when it was asked last to give messages back
     sampled_count: int = 0  # messages left out of the sample
     served: int = 0  # decides the consumer's turn, see `Turns` in core.py
     tokens: set[int] = field(default_factory=set)
@@ -162,10 +171,116 @@ class Subscriber:
         }
 
 
+class Departure(Enum):
+    """How a consumer went."""
+
+    LEFT = "left"  # it said so
+    LOST = "lost"  # its process or its link ended
+    SENT_AWAY = "sent away"  # by the channel, so its messages use no attempt
+
+
+@dataclass(slots=True)
+class Begun:
+    """Messages of one delivery that handlers began at the same report, and their lease."""
+
+    runs: Sequence[Run]
+    begun_ns: int
+    due_ns: int  # the end of the lease
+
+
 @dataclass(slots=True)
 class Lease:
+    """What a consumer holds of one delivery.
+
+    `held` are the messages that no handler has begun, as far as the consumer has reported. They
+    belong to the consumer as long as its link lasts. `begun` are the others, each group with a
+    deadline. The runs have the number of this delivery.
+    """
+
     consumer: Subscriber
-    runs: Sequence[Run]
+    held: Sequence[Run]
     sent_ns: int
     times: Times
     size: int = 0  # approximate bytes
+    apart: bool = False  # these are suspects
+    begun: list[Begun] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All unanswered messages, ascending."""
+        if not self.begun:
+            return list(self.held)
+        if len(self.begun) == 1 and not self.held:
+            return list(self.begun[0].runs)
+        return sorted([*self.held, *(run for group in self.begun for run in group.runs)])
+
+    @property
+    def rows(self) -> int:
+        return len(self.held) + sum(len(group.runs) for group in self.begun)
+
+    def used(self) -> Iterator[Run]:
+        """Yield the runs with the number of attempts that they have used."""
+        for start, count, attempts in self.held:
+            yield start, count, attempts - 1
+        for group in self.begun:
+            yield from group.runs
+
+    def count_begun(self) -> int:
+        return sum(total(group.runs) for group in self.begun)
+
+    def begin(self, ranges: Sequence[Range], now_ns: int) -> Sequence[Range]:
+        """Note that handlers have begun these messages. Return the ranges that are not held."""
+        taken, self.held, refused = take(self.held, ranges)
+        if taken:
+            self.begun.append(Begun(taken, now_ns, now_ns + self.consumer.timeout_ns))
+        return refused
+
+    def answer(self, ranges: Sequence[Range]) -> tuple[list[Run], Sequence[Range]]:
+        """Remove answered messages. Return their runs, and the ranges that are not unanswered.
+
+        An answer may be faster than the report that its message was begun.
+        """
+        if not ranges:
+            taken = self.runs
+            self.held, self.begun = [], []
+            return taken, []
+        taken = []
+        for group in self.begun:
+            if not ranges:
+                break
+            part, group.runs, ranges = take(group.runs, ranges)
+            taken += part
+        if ranges:
+            part, self.held, ranges = take(self.held, ranges)
+            taken += part
+        self.begun = [group for group in self.begun if group.runs]
+        return sorted(taken), ranges
+
+    def extend(self, ranges: Sequence[Range], end_ns: int, hold_ns: int) -> None:
+        """Extend the lease of these begun messages, or of all of them if there are no ranges.
+
+        It ends at `end_ns`, or `hold_ns` after the messages were begun if that is not 0.
+        """
+        groups: list[Begun] = []
+        left: Sequence[Range] = ranges
+        for group in self.begun:
+            if ranges and not left:
+                groups.append(group)
+                continue
+            taken, others, left = take(group.runs, left)
+            if others:
+                groups.append(Begun(others, group.begun_ns, group.due_ns))
+            if taken:
+                last_ns = min(end_ns, group.begun_ns + hold_ns) if hold_ns else end_ns
+                groups.append(Begun(taken, group.begun_ns, last_ns))
+        self.begun = groups
+
+    def expire(self, now_ns: int) -> list[Run]:
+        """Remove and return the messages whose lease has ended."""
+        over = [run for group in self.begun if group.due_ns <= now_ns for run in group.runs]
+        self.begun = [group for group in self.begun if group.due_ns > now_ns]
+        return sorted(over)
+
+    def next_due(self) -> int | None:
+        """Return the earliest end of a lease, or None if no message is begun."""
+        return min((group.due_ns for group in self.begun), default=None)

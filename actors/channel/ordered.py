@@ -479,7 +479,11 @@ class OrderedSupply(Supply):
             super().shelve(block)
 
     def lost(self, start: int, stop: int) -> None:
-        given_up = [*self.again.ready, *(death.run for death in self.dying.waiting)]
+        given_up = [
+            *self.again.ready,
+            *self.apart.ready,
+            *(death.run for death in self.dying.waiting),
+        ]
         super().lost(start, stop)
         self._over(run for found in given_up for run in take([found], [(start, stop - start)])[0])
         self.counters["lost_count"] += self._slots.remove(start, stop) + self._unsorted.remove(
@@ -556,6 +560,14 @@ class OrderedSupply(Supply):
         if picked is None and not was_free and self._slots.available:
             picked = super().pick(consumer, room, rows_out, wall_ns)
         if picked is not None and consumer.again_last:
+            self._out.update(self._slots.heads_in(picked.runs))
+        return picked
+
+    def pick_apart(self, consumer: Subscriber, room: int, wall_ns: int) -> Picked | None:
+        if not self._is_sorted():
+            return None
+        picked = super().pick_apart(consumer, room, wall_ns)
+        if picked is not None:
             self._out.update(self._slots.heads_in(picked.runs))
         return picked
 
@@ -669,6 +681,10 @@ class OrderedSupply(Supply):
     def back(self, runs: Sequence[Run], cause: str) -> None:
         self._out.difference_update(self._slots.heads_in(runs))
         super().back(runs, cause)
+
+    def suspect(self, runs: Sequence[Run], cause: str) -> None:
+        self._out.difference_update(self._slots.heads_in(runs))
+        super().suspect(runs, cause)
 
     def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
         heads = self._slots.heads_in(runs)

@@ -1,28 +1,24 @@
 """Redelivery: messages to deliver again, deferred messages, and dying messages. No I/O.
 
-Redelivery. A *promise* is a commit with the next attempt number of a message. A message is sent
-again only after its promise. Before it is sent, it passes through these lists, in this order:
+Redelivery. A message that came back passes through these lists, in this order:
 
-    returned     given back since the last promise, with the number of its last attempt
-    waiting      the same, from earlier rounds
-    promising    the next attempt number is in the commit on its way
-    ready        the next attempt number is committed: the message may be sent
+    returned     came back since the last commit began
+    committing   the number of its attempts is in the commit on its way
+    ready        that number is committed: the message may be sent
 
-An attempt number is promised only for messages that are about to be sent. So promises are made only
-while a consumer takes messages, and only for a limited number of messages. Otherwise each start
-would raise the numbers of all waiting messages and write all of their rows. When a channel stops
-cleanly, it takes back promises that were not used. After a crash, an attempt number may be skipped,
-but none is used twice. If attempts are limited, only as many messages are promised as consumers
-have room for. A skipped number costs a message one of its attempts, and this must affect only
-messages that are about to be sent.
+A row has the number of attempts that the message has *used*: how often a handler began it. The next
+delivery shows that number plus one. A message is sent again only when its number is on disk, so the
+number that a consumer sees never falls after a crash of the broker. It may repeat, because an
+attempt that began within the last 0.2 s may not be on disk.
 
-A round lasts from one promise to the next. Messages that came back in one round are sent in the
-order of their offsets, after the messages of earlier rounds. All rounds together are not sorted by
-offset. Otherwise a message that fails at once, again and again, would keep messages with higher
-offsets waiting forever.
+Messages that came back between two commits are sent in the order of their offsets, after the
+messages that came back earlier. All of them together are not sorted by offset. Otherwise a message
+that fails at once, again and again, would keep messages with higher offsets waiting forever.
 
-A first delivery is not promised. It is sent at once. After a crash it counts as an attempt only if
-it was committed before the crash. That commit follows about 0.2 s after the delivery.
+Suspects. If a consumer is lost, one of the messages that it held may have ended its process. In a
+channel that limits attempts, these messages come back as *suspects* (`Suspects`). They are
+delivered apart from others, so that a message that ends its consumers uses up only its own
+attempts.
 
 Deferred messages. These messages were requeued with a delay. Once that is committed, they are only
 on disk: for ten million of them, this process keeps only a few numbers. A row has these states:
@@ -61,6 +57,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from ...transport.block.block import Block
@@ -133,81 +130,38 @@ Part = tuple[Block, int, int]
 
 
 class Redelivery:
+    """Messages to deliver again. Each run has the number of attempts that it has used."""
+
     def __init__(self) -> None:
         self.ready: deque[Run] = deque()
-        self.promising: list[Run] = []
-        self.waiting: deque[Run] = deque()
+        self.committing: list[Run] = []
         self.returned: list[Run] = []
 
     @property
     def rows(self) -> int:
-        return len(self.ready) + len(self.promising) + len(self.waiting) + len(self.returned)
-
-    @property
-    def waits(self) -> bool:
-        """True if some message waits for the promise of its next attempt number."""
-        return bool(self.waiting or self.returned)
+        return len(self.ready) + len(self.committing) + len(self.returned)
 
     def messages(self) -> int:
-        return (
-            total(self.ready) + total(self.promising) + total(self.waiting) + total(self.returned)
-        )
+        return total(self.ready) + total(self.committing) + total(self.returned)
 
     def unsent(self) -> Iterable[Run]:
-        """Yield the rows for the commit that begins.
+        """Yield all runs, those that are sent next first."""
+        return chain(self.ready, self.committing, sorted(self.returned))
 
-        Each has the highest attempt number under which its messages may have been sent.
-        """
-        yield from self.ready
-        yield from self.waiting
-        yield from self.returned
-        yield from ((start, count, attempts + 1) for start, count, attempts in self.promising)
-
-    def to_promise(self, bound: int) -> int:
-        """Return for how many messages the next commit should make a promise.
-
-        At most `bound` messages may be ready at a time. The result is 0 while enough messages are
-        ready, or if none wait.
-        """
-        if not self.waits or len(self.ready) >= options.PROMISED_ROWS_LOW:
-            return 0
-        ready = total(self.ready)
-        return bound - ready if ready <= bound // 2 else 0
-
-    def promise(self, room: int) -> None:
-        """Make promises for up to `room` messages with the commit that begins."""
-        if room > 0 and self.returned:
-            self.waiting.extend(sorted(self.returned))
-            self.returned = []
-        while self.waiting and room > 0:
-            start, count, attempts = self.waiting.popleft()
-            self.promising.append((start, min(count, room), attempts))
-            if count > room:
-                self.waiting.appendleft((start + room, count - room, attempts))
-            room -= count
+    def begin_commit(self) -> None:
+        """Note that a commit with all rows begins. One commit is made at a time."""
+        self.committing += sorted(self.returned)
+        self.returned = []
 
     def committed(self) -> None:
-        self.ready.extend((start, count, attempts + 1) for start, count, attempts in self.promising)
-        self.promising = []
+        self.ready.extend(self.committing)
+        self.committing = []
 
-    def take_back(self) -> bool:
-        """Take back promises that were not used. Return True if there were any."""
-        self.waiting.extendleft(
-            [(start, count, attempts - 1) for start, count, attempts in reversed(self.ready)]
-        )
-        found = bool(self.ready)
-        self.ready.clear()
-        return found
-
-    def keep(self, living: Callable[[Iterable[Run]], list[Run]]) -> None:
-        """Keep only the messages that `living` returns. It gets the number of their last
-        attempt.
-        """
-        self.waiting = deque(living(self.waiting))
-        self.returned = living(self.returned)
-        self.promising = living(self.promising)
-        ready = living((start, count, attempts - 1) for start, count, attempts in self.ready)
-        self.ready = deque((start, count, attempts + 1) for start, count, attempts in ready)
+    def keep(self, kept: Callable[[Iterable[Run]], list[Run]]) -> None:
+        """Keep only the messages that `kept` returns."""
+        self.ready = deque(kept(self.ready))
+        self.committing = kept(self.committing)
+        self.returned = kept(self.returned)
 
     def lost(self, start: int, stop: int) -> int:
         """Remove the ready messages of this range, and return how many there were."""
@@ -215,11 +169,43 @@ class Redelivery:
         self.ready = deque(run for _, left, _ in found for run in left)
         return sum(total(gone) for gone, _, _ in found)
 
+    def absorb(self, other: Redelivery) -> None:
+        """Take over all messages of `other`."""
+        self.ready.extend(other.ready)
+        self.committing += other.committing
+        self.returned += other.returned
+        other.clear()
+
     def clear(self) -> None:
         self.ready.clear()
-        self.promising.clear()
-        self.waiting.clear()
+        self.committing.clear()
         self.returned.clear()
+
+
+class Suspects(Redelivery):
+    """Messages of lost consumers, which are delivered apart from others.
+
+    A message that was begun is delivered alone. A message of which that is not known may be
+    delivered in a group: of one message at first, and of twice as many after each group whose
+    consumer stayed. So thousands of messages that a lost consumer had only fetched need few rounds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._group = 1
+
+    def quota(self) -> int:
+        """Return how many messages the next group may have. Call this only if some are ready."""
+        _, count, used = self.ready[0]
+        return 1 if used else min(self._group, count)
+
+    def stayed(self) -> None:
+        """Note that a group was answered."""
+        self._group = min(2 * self._group, options.GATHER_COUNT_MAX)
+
+    def left(self) -> None:
+        """Note that the consumer of a group was lost."""
+        self._group = 1
 
 
 def collect(

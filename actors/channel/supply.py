@@ -2,17 +2,20 @@
 
 Once the cursor has passed a message, the message is *behind* the cursor and in one of these states:
 
-    in flight    under a lease of one consumer (`core.py`)
-    again        to be delivered again, once its next attempt number is committed (`redelivery.py`)
+    held         sent to one consumer, no handler has begun it (`core.py`)
+    begun        a handler has begun it, under a lease (`core.py`)
+    again        to be delivered again, once the number of its attempts is committed
+                 (`redelivery.py`)
+    apart        the same, for messages of lost consumers, which are delivered apart
     deferred     not before a due time (wall clock): only in the state store, once that is
                  committed (`redelivery.py`)
     dying        never again: on its way to the dead letters (`redelivery.py`)
     finished     not kept anywhere
 
 Messages in all states except the last are in *holes*. A hole is a row (start, count, attempts,
-due). Holes are committed in the state store together with the cursor. The attempts of a row are the
-highest number under which the message may have been sent, so numbers never fall after a crash. A
-run is a hole without its due time: (start, count, attempts). Runs are cut and joined, and single
+due). Holes are committed in the state store together with the cursor. The attempts of a row are how
+often a handler has begun the message. A run is a hole without its due time: (start, count,
+attempts). The runs of a delivery have the number of that delivery, which is one more. Runs are cut and joined, and single
 messages are not touched. So no cost here depends on the number of messages in a run.
 
 A block that is sent whole is not checked here, because its consumer checks it. All other blocks
@@ -37,7 +40,17 @@ from ..runtime.pulses import SupplyPulse
 from ..settings import options
 from .filters import ChannelFilter, Gathering, count_skipped
 from .lease import Changes, Hole, Subscriber
-from .redelivery import BlockShelf, Dead, Deferred, Dying, Part, Redelivery, Row, collect
+from .redelivery import (
+    BlockShelf,
+    Dead,
+    Deferred,
+    Dying,
+    Part,
+    Redelivery,
+    Row,
+    Suspects,
+    collect,
+)
 
 
 class SavedRows:
@@ -86,6 +99,16 @@ class SavedRows:
 
 TRIED: Final = "it has had all attempts that its channel allows now"
 
+
+def used(runs: Iterable[Run]) -> list[Run]:
+    """Return runs of a delivery with the number of attempts before that delivery."""
+    return [(start, count, attempts - 1) for start, count, attempts in runs]
+
+
+def _next_attempt(runs: Iterable[Run]) -> list[Run]:
+    return [(start, count, attempts + 1) for start, count, attempts in runs]
+
+
 Span = tuple[int, int]  # offsets: from, to (exclusive)
 
 
@@ -101,6 +124,8 @@ class Picked(NamedTuple):
     runs: list[Run]
     parts: list[Part]
     offered: int = 0
+    # These messages are suspects, and their consumer holds no others.
+    apart: bool = False
 
 
 class Supply:
@@ -132,6 +157,7 @@ class Supply:
         self.looks = options.LOOKS_MAX
         self.emptied: list[Span] = []
         self.again = Redelivery()
+        self.apart = Suspects()
         self.deferred = deferred
         self.dying = Dying()
         self.moving = False
@@ -170,8 +196,17 @@ class Supply:
         """
         self.settings = settings
         self.choice.configure(settings)
-        self.again.keep(partial(self.living, cause=TRIED))
+        living = partial(self.living, cause=TRIED)
+        self.again.keep(living)
+        if settings.max_attempts:
+            self.apart.keep(living)
+        else:
+            self.trust()
         self.dirty = True
+
+    def trust(self) -> None:
+        """Deliver suspects like all others."""
+        self.again.absorb(self.apart)
 
     # Blocks
 
@@ -265,7 +300,9 @@ class Supply:
     def lost(self, start: int, stop: int) -> None:
         """Note that the storage has no messages in this range. They are never delivered."""
         self.wanted.difference_update([o for o in self.wanted if start <= o < stop])
-        self.counters["lost_count"] += self.again.lost(start, stop) + self.dying.lost(start, stop)
+        self.counters["lost_count"] += sum(
+            waiting.lost(start, stop) for waiting in (self.again, self.apart, self.dying)
+        )
         self.dirty = True
 
     def drop_blocks(self) -> None:
@@ -308,9 +345,7 @@ class Supply:
         All blocks held here are dropped. The messages are sent once the blocks are read again, and
         this does not count as an attempt.
         """
-        self.again.waiting.extendleft(
-            [(start, count, attempts - 1) for start, count, attempts in reversed(list(runs))]
-        )
+        self.again.ready.extendleft(reversed(used(runs)))
         self._distrust()
 
     def _distrust(self) -> None:
@@ -323,7 +358,7 @@ class Supply:
     @property
     def held(self) -> int:
         """The number of rows behind the cursor that no consumer holds, without deferred ones."""
-        return self.again.rows + self.dying.rows
+        return self.again.rows + self.apart.rows + self.dying.rows
 
     # Out
 
@@ -345,6 +380,10 @@ class Supply:
         """Return True if this turn has reached its limits, so that another one should follow."""
         return self.looks <= 0
 
+    def has_ready(self) -> bool:
+        """Return True if messages wait that could be sent now, or after the next commit."""
+        return bool(self.again.rows or self.apart.rows) or self._has_new(0)
+
     def pick(self, consumer: Subscriber, room: int, rows_out: int, wall_ns: int) -> Picked | None:
         """Return the next messages for this consumer, at most `room`.
 
@@ -363,9 +402,19 @@ class Supply:
             )
             if runs:
                 consumer.again_last = True
-                return Picked(runs, parts)
+                return Picked(_next_attempt(runs), parts)
         consumer.again_last = False
         return self._new(consumer, room, wall_ns) if new else None
+
+    def pick_apart(self, consumer: Subscriber, room: int, wall_ns: int) -> Picked | None:
+        """Return the next suspects for this consumer, which holds no messages, or None."""
+        if not self.apart.ready:
+            return None
+        quota = min(room, self.apart.quota())
+        expire = partial(self._expire, wall_ns)
+        parts, runs = collect(self.apart.ready, quota, self._find, self.wanted, expire)
+        consumer.again_last = True
+        return Picked(_next_attempt(runs), parts, apart=True) if runs else None
 
     def _expire(self, wall_ns: int, block: Block, run: Run) -> bool:
         """Finish this run if it is too old now. Return True if it was."""
@@ -458,9 +507,14 @@ class Supply:
     def back(self, runs: Sequence[Run], cause: str) -> None:
         """Deliver these messages again, at once.
 
-        `cause` is a sentence that says what happened to the last delivery.
+        The runs have the number of attempts that they have used. `cause` is a sentence that says
+        what happened to the last delivery.
         """
         self.again.returned.extend(self.living(runs, cause))
+
+    def suspect(self, runs: Sequence[Run], cause: str) -> None:
+        """Deliver these messages of a lost consumer again, apart from others."""
+        self.apart.returned.extend(self.living(runs, cause))
 
     def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
         """Deliver these messages again, but not before `due_ns` (wall clock)."""
@@ -522,24 +576,19 @@ class Supply:
 
     # Commits
 
-    def to_promise(self, room: int) -> int:
-        """Return for how many messages the next commit should promise an attempt number.
+    @property
+    def waits_for_commit(self) -> bool:
+        """True if messages came back since the last commit began."""
+        return bool(self.again.returned or self.apart.returned)
 
-        `room` is how many messages consumers accept now. If attempts are limited, no more than that
-        are promised: after a crash, a promised delivery counts as one that was made.
-        """
-        bound = room if self.settings.max_attempts else options.PROMISED_MAX
-        return self.again.to_promise(min(bound, options.PROMISED_MAX))
-
-    def changes(self, out: Iterable[Run], promise: int) -> Changes:
+    def changes(self, out: Iterable[Run]) -> Changes:
         """Return the changes since the last call.
 
-        `out` are the runs in flight. `promise` is how many waiting messages get their next attempt
-        number.
+        `out` are the runs that consumers hold, with the number of attempts that they have used.
         """
-        self.again.waiting = deque(self._still_there(self.again.waiting))
-        self.again.returned = self._still_there(self.again.returned)
-        self.again.promise(promise)
+        for waiting in (self.again, self.apart):
+            waiting.returned = self._still_there(waiting.returned)
+            waiting.begin_commit()
         rows = {start: (count, attempts) for start, count, attempts in out}
         rows.update((start, (count, attempts)) for start, count, attempts in self._held())
         deferred, clear = self.deferred.take()
@@ -551,7 +600,7 @@ class Supply:
 
     def _held(self) -> Iterable[Run]:
         """Return the rows behind the cursor that no consumer holds, without deferred ones."""
-        return chain(self.again.unsent(), self.dying.unstored())
+        return chain(self.again.unsent(), self.apart.unsent(), self.dying.unstored())
 
     def committed(self) -> None:
         """Note that the last `changes` are on disk.
@@ -559,15 +608,10 @@ class Supply:
         Their redeliveries may be sent, and their seek is done.
         """
         self.again.committed()
+        self.apart.committed()
         self.deferred.committed()
         self.moving = self.moving and not self._move_out
         self._move_out = False
-
-    def end(self) -> None:
-        """Stop cleanly: send nothing more, and save for each message the number of its last real
-        attempt.
-        """
-        self.dirty = self.again.take_back() or self.dirty
 
     # Moves
 
@@ -578,6 +622,7 @@ class Supply:
         self._reached = self._reached if self.moving else self.next_offset
         self.moving, self._move_out = True, False
         self.again.clear()
+        self.apart.clear()
         self.dying.clear()
         self.deferred.clear()
         self._forget_passed()
@@ -592,8 +637,9 @@ class Supply:
         the messages are gone. Return True if the next message has changed.
         """
         self._start = max(self._start, start)
-        self.again.ready = deque(self._still_there(self.again.ready))
-        self.again.promising = self._still_there(self.again.promising)
+        for waiting in (self.again, self.apart):
+            waiting.ready = deque(self._still_there(waiting.ready))
+            waiting.committing = self._still_there(waiting.committing)
         self.counters["dropped_count"] += self.dying.drop_below(start)
         self.wanted = {offset for offset in self.wanted if offset >= start}
         self.dirty = True
@@ -624,14 +670,8 @@ class Supply:
         The run that is sent next comes first. Each run has the number of its last attempt. Deferred
         runs are not included.
         """
-        ready = ((start, count, attempts - 1) for start, count, attempts in self.again.ready)
         dying = (death.run for death in chain(self.dying.out, self.dying.waiting))
-        return {
-            "requeued": chain(
-                ready, self.again.promising, self.again.waiting, sorted(self.again.returned)
-            ),
-            "dying": dying,
-        }
+        return {"requeued": chain(self.apart.unsent(), self.again.unsent()), "dying": dying}
 
     def starts(self) -> Iterator[int]:
         """Yield the starts of the rows behind the cursor that no consumer holds.
@@ -644,7 +684,7 @@ class Supply:
         """Return the report. `depth` counts waiting messages, but not those in flight or
         deferred.
         """
-        again = self.again.messages()
+        again = self.again.messages() + self.apart.messages()
         return {
             "depth": self._unread(self.next_offset, head) + again,
             "backend_depth": self._unread(self.window_end, head),

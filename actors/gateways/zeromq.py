@@ -186,7 +186,9 @@ ALLOWED: Final[dict[str, frozenset[int]]] = {
     "topic": frozenset(w.op for w in (p.Hello, p.Pub, p.PubDelayed, p.Beat, p.Bye)),
     "reader": frozenset(w.op for w in (p.Fetch, p.OffsetAt, p.Measure, p.Beat, p.Bye)),
     "stage": frozenset(w.op for w in (p.OpenStage, p.Seal, p.Commit, p.Abort, p.Beat, p.Bye)),
-    "channel": frozenset(w.op for w in (p.Sub, p.Ready, p.Fin, p.Req, p.Touch, p.Beat, p.Bye)),
+    "channel": frozenset(
+        w.op for w in (p.Sub, p.Ready, p.Begun, p.Fin, p.Req, p.Touch, p.Beat, p.Bye)
+    ),
 }
 # The kinds of links that have no credit. On these links each request gets a reply.
 _ASKING: Final = frozenset({"supervisor", "reader"})
@@ -595,7 +597,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         """Forget the link and tell its actor that the client is gone."""
         link = self._forget_link(client)
         if link is not None:
-            link.port.send(link.envelope, p.Bye())
+            link.port.send(link.envelope, p.Bye(is_lost=True))
 
     def _end_link(self, client: bytes) -> None:
         if self._forget_link(client) is not None:

@@ -222,11 +222,6 @@ DUE_HELD_MAX: Final = HOLE_ROWS_MAX // 2
 DUE_ROWS_MAX: Final = 1_000  # the most due rows that one reply of the state store contains
 # No requeue can be due later than this. It includes a minute in case the clock is changed.
 DUE_LATEST_NS: Final = (REQUEUE_DELAY_MS_MAX + 60_000) * 1_000_000
-# The most messages whose next attempt number one commit contains. The rest of a long range waits.
-PROMISED_MAX: Final = 50_000
-# While at least this many rows are ready to be sent again, no further attempt numbers are
-# committed.
-PROMISED_ROWS_LOW: Final = 4_000
 SAVE_ROWS_MAX: Final = 50_000  # rows of one frame; a row has at most 36 bytes, so it is below 2 MB
 # The most frames of one commit. This is enough for a few million messages in flight, if every
 # second one is answered.

@@ -398,13 +398,16 @@ class MemoryBroker(WithClients):
             raise UsageError(E_HELLO, "this connection is not subscribed; subscribe again")
         if isinstance(message, p.Ready):
             core.set_ready(peer, message.ready)
-        elif isinstance(message, p.Fin | p.Req | p.Touch):
+        elif isinstance(message, p.Fin | p.Req | p.Touch | p.Begun):
             refused = self._answered(channel, peer, message)
             if message.request or refused:
                 self._send(client, p.Answer(message.request, message.token, tuple(refused)))
 
     def _answered(
-        self, channel: MemoryChannel, peer: tuple[bytes, ...], message: p.Fin | p.Req | p.Touch
+        self,
+        channel: MemoryChannel,
+        peer: tuple[bytes, ...],
+        message: p.Fin | p.Req | p.Touch | p.Begun,
     ) -> Sequence[p.Range]:
         core = channel.core
         if message.token == 0:
@@ -412,7 +415,9 @@ class MemoryBroker(WithClients):
         if isinstance(message, p.Fin):
             return core.fin(peer, message.token, message.ranges, self._now_ns)
         if isinstance(message, p.Touch):
-            return core.touch(peer, message.token, self._now_ns)
+            return core.touch(peer, message.token, self._now_ns, message.ranges)
+        if isinstance(message, p.Begun):
+            return core.note_begun(peer, message.token, message.ranges, self._now_ns)
         return core.req(
             peer, message.token, message.ranges, message.delay_ms, self._now_ns, message.error
         )

@@ -47,6 +47,8 @@ class ChannelHarness:
         ready: int,
         heartbeat_ns: int = 3_600 * S,
         sample_rate: int = 0,
+        *,
+        reports: bool = False,
     ) -> None:
         consumer = Subscriber(
             peer,
@@ -57,6 +59,7 @@ class ChannelHarness:
             self.now_ns,
             0,
             sample_rate=sample_rate,
+            reports=reports,
         )
         self.channel.subscribe(consumer)
 

@@ -136,15 +136,20 @@ class ConsumerRig(ClientRig):
     def go_on(self) -> None:
         mutator, session = self.mutator, self.session
         for delivery in list(session.held.values())[:2]:
-            delivery.expired(self.now_ns)
-            dice = mutator.below(4)
+            dice = mutator.below(6)
             index = mutator.below(delivery.block.count)
+            delivery.expired(index, self.now_ns)
             if dice == 0:
                 delivery.finish(index)
             elif dice == 1:
                 session.finish_sync(delivery, [index])
             elif dice == 2:
                 session.requeue(delivery, [index], 5)
+            elif dice == 3:
+                delivery.take(index)
+                session.report(self.now_ns)
+            elif dice == 4:
+                session.give_back(delivery, [index])
             delivery.offset(index)
             delivery.attempts(index)
         words = session.collect()

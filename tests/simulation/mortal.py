@@ -147,7 +147,7 @@ class Mortal:
             try:
                 while not crew.closing:
                     batch = consumer.receive_batch(timeout=0.5)
-                    if batch is not None and not batch.delivery.expired(world.now_ns):
+                    if batch is not None and batch.delivery.live:
                         numbers = self._leased(name, batch)
                         world.pause(MS, (2 if crew.draining else 30) * MS)
                         self.done.update(numbers)

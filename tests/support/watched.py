@@ -11,12 +11,14 @@ from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.message_states import MOVES, MessageEvent, MessageState
 from zsq.actors.channel.ordered import OrderedSupply
 from zsq.actors.channel.priorities import PrioritySupply
+from zsq.transport.wire.protocol import UNBEGUN
 
 _S, _E = MessageState, MessageEvent
 Move = tuple[MessageState, MessageEvent, MessageState]
 OF_DELIVERY: Final = {
     "next_delivery": _E.DELIVER, "fin": _E.FINISH, "req": _E.REQUEUE, "subscribe": _E.LEAVE, "unsubscribe": _E.LEAVE, "scan": _E.SCAN,
-    "changes": _E.SAVE, "configure": _E.CONFIGURE, "seek": _E.SEEK, "end": _E.STOP, "touch": None, "rest": None, "set_ready": None,
+    "changes": _E.SAVE, "configure": _E.CONFIGURE, "seek": _E.SEEK, "end": None, "touch": None, "rest": None, "set_ready": None, "note_begun": _E.BEGIN,
+    "recalls": None,
 }  # fmt: skip
 OF_SUPPLY: Final = {
     "came_due": _E.CAME_DUE, "committed": _E.COMMITTED, "dead": _E.BURIED, "lost": _E.GONE, "drop_below": _E.GONE, "offer": _E.GONE,
@@ -52,7 +54,8 @@ class Watch:
                 result = method(*arguments, **named)
             finally:
                 self._inside = False
-            self._check(event)
+            is_return = event is _E.REQUEUE and UNBEGUN in arguments
+            self._check(_E.GIVE_BACK if is_return else event)
             self._check_consumers()
             return result
 
@@ -86,10 +89,13 @@ class Watch:
                     )
                     found[offset] = state
 
-        put((run for lease in self.channel._leases.values() for run in lease.runs), _S.IN_FLIGHT)
-        put((*supply.again.waiting, *supply.again.returned), _S.WAITING)
-        put(supply.again.promising, _S.PROMISED)
-        put(supply.again.ready, _S.READY)
+        leases = self.channel._leases.values()
+        put((run for lease in leases for run in lease.held), _S.HELD)
+        put((run for lease in leases for group in lease.begun for run in group.runs), _S.BEGUN)
+        for waiting in (supply.again, supply.apart):
+            put(waiting.returned, _S.WAITING)
+            put(waiting.committing, _S.COMMITTING)
+            put(waiting.ready, _S.READY)
         put((death.run for death in (*supply.dying.out, *supply.dying.waiting)), _S.DYING)
         put((*supply.deferred._new, *supply.deferred._out), _S.DEFERRED)
         if isinstance(supply, OrderedSupply):

@@ -47,12 +47,14 @@ __all__ = [
     "STAGE_PARTS_MAX",
     "TRANSACTION_APP_BYTES_MAX",
     "TRANSACTION_KINDS",
+    "UNBEGUN",
     "VERSION_ASKED",
     "VERSION_ON_DISK",
     "WINDOW_BLOCKS_MAX",
     "Abort",
     "Answer",
     "Beat",
+    "Begun",
     "Blocks",
     "Bye",
     "Commit",
@@ -75,6 +77,7 @@ __all__ = [
     "Push",
     "Range",
     "Ready",
+    "Recall",
     "Req",
     "Run",
     "Seal",
@@ -116,10 +119,12 @@ MESSAGE_TIMEOUT_MS_MAX: Final = 900_000
 REQUEUE_DELAY_MS_MAX: Final = 3_600_000
 # Special values for the delay of a requeue. BACKOFF means the channel's backoff. DEAD sends the
 # messages to the dead letters. EXPIRED requeues them without delay and counts this as a time-out.
-# It is for a consumer that has a deadline for each message of a delivery.
+# It is for a consumer that has a deadline for each message of a delivery. UNBEGUN gives back
+# messages that no handler has begun.
 BACKOFF: Final = -1
 DEAD: Final = -2
 EXPIRED: Final = -3
+UNBEGUN: Final = -4
 ERROR_TEXT_MAX: Final = 512
 # The most unanswered blocks of one link. The high-water marks of sockets are above this number.
 WINDOW_BLOCKS_MAX: Final = 4096
@@ -182,10 +187,12 @@ class Bye(Wire):
     """The sender ends the link.
 
     If a broker sends it, the client looks up the target again and opens a new link. If a consumer
-    sends it, the channel at once requeues the messages that the consumer holds.
+    sends it, the channel at once requeues the messages that the consumer holds. With `is_lost`, a
+    gateway says that the consumer did not leave by itself.
     """
 
     op: ClassVar[int] = 4
+    is_lost: bool = False
 
 
 # Client to gateway (first message of a link over tcp)
@@ -380,6 +387,9 @@ class Sub(Wire):
 
     With a `sample_rate` from 1 to 99, this consumer gets only that percentage of the messages
     selected for it. The channel finishes and counts the others. With 0, it gets all messages.
+
+    With `reports`, the consumer reports by Begun which messages its handlers have begun, and
+    answers Recall. Otherwise each message counts as begun when it is sent.
     """
 
     op: ClassVar[int] = 30
@@ -390,6 +400,7 @@ class Sub(Wire):
     heartbeat_ms: int
     label: str
     sample_rate: int = 0
+    reports: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,13 +415,41 @@ class Subscribed(Wire):
 @dataclass(frozen=True, slots=True)
 class Deliver(Wire):
     """A delivery (one block follows): its lease token, its runs in the block's order, and the
-    duration of the lease.
+    duration of the lease, which runs from Begun on.
+
+    With `alone`, it is one message that may have ended an earlier consumer. The consumer sends
+    Begun with a request number, and waits for the answer before the handler begins.
     """
 
     op: ClassVar[int] = 32
     token: int
     runs: tuple[Run, ...]
     timeout_ms: int
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(Wire):
+    """Handlers have begun these `ranges` of the delivery, or the whole delivery if they are empty.
+
+    Their lease runs from now on, and an end of the consumer uses one of their attempts. With a
+    request number, it is answered by Answer at once.
+    """
+
+    op: ClassVar[int] = 39
+    request: int
+    token: int
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recall(Wire):
+    """Channel to consumer: give back up to `count` messages that no handler has begun, by Req with
+    UNBEGUN, because another consumer is idle. The consumer may give back fewer, or none.
+    """
+
+    op: ClassVar[int] = 27
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,9 +478,10 @@ class Req(Wire):
     """Requeue these `ranges` of the delivery, or the whole delivery if they are empty, after
     `delay_ms` (0: at once; more than an hour counts as an hour).
 
-    Three values of `delay_ms` are special. With BACKOFF, the channel's settings decide. With DEAD,
+    Four values of `delay_ms` are special. With BACKOFF, the channel's settings decide. With DEAD,
     the messages become dead letters now and are not delivered again. With EXPIRED, they are
-    requeued at once, as if their lease had ended. `error`: the reason, at most ERROR_TEXT_MAX
+    requeued at once, as if their lease had ended. With UNBEGUN, no handler has begun them, so they
+    are requeued at once and use no attempt. `error`: the reason, at most ERROR_TEXT_MAX
     characters, which a dead letter contains.
     """
 
@@ -455,16 +495,19 @@ class Req(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Touch(Wire):
-    """Restart the timeout of the delivery now, up to the maximum time since it was sent."""
+    """Restart the timeout of these `ranges` of the delivery now, or of the whole delivery if they
+    are empty, up to the maximum time since they were begun.
+    """
 
     op: ClassVar[int] = 36
     request: int
     token: int
+    ranges: tuple[Range, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Wire):
-    """The reply to Fin, Req and Touch. `refused`: the ranges that were no longer under this lease
+    """The reply to Fin, Req, Touch and Begun. `refused`: the ranges that were no longer under this lease
     and so were not changed.
 
     For a message without a request number, it is sent only if a range was refused. The range (-1,

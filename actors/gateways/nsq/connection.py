@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
         self._rest_bytes = 0
         self.session.on_closed()
         if self.subscription is not None:
-            self.subscription.stop()
+            self.subscription.stop(is_lost=True)
             self.subscription = None
         self.gateway.forget(self)
 

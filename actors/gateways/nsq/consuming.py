@@ -153,7 +153,7 @@ class _Session(ConsumerSession):
     on_arrived: Callable[[_Session, int], None]
 
     def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+        super().__init__(*arguments, reports=False)
         self.answered: dict[int, Sequence[Run]] = {}
 
     def _note(self, delivery: LeasedBlock, indexes: Sequence[int]) -> None:
@@ -220,6 +220,7 @@ class Subscription:
         self._out: deque[Handed] = deque()  # the deliveries in the order of their deadlines
         self._planned = False
         self._stopped = False
+        self._left = False  # True after CLS
         self._sharing = Sharing()
         # The credits that were lowered and are not confirmed yet, by the number of their part.
         self._lowered: dict[int, Confirm] = {}
@@ -231,8 +232,7 @@ class Subscription:
         self._late = self.loop.call_later(SUB_S, self._too_late)
 
     def _new_session(self) -> _Session:
-        session = _Session(1, *self._options)
-        session.ready = 0  # no deliveries until the client sends RDY
+        session = _Session(0, *self._options)  # no deliveries until the client sends RDY
         session.on_refused = self._on_refused
         session.on_arrived = self._on_arrived
         return session
@@ -290,11 +290,12 @@ class Subscription:
         delivery = handed.delivery
         latest = delivery.received_ns + self._max_msg_timeout_ms * _MS
         handed.touched[message_id] = min(now + delivery.timeout_ms * _MS, latest)
-        handed.session.touch(delivery)
+        handed.session.touch(delivery, now)
         self._plan()
         return True
 
     def leave(self) -> None:
+        self._left = True
         self.set_ready(0)
 
     def pause(self, paused: bool) -> None:
@@ -302,12 +303,18 @@ class Subscription:
         if not paused:
             self._hand_out()
 
-    def stop(self) -> None:
-        """End the subscription. Other consumers get its messages at once."""
+    def stop(self, *, is_lost: bool = False) -> None:
+        """End the subscription. Other consumers get its messages at once.
+
+        `is_lost`: the connection ended, and not by a request of the client or the gateway. Then one
+        of the messages may be the reason, unless the client has said CLS before.
+        """
         if self._stopped:
             return
         self._stopped = True
         self.engine.tell(time.monotonic_ns())  # send the finishes that are still here
+        if is_lost and not self._left:
+            self.engine.say_lost(time.monotonic_ns())
         self._sweeper.cancel()
         self._late.cancel()
         if self._sharer is not None:

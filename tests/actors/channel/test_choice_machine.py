@@ -47,7 +47,6 @@ SMALL: dict[str, Any] = {
     "GATHER_BYTES_MAX": 40,
     "LOOKS_MAX": 30,
 }
-SMALL |= {"PROMISED_MAX": 9}
 
 
 class ChoiceMachine(RuleBasedStateMachine):
@@ -203,12 +202,7 @@ class ChoiceMachine(RuleBasedStateMachine):
                 self.states[offset] = FINISHED
         again = self.channel.supply.again
         held = {
-            offset
-            for start, count, _ in (*again.ready, *again.waiting, *again.returned)
-            for offset in range(start, start + count)
-        }
-        held |= {
-            offset for start, count, _ in again.promising for offset in range(start, start + count)
+            offset for start, count, _ in again.unsent() for offset in range(start, start + count)
         }
         for offset, state in enumerate(self.states):
             if state == AGAIN and offset not in held:

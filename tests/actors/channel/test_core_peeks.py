@@ -82,6 +82,7 @@ def test_everything_a_channel_holds_is_shown_in_its_state(harness: ChannelHarnes
         "requeued": 1,
         "parked": 0,
         "in flight": 2,
+        "held": 0,
         "deferred": 1,
         "dying": 0,
     }
@@ -89,16 +90,16 @@ def test_everything_a_channel_holds_is_shown_in_its_state(harness: ChannelHarnes
 
 
 def test_attempts_are_those_that_were_made(harness: ChannelHarness) -> None:
-    """A message that waits for redelivery was not delivered under its next attempt number, whether
-    that number is only promised or already committed.
+    """A message that waits for redelivery has used no further attempt, whether the number of its
+    attempts is in a commit or committed.
     """
     harness.join(A, 1)
     harness.come(3)
     harness.channel.req(A, harness.send_one().token, (), 0, harness.wall_ns)
     assert held(look(harness), "requeued") == [(0, 1, 1)]
     changes = harness.channel.changes()
-    assert changes.holes_put == ((0, 1, 2, 0),)
-    assert held(look(harness), "requeued") == [(0, 1, 1)], "promised"
+    assert changes.holes_put == ((0, 1, 1, 0),)
+    assert held(look(harness), "requeued") == [(0, 1, 1)], "committing"
     harness.channel.supply.committed()
     assert held(look(harness), "requeued") == [(0, 1, 1)], "ready"
     assert held(look(harness), "in flight") == []

@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {
     "DUE_HELD_MAX": 6,
     "GATHER_COUNT_MAX": 7,
 }
-SMALL |= {"GATHER_BYTES_MAX": 60, "PROMISED_MAX": 9}
+SMALL |= {"GATHER_BYTES_MAX": 60}
 # A number stands for a message that is deferred until that time.
 WAITS, LEASED, FINISHED = "waits", "leased", "finished"
 Peer = tuple[bytes, ...]
@@ -205,7 +205,7 @@ class DeliveryMachine(RuleBasedStateMachine):
                 for offset in range(start, start + count):
                     assert self.states[offset] == WAITS, f"{offset} is {self.states[offset]}"
                     assert attempts >= self.attempts[offset] + (offset in self.sent)
-                    assert attempts == 1 or attempts <= self.stored_attempts(offset)
+                    assert attempts == 1 or attempts - 1 <= self.stored_attempts(offset)
                     self.states[offset] = LEASED
                     self.attempts[offset] = attempts
                     self.sent.add(offset)
@@ -363,7 +363,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def save(self) -> None:
         self.pending = Commit(self.channel.changes(), list(self.states))
         assert not self.channel.supply.dirty
-        assert not self.channel.waits_for_commit() or self.channel.supply.again.waits
+        assert not self.channel.waits_for_commit()
 
     @precondition(lambda self: self.pending is not None)
     @rule()

@@ -32,7 +32,6 @@ SMALL: dict[str, Any] = {
     "CACHE_BYTES_MAX": 250,
     "HOLE_ROWS_MAX": 12,
     "GATHER_COUNT_MAX": 3,
-    "PROMISED_MAX": 9,
     "FETCHES_MAX": 2,
 }
 

@@ -5,7 +5,6 @@ once.
 from __future__ import annotations
 
 from collections import deque
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -49,19 +48,6 @@ def test_the_messages_of_one_redelivery_are_bounded(
     harness.commit()
     harness.channel.supply.shelve(harness.block_at(0, 10))
     assert [sum(run[1] for run in pending.runs) for pending in harness.send()] == [4, 4, 2]
-
-
-def test_one_commit_promises_a_bounded_number_of_messages(
-    harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(options, "PROMISED_MAX", 3)
-    supply = harness.channel.supply
-    monkeypatch.setattr(supply, "again", SimpleNamespace(to_promise=lambda room: room))
-    for max_attempts in (0, 5):
-        monkeypatch.setattr(supply, "settings", SimpleNamespace(max_attempts=max_attempts))
-        assert [supply.to_promise(room) for room in (2, 3, 4)] == (
-            [3, 3, 3] if not max_attempts else [2, 3, 3]
-        )
 
 
 def keyed(ready: int = 100) -> OrderedChannelHarness:

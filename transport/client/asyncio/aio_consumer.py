@@ -8,17 +8,20 @@ import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
 from ...system import calls_on_signals
 from ...wire.address import DefaultTimeout
 from ...wire.protocol import DEAD
-from ..blocking.consumer import ConsumerBase, check_concurrency, check_ready, share_of
+from ..blocking.consumer import ConsumerBase, check_concurrency, check_ready
 from ..blocking.drive import inherit
 from ..core.consumer_session import EVERY, LeasedBlock
+from ..core.extensions import Working, check_extension
 from ..core.handling import Handling
 from ..core.message import BatchView, Delay, MessageView, Reason, when_again
+from ..core.prefetch import READY_MOST
 from ..core.subscription import ConsumerEngine
 from ..link.link import until_ns
 from .aio_asker import Turner
@@ -108,6 +111,8 @@ class Consumer(ConsumerBase):
 
     def _begin(self) -> None:
         self._ended = False
+        # The last delivery that was taken message by message: when, and how many.
+        self._filled_ns = self._filled = 0
 
     def _turner(self) -> Turner[ConsumerEngine]:
         made = self._made
@@ -135,17 +140,18 @@ class Consumer(ConsumerBase):
         Return None after `timeout` seconds (by default it waits without limit), or when the
         consumer closes.
         """
+        self._window.open(1, READY_MOST)
         delivery = await self._take(until_ns(timeout))
         return None if delivery is None else Batch(self, delivery)
 
     async def _take(
-        self, deadline_ns: int, shared: Callable[[], bool] = bool
+        self, deadline_ns: int, shared: Callable[[], bool] = bool, *, whole: bool = True
     ) -> LeasedBlock | None:
         if self._closing:
             return None
         turner = self._turner()
         return await turner.carry_out(
-            turner.engine.take(deadline_ns, self._timeout, self._is_closing, shared)
+            turner.engine.take(deadline_ns, self._timeout, self._is_closing, shared, whole)
         )
 
     async def receive(self, timeout: float | None = None) -> Message | None:
@@ -158,12 +164,18 @@ class Consumer(ConsumerBase):
         while not self._closing:
             while self._messages:
                 message = self._messages.popleft()
-                delivery = message._batch.delivery
-                if delivery.live and not delivery.expired(time.monotonic_ns()):
+                if message._batch.delivery.live:
+                    if not self._prefetch.is_due:
+                        self._taken()
                     return message
-            delivery = await self._take(deadline_ns, self._is_shared)
+            self._window.open(1, 1)
+            if self._filled and not self._workers:
+                self._window.handled((time.monotonic_ns() - self._filled_ns) / 1e9, self._filled)
+            self._filled = 0
+            delivery = await self._take(deadline_ns, self._is_shared, whole=False)
             if delivery is not None:
-                self._messages.extend(Batch(self, delivery).messages())
+                self._prefetch.fill(delivery, Batch(self, delivery).messages())
+                self._filled, self._filled_ns = delivery.block.count, time.monotonic_ns()
                 if len(self._messages) > 1 and self._made is not None and self._made.engine.waiters:
                     self._made.settle()  # other tasks may take the rest
             elif not self._messages:
@@ -183,10 +195,18 @@ class Consumer(ConsumerBase):
     def set_ready(self, ready: int) -> None:
         """Change the largest number of unanswered messages. See `zsq.Consumer.set_ready`."""
         check_ready(ready, 0)
-        self._options = (ready, *self._options[1:])
+        self._window.fixed = ready
         turner = self._made
         if turner is not None and turner.pid == os.getpid():
-            turner.engine.set_ready(ready, share_of)
+            turner.engine.set_ready(ready)
+            turner.settle()
+
+    def _taken(self) -> None:
+        """Let the broker know soon which messages the program has taken."""
+        turner = self._made
+        if turner is not None and turner.pid == os.getpid():
+            self._prefetch.is_due = True
+            turner.engine.report_soon(time.monotonic_ns())
             turner.settle()
 
     # Answering (called by messages and batches)
@@ -232,6 +252,7 @@ class Consumer(ConsumerBase):
         requeue_delay: Delay | Callable[[Message], Delay] | None = None,
         on_error: Callable[[Message, BaseException], object] | None = None,
         signals: bool = True,
+        max_extension: float | timedelta | None = None,
     ) -> None:
         """Await `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
@@ -243,7 +264,10 @@ class Consumer(ConsumerBase):
         check_concurrency(concurrency)
         handling = Handling(handler, requeue_delay, on_error, awaits=True)
         self._check_open()
-        runner = Runner(handling, self.receive, self._stop_taking)
+        max_extension_s = check_extension(max_extension)
+        self._window.open(concurrency, concurrency)
+        working = Working(self._turner().engine.extensions, self._window, max_extension_s)
+        runner = Runner(handling, working, self.receive, self._stop_taking)
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
 
         async def work() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from ...errors import UsageError, ZsqError
+from ..core.extensions import Working
 from ..core.handling import Handling, raised_by_signal
 
 log = logging.getLogger("zsq")
@@ -28,11 +29,16 @@ class Runner:
     """
 
     def __init__(
-        self, handling: Handling, take: Callable[[], Awaitable[Any]], stop: Callable[[], object]
+        self,
+        handling: Handling,
+        working: Working,
+        take: Callable[[], Awaitable[Any]],
+        stop: Callable[[], object],
     ) -> None:
         self.handling = handling
         self.handler = handling.handler
         self.error: Exception | None = None
+        self._working = working
         self._take = take
         self._stop = stop
         self._caller = asyncio.current_task()
@@ -68,8 +74,13 @@ class Runner:
             self._stop()
 
     async def handle(self, message: Any) -> None:
+        worker = asyncio.current_task()
+        begun_ns = self._working.begin(worker, message)
         try:
-            result = await self.handler(message)
+            try:
+                result = await self.handler(message)
+            finally:
+                self._working.end(worker, begun_ns)
         except BaseException as error:
             if self._ends(error):
                 raise

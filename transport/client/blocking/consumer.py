@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, Unpack, overload
 
@@ -26,13 +27,20 @@ from ...system import node_name
 from ...wire.address import DefaultTimeout, url_last
 from ...wire.addresses import Url, parse_all
 from ...wire.credentials import KeyFile
-from ...wire.protocol import MESSAGE_TIMEOUT_MS_MAX, MESSAGE_TIMEOUT_MS_MIN, READY_MAX
+from ...wire.protocol import (
+    MESSAGE_TIMEOUT_MS_MAX,
+    MESSAGE_TIMEOUT_MS_MIN,
+    READY_MAX,
+    UNBEGUN,
+)
 from ..core import message as reasons
 from ..core.asking import on_wire
 from ..core.consumer_session import ConsumerSession, LeasedBlock
+from ..core.extensions import Working, check_extension
 from ..core.handling import Handling
 from ..core.message import Batch, Message
-from ..core.subscription import ConsumerEngine
+from ..core.prefetch import READY_MOST, Prefetch, Window
+from ..core.subscription import ConsumerEngine, share_of
 from ..link.link import FAR_NS, check_timeout, until_ns
 from .drive import Drive, inherit, ours, remember, remember_fork
 from .producer import check_times
@@ -42,10 +50,6 @@ Handler = Callable[[Message], object]
 Delay = reasons.Delay | Callable[[Message], reasons.Delay] | None
 
 
-READY: Final = 2500
-# With the default, a consumer holds at least so many messages of each part. With fewer, the broker
-# would cut blocks of 1,000 messages, which costs more than to deliver them.
-READY_OF_PART: Final = 1000
 ANSWER_S: Final = 30.0  # how long a consumer without a time-out waits for a reply
 FOREIGN: Final = "the parent process received this message, and only that process can answer it"
 
@@ -67,24 +71,12 @@ def make_session(
             E_BAD_ARGUMENT,
             f"sample_rate must be 1 to 99 percent, or 0 for all messages, not {sample_rate}",
         )
-    session = ConsumerSession(
-        ready or 1, timeout_ms, label or f"{node_name()}/{os.getpid()}", sample_rate
-    )
-    session.set_ready(ready)
-    return session
+    return ConsumerSession(ready, timeout_ms, label or f"{node_name()}/{os.getpid()}", sample_rate)
 
 
 def check_ready(ready: int, least: int) -> None:
     if not least <= ready <= READY_MAX:
         raise UsageError(E_BAD_ARGUMENT, f"ready must be {least} to {READY_MAX}, not {ready}")
-
-
-def share_of(ready: int, count: int) -> int:
-    """Return how many messages a consumer may hold of each part of a topic with `count` parts."""
-    if not ready:
-        return 0
-    share = max(1, ready // count)
-    return max(share, READY_OF_PART) if ready == READY else share
 
 
 def check_concurrency(concurrency: int) -> None:
@@ -95,7 +87,7 @@ def check_concurrency(concurrency: int) -> None:
 class ConsumerOptions(NewChannelOptions, total=False):
     """The options of a consumer and of its channel."""
 
-    ready: int
+    ready: int | None
     message_timeout: float | None
     timeout: float | None
     heartbeat_ms: int | None
@@ -130,7 +122,7 @@ class ConsumerBase:
         channel: str,
         *,
         url: Url = None,
-        ready: int = READY,
+        ready: int | None = None,
         message_timeout: float | None = None,
         timeout: float | None = None,
         heartbeat_ms: int | None = None,
@@ -145,7 +137,6 @@ class ConsumerBase:
         self.channel = check_name(channel, "channel")
         self._address = parse_all(url, key_file, transport)
         self._options = (
-            ready,
             message_timeout,
             label,
             heartbeat_ms,
@@ -153,11 +144,14 @@ class ConsumerBase:
             on_wire(settings),
         )
         self._timeout = timeout
-        check_ready(ready, 1)
-        make_session(ready, message_timeout, label, sample_rate)
+        if ready is not None:
+            check_ready(ready, 1)
+        make_session(ready or 0, message_timeout, label, sample_rate)
         self._made: Any = None
-        # Messages of a delivery that `receive` has not returned yet.
-        self._messages: deque[Any] = deque()
+        self._window = Window(ready)
+        self._prefetch = Prefetch()
+        # Messages that `receive` has not returned yet.
+        self._messages: deque[Any] = self._prefetch.messages
         self._workers: set[Any] = set()  # threads or tasks of `run`
         self._closing = False
         self._begin()
@@ -173,25 +167,26 @@ class ConsumerBase:
         Only the parent can answer the messages. Calls in the parent return the messages that still
         wait.
         """
-        self._messages = deque()
+        self._prefetch = Prefetch()
+        self._messages = self._prefetch.messages
         self._workers = set()
         if self._made is not None:
             self._made.engine.end(FOREIGN)
 
     def _engine(self) -> ConsumerEngine:
         self._check_open()
-        ready, message_timeout, label, heartbeat_ms, sample_rate, settings = self._options
-        session = make_session(ready, message_timeout, label, sample_rate)
+        message_timeout, label, heartbeat_ms, sample_rate, settings = self._options
+        window = self._window
+        session = make_session(window.fixed or 0, message_timeout, label, sample_rate)
 
         def of_part(count: int) -> ConsumerSession:
-            return make_session(
-                share_of(self._options[0], count), message_timeout, label, sample_rate
-            )
+            ready = share_of(session.ready, count)
+            return make_session(ready, message_timeout, label, sample_rate)
 
         engine = ConsumerEngine(
             self._address, self.topic, self.channel, session, heartbeat_ms, settings, of_part
         )
-        engine.on_void = self._messages.clear
+        engine.use(self._prefetch, window)
         return engine
 
     def _check_open(self) -> None:
@@ -250,6 +245,8 @@ class Consumer(ConsumerBase):
 
     def _begin(self) -> None:
         self._busy: set[int] = set()  # threads that iterate and run the user's code
+        # The last delivery that was taken message by message: when, by which thread, how many.
+        self._filled_ns = self._filled_by = self._filled = 0
         self._ended = threading.Event()
         remember(self)
 
@@ -288,6 +285,7 @@ class Consumer(ConsumerBase):
         Returns None after `timeout` seconds (by default it waits without limit), or when the
         consumer closes.
         """
+        self._window.open(1, READY_MOST)
         delivery = self._take(until_ns(timeout))
         return None if delivery is None else Batch(self, delivery)
 
@@ -310,11 +308,10 @@ class Consumer(ConsumerBase):
                 if not self._fill(deadline_ns):
                     return None
                 messages = self._messages
-            elif not (delivery := message._batch.delivery).expired(time.monotonic_ns()) and (
-                delivery.live
-            ):
-                # If the lease has ended while the message waited here, the channel delivers the
-                # message again. The same is true if the link of its part was lost.
+            elif message._batch.delivery.live:
+                # If the link was lost, the channel delivers the message again.
+                if not self._prefetch.is_due:
+                    self._taken()
                 return message
         return None
 
@@ -323,23 +320,31 @@ class Consumer(ConsumerBase):
 
         Return False after the deadline or when the consumer closes.
         """
-        delivery = self._take(deadline_ns, self._is_shared)
+        self._window.open(1, 1)
+        if self._filled_by == threading.get_ident() and not self._workers:
+            self._window.handled((time.monotonic_ns() - self._filled_ns) / 1e9, self._filled)
+        self._filled_by = 0
+        delivery = self._take(deadline_ns, self._is_shared, whole=False)
         if delivery is None:
             return not self._closing and (self._is_shared() or time.monotonic_ns() < deadline_ns)
-        self._messages.extend(Batch(self, delivery).messages())
+        self._prefetch.fill(delivery, Batch(self, delivery).messages())
+        self._filled = delivery.block.count
+        self._filled_ns, self._filled_by = time.monotonic_ns(), threading.get_ident()
         drive = self._made
         if drive is not None and drive.engine.waiters:
             with drive.lock:
                 drive.settle()
         return True
 
-    def _take(self, deadline_ns: int, shared: Callable[[], bool] = bool) -> LeasedBlock | None:
+    def _take(
+        self, deadline_ns: int, shared: Callable[[], bool] = bool, *, whole: bool = True
+    ) -> LeasedBlock | None:
         """Return the next delivery, see `ConsumerEngine.take`."""
         if self._closing:
             return None
         drive = self._drive()
         return drive.carry_out(
-            drive.engine.take(deadline_ns, self._timeout, self._is_closing, shared)
+            drive.engine.take(deadline_ns, self._timeout, self._is_closing, shared, whole)
         )
 
     def batches(self) -> Iterator[Batch]:
@@ -361,6 +366,8 @@ class Consumer(ConsumerBase):
                     message = None
                 if message is not None:
                     if message._batch.delivery.live:
+                        if not self._prefetch.is_due:
+                            self._taken()
                         yield message
                 elif not self._outside(lambda: self._fill(FAR_NS)):
                     return
@@ -413,11 +420,20 @@ class Consumer(ConsumerBase):
         still arrives.
         """
         check_ready(ready, 0)
-        self._options = (ready, *self._options[1:])
+        self._window.fixed = ready
         drive = self._made
         if drive is not None and drive.pid == os.getpid():
             with drive.lock:
-                drive.engine.set_ready(ready, share_of)
+                drive.engine.set_ready(ready)
+                drive.settle()
+
+    def _taken(self) -> None:
+        """Let the broker know soon which messages the program has taken."""
+        drive = self._made
+        if drive is not None and drive.pid == os.getpid():
+            with drive.lock:
+                self._prefetch.is_due = True
+                drive.engine.report_soon(time.monotonic_ns())
                 drive.settle()
 
     # Answering (called by messages and batches)
@@ -468,6 +484,7 @@ class Consumer(ConsumerBase):
         requeue_delay: Delay = None,
         on_error: Callable[[Message, BaseException], object] | None = None,
         signals: bool = True,
+        max_extension: float | timedelta | None = None,
     ) -> None:
         """Call `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
@@ -481,11 +498,19 @@ class Consumer(ConsumerBase):
         exception)`, by default to the log. No exception of a handler or callback ends `run`, not
         even `SystemExit`, see "What run does with a handler". With `signals=False`, signal handlers
         are not changed.
+
+        While a handler works, its lease is extended, so a message comes to no other consumer
+        because its handler takes long. `max_extension` bounds that: seconds or a timedelta since
+        the handler began. With 0, the lease is the message timeout. In any case it ends at the
+        channel's `max_hold_s`, if that is set.
         """
         check_concurrency(concurrency)
         handling = Handling(handler, requeue_delay, on_error, awaits=False)
         self._check_open()
-        runner = Runner(handling, self._next_to_handle, self._stop_taking)
+        max_extension_s = check_extension(max_extension)
+        self._window.open(concurrency, concurrency)
+        working = Working(self._drive().engine.extensions, self._window, max_extension_s)
+        runner = Runner(handling, working, self._next_to_handle, self._stop_taking)
 
         def work() -> None:
             with self._running():
@@ -514,10 +539,14 @@ class Consumer(ConsumerBase):
         """Return the next message for a handler of `run`, or None when the consumer closes.
 
         A message that arrives while `close` begins is not handled but returned to the channel,
-        because `close` does not wait for its handler.
+        because `close` does not wait for its handler. This uses no attempt.
         """
         message: Message | None = self._outside(self.receive)
-        return None if self._closing else message
+        if self._closing and message is not None:
+            with contextlib.suppress(Refused):
+                message._give_back(UNBEGUN, "")
+            return None
+        return message
 
     def _stop_taking(self) -> None:
         """Stop receiving. A signal handler may call this, because it takes no lock."""

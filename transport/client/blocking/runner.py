@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...errors import UsageError, ZsqError
+from ..core.extensions import Working
 from ..core.handling import Handling, raised_by_signal
 from ..core.message import Message
 
@@ -25,11 +27,16 @@ class Runner:
     """
 
     def __init__(
-        self, handling: Handling, take: Callable[[], Message | None], stop: Callable[[], object]
+        self,
+        handling: Handling,
+        working: Working,
+        take: Callable[[], Message | None],
+        stop: Callable[[], object],
     ) -> None:
         self.handling = handling
         self.handler = handling.handler
         self.error: BaseException | None = None
+        self._working = working
         self._take = take
         self._stop = stop
 
@@ -42,8 +49,13 @@ class Runner:
             self._stop()
 
     def handle(self, message: Message) -> None:
+        worker = threading.get_ident()
+        begun_ns = self._working.begin(worker, message)
         try:
-            result = self.handler(message)
+            try:
+                result = self.handler(message)
+            finally:
+                self._working.end(worker, begun_ns)
         except BaseException as error:
             if raised_by_signal(error):
                 raise

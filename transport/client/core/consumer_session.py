@@ -1,9 +1,13 @@
 """Consumer session: state machine of one consumer and one channel. No I/O.
 
-The session handles deliveries, lease tokens, answers and barriers. A delivery is a block under a
-lease. Its token is valid only on the link on which the delivery arrived. When that link is lost,
-the token is void, and the channel delivers the messages again. So each delivery has the *epoch* of
-its link. Answers to a delivery of an older epoch are not sent but counted as stale.
+The session handles deliveries, lease tokens, answers and barriers. A delivery is a block that this
+consumer holds. Its token is valid only on the link on which the delivery arrived. When that link is
+lost, the token is void, and the channel delivers the messages again. So each delivery has the
+*epoch* of its link. Answers to a delivery of an older epoch are not sent but counted as stale.
+
+A message is held until the program takes it (`prefetch.py`). `report` tells the channel which
+messages were taken, and their leases run from then on. A message that is answered before the next
+report needs none.
 
 Any thread can finish a message, without a lock: a plain finish costs one list append, which is
 atomic (see `LeasedBlock.finish`). `collect` turns the finishes into messages with ranges. It is
@@ -37,7 +41,9 @@ from ...wire.protocol import (
     MESSAGE_TIMEOUT_MS,
     PROTOCOL_VERSION,
     READY_MAX,
+    UNBEGUN,
     Answer,
+    Begun,
     Deliver,
     Failed,
     Fin,
@@ -57,18 +63,26 @@ EVERY: Final = -1  # an index that stands for all messages of the delivery
 
 
 class LeasedBlock:
-    """A block under a lease, with its answered messages. Indexes are positions in the block."""
+    """A delivered block, with its taken and answered messages.
+
+    Indexes are positions in the block. The program takes the messages in the order of the block.
+    """
 
     __slots__ = (
+        "alone",
         "answered",
         "block",
         "closed",
         "epoch",
+        "extended",
         "finished",
+        "kept",
         "queued",
         "received_ns",
+        "reported",
         "runs",
         "session",
+        "taken",
         "timeout_ms",
         "token",
     )
@@ -83,6 +97,14 @@ class LeasedBlock:
         self.block = block
         self.epoch = epoch
         self.received_ns = now_ns
+        self.alone = message.alone  # the channel waits for the report that it was begun
+        self.taken = 0  # the program has taken the messages below this index
+        self.kept = block.count  # the messages from this index on were given back
+        # What was reported: (messages below this index, when). The lease of each message runs at
+        # least from the report that contains it.
+        self.reported: list[tuple[int, int]] = []
+        # When the leases of single messages were extended last, by index.
+        self.extended: dict[int, int] = {}
         # The messages that the user has finished and whose finish was not sent to the channel yet.
         self.finished: list[int] = []
         # The messages whose answer was sent to the channel. They are kept until the whole delivery
@@ -104,13 +126,39 @@ class LeasedBlock:
         """True if the lease can still be answered."""
         return self.epoch == self.session.epoch
 
-    def expired(self, now_ns: int) -> bool:
-        """Return True if the lease has certainly ended.
+    def take(self, count: int) -> None:
+        """Note that the program has taken the first `count` messages."""
+        if count > self.taken:
+            if self.taken == self.reported_count:
+                self.session.taken.append(self)
+            self.taken = count
 
-        The lease began before the delivery arrived at the client. So it has ended if more time than
-        its duration has passed since the arrival.
-        """
-        return now_ns >= self.received_ns + self.timeout_ms * 1_000_000
+    @property
+    def reported_count(self) -> int:
+        return self.reported[-1][0] if self.reported else 0
+
+    def unreported(self) -> list[int]:
+        """Return the indexes that were taken since the last report and are not answered."""
+        if self.closed or not self.live:
+            return []
+        gone = self.answered.union(self.finished) if self.finished else self.answered
+        if EVERY in gone:
+            return []
+        return [index for index in range(self.reported_count, self.taken) if index not in gone]
+
+    def touched(self, now_ns: int) -> None:
+        """Note that the leases run from now on."""
+        if self.reported:
+            self.reported = [(self.reported_count, now_ns)]
+            self.extended.clear()
+
+    def expired(self, index: int, now_ns: int) -> bool:
+        """Return True if the lease of this message may have ended."""
+        for count, reported_ns in self.reported:
+            if index < count:
+                since_ns = max(reported_ns, self.extended.get(index, 0))
+                return now_ns >= since_ns + self.timeout_ms * 1_000_000
+        return False
 
     def finish(self, index: int) -> bool:
         """Note one plain finish, from any thread. `EVERY` finishes all unanswered messages.
@@ -233,17 +281,22 @@ class Confirm:
 
 
 class ConsumerSession:
-    """One consumer of one channel. `ready`: the number of messages that it may hold."""
+    """One consumer of one channel. `ready`: the number of messages that it may hold.
+
+    Without `reports`, each message counts as begun when the channel sends it.
+    """
 
     def __init__(
-        self, ready: int, message_timeout_ms: int = 0, label: str = "", sample_rate: int = 0
-    ) -> None:
-        if not 0 < ready <= READY_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"ready must be 1 to {READY_MAX}, not {ready}")
+        self, ready: int, message_timeout_ms: int = 0, label: str = "", sample_rate: int = 0,
+        *, reports: bool = True,
+    ) -> None:  # fmt: skip
+        if not 0 <= ready <= READY_MAX:
+            raise UsageError(E_BAD_ARGUMENT, f"ready must be 0 to {READY_MAX}, not {ready}")
         self.state = _S.DOWN
         self.ready = ready
         self.label = label
         self.sample_rate = sample_rate
+        self.reports = reports
         self.wanted_timeout_ms = message_timeout_ms
         self.message_timeout_ms = message_timeout_ms or MESSAGE_TIMEOUT_MS
         self.heartbeat_ms = HEARTBEAT_MS
@@ -252,6 +305,8 @@ class ConsumerSession:
         # The deliveries of this link that are not completely answered, by their token.
         self.held: dict[int, LeasedBlock] = {}
         self.dirty: deque[LeasedBlock] = deque()  # deliveries with finishes to send
+        self.taken: deque[LeasedBlock] = deque()  # deliveries with messages to report
+        self.unanswered = 0  # messages of this link whose answer was not sent
         self.words: deque[Wire] = deque()  # messages to send
         self.confirms: dict[int, Confirm] = {}
         self.unconfirmed = 0  # plain finishes sent on this link since the last confirmed barrier
@@ -282,6 +337,7 @@ class ConsumerSession:
             heartbeat_ms,
             self.label,
             self.sample_rate,
+            self.reports,
         )
 
     def collect(self) -> deque[Wire]:
@@ -299,6 +355,36 @@ class ConsumerSession:
                 self._fin(delivery, indexes, 0)
             del delivery.finished[:count]  # keeps finishes that another thread has appended since
         return self.words
+
+    def report(self, now_ns: int) -> None:
+        """Tell the channel which messages were begun. Call it after `collect`."""
+        taken, self.taken = self.taken, deque()
+        if not self.reports:
+            return
+        for delivery in taken:
+            indexes = delivery.unreported()
+            if self._answerable(delivery):
+                if indexes:
+                    self.words.append(Begun(0, delivery.token, delivery.ranges(indexes)))
+                delivery.reported.append((delivery.taken, now_ns))
+
+    def begin_alone(self, delivery: LeasedBlock, now_ns: int) -> Confirm:
+        """Tell the channel that this message is begun, and ask for an answer."""
+        confirm = Confirm()
+        if not self._answerable(delivery):
+            confirm.error = LeaseLost(E_LEASE, "the link that delivered this message was lost")
+            confirm.done = True
+            return confirm
+        self._request += 1
+        self.confirms[self._request] = confirm
+        delivery.taken = delivery.block.count
+        delivery.reported.append((delivery.taken, now_ns))
+        self.words.append(Begun(self._request, delivery.token, ()))
+        return confirm
+
+    def give_back(self, delivery: LeasedBlock, indexes: Iterable[int]) -> None:
+        """Give back messages that the program has not taken. They use no attempt."""
+        self.requeue(delivery, indexes, UNBEGUN)
 
     @property
     def untold(self) -> int:
@@ -320,7 +406,7 @@ class ConsumerSession:
     def requeue(
         self, delivery: LeasedBlock, indexes: Iterable[int], delay_ms: int, error: str = ""
     ) -> None:
-        """Requeue messages. `delay_ms` may be BACKOFF or DEAD."""
+        """Requeue messages. `delay_ms` may be BACKOFF, DEAD or UNBEGUN."""
         self.collect()
         indexes = delivery.fresh(indexes)
         if not self._answerable(delivery):
@@ -329,11 +415,19 @@ class ConsumerSession:
             self._note(delivery, indexes)
             self.words.append(Req(0, delivery.token, delivery.ranges(indexes), delay_ms, error))
 
-    def touch(self, delivery: LeasedBlock) -> None:
+    def touch(
+        self, delivery: LeasedBlock, now_ns: int, indexes: Sequence[int] | None = None
+    ) -> None:
+        """Extend the lease of these messages, or of all that were begun."""
         if not self._answerable(delivery):
             self.stale += 1
+            return
+        if indexes is None:
+            delivery.touched(now_ns)
         else:
-            self.words.append(Touch(0, delivery.token))
+            delivery.extended.update(dict.fromkeys(indexes, now_ns))
+        ranges = () if indexes is None else delivery.ranges(indexes)
+        self.words.append(Touch(0, delivery.token, ranges))
 
     def finish_sync(self, delivery: LeasedBlock, indexes: Iterable[int]) -> Confirm:
         """Finish messages with a confirmation. If the lease has ended, the Confirm has an error."""
@@ -433,6 +527,7 @@ class ConsumerSession:
         if self.state is _S.LEAVING:
             return Reaction.NOTHING
         delivery = LeasedBlock(self, message, block, self.epoch, now_ns)
+        self.unanswered += block.count
         self.held[message.token] = delivery
         self.arrived.append(delivery)
         return Reaction.NOTHING
@@ -446,7 +541,7 @@ class ConsumerSession:
             every = delivery.block.count if delivery is not None else 1
             self.stale += sum(every if first == ALL else count for first, count in message.refused)
             return Reaction.NOTHING
-        # Every request is a barrier: all answers that were sent before it are committed too.
+        # Every request but Begun is a barrier: all answers sent before it are committed too.
         told = self._told.pop(message.request, 0)
         self.unconfirmed = max(0, self.unconfirmed - told)
         self._told = {request: count - told for request, count in self._told.items()}
@@ -477,6 +572,8 @@ class ConsumerSession:
         self.epoch += 1
         self.arrived.clear()
         self.held.clear()
+        self.taken.clear()
+        self.unanswered = 0
         self.words.clear()
         self.unconfirmed_lost += self.unconfirmed
         self.unconfirmed = 0
@@ -507,6 +604,7 @@ class ConsumerSession:
 
     def _note(self, delivery: LeasedBlock, indexes: Sequence[int]) -> None:
         """Mark these messages as answered, and drop a delivery that is answered completely."""
+        self.unanswered -= len(indexes)
         if len(indexes) == delivery.block.count:
             delivery.closed = True
         else:

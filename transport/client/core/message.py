@@ -298,7 +298,7 @@ class MessageView:
             not self._answered
             and delivery.live
             and not delivery.session.over
-            and not delivery.expired(time.monotonic_ns())
+            and not delivery.expired(self._index, time.monotonic_ns())
         )
 
     def _answer(self) -> None:

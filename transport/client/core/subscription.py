@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
@@ -31,11 +32,13 @@ from ...settings import CHANNEL
 from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
-from ...wire.protocol import Spread, Wire
+from ...wire.protocol import Bye, Recall, Spread, Wire
 from ...wire.spread import PARTS_ASKED_NS, HasParts
 from ..link.link import AGAIN, FAR_NS, Engine, Link, Steps, check_timeout, so_long, until_ns
 from ..link.reaction import Reaction
-from .consumer_session import Confirm, ConsumerSession, ConsumerState, LeasedBlock
+from .consumer_session import EVERY, Confirm, ConsumerSession, ConsumerState, LeasedBlock
+from .extensions import Extensions
+from .prefetch import READY_MOST, Prefetch, Window
 
 log = logging.getLogger("zsq")
 
@@ -49,10 +52,21 @@ CLOSED: Final = (
     "delivered again"
 )
 WORDS_MAX: Final = 5_000  # the most protocol messages that are sent before the socket is drained
+# With the largest window, a consumer holds at least so many messages of each part. With fewer, the
+# broker would cut blocks of 1,000 messages, which costs more than to deliver them.
+READY_OF_PART: Final = 1_000
 SOON_NS: Final = 50_000_000  # when to ask again which parts to subscribe to, if it was not known
 
 Chosen = Callable[[Spread], Collection[int] | None]
 """Returns the numbers of the parts to subscribe to, or None if they are not known yet."""
+
+
+def share_of(ready: int, count: int) -> int:
+    """Return how many messages a consumer may hold of each part of a topic with `count` parts."""
+    if not ready:
+        return 0
+    share = max(1, ready // count)
+    return max(share, READY_OF_PART) if ready == READY_MOST else share
 
 
 class Leg:
@@ -97,6 +111,7 @@ class Leg:
             session.barrier()
             self._confirm_ns = now_ns + link.heartbeat_ms * 1_000_000
         words = session.collect()
+        session.report(now_ns)
         while words and link.up:
             for _ in range(min(len(words), WORDS_MAX)):
                 link.send([b"", encode(words.popleft())], now_ns)
@@ -112,6 +127,9 @@ class Leg:
         return self.engine.wanted_heartbeat_ms or self.link.given.heartbeat_ms
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
+        if type(message) is Recall:
+            self.engine.give_back(self, message.count)
+            return Reaction.NOTHING
         return self.session.on_word(message, blocks, now_ns)
 
     def on_up(self, now_ns: int) -> None:
@@ -198,9 +216,13 @@ class ConsumerEngine(Engine):
         self.error: ZsqError | None = None  # the broker's refusal of the subscription
         self.down_ns = time.monotonic_ns()  # when the last link was lost
         self.closing = False
-        # A function that is called when all leases are void. It drops the messages that no handler
-        # has begun.
-        self.on_void: Callable[[], object] = lambda: None
+        # The messages refer to their consumer. A reference from here would keep a consumer alive
+        # that the program has dropped.
+        self._prefetch: Callable[[], Prefetch | None] = lambda: None
+        self.window = Window(session.ready)
+        self.extensions = Extensions()
+        # A function that is called when all leases are void.
+        self.on_void: Callable[[], object] = self._void
         # A function that is called when all leases of one part are void.
         self.on_part_void: Callable[[ConsumerSession], object] = lambda session: None
 
@@ -217,6 +239,20 @@ class ConsumerEngine(Engine):
     @property
     def _first(self) -> Leg:
         return self.legs[0] if self.legs else self._whole
+
+    def use(self, prefetch: Prefetch, window: Window) -> None:
+        """Let this prefetch hold what the program has not taken, and ask for as much as `window`
+        says.
+        """
+        self._prefetch = weakref.ref(prefetch)
+        self.window = window
+
+    @property
+    def prefetch(self) -> Prefetch:
+        return self._prefetch() or Prefetch()
+
+    def _void(self) -> None:
+        self.prefetch.clear()
 
     def start(self) -> None:
         """Start the links, unless a refusal must be raised first.
@@ -320,6 +356,12 @@ class ConsumerEngine(Engine):
         """The number of answers that came too late."""
         return sum(leg.session.stale for leg in self.legs)
 
+    def say_lost(self, now_ns: int) -> None:
+        """Tell the channel that the program behind this consumer was lost."""
+        for leg in self.legs:
+            if leg.link.up:
+                leg.link.send([b"", encode(Bye(is_lost=True))], now_ns)
+
     def end(self, why: str) -> None:
         """Let no message be answered any more, for this reason."""
         for leg in [self._whole, *self.legs]:
@@ -328,9 +370,43 @@ class ConsumerEngine(Engine):
     # Outgoing messages
 
     def tell(self, now_ns: int) -> None:
-        """Send the answers that were gathered."""
+        """Send the answers that were gathered, and which messages were begun."""
+        self.prefetch.note_taken()
         for leg in list(self.legs):
             leg.tell(now_ns)
+
+    def report_soon(self, now_ns: int) -> None:
+        """Send soon which messages were begun."""
+        self.sooner(now_ns + TELL_NS)
+
+    def give_back(self, leg: Leg, count: int) -> None:
+        """Give back up to `count` messages of this leg that the program has not taken.
+
+        Of deliveries that nobody has taken, whole ones are given back, the last one first.
+        """
+        self.prefetch.note_taken()
+        session = leg.session
+        while session.arrived and count > 0:
+            delivery = session.arrived.pop()
+            session.give_back(delivery, range(delivery.block.count))
+            count -= delivery.block.count
+        for delivery, indexes in self.prefetch.give_back(session, count):
+            session.give_back(delivery, indexes)
+        leg.tell(time.monotonic_ns())
+
+    def _adapt(self) -> None:
+        """Ask for as many messages as the handlers need now."""
+        sessions = [leg.session for leg in self.legs]
+        waiting = len(self.prefetch.messages) + sum(
+            delivery.block.count for session in sessions for delivery in session.arrived
+        )
+        in_hand = sum(session.unanswered for session in sessions) - waiting
+        lease_s = self._first.session.message_timeout_ms / 1000
+        credit = self.window.credit(in_hand, lease_s)
+        now = self._whole.session.ready
+        # A slightly smaller window is not worth a message.
+        if credit > now or credit <= now - max(1, now // 4):
+            self.set_ready(credit)
 
     def noted(self, now_ns: int) -> None:
         """Send a plain finish that was noted: soon, or at once if a caller waits for it.
@@ -348,6 +424,9 @@ class ConsumerEngine(Engine):
         for leg in list(self.legs):
             if leg.session.dirty or leg.session.words:
                 leg.tell(now_ns)
+        if self.prefetch.is_due or any(leg.session.taken for leg in self.legs):
+            self.tell(now_ns)
+        self.sooner(self.extensions.on_time(now_ns, self._touch))
         if self._ask_ns != FAR_NS:
             if now_ns >= self._ask_ns:
                 self._ask_ns = now_ns + PARTS_ASKED_NS
@@ -451,8 +530,9 @@ class ConsumerEngine(Engine):
         timeout: float | None,
         closing: Callable[[], bool],
         shared: Callable[[], bool],
+        whole: bool = True,
     ) -> Steps[LeasedBlock | None]:
-        """Return the next delivery.
+        """Return the next delivery. With `whole`, the program has taken all of it.
 
         Return None at the deadline, when the consumer closes, or when `shared()` is true. This
         means that another caller took a delivery, and some of its messages still wait.
@@ -462,8 +542,15 @@ class ConsumerEngine(Engine):
             leg.session.untold >= leg.session.ready // TELL_SHARE for leg in self.legs
         ):
             self.tell(time.monotonic_ns())
+        if not self.arrived:
+            self._adapt()
         while not (closing() or shared()):
             if (delivery := self._next()) is not None:
+                if delivery.alone and not (yield from self._begin_alone(delivery, closing)):
+                    continue
+                if whole:
+                    delivery.take(delivery.block.count)
+                self.report_soon(time.monotonic_ns())
                 return delivery
             self.raise_refused()
             up = self.up
@@ -485,6 +572,20 @@ class ConsumerEngine(Engine):
             if arrived:
                 return arrived.popleft()
         return None
+
+    def _begin_alone(self, delivery: LeasedBlock, closing: Callable[[], bool]) -> Steps[bool]:
+        """Report a message that may have ended another consumer, before its handler begins.
+
+        Return False if it must not begin: its link was lost, or the consumer closes.
+        """
+        confirm = delivery.session.begin_alone(delivery, time.monotonic_ns())
+        self.tell(time.monotonic_ns())
+        yield (lambda: confirm.done or closing(), FAR_NS)
+        if confirm.done and confirm.error is None and not closing():
+            return True
+        if delivery.live:
+            delivery.session.give_back(delivery, (EVERY,))
+        return False
 
     def finish_sync(
         self, delivery: LeasedBlock, indexes: Sequence[int], timeout: float
@@ -517,7 +618,7 @@ class ConsumerEngine(Engine):
             if confirm.error is not None:
                 raise confirm.error
 
-    def set_ready(self, ready: int, share_of: Callable[[int, int], int]) -> None:
+    def set_ready(self, ready: int) -> None:
         """Change how many messages may be unanswered. The parts of a topic share the number."""
         self._whole.session.set_ready(ready)
         for leg in self.legs:
@@ -532,9 +633,14 @@ class ConsumerEngine(Engine):
         self._leg_of(delivery).tell(time.monotonic_ns())
 
     def touch(self, delivery: LeasedBlock) -> None:
-        delivery.received_ns = time.monotonic_ns()
-        delivery.session.touch(delivery)
-        self._leg_of(delivery).tell(time.monotonic_ns())
+        self._touch(delivery, None)
+
+    def _touch(self, delivery: LeasedBlock, indexes: Sequence[int] | None) -> None:
+        now_ns = time.monotonic_ns()
+        self.prefetch.note_taken()
+        self._leg_of(delivery).tell(now_ns)  # what was begun must be known before it is extended
+        delivery.session.touch(delivery, now_ns, indexes)
+        self._leg_of(delivery).tell(now_ns)
 
     def leave(self, idle: Callable[[], bool], deadline_ns: int) -> Steps[None]:
         """Take no more messages, wait until the handlers are `idle`, and confirm the finishes."""

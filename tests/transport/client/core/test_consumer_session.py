@@ -24,8 +24,10 @@ from zsq.transport.client.core.consumer_session import (
 from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import E_DISK_FULL, E_LEASE, CorruptBlock, LeaseLost, UsageError
 from zsq.transport.wire.protocol import (
+    UNBEGUN,
     Answer,
     Beat,
+    Begun,
     Deliver,
     Failed,
     Fin,
@@ -41,8 +43,8 @@ def block(first: int, count: int) -> Block:
     return with_place(pack([b"%d" % i for i in range(first, first + count)]), first, 0)
 
 
-def opened(ready: int = 100) -> ConsumerSession:
-    session = ConsumerSession(ready, label="me")
+def opened(ready: int = 100, *, reports: bool = True) -> ConsumerSession:
+    session = ConsumerSession(ready, label="me", reports=reports)
     sub = session.begin(1000)
     assert (sub.ready, sub.label, sub.message_timeout_ms) == (ready, "me", 0)
     assert session.on_word(Subscribed(sub.request, 1, 5000, 2000), [], 0) is Reaction.UP
@@ -126,8 +128,61 @@ def test_a_delivery_knows_offset_and_attempts_of_each_message() -> None:
     assert delivery.ranges([1, 2, 3]) == ((11, 1), (50, 1), (20, 1))
     assert delivery.ranges([0, 1, 3, 4]) == ((10, 2), (20, 2))
     assert delivery.ranges(range(5)) == ()
-    assert not delivery.expired(10 + 4_999_999_999)
-    assert delivery.expired(10 + 5_000_000_000)
+
+
+# What was begun
+
+
+def test_a_lease_runs_from_the_report_that_its_message_was_begun() -> None:
+    session = opened()
+    delivery = deliver(session, 7, (10, 4, 1))
+    assert not delivery.expired(0, 10**18), "held, so there is no lease"
+    delivery.take(2)
+    session.report(100)
+    assert told(session) == [Begun(0, 7, ((10, 2),))]
+    assert not delivery.expired(1, 100 + 4_999_999_999)
+    assert delivery.expired(1, 100 + 5_000_000_000)
+    assert not delivery.expired(2, 10**18)
+    session.touch(delivery, 3_000, [1])
+    assert told(session) == [Touch(0, 7, ((11, 1),))]
+    assert not delivery.expired(1, 3_000 + 4_999_999_999)
+    assert delivery.expired(0, 3_000 + 4_999_999_999)
+
+
+def test_what_is_answered_before_the_report_is_not_reported() -> None:
+    session = opened()
+    delivery = deliver(session, 7, (10, 4, 1))
+    delivery.take(3)
+    delivery.finish(0)
+    session.collect()
+    delivery.finish(1)
+    session.report(100)
+    assert told(session) == [
+        Fin(0, 7, ((10, 1),)),
+        Begun(0, 7, ((12, 1),)),
+        Fin(0, 7, ((11, 1),)),
+    ]
+    delivery.take(4)
+    delivery.finish(EVERY)
+    session.collect()
+    session.report(200)
+    assert told(session) == [Fin(0, 7, ((12, 2),))]
+
+
+def test_a_consumer_without_reports_tells_nothing() -> None:
+    session = opened(reports=False)
+    delivery = deliver(session, 7, (10, 4, 1))
+    delivery.take(4)
+    session.report(100)
+    assert told(session) == []
+
+
+def test_given_back_messages_use_no_attempt() -> None:
+    session = opened()
+    delivery = deliver(session, 7, (10, 4, 1))
+    session.give_back(delivery, [2, 3])
+    assert told(session) == [Req(0, 7, ((12, 2),), UNBEGUN)]
+    assert session.unanswered == 2
 
 
 # Answers
@@ -166,7 +221,7 @@ def test_a_requeue_covers_only_what_is_not_answered_yet() -> None:
     delivery = deliver(session, 7, (0, 4, 1))
     delivery.finish(1)
     session.requeue(delivery, delivery.unanswered(), 500)
-    session.touch(delivery)
+    session.touch(delivery, 0)
     session.requeue(delivery, [0], 500)
     assert told(session) == [Fin(0, 7, ((1, 1),)), Req(0, 7, ((0, 1), (2, 2)), 500), Touch(0, 7)]
 

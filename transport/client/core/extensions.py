@@ -1,0 +1,106 @@
+"""Extensions: leases that are extended while a handler works, and how long handlers take. No I/O.
+
+A lease is extended after a third of it has passed since the handler began, and again after each
+further third. So the message goes to another consumer only if this process ends, hangs, or loses
+the broker, or when the handler has worked longer than allowed. A fixed time-out would deliver a long
+task again while it still runs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+from ...errors import E_BAD_ARGUMENT, UsageError
+from ..link.link import FAR_NS
+from .consumer_session import LeasedBlock
+from .message import MessageView
+from .prefetch import Window
+
+SHARE: Final = 3
+NS_PER_S: Final = 1_000_000_000
+Touch = Callable[[LeasedBlock, list[int]], object]
+
+
+class Work:
+    """One message whose handler works."""
+
+    __slots__ = ("begun_ns", "delivery", "index", "next_ns")
+
+    def __init__(self, delivery: LeasedBlock, index: int, now_ns: int) -> None:
+        self.delivery = delivery
+        self.index = index
+        self.begun_ns = now_ns
+        self.next_ns = now_ns + delivery.timeout_ms * 1_000_000 // SHARE
+
+
+class Extensions:
+    """The messages whose handlers work now, at most one for each thread or task.
+
+    `begin` and `end` may be called by any thread, and take no lock: both change one dict by one
+    operation. `longest_ns` is how long a handler may work under an extended lease.
+    """
+
+    def __init__(self) -> None:
+        self.longest_ns = FAR_NS
+        self._works: dict[object, Work] = {}
+
+    def begin(self, worker: object, delivery: LeasedBlock, index: int, now_ns: int) -> None:
+        self._works[worker] = Work(delivery, index, now_ns)
+
+    def end(self, worker: object) -> None:
+        self._works.pop(worker, None)
+
+    def on_time(self, now_ns: int, touch: Touch) -> int:
+        """Extend the leases that are due, and return when the next one is."""
+        next_ns = FAR_NS
+        due: dict[int, tuple[LeasedBlock, list[int]]] = {}
+        for work in list(self._works.values()):
+            delivery = work.delivery
+            if not delivery.live or now_ns >= work.begun_ns + self.longest_ns:
+                continue
+            if now_ns >= work.next_ns:
+                work.next_ns = now_ns + delivery.timeout_ms * 1_000_000 // SHARE
+                due.setdefault(id(delivery), (delivery, []))[1].append(work.index)
+            next_ns = min(next_ns, work.next_ns)
+        for delivery, indexes in due.values():
+            touch(delivery, sorted(indexes))
+        return next_ns
+
+
+class Working:
+    """The handlers of `run` that work now: their leases are extended, and their times measured.
+
+    `worker` is what calls a handler: a thread or a task. It calls one handler at a time.
+    """
+
+    def __init__(self, extensions: Extensions, window: Window, max_extension_s: float) -> None:
+        self._extensions = extensions
+        self._window = window
+        extensions.longest_ns = FAR_NS
+        if max_extension_s < FAR_NS / NS_PER_S:
+            extensions.longest_ns = int(max_extension_s * NS_PER_S)
+
+    def begin(self, worker: object, message: MessageView) -> int:
+        """Note that a handler begins with this message. Return the time, in nanoseconds."""
+        now_ns = time.monotonic_ns()
+        self._extensions.begin(worker, message._batch.delivery, message._index, now_ns)
+        return now_ns
+
+    def end(self, worker: object, begun_ns: int) -> None:
+        self._extensions.end(worker)
+        self._window.handled((time.monotonic_ns() - begun_ns) / NS_PER_S)
+
+
+def check_extension(value: float | timedelta | None) -> float:
+    """Return `max_extension` in seconds. None means without limit. Raises `UsageError`."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if seconds is None:
+        return math.inf
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        text = f"max_extension must be 0 or more seconds, a timedelta, or None, not {value!r:.80}"
+        raise UsageError(E_BAD_ARGUMENT, text)
+    return float(seconds)

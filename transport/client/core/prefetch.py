@@ -1,0 +1,138 @@
+"""Prefetch: the messages that a consumer holds and that its program has not taken. No I/O.
+
+A message is *held* until the program takes it: `receive` returns it, a loop yields it, or `run`
+gives it to the handler. From then on it is *begun*. The engine reports what was begun (`reports`),
+and the lease of a message runs from that report on. Held messages have no lease. They can be given
+back at any time, because the program has not seen them (`give_back`).
+
+Taking a message costs one `popleft` and one test of a flag. What was begun is not counted for each
+message. It follows from how many messages of a delivery still wait here.
+
+The window is the number of messages that a consumer asks for. It is what the handlers need for
+BUFFER_S, so a fast loop has thousands of messages at hand, and a slow handler keeps none from other
+consumers. A handler that becomes slow makes the window small at once. One that becomes fast makes
+it large within a few messages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from .consumer_session import ConsumerSession, LeasedBlock
+
+READY_MOST: Final = 2500
+"""The largest window. A larger one makes nothing faster, as measured with blocks of 1,000."""
+
+BUFFER_S: Final = 1.0
+LEASE_SHARE: Final = 10
+"""No message waits in a window longer than this share of its lease."""
+
+_KEPT: Final = 0.8  # how much of the old estimate stays when a handler was faster
+
+
+class Window:
+    """How many messages a consumer asks for.
+
+    With a `fixed` number, it is always that. Otherwise it follows the handlers: `width` of them
+    work at a time, and each takes `_message_s` for a message.
+    """
+
+    def __init__(self, fixed: int | None) -> None:
+        self.fixed = fixed
+        self._width = 0  # 0: nothing was asked for yet
+        self._start = 0
+        self._message_s = 0.0
+
+    def open(self, width: int, start: int) -> None:
+        """Begin to ask for messages: for `start` of them, until handlers have been measured."""
+        if width > self._width:
+            self._width = width
+            self._start = max(self._start, start)
+
+    def handled(self, seconds: float, messages: int = 1) -> None:
+        """Note that a handler has taken so long for so many messages."""
+        one_s = max(seconds / messages, 1e-9)
+        self._message_s = max(one_s, self._message_s * _KEPT + one_s * (1 - _KEPT))
+
+    def credit(self, in_hand: int, lease_s: float) -> int:
+        """Return how many messages to ask for.
+
+        `in_hand` is how many messages the program has taken and not answered. They take nothing
+        away from the window.
+        """
+        if self.fixed is not None:
+            return self.fixed
+        if not self._width:
+            return 0
+        if not self._message_s:
+            ahead = self._start - self._width
+        else:
+            buffer_s = min(BUFFER_S, lease_s / LEASE_SHARE)
+            ahead = int(min(buffer_s * self._width / self._message_s, READY_MOST))
+        return min(READY_MOST, max(self._width, in_hand) + ahead)
+
+
+class Prefetch:
+    """The messages that wait in a consumer, in the order in which they were delivered.
+
+    `messages` may be taken from the left by any thread. Everything else happens in `fill`, or under
+    the lock of the engine.
+    """
+
+    def __init__(self) -> None:
+        self.messages: deque[Any] = deque()
+        # True while messages may have been taken since the last report, and a report is planned.
+        self.is_due = False
+        self._filled: deque[LeasedBlock] = deque()  # deliveries with messages here
+        self._lock = threading.Lock()
+
+    def fill(self, delivery: LeasedBlock, messages: Sequence[Any]) -> None:
+        """Add the messages of a delivery."""
+        # The order matters: a delivery whose messages were not there yet would look taken.
+        with self._lock:
+            self.messages.extend(messages)
+            self._filled.append(delivery)
+
+    def clear(self) -> None:
+        self.messages.clear()
+        self._filled.clear()
+
+    def note_taken(self) -> None:
+        """Note for each delivery how many of its messages were taken."""
+        self.is_due = False
+        waiting = len(self.messages)
+        for delivery in reversed(tuple(self._filled)):
+            here = min(waiting, delivery.kept)
+            waiting -= here
+            delivery.take(delivery.kept - here)
+        while self._filled and self._filled[0].taken >= self._filled[0].kept:
+            self._filled.popleft()
+
+    def give_back(
+        self, session: ConsumerSession, count: int
+    ) -> list[tuple[LeasedBlock, list[int]]]:
+        """Remove up to `count` messages of this session, the last ones first, and return them."""
+        found: dict[int, tuple[LeasedBlock, list[int]]] = {}
+        others: list[Any] = []
+        while count > 0:
+            try:
+                message = self.messages.pop()
+            except IndexError:
+                break
+            delivery: LeasedBlock = message._batch.delivery
+            if delivery.session is not session:
+                others.append(message)
+                continue
+            delivery.kept -= 1
+            found.setdefault(delivery.token, (delivery, []))[1].append(message._index)
+            count -= 1
+        self.messages.extend(reversed(others))
+        return list(found.values())
+
+
+def reports(taken: Iterable[LeasedBlock]) -> list[tuple[LeasedBlock, list[int]]]:
+    """Return the messages that were begun since the last report and are not answered."""
+    return [(delivery, found) for delivery in taken if (found := delivery.unreported())]
