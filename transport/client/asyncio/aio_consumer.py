@@ -21,7 +21,6 @@ from ..core.consumer_session import EVERY, LeasedBlock
 from ..core.extensions import Working, check_extension
 from ..core.handling import Handling
 from ..core.message import BatchView, Delay, MessageView, Reason, when_again
-from ..core.prefetch import READY_MOST
 from ..core.subscription import ConsumerEngine
 from ..link.link import until_ns
 from .aio_asker import Turner
@@ -140,7 +139,7 @@ class Consumer(ConsumerBase):
         Return None after `timeout` seconds (by default it waits without limit), or when the
         consumer closes.
         """
-        self._window.open(1, READY_MOST)
+        self._window.open_for_batches()
         delivery = await self._take(until_ns(timeout))
         return None if delivery is None else Batch(self, delivery)
 
@@ -168,7 +167,7 @@ class Consumer(ConsumerBase):
                     if not self._prefetch.is_due:
                         self._taken()
                     return message
-            self._window.open(1, 1)
+            self._window.open(1)
             if self._filled and not self._workers:
                 self._window.handled((time.monotonic_ns() - self._filled_ns) / 1e9, self._filled)
             self._filled = 0
@@ -265,7 +264,7 @@ class Consumer(ConsumerBase):
         handling = Handling(handler, requeue_delay, on_error, awaits=True)
         self._check_open()
         max_extension_s = check_extension(max_extension)
-        self._window.open(concurrency, concurrency)
+        self._window.open(concurrency)
         working = Working(self._turner().engine.extensions, self._window, max_extension_s)
         runner = Runner(handling, working, self.receive, self._stop_taking)
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()

@@ -39,7 +39,7 @@ from ..core.consumer_session import ConsumerSession, LeasedBlock
 from ..core.extensions import Working, check_extension
 from ..core.handling import Handling
 from ..core.message import Batch, Message
-from ..core.prefetch import READY_MOST, Prefetch, Window
+from ..core.prefetch import Prefetch, Window
 from ..core.subscription import ConsumerEngine, share_of
 from ..link.link import FAR_NS, check_timeout, until_ns
 from .drive import Drive, inherit, ours, remember, remember_fork
@@ -285,7 +285,7 @@ class Consumer(ConsumerBase):
         Returns None after `timeout` seconds (by default it waits without limit), or when the
         consumer closes.
         """
-        self._window.open(1, READY_MOST)
+        self._window.open_for_batches()
         delivery = self._take(until_ns(timeout))
         return None if delivery is None else Batch(self, delivery)
 
@@ -320,7 +320,7 @@ class Consumer(ConsumerBase):
 
         Return False after the deadline or when the consumer closes.
         """
-        self._window.open(1, 1)
+        self._window.open(1)
         if self._filled_by == threading.get_ident() and not self._workers:
             self._window.handled((time.monotonic_ns() - self._filled_ns) / 1e9, self._filled)
         self._filled_by = 0
@@ -508,7 +508,7 @@ class Consumer(ConsumerBase):
         handling = Handling(handler, requeue_delay, on_error, awaits=False)
         self._check_open()
         max_extension_s = check_extension(max_extension)
-        self._window.open(concurrency, concurrency)
+        self._window.open(concurrency)
         working = Working(self._drive().engine.extensions, self._window, max_extension_s)
         runner = Runner(handling, working, self._next_to_handle, self._stop_taking)
 

@@ -36,21 +36,25 @@ _KEPT: Final = 0.8  # how much of the old estimate stays when a handler was fast
 class Window:
     """How many messages a consumer asks for.
 
-    With a `fixed` number, it is always that. Otherwise it follows the handlers: `width` of them
-    work at a time, and each takes `_message_s` for a message.
+    With a `fixed` number, it is always that. Otherwise it follows the handlers: `_width` of them
+    work at a time, and each takes `_message_s` for a message. Until that is measured, the window is
+    the width. Before the program asks for the first message, it is 0.
     """
 
     def __init__(self, fixed: int | None) -> None:
         self.fixed = fixed
-        self._width = 0  # 0: nothing was asked for yet
-        self._start = 0
+        self._width = 0
         self._message_s = 0.0
+        self._takes_batches = False
 
-    def open(self, width: int, start: int) -> None:
-        """Begin to ask for messages: for `start` of them, until handlers have been measured."""
-        if width > self._width:
-            self._width = width
-            self._start = max(self._start, start)
+    def open(self, width: int) -> None:
+        """Begin to ask for messages. Up to `width` handlers work at a time."""
+        self._width = max(self._width, width)
+
+    def open_for_batches(self) -> None:
+        """Ask for as much as is useful, because the program takes whole deliveries."""
+        self._width = max(self._width, 1)
+        self._takes_batches = True
 
     def handled(self, seconds: float, messages: int = 1) -> None:
         """Note that a handler has taken so long for so many messages."""
@@ -67,9 +71,10 @@ class Window:
             return self.fixed
         if not self._width:
             return 0
-        if not self._message_s:
-            ahead = self._start - self._width
-        else:
+        ahead = 0
+        if self._takes_batches:
+            ahead = READY_MOST
+        elif self._message_s:
             buffer_s = min(BUFFER_S, lease_s / LEASE_SHARE)
             ahead = int(min(buffer_s * self._width / self._message_s, READY_MOST))
         return min(READY_MOST, max(self._width, in_hand) + ahead)

@@ -34,7 +34,7 @@ def test_published_messages_are_consumed_and_finished(broker: Broker, run: Run) 
             first = await producer.publish("t", b"a", key="k", headers={"n": 1})
             many = await producer.publish_many("t", [b"b"] * 30, tags=["g"] * 30)
             assert (first.offset, many.ranges) == (0, ((1, 30),))
-        async with zsq.aio.Consumer("t", "c", url=broker.url) as consumer:
+        async with zsq.aio.Consumer("t", "c", url=broker.url, ready=100) as consumer:
             message = await consumer.receive()
             assert message is not None
             assert (message.body, message.key, message.headers) == (b"a", b"k", {"n": 1})

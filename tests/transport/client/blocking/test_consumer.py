@@ -200,7 +200,7 @@ def test_finishes_told_and_not_confirmed_when_the_link_was_lost(broker: Broker) 
 def test_finishes_are_confirmed_with_the_heartbeats(broker: Broker) -> None:
     """A consumer that never flushes would call all of them unconfirmed when its link is lost."""
     put(broker, *numbers(2))
-    consumer = zsq.Consumer("t", "c", url=broker.url, heartbeat_ms=60_000)
+    consumer = zsq.Consumer("t", "c", url=broker.url, heartbeat_ms=60_000, ready=2)
     message = consumer.receive(5)
     assert message is not None
     message.finish()
@@ -254,7 +254,7 @@ def test_close_logs_nothing_when_all_finishes_were_confirmed(
 
 def test_a_finish_after_the_lease_expired_raises_lease_lost(broker: Broker) -> None:
     put(broker, b"a", b"b")
-    with zsq.Consumer("t", "c", url=broker.url) as consumer:
+    with zsq.Consumer("t", "c", url=broker.url, ready=2) as consumer:
         message = consumer.receive(5)
         other = consumer.receive(5)
         assert message is not None
@@ -277,7 +277,7 @@ def test_a_corrupt_delivery_is_not_used(broker: Broker, caplog: pytest.LogCaptur
     broken[12] ^= 1
     wrong = type(block)(block.header, bytes(broken))
     broker.call(lambda: broker.todo.__setitem__(0, (wrong, 1)))
-    consumer = zsq.Consumer("t", "c", url=broker.url)
+    consumer = zsq.Consumer("t", "c", url=broker.url, ready=1)
     consumer.subscribe()
     broker.wait_for(lambda: broker.count(p.Sub) >= 2)
     broker.call(lambda: (broker.leases.clear(), broker.todo.append((block, 1)), broker._deliver()))

@@ -291,7 +291,7 @@ def test_a_lost_link_voids_everything() -> None:
     session.begin(1000)
     session.on_word(Subscribed(1, 1, 1, 1), [], 0)
     delivery.finish(2)
-    session.touch(delivery)
+    session.touch(delivery, 0)
     session.requeue(delivery, [3], 0)
     late = session.finish_sync(delivery, [3])
     assert told(session) == []
@@ -319,7 +319,7 @@ def test_a_new_ready_count_is_sent_and_a_wrong_one_is_refused() -> None:
         with pytest.raises(UsageError):
             session.set_ready(wrong)
     with pytest.raises(UsageError):
-        ConsumerSession(0)
+        ConsumerSession(-1)
 
 
 # Random sequences of answers and losses

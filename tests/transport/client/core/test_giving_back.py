@@ -124,7 +124,7 @@ def test_run_requeues_with_the_channels_backoff_and_the_exception(
     broker: Broker, delay: Any, sent: int
 ) -> None:
     put(broker, 3)
-    consumer = zsq.Consumer("t", "c", url=broker.url)
+    consumer = zsq.Consumer("t", "c", url=broker.url, ready=3)
 
     def handle(message: zsq.Message) -> None:
         if message.offset == 2:

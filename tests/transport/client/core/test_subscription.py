@@ -51,7 +51,9 @@ def test_news_are_taken_in_between_many_answers(
         link.up = len(done) < 30
 
     words = [deque(Fin(0, 1, ((offset, 1),)) for offset in range(100))]
-    session = SimpleNamespace(dirty=True, collect=lambda: words[0])
+    session = SimpleNamespace(
+        dirty=True, collect=lambda: words[0], report=lambda now_ns: None, ready=1
+    )
     engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", cast("Any", session), 1_000, {})
     link = SimpleNamespace(up=True, send=lambda frames, now_ns: done.append("out"), receive=receive)
     engine.legs[0].link = cast("Any", link)
@@ -92,7 +94,7 @@ def test_a_share_of_the_credit_in_finishes_is_told_before_the_next_delivery_is_t
     monkeypatch.setattr(engine, "start", lambda: None)
     monkeypatch.setattr(engine, "tell", said.append)
     monkeypatch.setattr(ConsumerSession, "untold", untold)
-    delivery = object()
+    delivery = SimpleNamespace(alone=False, take=lambda count: None, block=SimpleNamespace(count=1))
     engine.session.arrived.append(cast("Any", delivery))
     with pytest.raises(StopIteration) as taken:
         next(engine.take(0, None, lambda: False, lambda: False))
