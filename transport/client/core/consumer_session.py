@@ -320,6 +320,7 @@ class ConsumerSession:
         # or it belongs to another process.
         self.over = ""
         self._request = 1
+        self._joined_with = ready  # the credit that Sub had
         # The value of `unconfirmed` at the time when a request was sent, by the request's number.
         self._told: dict[int, int] = {}
 
@@ -329,6 +330,7 @@ class ConsumerSession:
         """Return the first message for a new link."""
         self._step(_E.BEGIN)
         self._request += 1
+        self._joined_with = self.ready
         return Sub(
             self._request,
             PROTOCOL_VERSION,
@@ -509,6 +511,8 @@ class ConsumerSession:
         self._step(_E.SUBSCRIBED)
         self.message_timeout_ms = message.message_timeout_ms
         self.heartbeat_ms = heartbeat(message.heartbeat_ms)
+        if self.ready != self._joined_with:  # it was changed meanwhile
+            self.words.append(Ready(self.ready))
         return Reaction.UP
 
     def on_deliver(self, message: Deliver, blocks: list[Block], now_ns: int) -> Reaction:

@@ -143,6 +143,7 @@ class Leg:
         self.link.passing = AGAIN | {E_LIMIT}
         self.engine.error = None
         self.engine.reached_leg(self)
+        self.tell(now_ns)
 
     def _compare(self, settings: object) -> None:
         """Warn, once, about settings that have no effect because the channel existed before."""

@@ -311,6 +311,15 @@ def test_a_leaving_session_takes_no_more_messages_but_still_finishes() -> None:
     assert told(session) == [Ready(0), Fin(0, 7, ())]
 
 
+def test_a_ready_count_that_changes_while_the_channel_accepts_the_consumer_is_sent() -> None:
+    session = ConsumerSession(0)
+    sub = session.begin(1000)
+    session.set_ready(4)
+    assert told(session) == []
+    session.on_word(Subscribed(sub.request, 1, 5000, 2000), [], 0)
+    assert told(session) == [Ready(4)]
+
+
 def test_a_new_ready_count_is_sent_and_a_wrong_one_is_refused() -> None:
     session = opened()
     session.set_ready(7)
