@@ -187,7 +187,7 @@ class ChannelSettings:
     )  # fmt: skip
     max_attempts: int = _row(
         0, Kind.COUNT, "--max-attempts N", shared=True, allowed=_NUMBER, high=ATTEMPTS_MAX, no_bound=0,
-        help="Number of deliveries before a message goes to the dead letters; none: deliver until it is finished.",
+        help="Number of attempts before a message goes to the dead letters; none: deliver until it is finished.",
         line="attempts", shows="at most {}", shows_none="until it is finished",
         label="Attempts at most", none_label="no limit", hint="then to the dead letters; 0: no limit",
     )  # fmt: skip

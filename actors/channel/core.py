@@ -340,7 +340,7 @@ class ChannelCore:
         for token in list(consumer.tokens):
             lease = self._end_lease(token)
             if lease.apart and lost:
-                self.supply.apart.left()
+                self.supply.apart.left(lease.runs)
             runs = used(lease.runs) if how is Departure.SENT_AWAY else sorted(lease.used())
             if lost and self.settings.max_attempts:
                 self.supply.suspect(runs, LOST)

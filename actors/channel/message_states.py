@@ -79,6 +79,8 @@ MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = 
     _S.BEGUN: {
         _E.FINISH: _OVER,
         _E.REQUEUE: _REQUEUED,
+        # The consumer closed when it was reported already, before its handler began.
+        _E.GIVE_BACK: _AGAIN,
         _E.LEAVE: _AGAIN,
         _E.SCAN: _AGAIN,
         _E.SEEK: _SEEK,

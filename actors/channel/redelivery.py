@@ -185,27 +185,35 @@ class Redelivery:
 class Suspects(Redelivery):
     """Messages of lost consumers, which are delivered apart from others.
 
-    A message that was begun is delivered alone. A message of which that is not known may be
-    delivered in a group: of one message at first, and of twice as many after each group whose
-    consumer stayed. So thousands of messages that a lost consumer had only fetched need few rounds.
+    A message that was begun is delivered alone, and so is one whose group has lost its consumer.
+    Another message may be delivered in a group: of one message at first, and of twice as many after
+    each group whose consumer stayed. So thousands of messages that a lost consumer had only fetched
+    need few rounds.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._group = 1
+        self._alone_below = 0  # messages below this offset come alone
+
+    def committed(self) -> None:
+        # A group whose consumer was lost has the lowest offsets, and comes again before the others.
+        self.ready = deque(sorted([*self.ready, *self.committing]))
+        self.committing = []
 
     def quota(self) -> int:
         """Return how many messages the next group may have. Call this only if some are ready."""
-        _, count, used = self.ready[0]
-        return 1 if used else min(self._group, count)
+        start, count, used = self.ready[0]
+        return 1 if used or start < self._alone_below else min(self._group, count)
 
     def stayed(self) -> None:
         """Note that a group was answered."""
         self._group = min(2 * self._group, options.GATHER_COUNT_MAX)
 
-    def left(self) -> None:
-        """Note that the consumer of a group was lost."""
+    def left(self, runs: Iterable[Run]) -> None:
+        """Note that the consumer of this group was lost."""
         self._group = 1
+        self._alone_below = max(self._alone_below, *(run[0] + run[1] for run in runs))
 
 
 def collect(

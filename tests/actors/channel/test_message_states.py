@@ -20,8 +20,11 @@ from tests.actors.channel.test_choice_machine import ChoiceMachine
 from tests.actors.channel.test_delivery_machine import DeliveryMachine
 from tests.actors.channel.test_ordered_machine import OrderedMachine
 from tests.actors.channel.test_wild_channel import PEERS, WildChannel
+from tests.actors.conftest import ChannelHarness
+from zsq.actors.channel.lease import Departure
 from zsq.actors.channel.message_states import MOVES
-from zsq.transport.wire.protocol import BACKOFF, DEAD
+from zsq.transport.settings import ChannelSettings
+from zsq.transport.wire.protocol import BACKOFF, DEAD, UNBEGUN
 
 DOCUMENT: Final = Path(__file__).parents[3] / "docs" / "delivery.md"
 
@@ -70,7 +73,7 @@ def walk(seed: int) -> None:
         [b"a", b"b", None],
         [b"x", b"y", None],
         [0, 0, 50],
-        [0, 10_000, BACKOFF, DEAD],
+        [0, 10_000, BACKOFF, DEAD, UNBEGUN],
     )
     steps: list[Callable[[], object]] = [
         lambda: one.publish([(dice.choice(keys), dice.choice(tags)) for _ in range(dice.randint(1, 6))]) if one.head < 60 else None,
@@ -78,17 +81,19 @@ def walk(seed: int) -> None:
         one.fetch,
         lambda: one.damage(dice.randint(0, 60), dice.randint(0, 5)),
         lambda: one.drop_oldest(1, dice.randint(0, 5)),
-        lambda: one.join(dice.choice(PEERS), dice.randint(0, 8), dice.choice(rates)),
-        lambda: one.leave(dice.choice(PEERS)),
+        lambda: one.join(dice.choice(PEERS), dice.randint(0, 8), dice.choice(rates), reports=dice.random() < 0.7),
+        lambda: one.leave(dice.choice(PEERS), dice.choice(list(Departure))),
+        lambda: one.note_begun(dice.randint(0, 2), dice.randint(0, one.head), dice.randint(0, 9)) if one.tokens else None,
         lambda: one.fin(dice.randint(0, 2), dice.randint(0, one.head), dice.randint(0, 9)) if one.tokens else None,
         lambda: one.scan(dice.choice([1, 11, 61])),
+        lambda: one.scan(30_000) if dice.random() < 0.3 else None,  # all consumers are lost
         lambda: one.due(3) if one.channel.may_ask() else None,
         one.bury,
-        lambda: one.configure(dice.choice([0, 1, 2]), dice.randint(0, 3)),
+        *[lambda: one.configure(dice.choice([0, 1, 2]), dice.randint(0, 2))] * 2,
         lambda: one.seek(dice.randint(0, 60), dice.randint(0, 5)),
         lambda: one.end_and_begin(dice.randint(0, 3), dice.random() < 0.5, dice.random() < 0.5),
         *[lambda: one.deliver(dice.randint(1, 4))] * 4,
-        *[lambda: one.req(0, dice.randint(0, one.head), dice.randint(0, 2), dice.choice(delays)) if one.tokens else None] * 2,
+        *[lambda: one.req(0, dice.randint(0, one.head), dice.randint(0, 2), dice.choice(delays)) if one.tokens else None] * 3,
         *[lambda: one.save() if one.pending is None else one.committed()] * 3,
     ]  # fmt: skip
     try:
@@ -96,6 +101,21 @@ def walk(seed: int) -> None:
             dice.choice(steps)()
     finally:
         one.teardown()
+
+
+def lower_the_limit_meanwhile(how: Callable[[ChannelHarness, int], object], *, begun: bool) -> None:
+    """Let a message come back whose attempts were used up by a change while a consumer had it."""
+    harness = ChannelHarness(max_attempts=3)
+    Watch(harness.channel)
+    harness.join(PEERS[0], 1, reports=True)
+    harness.come(1)
+    harness.channel.req(PEERS[0], harness.send_one().token, (), 0, harness.wall_ns)
+    harness.commit()
+    token = harness.send_one().token
+    if begun:
+        harness.channel.note_begun(PEERS[0], token, (), harness.now_ns)
+    harness.channel.configure(ChannelSettings(max_attempts=1))
+    how(harness, token)
 
 
 def test_each_move_of_the_table_is_made() -> None:
@@ -106,6 +126,17 @@ def test_each_move_of_the_table_is_made() -> None:
         for event, ends in events.items()
         for after in ends
     }
+    for begun in (False, True):
+        lower_the_limit_meanwhile(
+            lambda harness, token: harness.channel.req(
+                PEERS[0], token, (), UNBEGUN, harness.wall_ns
+            ),
+            begun=begun,
+        )
+        lower_the_limit_meanwhile(
+            lambda harness, token: harness.channel.unsubscribe(PEERS[0]), begun=begun
+        )
+        lower_the_limit_meanwhile(lambda harness, token: harness.scan(3_600 * 3), begun=begun)
     for seed in range(600):
         walk(seed)
         if every <= SEEN:

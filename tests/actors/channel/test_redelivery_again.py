@@ -4,6 +4,7 @@ of the channel uses none.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import pytest
@@ -122,8 +123,10 @@ def test_groups_of_suspects_grow_while_their_consumers_stay() -> None:
         apart.stayed()
         quotas.append(apart.quota())
     assert quotas == [1, 2, 4, 8]
-    apart.left()
-    assert apart.quota() == 1
+    apart.left([(0, 8, 0)])
     apart.stayed()
-    apart.ready.appendleft((0, 100, 1))
+    assert apart.quota() == 1, "its group has lost its consumer, so it comes alone"
+    apart.ready = deque([(8, 92, 0)])
+    assert apart.quota() == 2
+    apart.ready.appendleft((8, 1, 1))
     assert apart.quota() == 1, "a handler had begun it, so it comes alone"

@@ -24,14 +24,14 @@ from support.watched import Watch
 from tests.actors.channel.test_ordered_machine import ORDERED
 from tests.actors.channel.test_priorities_machine import BOUNDS
 from zsq.actors.channel.core import ChannelCore
-from zsq.actors.channel.lease import Changes, Subscriber
+from zsq.actors.channel.lease import Changes, Departure, Subscriber
 from zsq.actors.channel.message_states import MessageState
 from zsq.actors.channel.redelivery import Deferred
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.settings import ChannelSettings
 from zsq.transport.wire.codec import pack_headers
-from zsq.transport.wire.protocol import BACKOFF, DEAD, Run
+from zsq.transport.wire.protocol import BACKOFF, DEAD, UNBEGUN, Run
 
 S = 1_000_000_000
 PEERS = [(b"a",), (b"b",), (b"c",)]
@@ -167,15 +167,36 @@ class WildChannel(RuleBasedStateMachine):
 
     # Consumers
 
-    @rule(peer=st.sampled_from(PEERS), ready=st.integers(0, 8), rate=st.sampled_from([0, 0, 50]))
-    def join(self, peer: tuple[bytes, ...], ready: int, rate: int) -> None:
+    @rule(
+        peer=st.sampled_from(PEERS),
+        ready=st.integers(0, 8),
+        rate=st.sampled_from([0, 0, 50]),
+        reports=st.booleans(),
+    )
+    def join(self, peer: tuple[bytes, ...], ready: int, rate: int, *, reports: bool = True) -> None:
         self.channel.subscribe(
-            Subscriber(peer, "", ready, 60 * S, 10_000 * S, self.now_ns, 0, sample_rate=rate)
+            Subscriber(
+                peer,
+                "",
+                ready,
+                60 * S,
+                10_000 * S,
+                self.now_ns,
+                0,
+                sample_rate=rate,
+                reports=reports,
+            )
         )
 
-    @rule(peer=st.sampled_from(PEERS))
-    def leave(self, peer: tuple[bytes, ...]) -> None:
-        self.channel.unsubscribe(peer)
+    @rule(peer=st.sampled_from(PEERS), how=st.sampled_from(Departure))
+    def leave(self, peer: tuple[bytes, ...], how: Departure = Departure.LOST) -> None:
+        self.channel.unsubscribe(peer, how)
+
+    @precondition(lambda self: self.tokens)
+    @rule(number=st.integers(0, 4), first=st.integers(0, 60), count=st.integers(0, 9))
+    def note_begun(self, number: int, first: int, count: int) -> None:
+        peer, token = self.tokens[-1 - number % len(self.tokens)]
+        self.channel.note_begun(peer, token, ((first, count),) if count else (), self.now_ns)
 
     @rule(times=st.integers(1, 4))
     def deliver(self, times: int) -> None:
@@ -207,7 +228,7 @@ class WildChannel(RuleBasedStateMachine):
         number=st.integers(0, 4),
         first=st.integers(0, 60),
         count=st.integers(0, 9),
-        delay=st.sampled_from([0, 0, 10_000, BACKOFF, DEAD]),
+        delay=st.sampled_from([0, 0, 10_000, BACKOFF, DEAD, UNBEGUN]),
     )
     def req(self, number: int, first: int, count: int, delay: int) -> None:
         peer, token = self.tokens[-1 - number % len(self.tokens)]
