@@ -21,11 +21,20 @@ import pytest
 from support.broker import Broker, wait_for
 from support.memory import private_bytes
 
+from zsq.actors.gateways.http.web.limits import HttpLimits
+from zsq.actors.gateways.limiter import Bound
+
 pytestmark = pytest.mark.slow
 
 MIB = 1024 * 1024
 TOKEN = "an-honest-token-of-some-length-0123456789"
+LOW_TOKEN = "a-token-of-a-user-with-few-permissions-0123"
 ACCESS = f"""
+[users.low]
+tokens = ["sha256:{hashlib.sha256(LOW_TOKEN.encode()).hexdigest()}"]
+publish = ["carrier"]
+subscribe = ["carrier"]
+
 [users.honest]
 tokens = ["sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()}"]
 publish = ["*"]
@@ -33,6 +42,8 @@ subscribe = ["*"]
 admin = ["*"]
 """
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+LOW_HEADERS = {"Authorization": f"Bearer {LOW_TOKEN}"}
+LOW = f"Host: localhost\r\nAuthorization: Bearer {LOW_TOKEN}\r\n".encode()
 # The limit on the growth of the gateway's memory: 64 MiB of bodies, and the memory for 1,024
 # connections and their buffers.
 MEMORY_MAX = 120 * MIB
@@ -415,6 +426,55 @@ def test_event_streams_that_never_read_hold_up_nobody(broker: Broker) -> None:
                     )
                     sockets.append(sock)
             honest._stop.wait(3)
+    finally:
+        close(sockets)
+
+
+def test_unfinished_bodies_of_a_user_keep_nobody_out(broker: Broker) -> None:
+    """A user who may publish begins more bodies than there are places and connections."""
+    sockets: list[socket.socket] = []
+    try:
+        with attacked(broker, "1,200 unfinished bodies of a user"):
+            for _ in range(1_200):
+                with contextlib.suppress(OSError):
+                    sockets.append(dial(broker))
+                    request = b"POST /pub?topic=carrier HTTP/1.1\r\n" + LOW
+                    send(sockets[-1], request + b"Content-Length: 1000\r\n\r\nxx")
+            assert ask(broker, "GET", "/ping", headers={}) == (200, b"OK")
+            # The user's own requests, too, find places.
+            assert ask(broker, "POST", "/pub?topic=carrier", b"x", LOW_HEADERS)[0] == 200
+            first, newest = sockets[0], sockets[-1]
+            assert closed(first, 1), "the oldest one made room for another connection"
+            newest.settimeout(20)
+            assert newest.recv(65_536).startswith(b"HTTP/1.1 408"), "it came too slowly"
+    finally:
+        close(sockets)
+
+
+@pytest.mark.parametrize(
+    ("path", "bound"),
+    [
+        ("/api/tail?topic=carrier", HttpLimits().tails),
+        ("/api/live", HttpLimits().live_views),
+    ],
+)
+def test_a_user_takes_only_a_share_of_the_streams(broker: Broker, path: str, bound: Bound) -> None:
+    """All requests come at the same time, and more than one user may have."""
+    assert ask(broker, "POST", "/pub?topic=carrier", b"x")[0] == 200
+    sockets = [dial(broker) for _ in range(bound.each + 30)]
+    try:
+        for sock in sockets:
+            sock.sendall(f"GET {path} HTTP/1.1\r\n".encode() + LOW + b"\r\n")
+        answers = [sock.recv(65_536) for sock in sockets]
+        refused = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503")]
+        assert len(refused) == 30
+        assert b"for user low is reached; close some" in refused[0]
+        with dial(broker) as sock:
+            sock.sendall(
+                f"GET {path} HTTP/1.1\r\nHost: localhost\r\n"
+                f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+            )
+            assert sock.recv(65_536).startswith(b"HTTP/1.1 200"), "others have a share of their own"
     finally:
         close(sockets)
 

@@ -20,6 +20,7 @@ from zsq.actors.gateways.http.app import make_app
 from zsq.actors.gateways.http.console.console import Console
 from zsq.actors.gateways.http.messages.messages import MessagePaths
 from zsq.actors.gateways.http.web.limits import HttpLimits
+from zsq.actors.gateways.http.web.places import Limiters
 from zsq.transport.names import NAME_CHARS_MAX
 
 from .walking import ROOT
@@ -36,15 +37,14 @@ def served() -> set[tuple[str, str]]:
         None,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
         "",
-        HttpLimits(),
+        Limiters(HttpLimits()),
         str(ROOT / "apps" / "console"),
     )
-    messages = MessagePaths(None, None)  # type: ignore[arg-type]
+    messages = MessagePaths(None, None, Limiters(HttpLimits()))  # type: ignore[arg-type]
     guard = make_app(
         FakeBroker(),
         FakeBroker(),
         NODE,
-        limits=HttpLimits(),
         console=console,
         messages=messages,
     )

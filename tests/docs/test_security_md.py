@@ -12,9 +12,10 @@ from typing import Any
 import click
 import pytest
 
-from zsq.actors.gateways.http.console.console import STREAM_S, STREAMS_MAX
-from zsq.actors.gateways.http.messages import searching, tailing
+from zsq.actors.gateways.http.console.console import STREAM_S
+from zsq.actors.gateways.http.messages import searching
 from zsq.actors.gateways.http.web.limits import HttpLimits
+from zsq.actors.gateways.limiter import Bound
 from zsq.actors.gateways.nsq import auth, intake
 from zsq.actors.gateways.nsq.asking import BODY_MAX, CONNECT_S, REQUEST_S
 from zsq.actors.gateways.nsq.connection import HIGH_WATER, TOPICS_SHOWN_MAX
@@ -116,6 +117,10 @@ def test_the_shown_audit_line_is_what_the_recorder_writes() -> None:
     assert list(rows[0]) == list(shown)
 
 
+def shares(bound: Bound) -> str:
+    return f"{bound.each:,} and {bound.in_all:,}"
+
+
 def test_the_limits_on_the_page_are_those_of_the_code() -> None:
     http, nsq = HttpLimits(), NsqLimits()
     table = TEXT.partition("## Limits")[2].partition("\n## ")[0].replace("\n", " ")
@@ -174,15 +179,20 @@ def test_the_limits_on_the_page_are_those_of_the_code() -> None:
         ),
         f"| one in {intake.COMPLAINT_S:g} s, with the number of the others |",
         (
-            f"| {http.body_s:g} s; {http.request_s:g} s (a stream of the console: "
-            f"{STREAM_S / 60:g} "
-            "min) |"
+            f"| {http.body_s:g} s, and {http.body_begin_s:g} s and one more for each "
+            f"{http.body_bytes_a_s:,} bytes that have come; {http.request_s:g} s (a stream of the "
+            f"console: {STREAM_S / 60:g} min) |"
         ),
-        f"| {http.requests_max}, {size[http.bodies_bytes_max]}, {STREAMS_MAX} |",
         (
-            f"| {searching.SEARCHES_MAX}; {searching.DOWNLOADS_MAX} of "
-            f"{size[searching.DOWNLOAD_BYTES_MAX]}; {tailing.TAILS_MAX} |"
+            f"| {shares(http.requests)}; {size[http.bodies.each]} and {size[http.bodies.in_all]}; "
+            f"{shares(http.live_views)} |"
         ),
+        (
+            f"| {shares(http.tails)}; {shares(http.downloads)}; {shares(http.searches)}; "
+            f"{shares(http.looks)} |"
+        ),
+        f"| {shares(http.publishes)}; {shares(http.redrives)} |",
+        f"| {size[searching.DOWNLOAD_BYTES_MAX]} | it is cut",
         (
             f"NSQ {size[HIGH_WATER]}, then nothing more is handed out, and after 60 s of "
             "silence it "

@@ -10,13 +10,17 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
+from starlette.requests import Request
 from support.http_api import CHANNEL, TOPIC, Site
 
 from zsq.actors.gateways.http.console.cluster import no_admin
 from zsq.actors.gateways.http.console.console import Console
 from zsq.actors.gateways.http.messages.messages import MessagePaths
-from zsq.actors.gateways.http.web.authority import HttpAuthority
+from zsq.actors.gateways.http.web.authority import HttpAuthority, Rights, give
 from zsq.actors.gateways.http.web.limits import HttpLimits
+from zsq.actors.gateways.http.web.places import Limiters, RequestPlace, give_place
+from zsq.actors.security.access import Access
+from zsq.actors.security.policy import EVERYBODY, AccessPolicy, Principal
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
 from zsq.transport.block.block import Block
 from zsq.transport.client.core.message import Fetched
@@ -168,6 +172,30 @@ class FakeSource:
         return Fetched(start, head, found, found[-1].next_offset if found else head)
 
 
+class Visitor:
+    """A client whose permissions the test changes while something of the client goes on."""
+
+    def __init__(self, principal: Principal = EVERYBODY) -> None:
+        self.principal = principal
+        self.rights = Rights(principal, self._now)
+
+    async def _now(self) -> Principal:
+        return self.principal
+
+    def renew(self, access: str = "") -> None:
+        """Read the rules again."""
+        self.principal = Principal(self.principal.name, AccessPolicy(Access.parse(access)))
+
+    def request(self, site: ConsoleSite, method: str, query: str) -> Request:
+        """Return a request of this client, as it comes to its handler."""
+        request = Request(
+            {"type": "http", "method": method, "query_string": query.encode(), "headers": []}
+        )
+        give(request, self.rights)
+        give_place(request.scope, RequestPlace(site.limiters.requests, "a visitor"))
+        return request
+
+
 class ConsoleSite(Site):
     """The API on a fake broker. The console's sampler, which collects statistics, runs in the same
     event loop, and only during a call.
@@ -181,18 +209,23 @@ class ConsoleSite(Site):
         open_admin: Callable[[str], Any] = no_admin,
     ) -> None:
         self.source = FakeSource()
-        limits = limits or HttpLimits()
+        limiters = Limiters(limits or HttpLimits())
         self.console = Console(
             cast("Any", self.source),
             self.source.reader,
             lambda: cast("Any", self.source),
             "ipc:///nowhere",
-            limits,
+            limiters,
             folder,
             open_admin,
         )
-        self.messages = MessagePaths(self.source.reader, self.console.node)
-        super().__init__(limits, console=self.console, messages=self.messages, authority=authority)
+        self.messages = MessagePaths(self.source.reader, self.console.node, limiters)
+        super().__init__(
+            limiters=limiters,
+            console=self.console,
+            messages=self.messages,
+            authority=authority,
+        )
         self.runner.run(self._start())
 
     async def _start(self) -> None:

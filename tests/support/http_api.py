@@ -19,6 +19,7 @@ from zsq.actors.gateways.http.app import Guard, make_app
 from zsq.actors.gateways.http.gateway import open_listener
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.http.web.origins import Origins
+from zsq.actors.gateways.http.web.places import Limiters
 from zsq.actors.gateways.http.web.server import HttpServer
 from zsq.actors.gateways.http.web.tls_door import Certificates
 from zsq.actors.settings.options import NsqOptions
@@ -155,11 +156,18 @@ class Site:
         limits: HttpLimits | None = None,
         nsq: NsqOptions | None = None,
         node: LookupNode = NODE,
+        limiters: Limiters | None = None,
         **options: Any,
     ) -> None:
         self.broker = FakeBroker()
+        self.limiters = limiters or Limiters(limits or HttpLimits())
         self.app: Guard = make_app(
-            self.broker, self.broker, node, nsq=nsq, limits=limits or HttpLimits(), **options
+            self.broker,
+            self.broker,
+            node,
+            nsq=nsq,
+            limiters=self.limiters,
+            **options,
         )
         self.runner = asyncio.Runner()
         self._client = httpx.AsyncClient(
@@ -196,7 +204,7 @@ class Served:
         self.loop = uvloop.new_event_loop()
         self._over = asyncio.Event()
         self._ready = threading.Event()
-        self._limits = limits
+        self.limiters = Limiters(limits)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
@@ -207,9 +215,13 @@ class Served:
     async def _main(self) -> None:
         self.broker = FakeBroker()
         self.app = make_app(
-            self.broker, self.broker, NODE, limits=self._limits, origins=Origins(["a", "x"])
+            self.broker,
+            self.broker,
+            NODE,
+            limiters=self.limiters,
+            origins=Origins(["a", "x"]),
         )
-        self.server = HttpServer(self.app, self._limits)
+        self.server = HttpServer(self.app, self.limiters.limits)
         sock = open_listener("127.0.0.1:0")
         self.port = sock.getsockname()[1]
         await self.server.listen(sock, self._context)

@@ -37,8 +37,9 @@ from .console.console import Console
 from .messages.messages import MessagePaths
 from .web.authority import API, Handler, HttpAuthority
 from .web.body import QueryRequest
-from .web.limits import Budget, HttpLimits
+from .web.limits import HttpLimits
 from .web.origins import Origins
+from .web.places import Limiters, RequestPlace, give_place
 from .web.responses import ApiError, api_error, from_zsq, refusal
 
 log = logging.getLogger("zsq")
@@ -78,15 +79,14 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        limits: HttpLimits,
+        limiters: Limiters,
         counted: RequestMetrics,
-        budget: Budget,
         paths: tuple[str, ...],
         doors: RequestGuard,
     ) -> None:
         self._app = app
-        self._limits = limits
-        self._budget = budget
+        self._limits = limiters.limits
+        self._limiters = limiters
         self._doors = doors
         self._exact = {path: path for path in paths if "{" not in path}
         self._open = {path.partition("{")[0]: path for path in paths if "{" in path}
@@ -96,21 +96,25 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"this application serves only http, not {scope['type']}")
-        exchange = Exchange(scope, receive, send, self._limits)
+        client = scope.get("client")
+        place = RequestPlace(self._limiters.requests, f"address {client[0]}" if client else "")
+        give_place(scope, place)
+        exchange = Exchange(scope, receive, send, self._limits, place)
         begun_ns = time.monotonic_ns()
         self.active += 1
         self.metrics.active.set(self.active)
         try:
             await self._answer(scope, exchange)
         finally:
+            place.give_back()
             self.active -= 1
             self.metrics.active.set(self.active)
-            self.metrics.bodies.set(self._budget.held)
+            self.metrics.bodies.set(self._limiters.bodies.taken)
             if exchange.status and not exchange.gone:
                 self.metrics.answered(self.known(scope["path"]), exchange.status, begun_ns)
 
     async def _answer(self, scope: Scope, exchange: Exchange) -> None:
-        refused = self._doors.refusal(scope) or self._refuses()
+        refused = self._doors.refusal(scope)
         try:
             if refused is None:
                 async with asyncio.timeout(
@@ -126,15 +130,6 @@ class Guard:
             refused = api_error("INTERNAL_ERROR")
         if refused is not None and not exchange.status:
             await refusal(refused)(scope, exchange.receive, exchange.send)
-
-    def _refuses(self) -> ApiError | None:
-        if self.active > self._limits.requests_max:
-            return ApiError(
-                503,
-                f"E_LIMIT more than {self._limits.requests_max} requests at once; try again",
-                hint={"retry-after": "1"},
-            )
-        return None
 
     def known(self, path: str) -> str:
         found = self._exact.get(path)
@@ -154,9 +149,12 @@ class Guard:
 
 
 class Exchange:
-    """A request and its answer. After a refusal it drops the rest of the body."""
+    """A request and its answer. After a refusal it drops the rest of the body, without a place."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: HttpLimits) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, limits: HttpLimits, place: RequestPlace
+    ) -> None:
+        self._place = place
         self._receive = receive
         self._send = send
         self._limits = limits
@@ -182,6 +180,7 @@ class Exchange:
                 message = {**message, "headers": [*message["headers"], _CLOSE]}
         elif self._unread and not message.get("more_body", False):
             await self._send({**message, "more_body": True})
+            self._place.give_back()
             await self._linger()
             message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)
@@ -200,15 +199,13 @@ class Parts:
     """The parts of an application, for `make_app` and tests."""
 
     def __init__(
-        self, broker: BrokerClient, publisher: TopicPublisher, node: LookupNode, limits: HttpLimits
+        self, broker: BrokerClient, publisher: TopicPublisher, node: LookupNode, limiters: Limiters
     ) -> None:
-        self.limits = limits
-        self.budget = Budget(limits.bodies_bytes_max)
         self.stats = SharedStats(broker)
         self.tombstones = Tombstones()
         self.metrics = RequestMetrics()
-        self.publishing = Publishing(publisher, broker, limits, self.budget)
-        self.asked = QueryRequest(limits.body_s, self.budget)
+        self.publishing = Publishing(publisher, broker, limiters)
+        self.asked = QueryRequest(limiters)
         self.management = ManagementHandlers(broker, self.asked, self.tombstones)
         self.lookup = LookupHandlers(node, broker.topics, self.tombstones, self.asked)
 
@@ -219,7 +216,7 @@ def make_app(
     node: LookupNode,
     *,
     nsq: NsqOptions | None = None,
-    limits: HttpLimits = HttpLimits(),  # noqa: B008 - frozen
+    limiters: Limiters | None = None,
     log_level: str = "info",
     changes: Mapping[str, Change] | None = None,
     authority: HttpAuthority | None = None,
@@ -234,9 +231,10 @@ def make_app(
     Without `origins`, Host may be an address or localhost.
     """
     authority = authority or HttpAuthority()
-    parts = Parts(broker, publisher, node, limits)
+    limiters = limiters or Limiters(HttpLimits())
+    parts = Parts(broker, publisher, node, limiters)
     told = nsq or NsqOptions()
-    config = Config(settings(node, limits, told, log_level), limits, parts.budget, changes or {})
+    config = Config(settings(node, limiters.limits, told, log_level), limiters, changes or {})
     telling = Telling(
         parts.stats, parts.publishing.failures, node, told, parts.metrics, parts.asked
     )
@@ -261,7 +259,7 @@ def make_app(
     )
     starlette.router.redirect_slashes = False  # a redirect would contain the request's Host
     doors = RequestGuard(origins or Origins(), authority, told.tls.required == "true")
-    return Guard(starlette, limits, parts.metrics, parts.budget, tuple(table), doors)
+    return Guard(starlette, limiters, parts.metrics, tuple(table), doors)
 
 
 def paths(parts: Parts, telling: Telling, config: Config) -> dict[str, dict[str, Handler]]:

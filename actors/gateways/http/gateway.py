@@ -39,6 +39,7 @@ from .messages.messages import MessagePaths
 from .web.authority import HttpAuthority
 from .web.limits import HttpLimits
 from .web.origins import Origins
+from .web.places import Limiters
 from .web.server import BACKLOG, HttpServer
 from .web.tls_door import Certificates
 
@@ -179,6 +180,7 @@ class HttpGateway(AsyncActor[HttpStart]):
         self._limits = http_limits(told, self.given.message_bytes_max)
         access = load_access(self.given.security.access_file)
         policy = AccessPolicy(access) if access is not None else None
+        limiters = Limiters(self._limits)
         self._certificates = Certificates(options.tls_cert, options.tls_key)
         sock = open_listener(options.listen)
         host, port = sock.getsockname()[:2]
@@ -200,16 +202,16 @@ class HttpGateway(AsyncActor[HttpStart]):
             transport="tcp",
         )
         self._console = Console(
-            self._admin, *doors, url, self._limits, options.console, open_admin=others
+            self._admin, *doors, url, limiters, options.console, open_admin=others
         )
-        self._messages = MessagePaths(doors[0], self._console.node)
+        self._messages = MessagePaths(doors[0], self._console.node, limiters)
         level = _NSQ_LEVELS.get(log.getEffectiveLevel(), "info")
         self._app = make_app(
             self._admin,
             self._publisher,
             node,
             nsq=options.nsq,
-            limits=self._limits,
+            limiters=limiters,
             log_level=level,
             changes=self._changes(),
             authority=self._authority,
@@ -234,8 +236,6 @@ class HttpGateway(AsyncActor[HttpStart]):
             raise UsageError(E_BAD_ARGUMENT, str(error)) from None
         self._certificates.reload(told.cert, told.key)
         self._authority.policy = AccessPolicy(access) if access is not None else None
-        self._console.live.renew()
-        self._messages.renew()
 
     def _changes(self) -> Mapping[str, Change]:
         async def level(value: str) -> None:

@@ -16,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....settings.options import NsqOptions
-from ..web.body import QueryRequest, read_body
-from ..web.limits import Budget, HttpLimits
+from ..web.body import QueryRequest, share_of
+from ..web.limits import HttpLimits
+from ..web.places import Limiters
 from ..web.responses import answer, api_error, text
 from .lookup import LookupNode
 
@@ -106,14 +107,12 @@ class Config:
     def __init__(
         self,
         found: dict[str, Option],
-        limits: HttpLimits,
-        budget: Budget,
+        limiters: Limiters,
         changes: Mapping[str, Change],
     ) -> None:
         self._settings = found
-        self._limits = limits
-        self._budget = budget
-        self._asked = QueryRequest(limits.body_s, budget)
+        self._limiters = limiters
+        self._asked = QueryRequest(limiters)
         self._changes = changes
 
     async def get(self, request: Request) -> Response:
@@ -122,11 +121,9 @@ class Config:
 
     async def put(self, request: Request) -> Response:
         option = request.path_params["option"]
-        with self._budget.share() as share:
+        with share_of(request, self._limiters) as share:
             too_big = api_error("INVALID_VALUE", 413)
-            body = await read_body(
-                request, self._limits.max_msg_size, too_big, self._limits.body_s, share
-            )
+            body = await share.read(self._limiters.limits.max_msg_size, too_big)
         if not body:
             raise api_error("INVALID_VALUE", 413)
         if option not in self._changes:

@@ -19,8 +19,8 @@ from starlette.responses import Response
 
 from .....transport.errors import E_DISK_FULL, E_TOPIC_FAILED, ZsqError, from_wire
 from ...nsq.publishing import Gatherer
-from ..web.body import Parameters, announced, counted, lines, read_body
-from ..web.limits import Budget, HttpLimits
+from ..web.body import Parameters, announced, counted, lines, share_of
+from ..web.places import Limiters
 from ..web.responses import api_error, text
 from .broker import BrokerClient
 
@@ -123,21 +123,17 @@ class WriteFailures:
 class Publishing:
     """The handlers of /pub and /mpub."""
 
-    def __init__(
-        self, publisher: TopicPublisher, broker: BrokerClient, limits: HttpLimits, budget: Budget
-    ) -> None:
+    def __init__(self, publisher: TopicPublisher, broker: BrokerClient, limiters: Limiters) -> None:
         self._publisher = publisher
         self._broker = broker
-        self._limits = limits
-        self._budget = budget
+        self._limits = limiters.limits
+        self._limiters = limiters
         self.failures = WriteFailures()
 
     async def pub(self, request: Request) -> Response:
         limits = self._limits
-        with self._budget.share() as share:
-            body = await read_body(
-                request, limits.max_msg_size, api_error("MSG_TOO_BIG"), limits.body_s, share
-            )
+        with share_of(request, self._limiters) as share:
+            body = await share.read(limits.max_msg_size, api_error("MSG_TOO_BIG"))
             if not body:
                 raise api_error("MSG_EMPTY")
             parameters = Parameters(request.scope["query_string"])
@@ -152,10 +148,8 @@ class Publishing:
             raise api_error("BODY_TOO_BIG")
         parameters = Parameters(request.scope["query_string"])
         topic, binary = parameters.topic(), parameters.binary()
-        with self._budget.share() as share:
-            body = await read_body(
-                request, limits.max_body_size, api_error("BODY_TOO_BIG"), limits.body_s, share
-            )
+        with share_of(request, self._limiters) as share:
+            body = await share.read(limits.max_body_size, api_error("BODY_TOO_BIG"))
             if binary:
                 bodies = counted(body, limits.max_msg_size, limits.max_body_size)
             else:

@@ -23,8 +23,8 @@ from .....transport.errors import E_BAD_ARGUMENT, UsageError
 from .....transport.names import part_of
 from .....transport.wire.answers import DelayedRow, ScheduleRow
 from .....transport.wire.codec import HeaderValue, unpack_headers
-from ..web.body import JsonObject, Parameters, read_body
-from ..web.limits import Budget, HttpLimits, Share
+from ..web.body import JsonObject, Parameters, Share, share_of
+from ..web.places import Limiters
 from ..web.responses import ApiError, api_error
 
 HEADERS: Final = {
@@ -62,15 +62,15 @@ def number(parameters: Parameters, name: str, otherwise: int, least: int, most: 
     return min(max(int(said), least), most)
 
 
-async def options_of(request: Request, limits: HttpLimits, budget: Budget) -> JsonObject:
+async def options_of(request: Request, limiters: Limiters) -> JsonObject:
     """Return the options in the body of an action: a JSON object, or {} for an empty body."""
-    with budget.share() as share:
-        return await read_options(request, OPTIONS_BYTES_MAX, limits.body_s, share)
+    with share_of(request, limiters) as share:
+        return await read_options(share, OPTIONS_BYTES_MAX)
 
 
-async def read_options(request: Request, bytes_max: int, body_s: float, share: Share) -> JsonObject:
+async def read_options(share: Share, bytes_max: int) -> JsonObject:
     """Return the options in a body. The body stays counted in `share` after it is read."""
-    body = await read_body(request, bytes_max, api_error("BODY_TOO_BIG"), body_s, share)
+    body = await share.read(bytes_max, api_error("BODY_TOO_BIG"))
     if not body:
         return {}
     try:

@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from ..api.broker import SharedStats
-from ..web.authority import principal_of
+from ..web.authority import Rights, rights_of
 from ..web.body import Parameters
-from ..web.limits import HttpLimits
+from ..web.places import Limiters, Stream, holder_of
 from ..web.responses import ApiError
 from .answers import HEADERS
 from .board import BoardView
@@ -31,7 +31,6 @@ from .reading import ReadHandlers
 from .sampler import Sampler
 from .source import Open, OpenProducer, Source
 
-STREAMS_MAX: Final = 64
 STREAM_S: Final = 600.0
 KEEP_S: Final = 15.0
 
@@ -41,59 +40,49 @@ def event(kind: str, data: Any) -> bytes:
 
 
 class Live:
-    def __init__(self, sampler: Sampler, jobs: BackgroundJobs) -> None:
+    """The handler of /api/live. A stream ends when permissions change, and its page reconnects."""
+
+    def __init__(self, sampler: Sampler, jobs: BackgroundJobs, limiters: Limiters) -> None:
         self._sampler = sampler
         self._jobs = jobs
-        self.streams = 0
-        self._rules = 0
-
-    def renew(self) -> None:
-        """End all streams because of new permissions. The pages reconnect."""
-        self._rules += 1
+        self._views = limiters.live_views
 
     async def live(self, request: Request) -> Response:
         parameters = Parameters(request.scope["query_string"])
         topic = parameters.get("topic") or ""
-        view = BoardView(
-            principal_of(request), topic, bool(topic) or parameters.flag("channels", False)
-        )
-        if self.streams >= STREAMS_MAX:
-            raise ApiError(
-                503,
-                f"E_LIMIT the limit of {STREAMS_MAX} open pages is reached; close some",
-                hint={"retry-after": "5"},
-            )
-        board = await self._sampler.fresh(topic)
-        if topic and topic not in board.topics:
-            raise ApiError(404, f"E_NOT_FOUND topic {topic!r} does not exist")
-        headers = {**HEADERS, "x-accel-buffering": "no"}
-        if request.method == "HEAD":  # otherwise a stream without a reader would never end
-            return Response(b"", 200, headers, media_type="text/event-stream")
-        return StreamingResponse(self._events(view), 200, headers, media_type="text/event-stream")
+        rights = rights_of(request)
+        view = BoardView(rights.principal, topic, bool(topic) or parameters.flag("channels", False))
+        with self._views.place(holder_of(request)) as place:
+            board = await self._sampler.fresh(topic)
+            if topic and topic not in board.topics:
+                raise ApiError(404, f"E_NOT_FOUND topic {topic!r} does not exist")
+            headers = {**HEADERS, "x-accel-buffering": "no"}
+            if request.method == "HEAD":  # otherwise a stream without a reader would never end
+                return Response(b"", 200, headers, media_type="text/event-stream")
+            return Stream(place, self._events(view, rights), headers, "text/event-stream")
 
-    async def _events(self, view: BoardView) -> AsyncIterator[bytes]:
+    async def _events(self, view: BoardView, rights: Rights) -> AsyncIterator[bytes]:
         sampler, board = self._sampler, self._sampler.board
-        self.streams += 1
-        try:
-            with sampler.watch():
-                end_s = time.monotonic() + STREAM_S
-                tick, jobs, rules = board.tick, self._jobs.version, self._rules
-                yield event("snapshot", view.whole(board))
-                silent_s = time.monotonic()
-                while not sampler.closing and time.monotonic() < end_s and rules == self._rules:
-                    if await sampler.after(tick, KEEP_S) and rules == self._rules:
-                        before, tick = tick, board.tick
-                        told = self._told(view, before, jobs)
-                        jobs = self._jobs.version
-                        for one in told:
-                            yield one
-                        silent_s = time.monotonic() if told else silent_s
-                    if time.monotonic() - silent_s >= KEEP_S:
-                        yield b": keep\n\n"
-                        silent_s = time.monotonic()
-                yield event("again", {})
-        finally:
-            self.streams -= 1
+        with sampler.watch():
+            end_s = time.monotonic() + STREAM_S
+            tick, jobs = board.tick, self._jobs.version
+            yield event("snapshot", view.whole(board))
+            silent_s = time.monotonic()
+            while not sampler.closing and time.monotonic() < end_s:
+                has_changed = await sampler.after(tick, KEEP_S)
+                if await rights.have_changed():
+                    break
+                if has_changed:
+                    before, tick = tick, board.tick
+                    told = self._told(view, before, jobs)
+                    jobs = self._jobs.version
+                    for one in told:
+                        yield one
+                    silent_s = time.monotonic() if told else silent_s
+                if time.monotonic() - silent_s >= KEEP_S:
+                    yield b": keep\n\n"
+                    silent_s = time.monotonic()
+            yield event("again", {})
 
     def _told(self, view: BoardView, tick: int, jobs: int) -> list[bytes]:
         board = self._sampler.board
@@ -126,25 +115,27 @@ class Console:
         open_reader: Open,
         open_producer: OpenProducer,
         url: str,
-        limits: HttpLimits,
+        limiters: Limiters,
         folder: str = "",
         open_admin: OpenAdmin = no_admin,
     ) -> None:
         stats = SharedStats(source)
         self.sampler = Sampler(source)
-        self.jobs = BackgroundJobs(url, stats, source)
+        self.jobs = BackgroundJobs(url, stats, source, limiters.redrives)
         self.files = ConsoleFiles(folder)
         self.jobs.changed = self.sampler.stir
-        self.live = Live(self.sampler, self.jobs)
+        self.live = Live(self.sampler, self.jobs, limiters)
         self._cluster = ClusterPage(source, open_admin)
-        self._reading = ReadHandlers(source, open_reader, stats, self.sampler, self.jobs, self.node)
+        self._reading = ReadHandlers(
+            source, open_reader, stats, self.sampler, self.jobs, self.node, limiters.looks
+        )
         self._doing = Doing(
             source,
             open_reader,
             open_producer,
             stats,
             self.jobs,
-            limits,
+            limiters,
             self.sampler.stir,
             self.node,
         )

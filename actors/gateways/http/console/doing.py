@@ -30,15 +30,23 @@ from .....transport.client.core.administration import Side
 from .....transport.client.core.asking import END, Place
 from .....transport.client.core.message import id_of
 from .....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, Redrive
-from .....transport.errors import E_FORBIDDEN, E_LIMIT, Refused, ZsqError
+from .....transport.errors import E_FORBIDDEN, Refused, ZsqError
 from .....transport.names import check_name, part_of
 from .....transport.reports import ChannelStats
 from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
-from ....security.policy import DEAD_LETTER_TOPIC, REDRIVE, Action, Principal, check_dead_letters
+from ....security.policy import (
+    DEAD_LETTER_TOPIC,
+    REDRIVE,
+    Action,
+    Principal,
+    actions_of,
+    check_dead_letters,
+)
+from ...limiter import Limiter
 from ..api.broker import SharedStats
-from ..web.authority import principal_of
-from ..web.body import JsonObject, Parameters
-from ..web.limits import Budget, HttpLimits
+from ..web.authority import Rights, principal_of, rights_of
+from ..web.body import JsonObject, Parameters, share_of
+from ..web.places import Limiters, holder_of
 from ..web.responses import ApiError, api_error
 from . import losses
 from .answers import (
@@ -55,8 +63,7 @@ from .source import Open, OpenProducer, Source
 
 log = logging.getLogger("zsq")
 
-RUNNING_MAX: Final = 4
-KEPT: Final = 20
+KEPT: Final = 20  # rows of jobs that have ended
 TIMEOUT_S: Final = 20.0
 REASONS_MAX: Final = 20  # the most reasons, and the most places, in a job's row
 
@@ -70,7 +77,7 @@ class JobPlace(TypedDict):
 class JobRow(TypedDict):
     """A job as pages get it.
 
-    `places` are the destinations of dead letters that the job's user may see. `reasons` count the
+    `places` are the destinations of dead letters that the page's user may see. `reasons` count the
     dead letters that stayed, by reason.
     """
 
@@ -99,12 +106,12 @@ class Job:
         to: str | None,
         channel: str | None,
         count: int | None,
-        principal: Principal,
+        rights: Rights,
     ) -> None:
         self.number = number
         self.topic = topic
         self.count = count
-        self.principal = principal
+        self.rights = rights
         self.plan = Redrive(to, channel, 0)
         self.given = to, channel
         self.total: int | None = None
@@ -114,7 +121,8 @@ class Job:
         self.started_s = time.time()
         self.ended_s = 0.0
 
-    def row(self) -> JobRow:
+    def row(self, viewer: Principal) -> JobRow:
+        """Return the row. `viewer` sees only the places that they may view."""
         plan = self.plan
         reasons = sorted(plan.left.items(), key=lambda one: -one[1])[:REASONS_MAX]
         return {
@@ -122,10 +130,10 @@ class Job:
             "left": sum(plan.left.values()), "total": self.total,
             "places": [
                 {"topic": place.topic, "channel": place.channel, "count": count}
-                for place, count in [*plan.sent.items()][:REASONS_MAX] if self.principal.may(Action.SEE, place.topic)
+                for place, count in [*plan.sent.items()][:REASONS_MAX] if viewer.may(Action.SEE, place.topic)
             ],
             "reasons": dict(reasons), "error": self.error, "started_ms": int(self.started_s * 1000), "ended_ms": int(self.ended_s * 1000),
-            "by": self.principal.name,
+            "by": self.rights.principal.name,
         }  # fmt: skip
 
 
@@ -136,8 +144,9 @@ class BackgroundJobs:
     destinations on behalf of the job's user.
     """
 
-    def __init__(self, url: str, stats: SharedStats, source: Source) -> None:
+    def __init__(self, url: str, stats: SharedStats, source: Source, running: Limiter) -> None:
         self._url = url
+        self._running = running
         self._source = source
         self._stats = stats
         self._jobs: deque[Job] = deque(maxlen=KEPT)
@@ -147,7 +156,11 @@ class BackgroundJobs:
         self.changed: Callable[[], None] = lambda: None
 
     def rows(self, principal: Principal) -> list[JobRow]:
-        return [job.row() for job in reversed(self._jobs) if principal.may(Action.SEE, job.topic)]
+        return [
+            job.row(principal)
+            for job in reversed(self._jobs)
+            if principal.may(Action.SEE, job.topic)
+        ]
 
     def start(
         self,
@@ -155,26 +168,23 @@ class BackgroundJobs:
         to: str | None,
         channel: str | None,
         count: int | None,
-        principal: Principal,
+        rights: Rights,
+        holder: str,
     ) -> Job:
-        running = [job for job in self._jobs if job.state == "running"]
-        if any(job.topic == topic for job in running):
+        if any(job.topic == topic and job.state == "running" for job in self._jobs):
             raise ApiError(
                 409,
                 f"E_IN_USE a redrive of topic {topic} is running; stop it, or wait until it ends",
             )
-        if len(running) >= RUNNING_MAX:
-            raise Refused(
-                E_LIMIT,
-                f"{RUNNING_MAX} redrives are running, which is the limit; wait until one ends",
-            )
+        self._running.take(holder)
         if len(self._jobs) == KEPT:
             self._jobs.remove(next(job for job in self._jobs if job.state != "running"))
         self._number += 1
-        job = Job(self._number, topic, to, channel, count, principal)
+        job = Job(self._number, topic, to, channel, count, rights)
         self._jobs.append(job)
         task = asyncio.get_running_loop().create_task(self._work(job))
         self._tasks.add(task)
+        task.add_done_callback(lambda _: self._running.give_back(holder))
         task.add_done_callback(self._tasks.discard)
         self._note()
         return job
@@ -255,12 +265,13 @@ class BackgroundJobs:
 
     async def _send(self, job: Job, batch: Batch, producer: Producer) -> None:
         plan, messages = job.plan, batch.messages()
+        principal = await self._permitted(job)
         for route in plan.unknown(messages):
             # Any publisher may have written the origin in the dead letter.
-            if not job.principal.may(Action.PUBLISH, route.place.topic):
+            if not principal.may(Action.PUBLISH, route.place.topic):
                 why = (
                     f"publishing to topic {route.place.topic!r} is not permitted for "
-                    f"{job.principal.name or 'you'}"
+                    f"{principal.name or 'you'}"
                 )
                 plan.known(route, Refused(E_FORBIDDEN, why))
                 continue
@@ -271,6 +282,7 @@ class BackgroundJobs:
             else:
                 plan.known(route)
         for group in plan.groups(messages, READY if job.count is None else job.count - plan.total):
+            principal.require(Action.PUBLISH, group.place.topic)
             await producer.publish_many(
                 group.place.topic,
                 [message.body for message in group.messages],
@@ -282,6 +294,18 @@ class BackgroundJobs:
                 await message.finish()
             plan.was_sent(group)
         self._note()
+
+    @staticmethod
+    async def _permitted(job: Job) -> Principal:
+        """Return the user of the job, by the rules that apply now.
+
+        Raises `Refused` (E_FORBIDDEN) if they no longer permit the redrive. The job then fails. The
+        dead letters that it has received and not sent stay in their topic.
+        """
+        principal = await job.rights.now()
+        for action in actions_of("POST", "/api/redrive"):
+            principal.require(action, job.topic)
+        return principal
 
     async def _waiting(self, job: Job) -> int:
         rows = (await self._stats.fresh(job.topic))["topics"][0]["channels"]
@@ -298,7 +322,6 @@ class BackgroundJobs:
 
 
 KEYS_MAX: Final = 1_000
-PUBLISHES_MAX: Final = 16  # the most publishes at the same time; each opens a client of the broker
 END_S: Final = 0.1  # the time that this client has to close after its publish
 
 
@@ -323,7 +346,7 @@ class Doing:
         open_producer: OpenProducer,
         stats: SharedStats,
         jobs: BackgroundJobs,
-        limits: HttpLimits,
+        limiters: Limiters,
         stir: Callable[[], None],
         node: Callable[[], Awaitable[int]],
     ) -> None:
@@ -331,12 +354,10 @@ class Doing:
         self._source = source
         self._open = open_reader
         self._open_producer = open_producer
-        self._publishes = 0
         self._stats = stats
         self._jobs = jobs
         self._stir = stir
-        self._limits = limits
-        self._budget = Budget(limits.bodies_bytes_max)
+        self._limiters = limiters
 
     def table(self) -> dict[str, Callable[[Request], Awaitable[Response]]]:
         source = self._source
@@ -367,7 +388,6 @@ class Doing:
                 topic, channel, force=options.get("force") is True
             ),
             "/api/delayed/cancel": self._cancel,
-            "/api/redrive": self._redrive,
             "/api/schedule/pause": lambda topic, _, options, __: source.schedule_pause(
                 topic, _schedule(options)
             ),
@@ -382,13 +402,14 @@ class Doing:
             path: self._handler(do, with_channel=path.startswith("/api/channel/"))
             for path, do in actions.items()
         } | {
+            "/api/redrive": self._redrive,
             "/api/job/stop": self._stop,
             "/api/topic/publish": self._publish,
         }
 
     def _handler(self, do: Do, *, with_channel: bool) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
-            options = await options_of(request, self._limits, self._budget)
+            options = await options_of(request, self._limiters)
             parameters = parameters_of(request)
             topic = check_name(parameters.get("topic") or "")
             channel = check_name(parameters.get("channel") or "", "channel") if with_channel else ""
@@ -460,9 +481,9 @@ class Doing:
         found = await self._source.delayed_cancel(topic, cast("list[str]", keys))
         return {"cancelled": sum(found), "not_found": len(found) - sum(found)}
 
-    async def _redrive(
-        self, topic: str, channel: str, options: JsonObject, principal: Principal
-    ) -> Mapping[str, object]:
+    async def _redrive(self, request: Request) -> Response:
+        options, principal = await options_of(request, self._limiters), principal_of(request)
+        topic = check_name(parameters_of(request).get("topic") or "")
         to, only = cast("str | None", options.get("to")), cast("str | None", options.get("channel"))
         count = options.get("count")
         if to is not None:
@@ -476,14 +497,14 @@ class Doing:
         await self._stats.fresh(topic)  # this raises an error if the topic does not exist
         # The channel is created here, so that the audit log names the user.
         await self._source.create_channel(topic, REDRIVE, start="earliest")
-        return {"job": self._jobs.start(topic, to, only, count, principal).row()}
+        job = self._jobs.start(topic, to, only, count, rights_of(request), holder_of(request))
+        return answer({"done": True, "job": job.row(principal)})
 
     async def _stop(self, request: Request) -> Response:
-        await options_of(request, self._limits, self._budget)
-        job = self._jobs.stop(
-            number(parameters_of(request), "id", 0, 0, 1 << 53), principal_of(request)
-        )
-        return answer({"done": True, "job": job.row()})
+        await options_of(request, self._limiters)
+        principal = principal_of(request)
+        job = self._jobs.stop(number(parameters_of(request), "id", 0, 0, 1 << 53), principal)
+        return answer({"done": True, "job": job.row(principal)})
 
     async def _publish(self, request: Request) -> Response:
         """Publish messages with keys, tags, headers and delays.
@@ -491,22 +512,11 @@ class Doing:
         Each request opens a producer, because `Gatherer` does not support keys, tags, headers and
         offsets.
         """
-        if self._publishes >= PUBLISHES_MAX:
-            raise Refused(
-                E_LIMIT,
-                (
-                    f"{PUBLISHES_MAX} publishes of the console are in progress, which is the "
-                    "limit; "
-                    "try again"
-                ),
-            )
-        self._publishes += 1
+        limiters = self._limiters
         try:
-            with self._budget.share() as share:
-                size_max = self._limits.max_msg_size
-                options = await read_options(
-                    request, 2 * size_max + OPTIONS_BYTES_MAX, self._limits.body_s, share
-                )
+            with share_of(request, limiters) as share:
+                size_max = limiters.limits.max_msg_size
+                options = await read_options(share, 2 * size_max + OPTIONS_BYTES_MAX)
                 topic, wanted = (
                     check_name(parameters_of(request).get("topic") or ""),
                     published(options),
@@ -514,16 +524,16 @@ class Doing:
                 if max(map(len, wanted.bodies)) > size_max:
                     raise api_error("MSG_TOO_BIG")
                 bodies, key, tag, headers, delay = wanted
-                producer = self._open_producer()
-                try:
-                    receipt = await producer.publish_many(
-                        topic, bodies, key=key, tag=tag, headers=headers, delay=delay
-                    )
-                finally:
-                    with contextlib.suppress(ZsqError):  # the publish already raised the error
-                        await producer.close(END_S)
+                with limiters.publishes.place(holder_of(request)):
+                    producer = self._open_producer()
+                    try:
+                        receipt = await producer.publish_many(
+                            topic, bodies, key=key, tag=tag, headers=headers, delay=delay
+                        )
+                    finally:
+                        with contextlib.suppress(ZsqError):  # the publish already raised the error
+                            await producer.close(END_S)
         finally:
-            self._publishes -= 1
             self._stir()
         return answer(
             {

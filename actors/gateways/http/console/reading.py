@@ -14,9 +14,11 @@ from .....transport.client.core.message import StoredMessage, parse_id, part_in_
 from .....transport.names import part_of
 from ....runtime.process import private_bytes
 from ....security.policy import Action, visible
+from ...limiter import Limiter
 from ..api.broker import SharedStats
 from ..web.authority import principal_of
 from ..web.body import Parameters
+from ..web.places import Turns, holder_of
 from ..web.responses import ApiError, api_error
 from . import answers as bodies
 from .answers import HEADERS, answer, bad, number, parameters_of
@@ -32,7 +34,7 @@ MESSAGES_MAX: Final = 100
 READ_BYTES: Final = 1024 * 1024
 # The most bytes of messages that are read for one reply, before bodies are cut.
 HELD_BYTES_MAX: Final = 16 * 1024 * 1024
-LOOKS_MAX: Final = 4  # the most reads of messages at the same time; each may hold some blocks
+LOOKS_MAX: Final = 4  # the most reads that run at the same time; each may hold some blocks
 SPARK_POINTS: Final = 60
 PEEK_MAX: Final = 200
 MEMORY_AGE_S: Final = 5.0
@@ -49,6 +51,7 @@ class ReadHandlers:
         sampler: Sampler,
         jobs: BackgroundJobs,
         node: Callable[[], Awaitable[int]],
+        looks: Limiter,
     ) -> None:
         self._node = node
         self._source = source
@@ -56,7 +59,7 @@ class ReadHandlers:
         self._stats = stats
         self._sampler = sampler
         self._jobs = jobs
-        self._looks = asyncio.Semaphore(LOOKS_MAX)
+        self._looks = Turns(looks, LOOKS_MAX)
         self._memory: tuple[float, dict[int, int]] = (-MEMORY_AGE_S, {})
         self._measuring = asyncio.Lock()
 
@@ -222,7 +225,7 @@ class ReadHandlers:
         parameters = parameters_of(request)
         topic, channel = _topic(parameters), parameters.get("channel") or ""
         count, room = number(parameters, "count", 20, 1, PEEK_MAX), _room(parameters, 1024)
-        async with self._looks:
+        async with self._looks.turn(holder_of(request)):
             found = await self._source.peek(topic, channel, count)
         return answer(bodies.peeked(found, await self._node(), room))
 
@@ -231,7 +234,7 @@ class ReadHandlers:
         topic, room = _topic(parameters), _room(parameters, bodies.BODY_BYTES)
         count = number(parameters, "count", MESSAGES_MAX, 1, MESSAGES_MAX)
         node = await self._node()
-        async with self._looks, self._open(topic) as reader:
+        async with self._looks.turn(holder_of(request)), self._open(topic) as reader:
             start, head = await reader.head()
             first = max(await self._first(parameters, reader, topic, node, count), start)
             found, after = await _read(topic, reader, first, head, count)
@@ -243,7 +246,7 @@ class ReadHandlers:
     async def body(self, request: Request) -> Response:
         parameters = parameters_of(request)
         topic, offset = _topic(parameters), number(parameters, "offset", -1, 0, 1 << 62)
-        async with self._looks, self._open(topic) as reader:
+        async with self._looks.turn(holder_of(request)), self._open(topic) as reader:
             _, head = await reader.head()
             found, _ = await _read(topic, reader, offset, head, 1)
         if offset < 0 or not found or found[0].offset != offset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..console.source import Open
 from ..web.authority import Handler
+from ..web.places import Limiters
 from .searching import Node, Searching
 from .tailing import Tailing
 
@@ -11,9 +12,9 @@ from .tailing import Tailing
 class MessagePaths:
     """The handlers of these paths. `node` returns the number of the broker's node, for ids."""
 
-    def __init__(self, open_reader: Open, node: Node) -> None:
-        self.searching = Searching(open_reader, node)
-        self.tailing = Tailing(open_reader, node)
+    def __init__(self, open_reader: Open, node: Node, limiters: Limiters) -> None:
+        self.searching = Searching(open_reader, node, limiters)
+        self.tailing = Tailing(open_reader, node, limiters)
 
     def paths(self) -> dict[str, dict[str, Handler]]:
         return {
@@ -21,11 +22,6 @@ class MessagePaths:
             "/api/download": {"GET": self.searching.download},
             "/api/tail": {"GET": self.tailing.tail},
         }
-
-    def renew(self) -> None:
-        """End all streams because of new permissions."""
-        self.searching.rules += 1
-        self.tailing.renew()
 
     def close(self) -> None:
         self.tailing.close()

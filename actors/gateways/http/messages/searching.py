@@ -12,7 +12,6 @@ not exist, because lines that only leave them out look like a complete copy.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -38,18 +37,18 @@ from ..console.answers import (
     parameters_of,
 )
 from ..console.source import Open, TopicReader
+from ..web.authority import Rights, rights_of
 from ..web.body import Parameters
-from ..web.places import Places, Stream
+from ..web.places import Limiters, Stream, Turns, holder_of
 from .matching import TEXT_CHARS_MAX, Wanted, named
 from .scan import Scan
 
 FOUND_MAX: Final = 200
-SEARCHES_MAX: Final = 4  # the most steps of searches at the same time; the others wait
+SEARCHES_MAX: Final = 4  # the most steps of searches that run at the same time; others wait
 STEP_S: Final = 1.0
 STEP_BYTES: Final = 256 * 1024 * 1024
 SHOWN_BYTES: Final = 4096  # of each body in an answer
 
-DOWNLOADS_MAX: Final = 4
 DOWNLOAD_MESSAGES: Final = 10_000
 DOWNLOAD_MESSAGES_MAX: Final = 100_000
 DOWNLOAD_BYTES_MAX: Final = 64 * 1024 * 1024  # of lines
@@ -158,15 +157,11 @@ def _time_ns(parameters: Parameters, name: str) -> int | None:
 class Searching:
     """The handlers of /api/search and /api/download."""
 
-    def __init__(self, open_reader: Open, node: Node) -> None:
+    def __init__(self, open_reader: Open, node: Node, limiters: Limiters) -> None:
         self._open = open_reader
         self._node = node
-        self._places = asyncio.Semaphore(SEARCHES_MAX)
-        self.downloads = Places(
-            DOWNLOADS_MAX,
-            f"{DOWNLOADS_MAX} downloads are in progress, which is the limit; try again",
-        )
-        self.rules = 0  # grows when permissions change
+        self._searches = Turns(limiters.searches, SEARCHES_MAX)
+        self._downloads = limiters.downloads
 
     async def search(self, request: Request) -> Response:
         parameters = parameters_of(request)
@@ -174,7 +169,7 @@ class Searching:
         count = number(parameters, "count", FOUND_MAX, 1, FOUND_MAX)
         room = Room(number(parameters, "body_max", SHOWN_BYTES, 0, BODY_BYTES_MAX))
         node = await self._node()
-        async with self._places, self._open(asked.topic) as reader:
+        async with self._searches.turn(holder_of(request)), self._open(asked.topic) as reader:
             start, head = await reader.head()
             first, end, missing = await asked.range(reader, start, head)
             scan = Scan(reader, asked.topic, first, end, asked.wanted)
@@ -208,7 +203,7 @@ class Searching:
             "content-disposition": f'attachment; filename="{name}.jsonl"',
             "content-security-policy": "sandbox; default-src 'none'",
         }
-        with self.downloads.place() as place:
+        with self._downloads.place(holder_of(request)) as place:
             node = await self._node()
             # Errors are answered as such only before the first line. The stream opens a reader of
             # its own, because a stream that is never read would not close this one.
@@ -216,7 +211,7 @@ class Searching:
                 await asked.range(reader, *await reader.head())
             if request.method == "HEAD":
                 return Response(b"", 200, headers, media_type=NDJSON)
-            lines = self._pieces(self._lines(asked, count, node))
+            lines = self._pieces(self._lines(asked, count, node, rights_of(request)))
             return Stream(place, lines, headers, NDJSON)
 
     async def _pieces(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -231,7 +226,9 @@ class Searching:
                 held, size = [], 0
         yield b"".join(held)
 
-    async def _lines(self, asked: Search, count: int, node: int) -> AsyncIterator[bytes]:
+    async def _lines(
+        self, asked: Search, count: int, node: int, rights: Rights
+    ) -> AsyncIterator[bytes]:
         """Yield a line for each message, and a last line if the download is cut."""
         at = asked.offset or 0
         try:
@@ -242,26 +239,35 @@ class Searching:
                     return
                 scan = Scan(reader, asked.topic, first, end, asked.wanted, whole=True)
                 why = ""
-                async with aclosing(self._bounded(scan, asked.topic, count, node)) as found:
-                    async for line, cut in found:
-                        yield line
-                        why = cut
-                        at = scan.at
-                if scan.gap is not None:
+                async with aclosing(self._bounded(scan, asked.topic, count, node, rights)) as found:
+                    async for line, next_offset, cut in found:
+                        at, why = next_offset, cut
+                        if line:
+                            yield line
+                if why:
+                    yield cut_line(why, at)
+                elif scan.gap is not None:
                     yield gap_line(*scan.gap)
                 elif not scan.done:
-                    yield cut_line(why or "it was not read to its end in time", scan.at)
+                    yield cut_line("it was not read to its end in time", scan.at)
         except ZsqError as error:
             yield cut_line(f"{error.code} {error.text}", at)
 
     async def _bounded(
-        self, scan: Scan, topic: str, count: int, node: int
-    ) -> AsyncGenerator[tuple[bytes, str], None]:
-        """Yield lines within the limits, each with the reason why it is the last one, or ""."""
-        part, rules = part_of(topic), self.rules
+        self, scan: Scan, topic: str, count: int, node: int, rights: Rights
+    ) -> AsyncGenerator[tuple[bytes, int, str], None]:
+        """Yield lines within the limits.
+
+        With each line come the offset after it, and the reason why it is the last one, or "". If
+        permissions have changed, the last line is empty.
+        """
+        part = part_of(topic)
         messages = size = 0
         async with aclosing(scan.found(1 << 62, time.monotonic() + DOWNLOAD_S)) as found:
             async for one in found:
+                if await rights.have_changed():
+                    yield b"", one.offset, "the permissions have changed; ask again"
+                    return
                 own_id = id_of(one.offset, node, None if part is None else part[1])
                 line = json.dumps({**as_object(one), "id": own_id}).encode() + b"\n"
                 messages, size = messages + 1, size + len(line)
@@ -270,9 +276,7 @@ class Searching:
                     why = f"the limit of {count} messages is reached"
                 elif size >= DOWNLOAD_BYTES_MAX:
                     why = f"the limit of {DOWNLOAD_BYTES_MAX} bytes is reached"
-                elif self.rules != rules:
-                    why = "the permissions have changed; ask again"
-                yield line, why
+                yield line, scan.at, "" if scan.done else why
                 if why:
                     return
 

@@ -24,7 +24,8 @@ from starlette.responses import Response
 from .....transport.errors import ZsqError
 from ..console.answers import HEADERS, Room, ShownMessage, message, number, parameters_of
 from ..console.source import Open, TopicReader
-from ..web.places import Places, Stream
+from ..web.authority import Rights, rights_of
+from ..web.places import Limiters, Stream, holder_of
 from .matching import Wanted
 from .pace import Pace
 from .scan import Scan
@@ -33,7 +34,6 @@ from .searching import OFFSET_MAX, Node
 LOOK_S: Final = 0.5
 KEEP_S: Final = 15.0
 STREAM_S: Final = 600.0
-TAILS_MAX: Final = 16
 BACK_MAX: Final = 100
 READS_MAX: Final = 4  # the most reads of tails at the same time; each may hold a block
 SHOWN_BYTES: Final = 4096  # of each body, unless `body_max` says otherwise
@@ -50,19 +50,12 @@ def event(kind: str, data: Any) -> bytes:
 class Tailing:
     """The handler of /api/tail."""
 
-    def __init__(self, open_reader: Open, node: Node) -> None:
+    def __init__(self, open_reader: Open, node: Node, limiters: Limiters) -> None:
         self._open = open_reader
         self._node = node
         self._reads = asyncio.Semaphore(READS_MAX)
         self._closing = asyncio.Event()
-        self._rules = 0
-        self.places = Places(
-            TAILS_MAX, f"{TAILS_MAX} live tails are open, which is the limit; close some"
-        )
-
-    def renew(self) -> None:
-        """End all streams because of new permissions. The pages connect again."""
-        self._rules += 1
+        self._tails = limiters.tails
 
     def close(self) -> None:
         self._closing.set()
@@ -77,7 +70,7 @@ class Tailing:
             else number(parameters, "offset", 0, 0, OFFSET_MAX)
         )
         each = number(parameters, "body_max", SHOWN_BYTES, 0, SHOWN_BYTES_MAX)
-        with self.places.place() as place:
+        with self._tails.place(holder_of(request)) as place:
             node = await self._node()
             async with self._open(topic) as reader:
                 head = (await reader.head())[1]
@@ -86,15 +79,17 @@ class Tailing:
             headers = {**HEADERS, "x-accel-buffering": "no"}
             if request.method == "HEAD":  # otherwise a stream without a reader would never end
                 return Response(b"", 200, headers, media_type=EVENTS)
-            events = self._events(topic, min(offset, head), each, node)
+            events = self._events(topic, min(offset, head), each, node, rights_of(request))
             return Stream(place, events, headers, EVENTS)
 
-    async def _events(self, topic: str, at: int, each: int, node: int) -> AsyncIterator[bytes]:
+    async def _events(
+        self, topic: str, at: int, each: int, node: int, rights: Rights
+    ) -> AsyncIterator[bytes]:
         try:
             yield event("start", {"offset": at})
             async with (
                 self._open(topic) as reader,
-                aclosing(self._followed(reader, topic, at, each, node)) as events,
+                aclosing(self._followed(reader, topic, at, each, node, rights)) as events,
             ):
                 async for one in events:
                     yield one
@@ -102,20 +97,20 @@ class Tailing:
             yield event("failed", {"message": f"{error.code} {error.text}"})
 
     async def _followed(
-        self, reader: TopicReader, topic: str, at: int, each: int, node: int
+        self, reader: TopicReader, topic: str, at: int, each: int, node: int, rights: Rights
     ) -> AsyncGenerator[bytes, None]:
         begun_s = silent_s = time.monotonic()
-        pace, rules = Pace(begun_s), self._rules
+        pace = Pace(begun_s)
         while not self._closing.is_set():
             now_s = time.monotonic()
-            if now_s - begun_s >= STREAM_S or rules != self._rules:
+            if now_s - begun_s >= STREAM_S:
                 break
             _, head = await reader.head()
             # The topic may end earlier than `at`, for example after a restore.
             turn = pace.turn(min(at, head), head, now_s)
             shown, after = await self._read(reader, topic, turn.first, turn.take, each, node)
             pace.shown(len(shown))
-            if rules != self._rules:  # they changed during the read, so nothing of it is shown
+            if await rights.have_changed():  # also during the read, so nothing of it is shown
                 break
             at = after
             if shown or turn.dropped:

@@ -19,6 +19,8 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .....transport.errors import E_FORBIDDEN, Refused
+from ....security.access import ANONYMOUS
 from ....security.policy import (
     EVERYBODY,
     LOOKING,
@@ -32,6 +34,7 @@ from ....security.policy import (
 from ...acting import ACTING, FirstUse
 from ...nsq.auth import Authenticator, AuthFailed, Who
 from .body import Parameters, legal
+from .places import place_of
 from .responses import ApiError, api_error
 
 log = logging.getLogger("zsq")
@@ -41,7 +44,38 @@ Handler = Callable[[Request], Awaitable[Response]]
 API: Final = "/api/"
 # The fewest seconds between two warnings about refused requests, which could fill the disk.
 WARNINGS_S: Final = 10.0
-_KEY: Final = "zsq.principal"
+_RIGHTS: Final = "zsq.rights"
+
+
+class Rights:
+    """The permissions of the client that sent a request, also when the request is over.
+
+    What goes on after its request, such as a stream or a redrive, calls `now` before each of its
+    steps.
+    """
+
+    def __init__(self, principal: Principal, ask: Callable[[], Awaitable[Principal]]) -> None:
+        self.principal = principal  # the client at its request
+        self._ask = ask
+
+    async def now(self) -> Principal:
+        """Return the client's principal by the current rules.
+
+        Raises `Refused` if the client is not known any more.
+        """
+        try:
+            return await self._ask()
+        except ApiError as error:
+            raise Refused(
+                E_FORBIDDEN, f"the client that began this is not accepted any more: {error.message}"
+            ) from None
+
+    async def have_changed(self) -> bool:
+        """Return True if the rules were read again, or the answer of an auth server is over."""
+        try:
+            return await self._ask() != self.principal
+        except ApiError:
+            return True
 
 
 class HttpAuthority:
@@ -69,7 +103,15 @@ class HttpAuthority:
 
     def guarded(self, actions: Actions, handler: Handler) -> Handler:
         async def handle(request: Request) -> Response:
+            place = place_of(request)
+            if Action.OPEN not in actions:
+                place.take()  # for the address, because an auth server may take long
             principal = await self._principal(request, actions)
+            if principal.name not in ("", ANONYMOUS):
+                if Action.OPEN in actions:
+                    place.holder = f"user {principal.name}"
+                else:
+                    place.take_as(f"user {principal.name}")
             try:
                 check(actions, principal, request)
                 await self._check_first_use(actions, principal, request)
@@ -81,7 +123,7 @@ class HttpAuthority:
                         f"{principal.name or 'an unknown user'} needs the permission {needs}",
                     )
                 raise
-            give(request, principal)
+            give(request, Rights(principal, lambda: self._principal(request, actions)))
             ACTING.set({"user": principal.name, "from": _remote(request), "via": "http"})
             return await handler(request)
 
@@ -203,12 +245,17 @@ def principal_of(request: Request) -> Principal:
 
     Handlers use it if the path alone does not decide the permission.
     """
-    found: Principal = request.scope[_KEY]
+    return rights_of(request).principal
+
+
+def rights_of(request: Request) -> Rights:
+    """Return the rights of a request that passed `guarded`."""
+    found: Rights = request.scope[_RIGHTS]
     return found
 
 
-def give(request: Request, principal: Principal) -> None:
-    request.scope[_KEY] = principal
+def give(request: Request, rights: Rights) -> None:
+    request.scope[_RIGHTS] = rights
 
 
 def _shows_something(request: Request) -> bool:

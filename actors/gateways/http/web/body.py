@@ -1,7 +1,8 @@
 """Queries and bodies of requests, read within limits and parsed.
 
 A body whose announced length is too large is refused before any of it is read. A body without a
-length is refused at the first byte above the limit.
+length is refused at the first byte above the limit. A body that comes too slowly is refused, and
+while it comes, its request holds no place.
 
 Queries are parsed as strictly as nsqd does. A query is refused if Go's parser refuses it: `%`
 without two hexadecimal digits, and `;`. If a parameter is given twice, the first value is used.
@@ -12,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import re
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, TypeAlias
 from urllib.parse import parse_qsl
 
@@ -19,7 +22,8 @@ from starlette.requests import Request
 
 from .....transport.errors import UsageError
 from .....transport.names import check_name
-from .limits import IDLE_BODY_BYTES_MAX, Budget, Share
+from .limits import IDLE_BODY_BYTES_MAX
+from .places import Limiters, holder_of, place_of
 from .responses import ApiError, api_error
 
 JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
@@ -113,32 +117,60 @@ class Parameters:
 _COUNT: Final = struct.Struct(">i")
 
 
-async def read_body(
-    request: Request, bytes_max: int, too_big: ApiError, body_s: float, share: Share
-) -> bytes:
-    """Return the complete body. Raises `too_big` if it has more than `bytes_max` bytes."""
-    length = announced(request)
-    if length is not None and length > bytes_max:
-        raise too_big
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(body_s):
-            async for chunk in request.stream():
+class Share:
+    """The body of a request, and the bytes that the request holds in memory because of it."""
+
+    def __init__(self, request: Request, limiters: Limiters) -> None:
+        self._request = request
+        self._limits = limiters.limits
+        self._bodies = limiters.bodies
+        self._holder = holder_of(request)
+        self._held = 0
+
+    def take(self, size: int) -> None:
+        """Count bytes. Raises `Refused` (E_LIMIT) if a bound is reached."""
+        self._bodies.take(self._holder, size)
+        self._held += size
+
+    def give_back(self) -> None:
+        if self._held:
+            self._bodies.give_back(self._holder, self._held)
+
+    async def read(self, bytes_max: int, too_big: ApiError) -> bytes:
+        """Return the complete body. Raises `too_big` if it has more than `bytes_max` bytes."""
+        length = announced(self._request)
+        if length is not None and length > bytes_max:
+            raise too_big
+        with place_of(self._request).lent():
+            try:
+                chunks = await self._chunks(bytes_max, too_big)
+            except TimeoutError:
+                raise api_error("REQUEST_TIMEOUT") from None
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _chunks(self, bytes_max: int, too_big: ApiError) -> list[bytes]:
+        limits, chunks, size = self._limits, list[bytes](), 0
+        begun_s = asyncio.get_running_loop().time()
+        async with asyncio.timeout_at(begun_s + min(limits.body_begin_s, limits.body_s)) as timeout:
+            async for chunk in self._request.stream():
                 size += len(chunk)
                 if size > bytes_max:
                     raise too_big
-                share.take(len(chunk))
+                self.take(len(chunk))
                 chunks.append(chunk)
-    except TimeoutError:
-        raise api_error("REQUEST_TIMEOUT") from None
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                time_s = min(limits.body_begin_s + size / limits.body_bytes_a_s, limits.body_s)
+                timeout.reschedule(begun_s + time_s)
+        return chunks
 
 
-async def skip_body(request: Request, body_s: float, share: Share) -> None:
-    """Read and drop the body of a command that needs none."""
-    if has_body(request):
-        await read_body(request, IDLE_BODY_BYTES_MAX, api_error("BODY_TOO_BIG"), body_s, share)
+@contextmanager
+def share_of(request: Request, limiters: Limiters) -> Iterator[Share]:
+    """Count the bytes of a request's body, so that bodies cannot fill the memory."""
+    share = Share(request, limiters)
+    try:
+        yield share
+    finally:
+        share.give_back()
 
 
 class QueryRequest:
@@ -147,13 +179,13 @@ class QueryRequest:
     If the request has a body anyway, the body is read, up to a limit, and dropped.
     """
 
-    def __init__(self, body_s: float, budget: Budget) -> None:
-        self._body_s = body_s
-        self._budget = budget
+    def __init__(self, limiters: Limiters) -> None:
+        self._limiters = limiters
 
     async def __call__(self, request: Request) -> Parameters:
-        with self._budget.share() as share:
-            await skip_body(request, self._body_s, share)
+        if has_body(request):
+            with share_of(request, self._limiters) as share:
+                await share.read(IDLE_BODY_BYTES_MAX, api_error("BODY_TOO_BIG"))
         return Parameters(request.scope["query_string"])
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from .....transport.block.block import MESSAGE_BYTES_LARGEST, MESSAGE_BYTES_MAX
-from .responses import ApiError
+from ...limiter import Bound
 
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
@@ -27,12 +25,25 @@ class HttpLimits:
     max_req_timeout_ms: int = 3_600_000
     # If there are more, one that is idle is closed, or the new one if none is idle.
     connections_max: int = 1_024
-    requests_max: int = 256  # the most requests at the same time; others are answered with 503
-    bodies_bytes_max: int = 64 * MIB  # the most bytes that the bodies of all requests hold together
+    # Bounds in all, and for each user or address. What exceeds them is answered with 503. Searches
+    # (their steps) and looks (reads of messages) include those that wait for others. Each of the
+    # console's publishes opens a client of the broker.
+    requests: Bound = field(default=Bound(1_024, 256))
+    bodies: Bound = field(default=Bound(128 * MIB, 64 * MIB))  # bytes in memory
+    live_views: Bound = field(default=Bound(256, 64))
+    tails: Bound = field(default=Bound(32, 8))
+    downloads: Bound = field(default=Bound(8, 4))
+    searches: Bound = field(default=Bound(64, 4))
+    looks: Bound = field(default=Bound(64, 8))
+    publishes: Bound = field(default=Bound(16, 8))
+    redrives: Bound = field(default=Bound(8, 4))
     head_bytes_max: int = 32 * KIB  # the largest request line with headers
     # The time for a complete head, from its first byte or from the start of a new connection.
     head_s: float = 10.0
     body_s: float = 30.0  # the time for a client to send a body
+    # The time for the first bytes of a body. Each `body_bytes_a_s` bytes give another second.
+    body_begin_s: float = 5.0
+    body_bytes_a_s: int = 1_024
     request_s: float = 60.0  # the time for a request and its answer
     stalled_s: float = 15.0  # the time for which a client may read nothing of its answer
     keep_alive_s: float = 75.0  # the time for which a connection may be idle
@@ -47,40 +58,3 @@ class HttpLimits:
                 f"max_msg_size must be at most {MESSAGE_BYTES_LARGEST}, which fills a block, "
                 f"not {self.max_msg_size}"
             )
-
-
-class Budget:
-    """The bytes of bodies that all requests hold together.
-
-    A request that would exceed the maximum is refused, so that bodies cannot fill the memory.
-    """
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.held = 0
-
-    @contextmanager
-    def share(self) -> Iterator[Share]:
-        share = Share(self)
-        try:
-            yield share
-        finally:
-            self.held -= share.held
-
-
-class Share:
-    """The bytes that one request holds. `take` raises `ApiError` if the budget is exceeded."""
-
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-        self.held = 0
-
-    def take(self, size: int) -> None:
-        if self.budget.held + size > self.budget.bytes_max:
-            text = (
-                "E_LIMIT the bodies of all requests together would be over "
-                f"{self.budget.bytes_max} bytes; try again"
-            )
-            raise ApiError(503, text, hint={"retry-after": "1"})
-        self.budget.held += size
-        self.held += size

@@ -1,45 +1,112 @@
-"""Places: how many streams of a kind are open at the same time.
+"""Places: what requests and streams hold, and when they give it back.
 
-A stream takes its place before its handler waits for anything, so that requests that come together
-cannot exceed the limit. It gives the place back when its response ends. That is not left to the
-generator of its pieces: if the client leaves before the first piece, the generator never begins,
-and nothing in it is carried out.
+A stream takes its place before its handler waits for anything, and gives it back when its response
+ends. That is not left to the generator of its pieces: if the client leaves before the first piece,
+the generator never begins, and nothing in it is carried out.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import Final
 
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from .responses import ApiError
+from ...limiter import Limiter
+from .limits import HttpLimits
+
+_PLACE: Final = "zsq.place"
 
 
-class Places:
-    """Places for `most` streams. `text` says what the limit is and what to do."""
+class Limiters:
+    """All limiters of the HTTP gateway. A holder is a user or an address (`holder_of`)."""
 
-    def __init__(self, most: int, text: str) -> None:
-        self.most = most
-        self.taken = 0
-        self._text = text
+    def __init__(self, limits: HttpLimits) -> None:
+        self.limits = limits
+        self.requests = Limiter("requests at once", limits.requests)
+        self.bodies = Limiter("bytes of bodies in memory", limits.bodies)
+        self.live_views = Limiter("open pages", limits.live_views, "close some")
+        self.tails = Limiter("live tails", limits.tails, "close some")
+        self.downloads = Limiter("downloads at once", limits.downloads)
+        self.searches = Limiter("searches at once", limits.searches)
+        self.looks = Limiter("reads of messages at once", limits.looks)
+        self.publishes = Limiter("publishes of the console at once", limits.publishes)
+        self.redrives = Limiter("running redrives", limits.redrives, "wait until one ends")
+
+
+class RequestPlace:
+    """The place of one request, from its first `await` until its answer is sent.
+
+    While the client sends its body, the request has no place. So bodies that do not come keep
+    nobody out.
+    """
+
+    def __init__(self, requests: Limiter, holder: str) -> None:
+        self._requests = requests
+        self._is_taken = False
+        self.holder = holder
+
+    def take(self) -> None:
+        """Take the place. Raises `Refused` (E_LIMIT) if a bound is reached."""
+        if not self._is_taken:
+            self._requests.take(self.holder)
+            self._is_taken = True
+
+    def give_back(self) -> None:
+        if self._is_taken:
+            self._requests.give_back(self.holder)
+            self._is_taken = False
+
+    def take_as(self, holder: str) -> None:
+        """Take the place as another holder, because the request has shown who sent it."""
+        self.give_back()
+        self.holder = holder
+        self.take()
 
     @contextmanager
-    def place(self) -> Iterator[ExitStack]:
-        """Take a place, and give it back at the end unless a `Stream` has taken it over.
+    def lent(self) -> Iterator[None]:
+        """Give the place back, and take it again at the end if there was no error."""
+        was_taken = self._is_taken
+        self.give_back()
+        yield
+        if was_taken:
+            self.take()
 
-        Raises `ApiError` (503) if all are taken.
-        """
-        if self.taken >= self.most:
-            raise ApiError(503, f"E_LIMIT {self._text}", hint={"retry-after": "5"})
-        self.taken += 1
-        with ExitStack() as held:
-            held.callback(self._free)
-            yield held
 
-    def _free(self) -> None:
-        self.taken -= 1
+def give_place(scope: Scope, place: RequestPlace) -> None:
+    scope[_PLACE] = place
+
+
+def place_of(request: Request) -> RequestPlace:
+    """Return the place of a request that came through `Guard`."""
+    found: RequestPlace = request.scope[_PLACE]
+    return found
+
+
+def holder_of(request: Request) -> str:
+    """Return the user of a request, or its address if it shows no user."""
+    return place_of(request).holder
+
+
+class Turns:
+    """Work of which `running` pieces run at the same time. The others wait for their turn.
+
+    The limiter bounds how many run and wait, so that one holder cannot make the others wait long.
+    """
+
+    def __init__(self, limiter: Limiter, running: int) -> None:
+        self._limiter = limiter
+        self._running = asyncio.Semaphore(running)
+
+    @asynccontextmanager
+    async def turn(self, holder: str) -> AsyncIterator[None]:
+        with self._limiter.place(holder):
+            async with self._running:
+                yield
 
 
 class Stream(StreamingResponse):

@@ -13,7 +13,15 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from .....transport.errors import E_BAD_NAME, E_CLOSING, E_TOO_BIG, NotFound, UsageError, ZsqError
+from .....transport.errors import (
+    E_BAD_NAME,
+    E_CLOSING,
+    E_LIMIT,
+    E_TOO_BIG,
+    NotFound,
+    UsageError,
+    ZsqError,
+)
 
 
 class ApiError(Exception):
@@ -114,7 +122,8 @@ def from_zsq(error: ZsqError, *, for_nsq: bool = True) -> ApiError:
     said = f"{error.code} {error.text}"
     if isinstance(error, NotFound):
         return ApiError(404, said)
-    return ApiError(BAD_ARGUMENT if isinstance(error, UsageError) else NOT_NOW, said)
+    hint = {"retry-after": "1"} if error.code == E_LIMIT else None
+    return ApiError(BAD_ARGUMENT if isinstance(error, UsageError) else NOT_NOW, said, hint=hint)
 
 
 NSQ_HEADER: Final = {"x-nsq-content-type": "nsq; version=1.0"}

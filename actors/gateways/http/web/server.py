@@ -112,12 +112,18 @@ class BoundedProtocol(H11Protocol):
             self._head_since_s = None
 
     @property
-    def dispensable(self) -> tuple[bool, float]:
-        """The sort key by which idle connections are closed to make room, the smallest key first.
+    def dispensable(self) -> tuple[bool, bool, float]:
+        """The sort key by which connections are closed to make room, the smallest key first.
 
-        Connections without any request come first, then those that have been idle for longest.
+        Connections without any request come first, then those that have been idle for longest, and
+        at last those whose client sends its body for longest.
         """
-        return self._served, self._idle_since_s
+        return self.at_work, self._served, self._idle_since_s
+
+    @property
+    def has_request(self) -> bool:
+        """True while a request that arrived completely is not answered."""
+        return self.cycle is not None and self.at_work and not self.cycle.more_body
 
     @property
     def at_work(self) -> bool:
@@ -225,20 +231,22 @@ class HttpServer:
         return [one for one in tuple(self.state.connections) if isinstance(one, BoundedProtocol)]
 
     def make_room(self, new: BoundedProtocol | None = None) -> bool:
-        """Close the most dispensable idle connection, so that silent clients cannot block others.
+        """Close the most dispensable connection, so that silent clients cannot block others.
 
-        `new` is the connection that needs room. It is closed only if all others are at work.
+        `new` is the connection that needs room. It is closed only if all others have a request that
+        arrived completely.
 
-        Return False if all connections are at work. HTTP lets a server close an idle connection at
-        any time, and the client then repeats its request on a new one.
+        Return False if there is none to close. HTTP lets a server close an idle connection at any
+        time, and the client then repeats its request on a new one. A request whose body has not
+        arrived has had no effect.
         """
         idle = min(
-            (one for one in self.connections if not one.at_work and one is not new),
+            (one for one in self.connections if not one.has_request and one is not new),
             key=lambda one: one.dispensable,
             default=new,
         )
         if (
-            (idle is None or idle.dispensable[0])
+            (idle is None or any(idle.dispensable[:2]))
             and isinstance(self._listener, TlsListener)
             and self._listener.drop_oldest()
         ):

@@ -19,8 +19,7 @@ from zsq.actors.gateways.http.gateway import (
     open_listener,
     split_address,
 )
-from zsq.actors.gateways.http.web.limits import Budget, HttpLimits
-from zsq.actors.gateways.http.web.responses import ApiError
+from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.nsq.publishing import Gatherer
 from zsq.actors.runtime.actor import StartFailed
 from zsq.actors.settings.options import NsqOptions
@@ -198,16 +197,6 @@ def test_failed_writes_are_noted_and_forgotten() -> None:
     assert len(noted.by_topic) == FAILURES_MAX
     noted.note("t0", None)
     assert "t0" not in noted.by_topic
-
-
-def test_a_budget_is_given_back_whatever_happens() -> None:
-    budget = Budget(10)
-    with budget.share() as share:
-        share.take(7)
-        with pytest.raises(ApiError, match="E_LIMIT"):
-            share.take(4)
-        assert budget.held == 7
-    assert budget.held == 0
 
 
 def test_the_largest_message_fits_into_a_counted_body() -> None:

@@ -5,6 +5,7 @@ one answer can be.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -14,9 +15,9 @@ from support.http_api import Site
 
 from zsq.actors.gateways.acting import FirstUse
 from zsq.actors.gateways.http.console import answers as bodies
-from zsq.actors.gateways.http.console import doing, reading
-from zsq.actors.gateways.http.console.doing import PUBLISHES_MAX
+from zsq.actors.gateways.http.console import reading
 from zsq.actors.gateways.http.web.authority import HttpAuthority
+from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.security.access import Access, token_hash
 from zsq.actors.security.policy import AccessPolicy
 from zsq.transport.block.block import Block, pack, with_place
@@ -422,16 +423,17 @@ def test_a_refused_publish_ends_its_client_and_gives_its_place_back(site: Consol
         {"publish": NotFound(E_NOT_FOUND, "topic 't' does not exist")},
         0,
     )
-    for _ in range(PUBLISHES_MAX + 1):
+    many = HttpLimits().publishes.each + 1
+    for _ in range(many):
         refused(post(site, "/api/topic/publish?topic=t", {"body": "a"}), 404, "does not exist")
-    assert site.source.closed == PUBLISHES_MAX + 1
+    assert site.source.closed == many
 
 
-def test_a_publish_over_the_limit_of_running_ones_is_refused(
-    site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doing, "PUBLISHES_MAX", 0)
-    refused(post(site, "/api/topic/publish?topic=t", {"body": "a"}), 503, "E_LIMIT")
+def test_a_publish_over_the_limit_of_running_ones_is_refused(site: ConsoleSite) -> None:
+    with ExitStack() as held:
+        for _ in range(HttpLimits().publishes.each):
+            held.enter_context(site.limiters.publishes.place("address 127.0.0.1"))
+        refused(post(site, "/api/topic/publish?topic=t", {"body": "a"}), 503, "E_LIMIT")
     assert site.source.calls == []
 
 

@@ -7,17 +7,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import Any, ClassVar
 
 import pytest
-from starlette.requests import Request
-from support.console_site import ConsoleSite
+from support.console_site import ConsoleSite, Visitor
 
 from zsq.actors.gateways.http.console import console as live
 from zsq.actors.gateways.http.console import sampler
-from zsq.actors.gateways.http.console.board import BoardView
-from zsq.actors.gateways.http.console.doing import KEPT, RUNNING_MAX, BackgroundJobs, Job
-from zsq.actors.gateways.http.web.authority import give
+from zsq.actors.gateways.http.console.doing import KEPT, BackgroundJobs, Job
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.http.web.responses import ApiError
 from zsq.actors.security.access import Access
@@ -36,8 +34,19 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsoleSite]:
     site.close()
 
 
-def stream(site: ConsoleSite, **view: Any) -> AsyncIterator[bytes]:
-    return site.console.live._events(BoardView(EVERYBODY, **view))
+async def stream(
+    site: ConsoleSite, query: str = "", visitor: Visitor | None = None
+) -> AsyncIterator[bytes]:
+    request = (visitor or Visitor()).request(site, "GET", query)
+    answer: Any = await site.console.live.live(request)
+
+    async def events() -> AsyncIterator[bytes]:
+        with answer.place:
+            async with aclosing(answer.body_iterator) as pieces:
+                async for one in pieces:
+                    yield one
+
+    return events()
 
 
 async def heard(events: AsyncIterator[bytes]) -> tuple[str, Any]:
@@ -50,7 +59,7 @@ async def heard(events: AsyncIterator[bytes]) -> tuple[str, Any]:
 def test_a_stream_tells_all_and_then_what_changes(site: ConsoleSite) -> None:
     async def listen() -> None:
         await site.console.sampler.fresh()
-        events = stream(site, channels=True)
+        events = await stream(site, "channels=true")
         kind, data = await heard(events)
         assert (kind, [*data["topics"]["t"]["channels"]]) == ("snapshot", ["c"])
         site.source.values = {"head": 7}
@@ -69,15 +78,15 @@ def test_a_stream_tells_all_and_then_what_changes(site: ConsoleSite) -> None:
         site.source.broker |= {"alarms": 1, "alarmed_ns": 5}
         assert [(await heard(events))[0] for _ in range(2)] == ["changes", "alarms"]
         site.console.jobs.version += 1
-        site.console.jobs._jobs.append(Job(1, "u", None, None, None, EVERYBODY))
+        site.console.jobs._jobs.append(Job(1, "u", None, None, None, Visitor().rights))
         site.source.values = {"head": 8}
         assert [(await heard(events))[0] for _ in range(2)] == ["changes", "jobs"]
-        assert site.console.live.streams == 1
+        assert site.limiters.live_views.taken == 1
         site.console.sampler.close()
         assert (await heard(events))[0] == "again"
         with pytest.raises(StopAsyncIteration):
             await anext(events)
-        assert site.console.live.streams == 0
+        assert site.limiters.live_views.taken == 0
 
     site.within(listen)
 
@@ -85,16 +94,18 @@ def test_a_stream_tells_all_and_then_what_changes(site: ConsoleSite) -> None:
 def test_a_stream_tells_nothing_more_under_old_rules(site: ConsoleSite) -> None:
     async def listen() -> None:
         await site.console.sampler.fresh()
-        events = stream(site)
+        visitor = Visitor()
+        events = await stream(site, visitor=visitor)
         assert (await heard(events))[0] == "snapshot"
-        site.console.live.renew()
+        visitor.renew()
         site.source.topics = {"secret": []}
         assert (await heard(events))[0] == "again"
-        changing = stream(site)
+        visitor = Visitor()
+        changing = await stream(site, visitor=visitor)
         assert (await heard(changing))[0] == "snapshot"
         coming = asyncio.ensure_future(heard(changing))
         await asyncio.wait((coming,), timeout=0.001)  # the stream waits for a change
-        site.console.live.renew()
+        visitor.renew()
         site.source.topics = {"another": []}
         assert (await coming)[0] == "again"
 
@@ -108,34 +119,24 @@ def test_an_idle_stream_sends_signs_of_life_and_ends_in_time(
 
     async def listen() -> None:
         await site.console.sampler.fresh()
-        events = stream(site)
+        events = await stream(site)
         assert (await heard(events))[0] == "snapshot"
         assert await anext(events) == b": keep\n\n"
         monkeypatch.setattr(live, "STREAM_S", 0.0)
-        assert (await heard(stream(site)))[0] == "snapshot"
-        short = stream(site)
+        short = await stream(site)
         assert [(await heard(short))[0] for _ in range(2)] == ["snapshot", "again"]
 
     site.within(listen)
-
-
-def test_the_number_of_streams_is_bounded(site: ConsoleSite) -> None:
-    site.console.live.streams = live.STREAMS_MAX
-    answer = site.get("/api/live")
-    assert (answer.status_code, "E_LIMIT" in answer.text) == (503, True)
-    assert site.get("/api/live?topic=none").status_code in (404, 503)
 
 
 def test_a_stream_of_a_topic_that_is_not_there(site: ConsoleSite) -> None:
     assert site.get("/api/live?topic=none").status_code == 404
 
     async def listen() -> bytes:
-        request = Request(
-            {"type": "http", "method": "GET", "query_string": b"topic=t", "headers": []}
-        )
-        give(request, EVERYBODY)
-        answer: Any = await site.console.live.live(request)
-        return bytes(await anext(answer.body_iterator))
+        events = await stream(site, "topic=t")
+        first = await anext(events)
+        await events.aclose()  # type: ignore[attr-defined]
+        return first
 
     assert (
         json.loads(site.within(listen).partition(b"data: ")[2])["topics"]["t"]["channels"]["c"][
@@ -231,14 +232,16 @@ def test_a_busy_broker_is_asked_more_seldom(rows: int, each_s: float) -> None:
 # Redrives
 
 
-SOME = Principal("some", AccessPolicy(Access.parse('[users.some]\nadmin = ["t"]')))
+SOME = Principal(
+    "some", AccessPolicy(Access.parse('[users.some]\nadmin = ["t"]\nsubscribe = ["t"]'))
+)
 
 
 def test_redrives_are_bounded_and_one_a_topic(
     site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = site.console.jobs
-    over = asyncio.Event()
+    over, most = asyncio.Event(), HttpLimits().redrives.each
 
     async def work(self: BackgroundJobs, job: Job) -> None:
         await over.wait()
@@ -246,19 +249,20 @@ def test_redrives_are_bounded_and_one_a_topic(
     monkeypatch.setattr(BackgroundJobs, "_redrive", work)
 
     async def start() -> None:
-        for number in range(RUNNING_MAX):
-            jobs.start(str(number), None, None, None, EVERYBODY)
-        with pytest.raises(ZsqError, match=f"{RUNNING_MAX} redrives"):
-            jobs.start("another", None, None, None, EVERYBODY)
+        rights = Visitor().rights
+        for number in range(most):
+            jobs.start(str(number), None, None, None, rights, "a visitor")
+        with pytest.raises(ZsqError, match=f"limit of {most} running redrives for a visitor"):
+            jobs.start("another", None, None, None, rights, "a visitor")
         with pytest.raises(ApiError, match="is running; stop it"):
-            jobs.start("0", None, None, None, EVERYBODY)
+            jobs.start("0", None, None, None, rights, "another visitor")
         over.set()
         await asyncio.wait(set(jobs._tasks))
         for _ in range(KEPT + 3):
-            jobs.start("t", None, None, None, EVERYBODY)
+            jobs.start("t", None, None, None, rights, "a visitor")
             await asyncio.wait(set(jobs._tasks))
         assert [row["id"] for row in jobs.rows(EVERYBODY)] == list(
-            range(KEPT + 3 + RUNNING_MAX, 3 + RUNNING_MAX, -1)
+            range(KEPT + 3 + most, 3 + most, -1)
         )
         assert {row["state"] for row in jobs.rows(SOME)} == {"done"}
         assert jobs.rows(NOBODY) == []
@@ -283,10 +287,10 @@ def test_letters_go_only_where_their_sender_may_publish(site: ConsoleSite) -> No
         def messages(self) -> list[Any]:
             return [Letter()]
 
-    job = Job(1, "t", None, None, None, SOME)
+    job = Job(1, "t", None, None, None, Visitor(SOME).rights)
     job.plan._end = 5
     site.within(lambda: site.console.jobs._send(job, Letters(), None))  # type: ignore[arg-type]
-    assert (job.plan.sent, [*job.row()["reasons"]]) == (
+    assert (job.plan.sent, [*job.row(SOME)["reasons"]]) == (
         {},
         ["publishing to topic 'secret' is not permitted for some"],
     )

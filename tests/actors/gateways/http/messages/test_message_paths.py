@@ -15,17 +15,17 @@ import httpx
 import msgpack
 import pytest
 from starlette.requests import ClientDisconnect, Request
-from support.console_site import ConsoleSite
+from support.console_site import ConsoleSite, Visitor
 
+from zsq.actors.gateways.http.console import console as live
 from zsq.actors.gateways.http.console.answers import UNREADABLE
 from zsq.actors.gateways.http.messages import matching, scan, searching, tailing
 from zsq.actors.gateways.http.messages.pace import BEHIND_MAX, BURST
-from zsq.actors.gateways.http.web.authority import HttpAuthority, give
-from zsq.actors.gateways.http.web.body import Parameters
+from zsq.actors.gateways.http.web.authority import HttpAuthority
 from zsq.actors.gateways.http.web.limits import HttpLimits
-from zsq.actors.gateways.http.web.places import Places
+from zsq.actors.gateways.limiter import Limiter
 from zsq.actors.security.access import Access, token_hash
-from zsq.actors.security.policy import EVERYBODY, AccessPolicy
+from zsq.actors.security.policy import AccessPolicy
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.client.core.message import Fetched
 from zsq.transport.errors import E_NOT_FOUND, NotFound
@@ -355,17 +355,28 @@ def test_a_topic_that_is_created_again_does_not_continue_a_download(
         assert (offsets(answer), answer["missing"], answer["done"]) == ([0, 1, 2], 9, True)
 
 
-def test_a_download_ends_when_permissions_change(site: ConsoleSite) -> None:
-    async def told() -> list[bytes]:
-        paths = site.messages.searching
-        lines = paths._lines(searching.search_of(Parameters(b"topic=t")), 100, 1)
-        found = [await anext(lines)]
-        site.messages.renew()
-        return found + [one async for one in lines]
+def test_a_download_ends_when_permissions_change(
+    site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visitor, read = Visitor(), site.source.read
+    monkeypatch.setattr(searching, "PIECE_BYTES", 1)  # each line is one piece
 
-    lines = [json.loads(line) for line in site.within(told)]
-    assert [one.get("offset") for one in lines[:-1]] == [0, 1]
-    assert "permissions" in lines[-1]["cut"]
+    async def once(offset: int, bytes_max: int) -> Any:
+        return (await read(offset, bytes_max))._replace(blocks=site.source.blocks[:1])
+
+    monkeypatch.setattr(site.source, "read", once)
+
+    async def told() -> list[bytes]:
+        answer: Any = await site.messages.searching.download(asked(site, "GET", "", visitor))
+        with answer.place:
+            pieces = answer.body_iterator
+            found = [await anext(pieces)]
+            visitor.renew()
+            return found + [one async for one in pieces]
+
+    first, last = (json.loads(line) for line in site.within(told) if line)
+    assert first["offset"] == 0
+    assert last == {"cut": "the permissions have changed; ask again", "next_offset": 1}
 
 
 # The places of streams
@@ -373,24 +384,38 @@ def test_a_download_ends_when_permissions_change(site: ConsoleSite) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("path", "most"), [("download", searching.DOWNLOADS_MAX), ("tail", tailing.TAILS_MAX)]
+    ("path", "most"),
+    [
+        ("download", HttpLimits().downloads.each),
+        ("tail", HttpLimits().tails.each),
+        ("live", HttpLimits().live_views.each),
+    ],
 )
 def test_requests_that_come_together_do_not_exceed_the_limit(
     site: ConsoleSite, monkeypatch: pytest.MonkeyPatch, path: str, most: int
 ) -> None:
     """All of them are in their handler before the first one has its answer."""
     monkeypatch.setattr(tailing, "STREAM_S", 0.0)
-    head, waiting, opened = site.source.head, asyncio.Event(), 0
+    monkeypatch.setattr(live, "STREAM_S", 0.0)
+    monkeypatch.setattr(live, "KEEP_S", 0.01)
+    head, overview = site.source.head, site.source.overview
 
-    async def slow() -> tuple[int, int]:
-        nonlocal opened
-        opened += 1
-        if opened == most:
-            waiting.set()
-        await waiting.wait()
+    async def all_wait() -> None:
+        turn = asyncio.get_running_loop().create_future()
+        while places(site, path).taken < most:
+            await asyncio.wait((turn,), timeout=0.001)
+
+    async def slow_head() -> tuple[int, int]:
+        await all_wait()
         return await head()
 
-    monkeypatch.setattr(site.source, "head", slow)
+    async def slow_overview(*since: int, **parts: bool) -> dict[str, Any]:
+        if path == "live":
+            await all_wait()
+        return await overview(*since, **parts)
+
+    monkeypatch.setattr(site.source, "head", slow_head)
+    monkeypatch.setattr(site.source, "overview", slow_overview)
 
     async def together() -> list[httpx.Response]:
         asked = [site.acall("GET", f"/api/{path}?topic=t") for _ in range(most + 2)]
@@ -402,8 +427,13 @@ def test_requests_that_come_together_do_not_exceed_the_limit(
     assert places(site, path).taken == 0
 
 
-def places(site: ConsoleSite, path: str) -> Places:
-    return site.messages.tailing.places if path == "tail" else site.messages.searching.downloads
+def places(site: ConsoleSite, path: str) -> Limiter:
+    limiters = site.limiters
+    return {
+        "tail": limiters.tails,
+        "download": limiters.downloads,
+        "live": limiters.live_views,
+    }[path]
 
 
 @pytest.mark.parametrize("path", ["download", "tail"])
@@ -418,7 +448,7 @@ def test_each_way_out_gives_the_place_back(
 
     async def left() -> None:
         """The client leaves before the first piece, so the stream is never read."""
-        answer = await handler(asked("GET", ""))
+        answer = await handler(asked(site, "GET"))
         assert places(site, path).taken == 1
 
         async def send(message: Any) -> None:
@@ -447,21 +477,14 @@ def test_each_way_out_gives_the_place_back(
 Events = AsyncIterator[bytes]
 
 
-def asked(method: str, query: str) -> Request:
-    request = Request(
-        {
-            "type": "http",
-            "method": method,
-            "query_string": f"topic=t&{query}".encode(),
-            "headers": [],
-        }
-    )
-    give(request, EVERYBODY)
-    return request
+def asked(
+    site: ConsoleSite, method: str, query: str = "", visitor: Visitor | None = None
+) -> Request:
+    return (visitor or Visitor()).request(site, method, f"topic=t&{query}")
 
 
-async def tail(site: ConsoleSite, query: str = "") -> Events:
-    answer: Any = await site.messages.tailing.tail(asked("GET", query))
+async def tail(site: ConsoleSite, query: str = "", visitor: Visitor | None = None) -> Events:
+    answer: Any = await site.messages.tailing.tail(asked(site, "GET", query, visitor))
 
     async def events() -> Events:
         with answer.place:
@@ -489,7 +512,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(site: ConsoleSite, listen: Callable[[], Any]) -> None:
     site.within(listen)
-    assert site.messages.tailing.places.taken == 0
+    assert site.limiters.tails.taken == 0
 
 
 @pytest.mark.usefixtures("quick")
@@ -503,7 +526,7 @@ def test_a_tail_shows_new_messages_from_now_on_or_from_some_back(site: ConsoleSi
         assert await heard(back) == ("start", {"offset": 10})
         data = (await heard(back))[1]
         assert (offsets(data), data["messages"][0]["body"]["text"]) == ([10, 11, 12], "m")
-        assert site.messages.tailing.places.taken == 2
+        assert site.limiters.tails.taken == 2
         await events.aclose()  # type: ignore[attr-defined]
         await back.aclose()  # type: ignore[attr-defined]
 
@@ -531,9 +554,10 @@ def test_a_tail_ends_with_its_time_its_rules_and_its_topic(
     site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def listen() -> None:
-        events = await tail(site, "offset=11")
+        visitor = Visitor()
+        events = await tail(site, "offset=11", visitor)
         assert [(await heard(events))[0] for _ in range(2)] == ["start", "messages"]
-        site.messages.renew()
+        visitor.renew()
         assert await heard(events) == ("again", {"offset": 12})
         await ended(events)
         monkeypatch.setattr(tailing, "KEEP_S", 0.0)
@@ -580,16 +604,16 @@ def test_the_time_limit_of_requests_does_not_cut_streams(
 def test_nothing_is_shown_that_was_read_under_old_permissions(
     site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = site.source.read
+    read, visitor = site.source.read, Visitor()
 
     async def renewing(offset: int, bytes_max: int) -> Any:
-        site.messages.renew()
+        visitor.renew()
         return await read(offset, bytes_max)
 
     monkeypatch.setattr(site.source, "read", renewing)
 
     async def listen() -> None:
-        events = await tail(site, "offset=11")
+        events = await tail(site, "offset=11", visitor)
         place = {"offset": 11}
         assert [await heard(events) for _ in range(2)] == [("start", place), ("again", place)]
         await ended(events)

@@ -38,6 +38,6 @@ def play(site: Site, seed: int) -> None:
         method, target, body = requests.one()
         answer = site.call(method, target, body)
         check(seed, method, target, body, answer.status_code, answer.headers, answer.content)
-        assert site.app.active == site.app._budget.held == 0
+        assert site.app.active == site.limiters.bodies.taken == 0
     assert site.broker.published, "some of it did something"
     assert site.get("/ping").status_code in (200, 500)

@@ -17,6 +17,7 @@ from support.http_api import all_of, served
 from zsq.actors.gateways.http.web import server as module
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.http.web.server import StrictConnection
+from zsq.actors.gateways.limiter import Bound
 
 PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -129,7 +130,7 @@ def test_a_body_that_does_not_come() -> None:
             "close",
         )
         assert all_of(sock) == b""
-        assert site.app._budget.held == 0
+        assert site.limiters.bodies.taken == 0
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
@@ -230,14 +231,14 @@ def test_no_connection_at_work_gives_way() -> None:
 
 
 def test_a_request_over_the_limit_of_running_ones_is_refused() -> None:
-    with served(HttpLimits(requests_max=3)) as site:
+    with served(HttpLimits(requests=Bound(6, 3))) as site:
         release = site.hold()
         held = [site.dial() for _ in range(3)]
         for sock in held:
             sock.sendall(post("/pub?topic=t", b"x"))
         wait_for(lambda: site.app.active == 3, what="three requests")
         with site.dial() as fourth:
-            fourth.sendall(PING)
+            fourth.sendall(post("/pub?topic=t", b"x"))
             status, headers, body = answer_of(fourth)
             assert (status, headers["retry-after"]) == (503, "1")
             assert json.loads(body)["message"].startswith("E_LIMIT ")
@@ -258,17 +259,17 @@ def test_a_request_that_takes_too_long_is_answered_with_a_timeout() -> None:
 
 
 def test_a_body_over_the_limit_of_all_bodies_is_refused() -> None:
-    with served(HttpLimits(bodies_bytes_max=100_000)) as site:
+    with served(HttpLimits(bodies=Bound(200_000, 100_000))) as site:
         release = site.hold()
         with site.dial() as first, site.dial() as second:
             first.sendall(post("/pub?topic=t", b"x" * 60_000))
-            wait_for(lambda: site.app._budget.held == 60_000, what="the first body")
+            wait_for(lambda: site.limiters.bodies.taken == 60_000, what="the first body")
             second.sendall(post("/pub?topic=t", b"x" * 60_000))
             status, _, body = answer_of(second)
             assert (status, json.loads(body)["message"][:8]) == (503, "E_LIMIT ")
             release()
             assert answer_of(first)[0] == 200
-        wait_for(lambda: site.app._budget.held == 0, what="room")
+        wait_for(lambda: site.limiters.bodies.taken == 0, what="room")
 
 
 def test_a_client_that_leaves_during_a_request_leaves_no_memory_in_use() -> None:
@@ -279,7 +280,7 @@ def test_a_client_that_leaves_during_a_request_leaves_no_memory_in_use() -> None
                     b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhel"
                 )
         wait_for(lambda: not site.server.connections and not site.app.active, what="all gone")
-        assert site.app._budget.held == 0
+        assert site.limiters.bodies.taken == 0
         assert site.broker.published == []
         counted = [
             sample
