@@ -398,12 +398,14 @@ def test_requests_that_come_together_do_not_exceed_the_limit(
     monkeypatch.setattr(tailing, "STREAM_S", 0.0)
     monkeypatch.setattr(live, "STREAM_S", 0.0)
     monkeypatch.setattr(live, "KEEP_S", 0.01)
-    head, overview = site.source.head, site.source.overview
+    head, overview, full = site.source.head, site.source.overview, asyncio.Event()
 
     async def all_wait() -> None:
         turn = asyncio.get_running_loop().create_future()
-        while places(site, path).taken < most:
+        while not full.is_set():
             await asyncio.wait((turn,), timeout=0.001)
+            if places(site, path).taken == most:
+                full.set()
 
     async def slow_head() -> tuple[int, int]:
         await all_wait()
