@@ -11,6 +11,9 @@ Blocks of PUSH writers arrive at a separate port, without a link. The first fram
 storage. If that storage accepts no more blocks now, the gateway drops the block instead of waiting.
 The writer learns of the gap on its link.
 
+Requests to the supervisor, also the lookups for new links, wait for their turn (`questions.py`), so
+that no client can keep the supervisor busy for itself.
+
 The client's key (`curve.py`) identifies its user and thereby its permissions. The gateway checks
 them when a link is opened, with each order, and when the rules change.
 """
@@ -44,10 +47,12 @@ from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Mail, Port, user_label
 from ..runtime.process import memory_bytes
 from ..security import policy
-from ..security.access import AccessError
+from ..security.access import ANONYMOUS, AccessError
 from ..security.curve import ZAP_ENDPOINT, CurveAuthentication
 from ..settings import options
 from ..settings.starts import ZeroMqStart
+from .limiter import Bound
+from .questions import Asker, Questions
 
 Place = tuple[bytes, bytes]  # the route of a stage's pushes, and the stage
 
@@ -190,13 +195,14 @@ ALLOWED: Final[dict[str, frozenset[int]]] = {
         w.op for w in (p.Sub, p.Ready, p.Begun, p.Fin, p.Req, p.Touch, p.Beat, p.Bye)
     ),
 }
-# The kinds of links that have no credit. On these links each request gets a reply.
-_ASKING: Final = frozenset({"supervisor", "reader"})
 # The gateway decodes protocol messages with these opcodes. It forwards all others unread.
 _LOOKED_AT: Final = frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.OpenStage))
 VIA: Final = "zeromq"  # this gateway's name in the audit log
 PUSH_FRAMES: Final = 5  # the frames of a push: route, empty, control, header, columns
 LINKS_MAX: Final = 10_000
+# Opens that are not answered. A user's clients may all connect at the same time.
+OPENS_MAX: Final = Bound(2 * LINKS_MAX, LINKS_MAX)
+OPENS_AHEAD_MAX: Final = 256
 _COMPLAINT_CHARS: Final = 500
 # A link that is silent for this long is dropped.
 _SILENT_NS: Final = 3 * p.HEARTBEAT_MS_MAX * 1_000_000
@@ -220,6 +226,15 @@ class _ClientLink(NamedTuple):
     @property
     def kind(self) -> str:
         return self.opened.kind
+
+
+class _Opening(NamedTuple):
+    """An Open that waits for the answer to its lookup."""
+
+    client: bytes
+    asked: p.Open
+    key: str
+    lookup: p.Lookup
 
 
 class PushRoute:
@@ -282,13 +297,14 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self.actors: dict[str, Port] = {}  # endpoint -> the gateway's dealer socket
         self.links: dict[bytes, _ClientLink] = {}
         self._seen: dict[bytes, int] = {}
-        self._opens: dict[int, tuple[bytes, p.Open, str]] = {}
+        self._opens: dict[int, _Opening] = {}  # by the ticket of the lookup
+        self.lookups = Questions(OPENS_MAX, ahead_max=OPENS_AHEAD_MAX)
+        self.questions = Questions()
         run_dir = self.given.supervisor.removeprefix("ipc://").rpartition("/")[0]
         run_id = read_run_id(run_dir)
         self.run_directory = (
             {"run": run_dir, "run_id": run_id} if run_id and not self.doors.encrypts else {}
         )
-        self._request = 0
         self.asking = self.open_dealer(self.given.supervisor, f"asking-{self.key}".encode())
         self.asking.route(p.Done, self.on_done)
         self.asking.route(p.Failed, self.on_failed)
@@ -330,6 +346,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             self.doors.answer(port)
         elif port is self.supervisor or port is self.asking:
             super()._drain(port)
+        elif port is self.actors.get(self.given.supervisor):
+            self._answer_questions(port)
         else:
             self._forward_out(port)
 
@@ -338,7 +356,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             try:
                 frames: list[Any] = self.front.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                break
             self._worked = True
             client = frames[0].bytes
             if len(frames) < 3 or len(frames) > p.FRAMES_MAX or len(frames[1]):
@@ -361,10 +379,66 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 self._seen[client] = time.monotonic_ns()
                 if op in _LOOKED_AT and not self._look(client, link, frames):
                     continue
-                if not link.port.send_frames([*link.envelope, *frames[1:]]):
+                if link.kind == "supervisor" and op != p.Bye.op:
+                    self._wait_for_turn(client, link, frames[2])
+                elif not link.port.send_frames([*link.envelope, *frames[1:]]):
                     self._end_link(client)
                 elif op == p.Bye.op:
                     self._forget_link(client)
+        self._send_questions()
+
+    def _wait_for_turn(self, client: bytes, link: _ClientLink, control: Any) -> None:
+        """Let a request to the supervisor wait for its turn."""
+        frame = bytes(getattr(control, "buffer", control))
+        message = decode(frame)
+        same = (
+            (message.topic, message.channel)
+            if isinstance(message, p.Stats)
+            else p.Beat.op
+            if isinstance(message, p.Beat)
+            else None
+        )
+        request = getattr(message, "request", 0)
+        try:
+            self.questions.ask(
+                self._holder(client, link.key),
+                Asker(client, request),
+                (frame, message, link.key),
+                len(frame),
+                same,
+            )
+        except ZsqError as error:
+            self._fail(client, request, error.code, error.text)
+
+    def _holder(self, client: bytes, key: str) -> str:
+        """Return the user of a client, or its link if the client shows no user."""
+        name = self.doors.principal(key).name if self.doors.closed else ""
+        return f"user {name}" if name not in ("", ANONYMOUS) else f"link {client.hex()}"
+
+    def _send_questions(self) -> None:
+        """Send the requests whose turn it is."""
+        now_ns = time.monotonic_ns()
+        port = self.actors.get(self.given.supervisor)
+        while port is not None and (turn := self.questions.next(now_ns)) is not None:
+            ticket, (frame, message, key) = turn
+            try:
+                # The rules may have changed while the request waited.
+                policy.check_message(self.doors.principal(key), message)
+            except ZsqError as error:
+                for client, request in self.questions.answered(ticket):
+                    self._fail(client, request, error.code, error.text)
+                continue
+            if not port.send_frames([b"%d" % ticket, b"", frame]):
+                for asker in self.questions.answered(ticket):
+                    self._end_link(asker.client)
+        while (turn := self.lookups.next(now_ns)) is not None:
+            ticket, (opening,) = turn
+            self._opens[ticket] = opening
+            if not self.asking.send((), replace(opening.lookup, request=ticket)):
+                self.lookups.answered(ticket)
+                del self._opens[ticket]
+                text = "the broker takes no more requests now; try again"
+                self._fail(opening.client, opening.asked.request, E_LIMIT, text)
 
     def _look(self, client: bytes, link: _ClientLink, frames: list[Any]) -> bool:
         """Return True if this protocol message may be forwarded.
@@ -416,6 +490,42 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             (frames[0].bytes, message.stage), self.doors.key(frames[2])
         )
 
+    def _answer_questions(self, port: Port) -> None:
+        """Send the answers of the supervisor to the clients that wait for them."""
+        for _ in range(options.DRAIN_MAX):
+            try:
+                frames: list[Any] = port.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            self._worked = True
+            askers = self.questions.answered(int(frames[0].bytes))
+            principals = {
+                asker.client: self.doors.principal(self.links[asker.client].key)
+                for asker in askers
+                if asker.client in self.links
+            }
+            message = None
+            if self.doors.closed or len(askers) > 1:
+                message = decode(frames[2].buffer)
+            if self.doors.closed and principals and isinstance(message, p.Done):
+                # All of them are clients of one user.
+                principal = next(iter(principals.values()))
+                message = replace(message, data=policy.visible(message.data, principal))
+            for asker in askers:
+                if asker.client not in self.links:
+                    continue
+                control = frames[2]
+                if isinstance(message, p.Done | p.Failed | p.Spread):
+                    control = encode(replace(message, request=asker.request))
+                self._reply(asker.client, [asker.client, b"", control])
+        self._send_questions()
+
+    def _reply(self, client: bytes, frames: list[Any]) -> None:
+        """Send an answer, which is counted, or end the link of a client that does not read."""
+        frames = self.unread.counted(client, frames)
+        if self.unread.full(client) or not self.front.send_frames(frames):
+            self._drop(client)
+
     def _forward_out(self, port: Port) -> None:
         for _ in range(options.DRAIN_MAX):
             try:
@@ -430,9 +540,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             link = self.links.get(client)
             if link is None or link.port is not port:
                 continue  # the link has ended
-            if self.doors.closed and link.kind == "supervisor":
-                frames[2] = self._only_visible(frames[2], self.doors.principal(link.key))
-            if link.kind in _ASKING:
+            if link.kind == "reader":
                 frames = self.unread.counted(client, frames)
             elif link.kind == "channel":
                 frames = self.unread.counted(client, frames, DELIVERY_COUNTED_BYTES_MIN)
@@ -440,14 +548,6 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 # The client is gone or does not read. If it is a consumer, its messages go to other
                 # consumers at once.
                 self._drop(client)
-
-    def _only_visible(self, control: Any, principal: policy.Principal) -> Any:
-        message = decode(control.buffer)
-        return (
-            encode(p.Done(message.request, policy.visible(message.data, principal)))
-            if isinstance(message, p.Done)
-            else control
-        )
 
     def _open(self, client: bytes, control: Any, key: str) -> None:
         try:
@@ -484,19 +584,16 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             channel = message.channel if message.kind == "channel" else ""
             create = message.create and principal.may(policy.Action.CREATE, message.topic, channel)
             by = self._by(key, control) | {"create": policy.first_use(principal, message.topic)}
-            asked = p.Lookup(
-                self._request + 1, message.topic, channel, create, message.settings, by
+            lookup = p.Lookup(0, message.topic, channel, create, message.settings, by)
+            self.lookups.ask(
+                self._holder(client, key),
+                Asker(client, message.request),
+                (_Opening(client, message, key, lookup),),
+                len(encode(lookup)),
             )
-            if len(self._opens) >= LINKS_MAX or not self.asking.send((), asked):
-                raise ZsqError(
-                    E_LIMIT, "too many links are being opened at the same time; try again"
-                )
         except ZsqError as error:
             self._fail(client, 0, error.code, error.text)
             self._complain(error, control)
-            return
-        self._request += 1
-        self._opens[self._request] = (client, message, key)
 
     def _complain(self, error: ZsqError, frame: Any) -> None:
         if error.code in (E_FORBIDDEN, E_TOO_BIG):
@@ -548,55 +645,63 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         return name
 
     def on_done(self, port: Port, mail: Mail, message: p.Done) -> None:
-        client, asked, key = self._asked(message.request)
-        if asked is None:
+        opening = self._opened(message.request)
+        if opening is None:
             return
+        client, asked, key, _ = opening
         data: dict[str, Any] = {name: message.data[name] for name in _TOLD if name in message.data}
         if asked.kind == "stage":
             data |= {"push_port": self.push_port, "route": self._route(message.data["push"])}
         self._attach(client, asked, key, message.data[asked.kind], data)
 
+    def _answered(self, ticket: int) -> _Opening | None:
+        """Forget a lookup, and send what waits for its answer."""
+        self.lookups.answered(ticket)
+        self._send_questions()
+        return self._opens.pop(ticket, None)
+
     def on_spread(self, port: Port, mail: Mail, message: p.Spread) -> None:
         """Tell the client where the parts of the topic are."""
-        client, asked, _ = self._asked(message.request)
-        if asked is not None:
-            self.front.send((client,), replace(message, request=asked.request))
+        opening = self._opened(message.request)
+        if opening is not None:
+            self.front.send((opening.client,), replace(message, request=opening.asked.request))
 
-    def _asked(self, request: int) -> tuple[bytes, p.Open | None, str]:
-        """Return the client, its Open and its key, if it still waits and may still open the link.
+    def _opened(self, ticket: int) -> _Opening | None:
+        """Return the Open that was answered, if its client may still open the link.
 
         If the rules have changed since Open, it is refused here.
         """
-        client, asked, key = self._opens.pop(request, (b"", None, ""))
-        if asked is not None:
+        opening = self._answered(ticket)
+        if opening is not None:
             try:
-                policy.check_open(self.doors.principal(key), asked)
+                policy.check_open(self.doors.principal(opening.key), opening.asked)
             except ZsqError as error:
-                self._fail(client, asked.request, error.code, error.text)
-                asked = None
-        return client, asked, key
+                self._fail(opening.client, opening.asked.request, error.code, error.text)
+                return None
+        return opening
 
     def on_failed(self, port: Port, mail: Mail, message: p.Failed) -> None:
-        client, asked, _ = self._opens.pop(message.request, (b"", None, ""))
-        if asked is None:
+        opening = self._answered(message.request)
+        if opening is None:
             return
-        code, text = message.code, message.text
+        asked, code, text = opening.asked, message.code, message.text
         if code == E_NOT_FOUND and asked.create and part_of(asked.topic) is None:
             code, text = E_FORBIDDEN, f"{text}, and {policy.NOT_CREATED}"
-        self._fail(client, asked.request, code, text)
+        self._fail(opening.client, asked.request, code, text)
 
     def _fail(self, client: bytes, request: int, code: str, text: str) -> None:
         self.front.send((client,), p.Failed(request, code, text))
 
     def _forget_link(self, client: bytes) -> _ClientLink | None:
         self.owners.ended(client)
+        self.questions.left(client)
         self._seen.pop(client, None)
         return self.links.pop(client, None)
 
     def _drop(self, client: bytes) -> None:
         """Forget the link and tell its actor that the client is gone."""
         link = self._forget_link(client)
-        if link is not None:
+        if link is not None and link.kind != "supervisor":
             link.port.send(link.envelope, p.Bye(is_lost=True))
 
     def _end_link(self, client: bytes) -> None:
@@ -630,6 +735,11 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
 
     def _forget(self) -> None:
         self.unread.settle()
+        now_ns = time.monotonic_ns()
+        self.questions.expire(now_ns)
+        for ticket in self.lookups.expire(now_ns):
+            del self._opens[ticket]
+        self._send_questions()
         for route in self.routes.values():
             route.relax()
         limit = time.monotonic_ns() - _SILENT_NS
@@ -639,7 +749,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
     def on_stop(self) -> bool:
         for client in list(self.links):
             self._end_link(client)
-        for client, asked, _ in self._opens.values():
+        waiting = [opening for (opening,) in self.lookups.waiting()]
+        for client, asked, *_ in (*self._opens.values(), *waiting):
             self._fail(client, asked.request, E_UNREACHABLE, "the gateway is stopping")
         for route in self.routes.values():
             route.port.close()

@@ -332,6 +332,30 @@ def broker_statistics(view: BrokerView, topic: str, channel: str, details: Detai
     }
 
 
+class SharedStatistics:
+    """Statistics that are computed once for all requests that one gathering answers.
+
+    Requests that come together share a gathering, and so the same `details`.
+    """
+
+    def __init__(self, view: BrokerView) -> None:
+        self._view = view
+        self._details: Details = {}
+        self._known: dict[tuple[str, str], BrokerStats] = {}
+
+    def statistics(self, topic: str, channel: str, details: Details) -> BrokerStats:
+        if details is not self._details:
+            self._details, self._known = details, {}
+        key = topic, channel
+        if key not in self._known:
+            self._known[key] = broker_statistics(self._view, topic, channel, details)
+        return self._known[key]
+
+    def forget(self) -> None:
+        """Free the memory. Called regularly."""
+        self._details, self._known = {}, {}
+
+
 def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
     """Return a row for each process, with its private memory if `memory` is set."""
     now, uptime_s = time.monotonic_ns(), round(time.time() - view.started, 1)

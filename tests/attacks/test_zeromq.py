@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from support.broker import Broker, kill, wait_for
 from support.keys import Keyring
 
@@ -26,7 +27,9 @@ from zsq.actors.security.access import token_hash
 from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StagePart, StageWriter
 from zsq.transport.client.core.administration import seek
+from zsq.transport.wire import protocol as p
 from zsq.transport.wire.answers import Committed
+from zsq.transport.wire.codec import encode
 
 MIB = 1024 * 1024
 USERS = ("owner", "admin", "mallory", "etl", "rival", "crowd", "nurse")
@@ -609,6 +612,64 @@ def disk_bytes(folder: Path) -> int:
     return sum(
         512 * one.stat().st_blocks for one in (folder / "topics").rglob("*") if one.is_file()
     )
+
+
+class RawLink:
+    """A link of a user, on which a test sends what it wants and reads no answer."""
+
+    def __init__(self, who: As) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.curve_publickey = who.keys.public.encode()
+        self.socket.curve_secretkey = who.keys.secret.encode()
+        self.socket.curve_serverkey = who.keys.server.encode()
+        self.socket.setsockopt(zmq.SNDHWM, 200_000)
+        self.socket.connect(who.broker.tcp)
+
+    def send(self, message: p.Wire) -> None:
+        self.socket.send_multipart([b"", encode(message)])
+
+    def flood(self, make: Callable[[int], p.Wire], duration_s: float) -> int:
+        """Send messages as fast as possible. Return how many."""
+        sent, end_s = 0, time.monotonic() + duration_s
+        while time.monotonic() < end_s:
+            sent += 1
+            self.send(make(sent))
+        return sent
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("statistics of everything", lambda number: p.Stats(number, "", "")),
+        ("lists of topics", lambda number: p.Manage(number, "list", "", "", {})),
+        ("opening links", lambda number: p.Open(number, "topic", "crowd.mine.a", "", True)),
+    ],
+)
+def test_a_flood_of_requests_of_one_user_leaves_the_others_served(
+    broker: Broker, keyring: Keyring, owner: As, name: str, make: Callable[[int], p.Wire]
+) -> None:
+    """A user who may publish to some topics sends requests for 3 s, and reads no answer."""
+    with owner.producer() as producer:
+        for number in range(20):
+            producer.publish(f"busy.{number}", b"x")
+    link, delays = RawLink(As(broker, keyring, "crowd")), []
+    try:
+        link.send(p.Open(1, "supervisor", "", "", False))
+        sent = link.flood(make, 3.0)
+        for _ in range(5):  # while the answers are still missing
+            begun_s = time.monotonic()
+            with owner.admin() as admin:
+                admin.stats()
+                admin.create_channel("busy.0", "c")
+            delays.append(time.monotonic() - begun_s)
+    finally:
+        link.close()
+    print(f"{name}: {sent} requests; the administration waits {max(delays):.2f} s at most")
+    assert max(delays) < 5.0
 
 
 def test_a_storm_of_seeks_leaves_the_others_served(owner: As) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import pytest
 
+from zsq.actors.gateways import questions, zeromq
 from zsq.actors.gateways.http.console.console import STREAM_S
 from zsq.actors.gateways.http.messages import searching
 from zsq.actors.gateways.http.web.limits import HttpLimits
@@ -199,6 +200,11 @@ def test_the_limits_on_the_page_are_those_of_the_code() -> None:
             "is closed;"
         ),
         f"HTTP {http.stalled_s:g} s without progress | closed |",
+        (
+            f"| {shares(questions.UNANSWERED)}; {size[questions.UNANSWERED_BYTES.each]} and "
+            f"{size[questions.UNANSWERED_BYTES.in_all]}; {shares(zeromq.OPENS_MAX)} |"
+        ),
+        f"| {questions.AHEAD_MAX}; {zeromq.OPENS_AHEAD_MAX} | they wait",
         (
             f"| {size[access.ACCESS_BYTES_MAX]}, {access.USERS_MAX:,} users, "
             f"{access.ENTRIES_MAX:,} "

@@ -33,7 +33,7 @@ from ...settings.channel_settings import DEAD_LETTERS, made
 from ...statistics.broker_view import BrokerView, GroupState
 from ...statistics.gathering import Details
 from ...statistics.overview import Overview
-from ...statistics.statistics import broker_statistics
+from ...statistics.statistics import SharedStatistics
 from ..topics.topic_group import TopicGroup
 from . import dead_letter_topics, deletion, moving, relayed, sync_modes
 from .creation import create_topic
@@ -66,6 +66,7 @@ class Commands:
         self._broker = requests.broker
         self._view = view
         self._overview = Overview(view)
+        self._shared = SharedStatistics(view)
         self._parts = Parts(requests)
 
     def noted(self, key: int, stats: Mapping[str, Any]) -> None:
@@ -110,6 +111,7 @@ class Commands:
             self._requests.fail(request, refused(error), mail.envelope)
 
     def tick(self, now_ns: int) -> None:
+        self._shared.forget()
         self._requests.tick(now_ns)
         self._parts.tick(now_ns)
 
@@ -462,10 +464,8 @@ class Commands:
         children += [child for child in asked if child.state == "up"]
 
         def then(complete: bool, details: Details) -> None:
-            self._requests.done(
-                message.request,
-                {**broker_statistics(self._view, message.topic, message.channel, details)},
-            )
+            found = self._shared.statistics(message.topic, message.channel, details)
+            self._requests.done(message.request, {**found})
 
         self._broker.processes.changes += len(children)
         self._requests.gatherings.gather(children, then, detailed=True)

@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from zsq.actors.gateways import zeromq as gateway
+from zsq.actors.gateways.questions import Questions
 from zsq.actors.gateways.zeromq import PushRoute, StageOwners, Unread, ZeroMqGateway
 from zsq.actors.security.curve import CurveAuthentication
 from zsq.actors.settings import options
@@ -75,8 +76,8 @@ class Gate:
         )
         parts: dict[str, Any] = {
             "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {},
-            "_opens": {}, "run_directory": {},
-            "_request": 0, "pushes_dropped": 0, "open_dealer": lambda endpoint, name=b"": self.topic, "_routing_id": bytes,
+            "_opens": {}, "run_directory": {}, "lookups": Questions(), "questions": Questions(),
+            "pushes_dropped": 0, "open_dealer": lambda endpoint, name=b"": self.topic, "_routing_id": bytes,
         }  # fmt: skip
         vars(self.gateway).update(
             parts
