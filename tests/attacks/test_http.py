@@ -236,6 +236,14 @@ CHUNKED = b"1\r\nx\r\n0\r\n\r\n"
             "a space before the colon",
             BEGIN + b"Transfer-Encoding : chunked\r\nContent-Length: 1\r\n\r\nx" + SMUGGLED,
         ),
+        ("a bare LF", BEGIN + b"X: a\nContent-Length: 1\r\n\r\nx" + SMUGGLED),
+        ("a folded line", BEGIN + b"X: a\r\n Content-Length: 1\r\n\r\nx" + SMUGGLED),
+        (
+            "a trailer",
+            BEGIN
+            + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nContent-Length: 1\r\n\r\n"
+            + SMUGGLED,
+        ),
         ("a bare CR", BEGIN + b"Content-Length: 1\rTransfer-Encoding: chunked\r\n\r\nx" + SMUGGLED),
         ("a NUL", BEGIN + b"X: \0\r\nContent-Length: 1\r\n\r\nx" + SMUGGLED),
         (

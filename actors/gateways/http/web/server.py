@@ -34,46 +34,94 @@ SWEEP_S: Final = 1.0
 # A body may have this many chunks, and one more for each CHUNK_BYTES_MIN bytes of it.
 CHUNKS_MAX: Final = 1_024
 CHUNK_BYTES_MIN: Final = 128
+CHUNK_HEAD_BYTES: Final = 32  # the size of a chunk, and the ends of its two lines
+_END: Final = b"\r\n\r\n"  # the end of a chunked body
 LAST_WORDS_S: Final = 0.5  # at shutdown, the time that clients have to read their last answers
 BACKLOG: Final = 512
 _INVALID: Final = b'{"message":"INVALID_REQUEST"}'
 
 
 class StrictConnection(h11.Connection):
-    """h11's parser, which also refuses two kinds of requests that h11 accepts.
+    """h11's parser, which also refuses some requests that h11 accepts.
 
     *Transfer-Encoding with Content-Length.* h11 then ignores Content-Length, as RFC 9112 allows. A
     proxy that uses the length instead takes the rest of the body for the next request. In this way
     a client could smuggle a request past the proxy. RFC 9112 (6.1) lets a server refuse such a
     request and calls Transfer-Encoding in HTTP/1.0 faulty.
 
+    *Lines that end in LF without CR, and obsolete line folding.* RFC 9112 (2.2, 5.2) allows a
+    server to accept both. A proxy that does not would divide the request differently.
+
+    *Heads over the limit that arrive in one read.* h11 applies its limit only to incomplete ones.
+
     *Bodies of very small chunks.* Each chunk costs about 20 microseconds, and all chunks of one
     read are parsed without a break.
+
+    *Trailers, and long chunk extensions.* h11 reads both without a limit, and nothing uses them.
     """
 
     def __init__(self, head_bytes_max: int) -> None:
         super().__init__(h11.SERVER, head_bytes_max)
+        self._head_bytes_max = head_bytes_max
         self._chunks = 0
         self._body_bytes = 0
+        self._is_chunked = False
+        # What arrived and is not parsed, with the last bytes before it during a body.
+        self._raw = bytearray()
+        self._received = 0  # the bytes since the last head or body ended
+
+    def receive_data(self, data: bytes) -> None:
+        super().receive_data(data)
+        self._raw += data
+        self._received += len(data)
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
         event = super().next_event()
-        if isinstance(event, h11.Data):
+        if event is h11.NEED_DATA:
+            if self.their_state is h11.SEND_BODY:
+                self._check_framing(self._received)
+                del self._raw[: -len(_END)]
+        elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._body_bytes += len(event.data)
             if self._chunks > CHUNKS_MAX + self._body_bytes // CHUNK_BYTES_MIN:
                 raise h11.RemoteProtocolError("the chunks of the body are too small")
+        elif isinstance(event, h11.EndOfMessage):
+            raw, size = self._parsed()
+            self._check_framing(size)
+            if event.headers or (self._is_chunked and not raw.endswith(_END)):
+                raise h11.RemoteProtocolError("a body must end without trailers")
         elif isinstance(event, h11.Request):
+            raw, size = self._parsed()
+            if size > self._head_bytes_max:
+                raise h11.RemoteProtocolError("the head is too large")
+            if raw.count(b"\n") != raw.count(b"\r\n"):
+                raise h11.RemoteProtocolError("a line must end in CR LF")
+            if b"\n " in raw or b"\n\t" in raw:
+                raise h11.RemoteProtocolError("a header must be one line")
             self._chunks = self._body_bytes = 0
             # The parser has already made the names lower case.
             names = {bytes(name) for name, _ in event.headers}
-            if b"transfer-encoding" in names and (
-                b"content-length" in names or event.http_version < b"1.1"
-            ):
+            self._is_chunked = b"transfer-encoding" in names
+            if self._is_chunked and (b"content-length" in names or event.http_version < b"1.1"):
                 raise h11.RemoteProtocolError(
                     "Transfer-Encoding is not allowed together with Content-Length, or in HTTP/1.0"
                 )
         return event
+
+    def _parsed(self) -> tuple[bytearray, int]:
+        """Return the bytes that were parsed last, and how many bytes the head or the body had."""
+        left = len(self.trailing_data[0])
+        end = len(self._raw) - left
+        raw, size = self._raw[:end], self._received - left
+        del self._raw[:end]
+        self._received = left
+        return raw, size
+
+    def _check_framing(self, size: int) -> None:
+        """Check how many bytes of a body are no data: the heads of its chunks."""
+        if size - self._body_bytes > self._head_bytes_max + self._chunks * CHUNK_HEAD_BYTES:
+            raise h11.RemoteProtocolError("the extensions of the chunks are too long")
 
 
 class BoundedProtocol(H11Protocol):

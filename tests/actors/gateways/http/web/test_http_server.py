@@ -346,6 +346,62 @@ def test_transfer_encoding_is_refused_with_a_content_length_and_in_http_1_0() ->
             )
 
 
+CHUNKED = b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        PING.replace(b"\r\n", b"\n"),
+        PING.replace(b"\r\n\r\n", b"\r\nX: a\nY: b\r\n\r\n"),
+        PING.replace(b"\r\n\r\n", b"\r\nX: a\r\n\n"),
+        PING.replace(b"\r\n\r\n", b"\r\nX: a\r\n b\r\n\r\n"),
+        PING.replace(b"\r\n\r\n", b"\r\nX: a\r\n\tb\r\n\r\n"),
+        PING.replace(b"\r\n\r\n", b"\r\nX: " + b"a" * 70_000 + b"\r\n\r\n"),
+        b"GET /ping?" + b"a" * 40_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+        CHUNKED + b"1;x=" + b"a" * 100_000 + b"\r\nx\r\n0\r\n\r\n",
+        CHUNKED + b"1\r\nx\r\n0;x=" + b"a" * 100_000 + b"\r\n\r\n",
+        CHUNKED + b"1;x=" + b"a" * 50_000,
+        CHUNKED + b"1\r\nx\r\n0\r\nX: y\r\n\r\n",
+        CHUNKED + b"1\r\nx\r\n0\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+        CHUNKED + b"1\r\nx\r\n0\r\n\n",
+        CHUNKED + b"0\r\n\n",
+    ],
+    ids=[
+        "bare LF", "one bare LF", "bare LF at the end", "folded by a space", "folded by a tab",
+        "a large header", "a long target", "an extension", "an extension of the last chunk",
+        "an unfinished extension", "a trailer", "20,000 trailers", "bare LF after a body",
+        "bare LF after nothing",
+    ],
+)  # fmt: skip
+def test_what_another_reader_could_divide_differently_or_has_no_limit_is_refused(
+    request_bytes: bytes,
+) -> None:
+    """Each of them arrives in one piece, and in pieces of 1,000 bytes."""
+    for size in (len(request_bytes), 1_000):
+        with served() as site, site.dial() as sock:
+            for start in range(0, len(request_bytes), size):
+                try:
+                    sock.sendall(request_bytes[start : start + size])
+                except OSError:  # the answer is there before all was sent
+                    break
+            assert answer_of(sock)[0] == 400
+            assert not site.broker.published
+
+
+def test_heads_and_bodies_within_the_limits_are_accepted_one_after_the_other() -> None:
+    large = PING.replace(b"\r\n\r\n", b"\r\nX: " + b"a" * 32_700 + b"\r\n\r\n")
+    assert len(large) < HttpLimits().head_bytes_max
+    body = CHUNKED + b"1;x=y\r\na\r\n" * 50 + b"0;z\r\n\r\n"
+    with served() as site, site.dial() as sock:
+        sock.sendall((large + body + post("/pub?topic=t", b"b\n\nb") + body) * 3)
+        assert statuses(sock, 12) == [200] * 12
+        assert (
+            site.broker.published
+            == [("t", [b"a" * 50], 0), ("t", [b"b\n\nb"], 0), ("t", [b"a" * 50], 0)] * 3
+        )
+
+
 def test_a_body_of_very_small_chunks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNKS_MAX", 3)
     head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
