@@ -104,14 +104,14 @@ class HttpAuthority:
     def guarded(self, actions: Actions, handler: Handler) -> Handler:
         async def handle(request: Request) -> Response:
             place = place_of(request)
-            if Action.OPEN not in actions:
+            needs_place = Action.OPEN not in actions
+            if needs_place and self._authenticator is not None:
                 place.take()  # for the address, because an auth server may take long
             principal = await self._principal(request, actions)
             if principal.name not in ("", ANONYMOUS):
-                if Action.OPEN in actions:
-                    place.holder = f"user {principal.name}"
-                else:
-                    place.take_as(f"user {principal.name}")
+                place.pass_to(f"user {principal.name}")
+            if needs_place:
+                place.take()
             try:
                 check(actions, principal, request)
                 await self._check_first_use(actions, principal, request)

@@ -61,11 +61,10 @@ class RequestPlace:
             self._requests.give_back(self.holder)
             self._is_taken = False
 
-    def take_as(self, holder: str) -> None:
-        """Take the place as another holder, because the request has shown who sent it."""
+    def pass_to(self, holder: str) -> None:
+        """Change the holder, because the request has shown who sent it. Its place is given back."""
         self.give_back()
         self.holder = holder
-        self.take()
 
     @contextmanager
     def lent(self) -> Iterator[None]:
