@@ -10,14 +10,19 @@ from typing import Any
 
 from crc32c import crc32c
 
+from ..transport.wire.codec import VALUE_CONTAINERS_MAX
 from .errors import Damaged, ForeignDirectory
 
 
 def loads(data: str | bytes, **options: Any) -> Any:
     """Parse JSON like `json.loads`, but raise only `ValueError`.
 
-    This includes JSON that is nested too deeply for Python's stack.
+    This includes JSON that is nested too deeply for Python's stack, and JSON with so many lists and
+    objects that they could fill the memory: an empty one has two bytes, and 64 in memory.
     """
+    begins = ("[", "{") if isinstance(data, str) else (b"[", b"{")
+    if sum(map(data.count, begins)) > VALUE_CONTAINERS_MAX:  # type: ignore[arg-type]
+        raise ValueError(f"more than {VALUE_CONTAINERS_MAX} lists and objects")
     try:
         return json.loads(data, **options)
     except RecursionError:

@@ -28,6 +28,7 @@ from crc32c import crc32c
 
 from .. import documents
 from ..errors import Damaged, ForeignDirectory
+from ..foreign import text_of, uuid_of, whole_number
 from ..log.chunk import ArchivedChunk
 
 VERSION: Final = 1
@@ -152,10 +153,10 @@ def decode_manifest(data: bytes) -> Manifest:
     """Return the manifest. Raises `Damaged`, or `ForeignDirectory` for an unknown version."""
     row = documents.decode_line(data, "manifest", VERSION)
     try:
-        chunks = tuple(ArchivedChunk(*map(int, one)) for one in row["chunks"])
+        chunks = tuple(map(ArchivedChunk.of, row["chunks"]))
         return Manifest(
-            str(row["topic"]), str(row["uuid"]), str(row["broker"]), str(row["writer"]),
-            int(row["time_ns"]), int(row["start"]), int(row["end"]), chunks, int(row.get("epoch", 0)),
+            text_of(row["topic"]), uuid_of(row["uuid"]), text_of(row["broker"]), text_of(row["writer"]),
+            int(row["time_ns"]), whole_number(row["start"]), whole_number(row["end"]), chunks, int(row.get("epoch", 0)),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"the manifest does not have the expected fields: {error!r}") from error

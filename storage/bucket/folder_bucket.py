@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ..files import Files
+from ..foreign import path_of
 from .bucket import (
     BucketAway,
     BucketError,
@@ -143,7 +144,10 @@ class FolderBucket:
                 self._files.remove_tree(path)
 
     def _path(self, name: str) -> str:
-        return f"{self._folder}/{name}"
+        try:
+            return f"{self._folder}/{path_of(name)}"
+        except ValueError as error:
+            raise BucketRefuses(f"{self.url}: {error}") from None
 
     def _temporary(self, name: str) -> str:
         """Return the path of a temporary file in the object's folder, and make that folder."""

@@ -56,6 +56,7 @@ from ..delayed.delayed import DelayedStore
 from ..delayed.delayed_recovery import MADE_SUFFIX, NOTE_BYTES_MAX, NOTE_NAME
 from ..errors import Damaged, ForeignDirectory
 from ..files import Files
+from ..foreign import path_of
 from ..log.log import Log
 from ..log.log_format import (
     BACKUP_NAME,
@@ -153,23 +154,12 @@ def decode_manifest(raw: bytes, path: str) -> Manifest:
         if data.pop("checksum", "") != _checksum(data):
             raise Damaged(f"{path} is damaged: its checksum does not match")
         files = [
-            FileRow(_inner(path_), int(size), int(crc, 16))
+            FileRow(path_of(path_), int(size), int(crc, 16))
             for path_, size, crc in data.pop("files")
         ]
         return Manifest(**data, files=files)
     except (ValueError, TypeError, RecursionError) as error:
         raise Damaged(f"{path} is damaged: {error}") from None
-
-
-def _inner(path: str) -> str:
-    """Return the path if it does not leave its folder. Raises `ValueError` if it does."""
-    if (
-        not isinstance(path, str)
-        or any(part in ("", ".", "..") for part in path.split("/"))
-        or "\0" in path
-    ):
-        raise ValueError(f"{path!r} is not a valid path of a file in a backup")
-    return path
 
 
 def read_manifest(files: Files, backup: str) -> Manifest:

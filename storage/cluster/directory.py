@@ -33,7 +33,6 @@ stops at an entry of an unknown version or kind, because it cannot know what the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Self
 
@@ -48,6 +47,7 @@ from ...transport.errors import (
 from ...transport.names import PARTS_MAX, check_name, part_name, part_of
 from .. import documents
 from ..errors import ForeignDirectory
+from ..foreign import is_uuid
 
 VERSION: Final = 1
 KIND: Final = "directory"
@@ -57,7 +57,6 @@ BROKERS_MAX: Final = 1_000
 ADDRESSES_MAX: Final = 16  # of one broker
 ADDRESS_CHARS_MAX: Final = 300
 URL_CHARS_MAX: Final = 1_000
-_HEX: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 class BrokerEntry(NamedTuple):
@@ -226,7 +225,7 @@ def decode_entry(raw: bytes) -> Entry | Unusable:
 
 
 def _hex(value: object) -> str:
-    good = isinstance(value, str) and _HEX.fullmatch(value) is not None
+    good = is_uuid(value)
     return "" if good else "32 hex digits"
 
 

@@ -30,7 +30,7 @@ import errno
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Final, NamedTuple, NotRequired, TypedDict, cast
+from typing import Any, Final, NamedTuple, NotRequired, Self, TypedDict, cast
 
 from crc32c import crc32c
 
@@ -47,10 +47,12 @@ from ...transport.block.block import VERSION as BLOCK_VERSION
 from ...transport.errors import ZsqError
 from ..errors import Damaged, ForeignDirectory, Unreadable
 from ..files import Files
+from ..foreign import whole_number
 from .index import Index, IndexEntry
 from .log_format import (
     ADOPTED,
     ALIGNMENT,
+    CHUNK_FILE_BYTES_MAX,
     CHUNK_HEADER_BYTES,
     FOOTER_BYTES,
     ChunkFooter,
@@ -114,6 +116,19 @@ class ArchivedChunk(NamedTuple):
     flags: int
     crc: int
     place: int = 0
+
+    @classmethod
+    def of(cls, row: Iterable[Any]) -> Self:
+        """Return the chunk of a row that another program may have written.
+
+        Raises `ValueError` or `TypeError`.
+        """
+        found = cls(*map(int, row))
+        whole_number(found.next_offset)
+        whole_number(found.base_offset, found.next_offset)
+        whole_number(found.size, CHUNK_FILE_BYTES_MAX)
+        whole_number(found.crc, 2**32 - 1)
+        return found
 
     def header(self, uuid: bytes) -> ChunkHeader:
         return ChunkHeader(self.base_offset, self.base_time_ns, self.seed, uuid, self.flags)

@@ -72,6 +72,7 @@ ALIGNMENT: Final = 8
 # The largest number of unsynced bytes, in units of 8 bytes. It stands for every larger number too.
 UNSYNCED_MAX: Final = 2**32 - 1
 PLACE_MAX: Final = 2**32 - 1  # the largest position, in units of 8 bytes
+CHUNK_FILE_BYTES_MAX: Final = 8 * PLACE_MAX
 
 assert CHUNK_COPY_BYTES == 64
 assert FOOTER_BYTES == 64

@@ -30,6 +30,7 @@ from ..directory.store import TopicIdentity
 from ..documents import loads
 from ..errors import Damaged, ForeignDirectory
 from ..files import Files
+from ..foreign import uuid_of
 from .restore import TOPICS_AT_ONCE, RestoredTopic, Target, TopicRestore
 from .ship_log import newest_boundary
 from .tick_format import TAKEOVER, DecodedIndex, after, decode_index, log_object
@@ -42,7 +43,7 @@ AHEAD: Final = 4  # ticks that are read at once while the follower is behind
 def uuids_of(registry: bytes) -> frozenset[str]:
     """Return the uuids of the topics in a registry. Raises `Damaged`."""
     try:
-        return frozenset(str(row["uuid"]) for row in loads(registry)["topics"].values())
+        return frozenset(uuid_of(row["uuid"]) for row in loads(registry)["topics"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"the registry of topics cannot be read: {error!r}") from error
 

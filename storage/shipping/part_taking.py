@@ -15,7 +15,6 @@ broker still has the part (`copy_ahead`). Then only those chunks are left that w
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +26,10 @@ from ..archive.manifests import newest_manifest
 from ..bucket.bucket import Bucket, BucketAway, BucketRefuses, BucketUnfit, ObjectMissing
 from ..bucket.object_copy import ObjectCopier
 from ..directory.store import TopicIdentity
+from ..documents import loads
 from ..errors import Damaged
 from ..files import Files
+from ..foreign import uuid_of
 from ..log.chunk import ArchivedChunk
 from ..log.log_format import STATE_NAME, TEMPORARY_SUFFIX
 from ..state.state import StateBatch, StateStore
@@ -140,7 +141,7 @@ class CopiesAhead:
         reader = TickReader(source)
         try:
             reader.read()
-            found: str = json.loads(reader.registry())["topics"][name]["uuid"]
+            found = uuid_of(loads(reader.registry())["topics"][name]["uuid"])
         except (ValueError, KeyError, TypeError) as error:
             raise BucketAway(f"{source.url} does not have part {name} yet") from error
         finally:
@@ -194,7 +195,7 @@ def take_part(
 def _row(source: Bucket, reader: TickReader, wanted: Wanted) -> Mapping[str, Any]:
     """Return the row of the part, which says that it was released."""
     try:
-        row = json.loads(reader.registry())["topics"][wanted.name]
+        row = loads(reader.registry())["topics"][wanted.name]
         good = row["uuid"] == wanted.log and row["state"] == GIVEN
     except (ValueError, KeyError, TypeError):
         good = False

@@ -33,6 +33,7 @@ tick, contain the tails of all topics, so a start reads only the ticks after the
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ from crc32c import crc32c
 from ...transport.wire.codec import pack_value, unpack_value
 from .. import documents
 from ..errors import Damaged, ForeignDirectory
+from ..foreign import text_of, uuid_of, whole_number
+from ..log.log_format import CHUNK_FILE_BYTES_MAX
 
 VERSION: Final = 1
 LOG: Final = "log"
@@ -56,6 +59,7 @@ TICK_BYTES: Final = 4 * 1024 * 1024
 # The most bytes of changes in a piece. Larger ones are an object.
 CHANGES_BYTES_MAX: Final = 4 * 1024 * 1024
 INDEX_BYTES_MAX: Final = 64 * 1024 * 1024
+REGISTRY_BYTES_MAX: Final = 64 * 1024 * 1024
 # One read of this size returns head and index of most ticks.
 INDEX_READ_BYTES: Final = 64 * 1024
 
@@ -67,6 +71,9 @@ TAKEOVER: Final = 1
 # magic, version, kind, number, bytes of the index, crc of the index
 _HEAD: Final = struct.Struct("<4sHHqII4s")
 _CRC: Final = struct.Struct("<I")
+_U32_MAX: Final = (1 << 32) - 1
+_U64_MAX: Final = (1 << 64) - 1
+_BASE: Final = re.compile(rf"{STATES}/[0-9a-f]{{32}}/[0-9a-f]{{16}}\.[0-9a-f]{{8}}", re.ASCII)
 HEAD_BYTES: Final = _HEAD.size + _CRC.size
 assert HEAD_BYTES == 32
 
@@ -303,10 +310,14 @@ def decode_index(data: bytes) -> DecodedIndex:
     try:
         row = unpack_value(encoded)
         row["pieces"] = tuple(_piece(one) for one in row["pieces"])
-        row["registry"] = tuple(map(int, row["registry"]))
-        row["addresses"] = tuple(map(str, row.get("addresses", ())))
+        row["registry"] = _registry(row["registry"])
+        row["addresses"] = tuple(map(text_of, row.get("addresses", ())))
         if row["tails"] is not None:
-            row["tails"] = {str(uuid): _tail(one) for uuid, one in row["tails"].items()}
+            row["tails"] = {
+                uuid_of(uuid): _tail(str(uuid), one) for uuid, one in row["tails"].items()
+            }
+        for name in ("archive", "copy", "host", "previous"):
+            text_of(row[name])
         index = Index(**row)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Damaged(f"the index of the tick has a wrong form: {error!r}") from error
@@ -315,14 +326,52 @@ def decode_index(data: bytes) -> DecodedIndex:
     return DecodedIndex(index, digest_of(encoded), head.body)
 
 
+def _registry(row: Sequence[Any]) -> tuple[int, ...]:
+    if not row:
+        return ()
+    position, size, crc = row
+    return (
+        whole_number(position),
+        whole_number(size, REGISTRY_BYTES_MAX),
+        whole_number(crc, _U32_MAX),
+    )
+
+
 def _piece(row: Sequence[Any]) -> Piece:
+    """Return a piece. Raises `ValueError` or `TypeError` if a field cannot be what it says."""
     piece = Piece(*row)
-    return piece._replace(ranges=tuple(Range(*map(int, one)) for one in piece.ranges))
+    _check_base(uuid_of(piece.uuid), piece.base)
+    for number in (piece.sequence, piece.end, piece.reserved, piece.kept_from, piece.position):
+        whole_number(number)
+    whole_number(piece.change_bytes, CHANGES_BYTES_MAX)
+    whole_number(piece.stream, _U64_MAX)
+    return piece._replace(ranges=tuple(_range(one) for one in piece.ranges))
 
 
-def _tail(row: Sequence[Any]) -> Tail:
+def _range(row: Sequence[Any]) -> Range:
+    base_offset, start, stop = row
+    stop = whole_number(stop, CHUNK_FILE_BYTES_MAX)
+    return Range(whole_number(base_offset), whole_number(start, stop), stop)
+
+
+def _check_base(uuid: str, base: object) -> None:
+    """Check the name of the object with all rows of a topic. Raises `ValueError`."""
+    name = text_of(base)
+    if name and not (name.startswith(state_folder(uuid)) and _BASE.fullmatch(name)):
+        raise ValueError(f"{name!r:.120} is not an object with rows of topic {uuid}")
+
+
+def _tail(uuid: str, row: Sequence[Any]) -> Tail:
     *fields, chunk_numbers = row
-    return Tail(*fields, {int(chunk): int(number) for chunk, number in chunk_numbers})  # type: ignore[call-arg]
+    tail = Tail(
+        *fields, {whole_number(chunk): whole_number(number) for chunk, number in chunk_numbers}
+    )  # type: ignore[call-arg]
+    _check_base(uuid, tail.base)
+    whole_number(tail.stream, _U64_MAX)
+    for number in (tail.sequence, tail.end, tail.reserved, tail.chunk):
+        whole_number(number)
+    whole_number(tail.position, CHUNK_FILE_BYTES_MAX)
+    return tail
 
 
 def advanced(tail: Tail | None, piece: Piece, number: int) -> Tail:

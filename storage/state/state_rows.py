@@ -281,7 +281,19 @@ def unpack_channel(data: bytes) -> ChannelRow:
 
 
 def take_row(table: Table, key: bytes, data: bytes) -> None:
-    """Add a small row to the table, but not the checkpoint."""
+    """Add a small row to the table, but not the checkpoint.
+
+    Raises `Damaged` or `ForeignDirectory`. Rows of a restored topic come from the bucket.
+    """
+    try:
+        _take_row(table, key, data)
+    except (TypeError, ValueError, KeyError, struct.error) as error:
+        raise Damaged(
+            f"the state store has a row of a wrong form: {key[:80]!r}: {error!r}"
+        ) from error
+
+
+def _take_row(table: Table, key: bytes, data: bytes) -> None:
     kind, rest = key[:1], key[1:]
     if kind == CHANNEL:
         table.channels[rest.decode()] = unpack_channel(data)
@@ -297,10 +309,10 @@ def take_row(table: Table, key: bytes, data: bytes) -> None:
         table.producers[U64.unpack(rest)[0]] = ProducerRow(*unpack_value(data))
     elif kind == STAGE:
         row = unpack_value(data)
-        row["files"] = tuple(StagedFile(*file) for file in row["files"])
+        row["files"] = tuple(StagedFile(*map(int, file)) for file in row["files"])
         table.stages[rest] = StageRow(**row)
     elif kind == ARCHIVED:
-        chunk = ArchivedChunk(*unpack_value(data))
+        chunk = ArchivedChunk.of(unpack_value(data))
         table.archived[chunk.base_offset] = chunk
     elif kind == TRANSACTION:
         table.transactions[rest.decode()] = TransactionRow(*unpack_value(data))

@@ -41,7 +41,7 @@ from zsq.transport.nsq.limits import (
 )
 from zsq.transport.nsq.session import TOPICS_COUNTED_MAX
 from zsq.transport.wire import protocol as p
-from zsq.transport.wire.codec import HEADERS_MAX
+from zsq.transport.wire.codec import HEADERS_MAX, VALUE_CONTAINERS_MAX
 from zsq.transport.wire.protocol import Manage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,6 +205,7 @@ def test_the_limits_on_the_page_are_those_of_the_code() -> None:
             f"{size[questions.UNANSWERED_BYTES.in_all]}; {shares(zeromq.OPENS_MAX)} |"
         ),
         f"| {questions.AHEAD_MAX}; {zeromq.OPENS_AHEAD_MAX} | they wait",
+        f"| {VALUE_CONTAINERS_MAX:,} | it counts as damaged",
         (
             f"| {size[access.ACCESS_BYTES_MAX]}, {access.USERS_MAX:,} users, "
             f"{access.ENTRIES_MAX:,} "

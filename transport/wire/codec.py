@@ -34,6 +34,8 @@ from .protocol import (
 
 HEADERS_MAX: Final = 64  # the most headers of one message
 NESTED_MAX: Final = 32  # the most levels of lists and maps in a protocol message; statistics have 9
+# The most lists and maps in a value of a database, a file or an object.
+VALUE_CONTAINERS_MAX: Final = 1_000_000
 _SMALL_BYTES: Final = 1024
 # Each list and each map begins with one of these bytes.
 _NESTING: Final = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
@@ -305,8 +307,32 @@ def unpack_body(data: bytes) -> Any:
 
 
 def unpack_value(data: Any) -> Any:
-    """Unpack bytes from a database or a file. Lists become tuples."""
-    return msgpack.unpackb(data, use_list=False, strict_map_key=False)
+    """Unpack bytes from a database, a file or an object. Lists become tuples.
+
+    Raises `ValueError` if they are not one complete msgpack value, or if that has more than
+    VALUE_CONTAINERS_MAX lists and maps. An empty one has one byte, and 64 in memory.
+    """
+    hooks: dict[str, Any] = {}
+    if len(data) > VALUE_CONTAINERS_MAX:
+        limit = _ContainerLimit()
+        hooks = {"list_hook": limit.count, "object_hook": limit.count}
+    try:
+        return _unpack(data, use_list=False, strict_map_key=False, **hooks)
+    except msgpack.exceptions.UnpackException as error:
+        raise ValueError(f"not msgpack: {error}") from None
+
+
+class _ContainerLimit:
+    """Refuses a value while it is unpacked, when it has too many lists and maps."""
+
+    def __init__(self) -> None:
+        self._left = VALUE_CONTAINERS_MAX
+
+    def count(self, container: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"more than {VALUE_CONTAINERS_MAX} lists and maps")
+        return container
 
 
 def fitting(found: Mapping[str, object], bytes_max: int) -> dict[str, object]:

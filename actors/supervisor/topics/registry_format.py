@@ -29,7 +29,6 @@ such a file.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Required, TypedDict, cast
@@ -38,6 +37,7 @@ from crc32c import crc32c
 
 from ....storage import documents
 from ....storage.errors import ForeignDirectory
+from ....storage.foreign import is_uuid
 from ....transport.errors import UsageError
 from ....transport.names import check_name
 from ....transport.settings import SYNC_MODES
@@ -54,7 +54,6 @@ AWAY: Final = (GIVEN, TAKING)  # states of topics that must not be started
 NODE_MAX: Final = 1023
 OFFSET_MAX: Final = 2**54 - 1
 NUMBER_MAX: Final = 2**53  # every JSON tool reads integers up to this exactly
-_UUID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _KEYS: Final = frozenset({"version", "uuid", "node", "next_number", "topics", "ended"})
 _OPTIONAL: Final = frozenset({"imports", "bucket", CHECKSUM})
 _ROW_KEYS: Final = frozenset({"number", "uuid", "sync", "base_offset", "state"})
@@ -227,9 +226,7 @@ def _whole(value: object, key: str, low: int, high: int) -> int:
 
 
 def _uuid(value: object, key: str) -> str:
-    _need(
-        isinstance(value, str) and _UUID.fullmatch(value) is not None, key, "32 hex digits", value
-    )
+    _need(is_uuid(value), key, "32 hex digits", value)
     return cast("str", value)
 
 

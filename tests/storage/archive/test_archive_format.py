@@ -24,12 +24,17 @@ from zsq.storage.archive.archive_format import (
 )
 from zsq.storage.errors import Damaged, ForeignDirectory
 from zsq.storage.log.chunk import ArchivedChunk
+from zsq.storage.log.log_format import CHUNK_FILE_BYTES_MAX
 
 number = st.integers(0, 2**62)
 u32 = st.integers(0, 2**32 - 1)
-chunks = st.builds(ArchivedChunk, *[number] * 6, u32, u32, u32, number)
+sizes = st.integers(0, CHUNK_FILE_BYTES_MAX)
+offsets = st.tuples(number, number).map(sorted)
+rest = st.tuples(sizes, number, number, number, u32, u32, u32, number)
+chunks = st.builds(lambda places, row: ArchivedChunk(*places, *row), offsets, rest)
+uuids = st.binary(min_size=16, max_size=16).map(bytes.hex)
 manifests = st.builds(
-    Manifest, st.text(), st.text(), st.text(), st.text(), number, number, number,
+    Manifest, st.text(), uuids, st.text(), st.text(), number, number, number,
     st.lists(chunks, max_size=4).map(tuple), number,
 )  # fmt: skip
 indexes = st.builds(SegmentIndex, st.lists(u32, max_size=5).map(tuple), st.binary(max_size=40))
@@ -60,7 +65,7 @@ def test_a_flipped_bit_or_a_missing_end_of_an_index_object_is_noticed(
 
 
 def test_a_manifest_without_an_epoch_is_of_none() -> None:
-    row = Manifest("t", "u", "b", "w", 1, 2, 3, (), 9)._asdict()
+    row = Manifest("t", "a" * 32, "b", "w", 1, 2, 3, (), 9)._asdict()
     del row["epoch"]
     assert decode_manifest(documents.encode_line("manifest", VERSION, row)).epoch == 0
 

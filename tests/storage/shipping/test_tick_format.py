@@ -60,7 +60,9 @@ def test_names_have_numbers_of_20_digits() -> None:
 
 
 def test_a_tick_comes_back_with_its_pieces_and_its_registry() -> None:
-    other = PIECE._replace(uuid="f" * 32, begins=False, base="state/x", ranges=(), change_bytes=2)
+    other = PIECE._replace(
+        uuid="f" * 32, begins=False, base=state_object("f" * 32, 7, 1), ranges=(), change_bytes=2
+    )
     made = encode_tick(
         index_of(pieces=(PIECE, other), tails={UUID: TAIL}), (b"0123456789ab", b"xy"), b"registry"
     )
