@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol, Self, TypedDict
 
 from ...transport.reports import AlarmEvent
+from ...transport.resolver import connect
 from ..settings.options import AlarmOptions, shown_url
 from ..settings.starts import AlarmBroker
 
@@ -64,9 +65,11 @@ class Deadline:
                 held.close()
             self._held.clear()
 
-    def connect(self, *arguments: Any, **more: Any) -> socket.socket:
+    def connect(
+        self, place: tuple[str, int], timeout_s: float, source: tuple[str, int] | None = None
+    ) -> socket.socket:
         """Connect like `socket.create_connection`, and register the connection."""
-        return self.hold(socket.create_connection(*arguments, **more))
+        return self.hold(connect(place, timeout_s, source))
 
     def hold(self, connection: socket.socket) -> socket.socket:
         """Register a connection for the shutdown.

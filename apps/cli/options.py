@@ -172,13 +172,13 @@ def hint(url: str) -> None:
 
     A broker that is starting answers soon, but one that was not started never does.
     """
-    import socket
+    from ...transport.resolver import connect
 
     reasons = []
     for one in url.split(","):
         host, _, port = one.strip().removeprefix("tcp://").rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), HINT_S).close()
+            connect((host.strip("[]"), int(port)), HINT_S).close()
         except OSError as error:
             reasons.append(error.strerror or str(error))
         except (ValueError, OverflowError):  # the client reports what is wrong with the address

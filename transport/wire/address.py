@@ -142,12 +142,10 @@ class Address:
         return read_run_id(self.url.removeprefix("ipc://")) == self.run_id
 
     def endpoint(self) -> str:
-        """Return the first endpoint to connect to: the gateway's, or the supervisor's.
+        """Return the endpoint of the supervisor in this run directory.
 
         This looks it up again for each attempt, because the run directory may have moved.
         """
-        if not self.direct:
-            return self.url
         path = Path(self.url.removeprefix("ipc://"))
         if not (path / "supervisor").exists():
             path = _moved(path)
@@ -159,6 +157,11 @@ class Address:
             )
             raise UsageError(E_BAD_ARGUMENT, text)
         return f"ipc://{found}"
+
+
+def tcp_endpoint(host: str, port: int) -> str:
+    """Return ZeroMQ's endpoint of a numeric address."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def _moved(path: Path) -> Path:
@@ -235,9 +238,12 @@ def parse(url: str | None, key_file: KeyFile = None, transport: str | None = Non
             raise UsageError(E_UNSUPPORTED, f"{url!r} {text}: use tcp://HOST:PORT (see {DOCS})")
         return Address(f"ipc://{rest.rstrip('/')}", True)
     host, colon, port = rest.rpartition(":")
+    if scheme == "tcp" and ":" in host and not (host[0] == "[" and host[-1] == "]"):
+        text = "is not the address of a broker: write an address of IPv6 in brackets"
+        raise UsageError(E_BAD_ARGUMENT, f"{url!r} {text}, such as tcp://[::1]:4153")
     if (
         scheme == "tcp"
-        and host
+        and host.strip("[]")
         and not any(char in host for char in " ,/")
         and colon
         and port.isascii()

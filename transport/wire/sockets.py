@@ -120,6 +120,16 @@ def _secure(socket: Socket, credentials: Credentials | None) -> None:
         socket.setsockopt(zmq.CURVE_SECRETKEY, credentials.secret.encode())
 
 
+def connect(socket: Socket, endpoint: str) -> None:
+    """Connect to an endpoint of the file system, or to a numeric address.
+
+    ZeroMQ would resolve a name in its only I/O thread, and so stop all sockets of the process.
+    """
+    if endpoint.startswith("tcp://["):
+        socket.setsockopt(zmq.IPV6, 1)
+    socket.connect(endpoint)
+
+
 def make_dealer(credentials: Credentials | None = None, *, moves: bool = False) -> Socket:
     """Return an unconnected DEALER.
 
@@ -159,7 +169,7 @@ def make_push(endpoint: str, credentials: Credentials | None = None) -> Socket:
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, HEARTBEAT_MS // 1000)
     try:
-        socket.connect(endpoint)
+        connect(socket, endpoint)
     except zmq.ZMQError:
         socket.close(linger=0)
         raise
@@ -291,7 +301,7 @@ def open_frames(frames: Sequence[Any]) -> tuple[list[bytes], Wire, list[Any]]:
 class Probe:
     """A probe that finds out once which kind of server answers at a port.
 
-    It uses a thread, because name resolution may block, and an event loop must not block. The
+    It uses a thread, because a connection may take long, and an event loop must not block. The
     thread opens a plain TCP connection, sends one harmless HTTP request, reads a few bytes, and
     ends. If the server speaks ZeroMQ's protocol, it also asks for the server's mechanism, by the
     first bytes of a greeting on a second connection.

@@ -17,6 +17,7 @@ from urllib.parse import urlencode, urlsplit
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
 from ....transport.nsq.tls import client_context
+from ....transport.resolver import NotResolved, first_connection
 
 CONNECT_S: Final = 2.0
 REQUEST_S: Final = 5.0
@@ -116,7 +117,21 @@ async def _connected(url: Url, way: Way) -> tuple[asyncio.StreamReader, asyncio.
     secure = (way.context or _system()) if url.secure else None
     try:
         async with asyncio.timeout(way.connect_s):
-            return await asyncio.open_connection(url.host, url.port, ssl=secure, limit=_HEAD_MAX)
+            return await first_connection(
+                url.host,
+                way.connect_s,
+                lambda address: asyncio.open_connection(
+                    address,
+                    url.port,
+                    ssl=secure,
+                    server_hostname=url.host if secure else None,
+                    limit=_HEAD_MAX,
+                ),
+            )
+    except NotResolved as error:
+        raise NotAnswered(
+            f"no connection: DNS does not resolve its name ({error.reason})"
+        ) from None
     except TimeoutError:
         raise NotAnswered(f"no connection within {way.connect_s:g} s") from None
     except (OSError, UnicodeError) as error:

@@ -40,6 +40,7 @@ from ....transport.nsq.lookup import (
     parse_channels,
     registrations,
 )
+from ....transport.resolver import first_connection
 from ..acting import ActingAdmin
 from .asking import NotAnswered, Way, ask, joined, parse_url
 
@@ -223,7 +224,11 @@ class _Lookupd:
         line = _LookupConnection(loop, self._node)
         try:
             async with asyncio.timeout(CONNECT_S):
-                await loop.create_connection(lambda: line, self._host, self._port)
+                await first_connection(
+                    self._host,
+                    CONNECT_S,
+                    lambda address: loop.create_connection(lambda: line, address, self._port),
+                )
             self._line = line
             line.want(self._wanted - self._refused)
             await line.identified

@@ -7,13 +7,13 @@ producer of ZSQ serves all threads, so the connections share it. It is closed wi
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from dataclasses import dataclass, field
 from typing import Any, Final, Unpack
 
 from ....transport.client.blocking.client import Admin, Consumer, Producer, Reader
 from ....transport.errors import E_TIMEOUT, BrokerUnreachable
+from ....transport.resolver import connect
 from ....transport.settings import NewChannelOptions
 from ....transport.system import after_fork
 from ....transport.wire.addresses import Url, parse_all
@@ -119,7 +119,7 @@ def _check_listens(place: Place, timeout_s: float) -> None:
         if address.direct:
             return
         try:
-            socket.create_connection(address.place(), timeout_s).close()
+            connect(address.place(), timeout_s).close()
         except ConnectionRefusedError:
             continue
         except OSError:

@@ -61,6 +61,8 @@ def test_a_path_may_contain_a_comma() -> None:
         (f"{A},b:4153", "'b:4153' is not the address of a broker"),
         (f"{A},s3://bucket/x", "'s3://bucket/x' is not the address of a broker"),
         (f"{A} {B}", "is not the address of a broker"),
+        ("tcp://::1:4153", "write an address of IPv6 in brackets"),
+        ("tcp://[]:4153", "'tcp://[]:4153' is not the address of a broker"),
         ([], f"a client can have 1 to {ADDRESSES_MAX} addresses, not 0"),
         ([f"tcp://a:{n}" for n in range(1, ADDRESSES_MAX + 2)], f"not {ADDRESSES_MAX + 1}"),
         ([A, 7], "an address must be a string, not int"),

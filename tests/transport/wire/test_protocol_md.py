@@ -20,7 +20,7 @@ from zsq.transport.block.block import HEADER_BYTES, check_block, open_block
 from zsq.transport.client.core.consumer_session import CONSUMER_TABLE
 from zsq.transport.client.core.producer_session import PRODUCER_TABLE
 from zsq.transport.client.core.stage_session import STAGE_TABLE
-from zsq.transport.client.link.link import LINK_TABLE
+from zsq.transport.client.link.link_table import LINK_TABLE
 from zsq.transport.wire import protocol
 from zsq.transport.wire.codec import decode, encode
 

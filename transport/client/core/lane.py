@@ -714,11 +714,10 @@ class ProducerEngine(Engine):
 
     def trouble(self) -> str:
         """Return the known reasons why no reply arrives."""
-        found = {
-            f"{lane.topic}: {lane.trouble()}"
-            for lane in self.lanes.values()
-            if lane.session.unanswered
-        }
+        lanes = [lane for lane in self.lanes.values() if lane.session.unanswered]
+        # What a call gave up on is not in the queue any more.
+        lanes = lanes or [lane for lane in self.lanes.values() if not lane.link.up]
+        found = {f"{lane.topic}: {lane.trouble()}" for lane in lanes}
         return "; ".join(sorted(found)[:3])
 
 

@@ -27,11 +27,12 @@ from ...errors import (
     advice,
 )
 from ...wire import sockets
-from ...wire.address import Address, Target
+from ...wire.address import Address, Target, tcp_endpoint
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Abort, Push, Wire
-from ..link.link import AGAIN, BYE_LINGER_MS, Engine, Link, LinkState, so_long
+from ..link.link import AGAIN, BYE_LINGER_MS, Engine, Link, so_long
+from ..link.link_table import LinkState
 from ..link.reaction import Reaction
 from .stage_session import PASSING, StageSession
 
@@ -168,8 +169,9 @@ class StageEngine(Engine):
         if self.link.address.direct:
             endpoint, route = opened.get("push"), LOCAL_ROUTE
         else:
-            host = self.link.given.url.rpartition(":")[0]
-            endpoint, route = f"{host}:{opened.get('push_port')}", opened.get("route", b"")
+            port = opened.get("push_port")
+            endpoint = tcp_endpoint(self.link.places.host, port if isinstance(port, int) else 0)
+            route = opened.get("route", b"")
         try:
             self._push = sockets.make_push(str(endpoint), self.link.given.credentials)
         except zmq.ZMQError as error:

@@ -39,7 +39,6 @@ import numbers
 import random
 import time
 from collections.abc import Callable, Generator
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -63,6 +62,7 @@ from ...errors import (
     option,
 )
 from ...names import part_of
+from ...resolver import NotResolved, Resolver, late, resolver
 from ...system import EventSet, Ready
 from ...wire import sockets
 from ...wire.address import Target
@@ -72,6 +72,8 @@ from ...wire.handshake import HANDSHAKE_EVENTS, suspicion, verdict
 from ...wire.protocol import Beat, Bye, Done, Failed, Lookup, Open, Spread, Unstored, Wire
 from ...wire.spread import HasParts, checked, way_to
 from .backoff import Backoff
+from .link_table import LINK_TABLE, LinkEvent, LinkState
+from .places import Places
 from .reaction import Reaction
 from .scout import LOOK_NS, Scout
 
@@ -87,6 +89,9 @@ MS: Final = 1_000_000
 ATTEMPT_NS: Final = 10_000 * MS  # the time for one attempt to find, open and greet the target
 # With several addresses: the time in which the peer must complete ZeroMQ's handshake.
 REACH_NS: Final = 3_000 * MS
+# With several addresses: the time for the name of one. Its answer is kept if it comes later.
+NAME_NS: Final = 1_000 * MS
+NAME_LOOK_NS_MAX: Final = 50 * MS  # how often the link looks whether the name is resolved
 BACKOFF_MS: Final = 50
 BACKOFF_MS_MAX: Final = 1_000
 LATER_MS: Final = 250  # the pause before a block is sent to a full topic again
@@ -104,6 +109,7 @@ _BYE: Final = [b"", encode(Bye())]
 AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_STANDBY, E_UNREACHABLE})
 # Those after which another address may be better.
 AWAY: Final = frozenset({E_CLOSING, E_UNREACHABLE})
+_S, _E = LinkState, LinkEvent
 _T = TypeVar("_T")
 Steps = Generator[tuple[Callable[[], bool], int], bool, _T]
 """The steps of a client call, without waiting.
@@ -175,7 +181,8 @@ class Engine:
 
     patience_ns: Final = PATIENCE_S[0] * S  # how long to wait before a missing broker is reported
 
-    def __init__(self) -> None:
+    def __init__(self, names: Resolver | None = None) -> None:
+        self.names = names or resolver()
         self.met = False  # True when a broker has answered
         # If True, calls fail soon if nothing listens on this machine, unless a broker has answered
         # before.
@@ -292,10 +299,10 @@ class Engine:
         link = waiting[0]
         if self.met or link.unheard or link.address.direct or waited_ns < self.patience_ns:
             return
-        if link.rotation.several:
-            return  # the link does not stay at an address that is silent
+        if link.rotation.several or not link.places.host:
+            return  # the link does not stay at an address that is silent, or has not tried one
         if self._probe is None:
-            self._probe = sockets.Probe(*link.address.place())
+            self._probe = sockets.Probe(link.places.host, link.address.place()[1])
         elif self._probe.answer:
             text, error = self._probe.verdict(link.address)
             self.answers = text
@@ -352,65 +359,6 @@ def _ends(message: Failed) -> bool:
     return message.code in (E_CLOSED, E_FORBIDDEN) and not message.request
 
 
-class LinkState(Enum):
-    IDLE = "idle"  # no caller needs the link
-    LOOKING = "looking"  # Lookup is sent: the supervisor knows where the target is
-    OPENING = "opening"  # Open is sent: the gateway connects to the target
-    GREETING = "greeting"  # Hello or Sub is sent
-    UP = "up"
-    WAITING = "waiting"  # the link is dead and pauses before the next attempt
-    REFUSED = "refused"  # the broker refused the link; the next call that needs it starts again
-
-
-class LinkEvent(Enum):
-    LOOK = "Lookup sent"
-    OPEN = "Open sent"
-    REACHED = "Done: the target is connected"
-    GREETED = "greeting answered"
-    DIED = "died"
-    REFUSE = "Failed"
-    STOP = "stop"
-
-
-_S, _E = LinkState, LinkEvent
-_DIES: Final = {_E.DIED: _S.WAITING, _E.REFUSE: _S.REFUSED, _E.STOP: _S.IDLE}
-LINK_TABLE: Final[dict[LinkState, dict[LinkEvent, LinkState]]] = {
-    _S.IDLE: {
-        _E.LOOK: _S.LOOKING,
-        _E.OPEN: _S.OPENING,
-        _E.REACHED: _S.GREETING,
-        _E.DIED: _S.WAITING,
-        _E.STOP: _S.IDLE,
-    },
-    _S.WAITING: {
-        _E.LOOK: _S.LOOKING,
-        _E.OPEN: _S.OPENING,
-        _E.REACHED: _S.GREETING,
-        _E.DIED: _S.WAITING,
-        _E.STOP: _S.IDLE,
-    },
-    _S.REFUSED: {
-        _E.LOOK: _S.LOOKING,
-        _E.OPEN: _S.OPENING,
-        _E.REACHED: _S.GREETING,
-        _E.DIED: _S.WAITING,
-        _E.STOP: _S.IDLE,
-    },
-    _S.LOOKING: {_E.REACHED: _S.GREETING, **_DIES},
-    # The event LOOK means that the gateway has named the run directory. After OPEN, the link asks
-    # a gateway again: another link of this client has gone to another address meanwhile, or the
-    # run directory is not the gateway's any more.
-    _S.OPENING: {
-        _E.LOOK: _S.LOOKING,
-        _E.OPEN: _S.OPENING,
-        _E.REACHED: _S.GREETING,
-        **_DIES,
-    },
-    _S.GREETING: {_E.GREETED: _S.UP, **_DIES},
-    _S.UP: _DIES,
-}
-
-
 class Peer(Protocol):
     """The object that uses a link: an engine or a lane, with its session."""
 
@@ -454,6 +402,7 @@ class Link:
         self.address = self.given
         # True when something has arrived over a run directory that a gateway named.
         self._direct_heard = False
+        self.places = Places(engine.names)
         self.target = target
         self.peer = peer
         self.state = _S.IDLE
@@ -532,30 +481,17 @@ class Link:
         self.address = self.rotation.way_to(self.given)
         self.touched = self._shaken = self._answered = self._arrived = False
         self.unheard = self.unheard and not self.rotation.several
+        if not self.address.direct:
+            self._step(_E.RESOLVE)
+            self.places.begin(self.address)
+            self._find_gateway(now_ns)
+            return
         try:
             self._connect(self.address.endpoint())
         except (zmq.ZMQError, OSError) as error:
             self._die(now_ns, f"cannot connect to {self.address.url}: {error}")
             return
-        if not self.address.direct:
-            self._step(_E.OPEN)
-            self.send(
-                [
-                    b"",
-                    encode(
-                        Open(
-                            self._request,
-                            target.kind,
-                            target.topic,
-                            target.channel,
-                            create,
-                            dict(target.settings),
-                        )
-                    ),
-                ],
-                now_ns,
-            )
-        elif target.kind == "supervisor":
+        if target.kind == "supervisor":
             self._reached(now_ns)
         else:
             self._step(_E.LOOK)
@@ -571,11 +507,52 @@ class Link:
             self.send([b"", encode(asked)], now_ns)
         self.engine.sooner(now_ns + (REACH_NS if self.rotation.several else ATTEMPT_NS))
 
+    def _find_gateway(self, now_ns: int) -> int:
+        """Connect to the gateway if its name is resolved. Return the time of the next call."""
+        limit_ns = NAME_NS if self.rotation.several else ATTEMPT_NS
+        waited_ns = now_ns - self._since_ns
+        why_late = f"{self.address.url}: {late(self.address.place()[0], waited_ns // S)}"
+        try:
+            endpoint = self.places.take()
+            if endpoint is not None:
+                self._connect(endpoint)
+        except (zmq.ZMQError, OSError) as error:
+            text = f"{error}" if isinstance(error, NotResolved) else f"cannot connect: {error}"
+            self._die(now_ns, f"{self.address.url}: {text}")
+            return self._again_ns
+        if endpoint is not None:
+            self._since_ns = now_ns
+            self.trouble = "" if waited_ns >= NAME_NS else self.trouble
+            self._open(now_ns)
+            at_ns = now_ns + (REACH_NS if self.leaves else ATTEMPT_NS)
+        elif waited_ns >= limit_ns:
+            self._die(now_ns, why_late)
+            return self._again_ns
+        else:
+            self.trouble = why_late if waited_ns >= NAME_NS else self.trouble
+            at_ns = now_ns + min(NAME_LOOK_NS_MAX, max(MS, waited_ns))
+        self.engine.sooner(at_ns)
+        return at_ns
+
+    def _open(self, now_ns: int) -> None:
+        """Ask the gateway to open the target."""
+        self._step(_E.OPEN)
+        target = self.target
+        request = Open(
+            self._request,
+            target.kind,
+            target.topic,
+            target.channel,
+            self.creates,
+            dict(target.settings),
+        )
+        self.send([b"", encode(request)], now_ns)
+
     def _connect(self, endpoint: str) -> None:
-        socket = sockets.make_dealer(self.address.credentials, moves=self.rotation.several)
+        socket = sockets.make_dealer(self.address.credentials, moves=self.leaves)
         try:
             monitor = sockets.watch(socket)
-            socket.connect(endpoint)
+            sockets.connect(socket, endpoint)
         except zmq.ZMQError:
             sockets.close(socket, None)
             raise
@@ -617,6 +594,7 @@ class Link:
 
     def _arrive(self, now_ns: int) -> None:
         self._arrived = True
+        self.places.reached()
         self._attempts = self._tried = self._sent_on = 0
         self.engine.reached(self, now_ns)
 
@@ -660,6 +638,8 @@ class Link:
         if direct and (before not in (_S.GREETING, _S.UP) or self.target.kind == "supervisor"):
             self.rotation.forget_way(self.given, unusable=not self._direct_heard)
         failed = elsewhere or not (direct or self._answered)
+        if failed and self.places.more and not self.address.direct:
+            at_once, failed = True, False  # the name has another address
         if failed:
             self.rotation.failed(self.given, self.trouble, error, unheard=self.unheard)
             self.left = self.rotation.several
@@ -743,6 +723,11 @@ class Link:
         if self.state in (_S.IDLE, _S.REFUSED):
             return False
         return self.expects() if self.state is _S.UP else self.needed()
+
+    @property
+    def leaves(self) -> bool:
+        """True if this link goes on elsewhere when nothing answers where it is."""
+        return self.rotation.several or (self.places.several and not self.address.direct)
 
     @property
     def astray(self) -> bool:
@@ -906,7 +891,7 @@ class Link:
             and self.address.direct
             and self.target.kind != "supervisor"
         )
-        fixed = not by_lookup and not self.address.run_id and not self.rotation.several
+        fixed = not by_lookup and not self.address.run_id and not self.leaves
         if events:
             # ZeroMQ also tries again after a failed handshake, but then something listens there.
             self.unheard = bool(events & sockets.RETRY_EVENTS) and not events & (
@@ -919,14 +904,19 @@ class Link:
         elif events & sockets.GONE_EVENTS or (not fixed and events & sockets.RETRY_EVENTS):
             self.receive(now_ns)  # receive the last messages of the peer
             if self._monitor is not None:
-                missing = self.rotation.several and self.unheard
+                missing = self.leaves and self.unheard
                 self._die(now_ns, self._nothing() if missing else "the connection was lost")
         elif self.unheard:
             self.trouble = self._nothing()
 
     def _nothing(self) -> str:
         verb = "listens" if self.address.local else "answers"
-        return f"nothing {verb} at {self.address.url}"
+        place = f" ({self.places.host})" if self.leaves and self.places.several else ""
+        return f"nothing {verb} at {self.address.url}{place}"
+
+    def _silence(self) -> str:
+        """Return what this attempt has found out, for a text that ends in a time."""
+        return self._nothing() if self.unheard else "no answer"
 
     def _shut_out(self, now_ns: int, events: int) -> None:
         """Process a failed handshake. A link that was up before tries again."""
@@ -949,21 +939,23 @@ class Link:
                 return self._again_ns
             self._attempt(now_ns)
             return now_ns + ATTEMPT_NS
+        if self.state is _S.RESOLVING:
+            return self._find_gateway(now_ns)
         self.take_in(now_ns)
         self.check_monitor(now_ns)
         self._flush(now_ns)
         if self._socket is None:
             return self._again_ns if self.waiting else FAR_NS
         reach_ns = self._since_ns + REACH_NS
-        if self.rotation.several and not (self._shaken or self._answered):
+        if self.leaves and not (self._shaken or self._answered):
             if now_ns >= reach_ns:
-                self._die(now_ns, f"{self.trouble or 'no answer'} within {REACH_NS // S} s")
+                self._die(now_ns, f"{self._silence()} within {REACH_NS // S} s")
                 return self._again_ns
             return min(reach_ns, self._beat(now_ns)) if self.up else reach_ns
         if self.up:
             return self._beat(now_ns)
         if now_ns >= self._since_ns + ATTEMPT_NS:
-            self._die(now_ns, f"{self.trouble or 'no answer'} within {ATTEMPT_NS // MS // 1000} s")
+            self._die(now_ns, f"{self._silence()} within {ATTEMPT_NS // S} s")
             return self._again_ns
         return self._since_ns + ATTEMPT_NS
 

@@ -11,7 +11,7 @@ import pytest
 from zsq.transport.block.block import Block, pack
 from zsq.transport.client.core.stage_engine import LOOK_NS, StageEngine
 from zsq.transport.client.core.stage_session import StageSession
-from zsq.transport.client.link.link import LinkState
+from zsq.transport.client.link.link_table import LinkState
 from zsq.transport.errors import E_BAD_BLOCK, CorruptBlock, UsageError
 from zsq.transport.wire import sockets
 from zsq.transport.wire.address import Target, parse

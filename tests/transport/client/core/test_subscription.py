@@ -16,7 +16,7 @@ import zsq
 from zsq.transport.client.core import subscription
 from zsq.transport.client.core.consumer_session import ConsumerSession
 from zsq.transport.client.core.subscription import ConsumerEngine
-from zsq.transport.client.link.link import LinkState
+from zsq.transport.client.link.link_table import LinkState
 from zsq.transport.errors import E_CLOSED, Refused
 from zsq.transport.wire.address import parse
 from zsq.transport.wire.protocol import Fin

@@ -24,8 +24,8 @@ from zsq.transport.client.link.link import (
     RECEIVE_MAX,
     Engine,
     Link,
-    LinkState,
 )
+from zsq.transport.client.link.link_table import LinkState
 from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import ZsqError
 from zsq.transport.wire import sockets

@@ -15,8 +15,8 @@ from zsq.transport.client.link.link import (
     REACH_NS,
     Engine,
     Link,
-    LinkState,
 )
+from zsq.transport.client.link.link_table import LinkState
 from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import (
     E_CLOSING,

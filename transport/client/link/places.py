@@ -1,0 +1,67 @@
+"""Places: the numeric addresses of one gateway, in the order in which a link tries them.
+
+A name may have several addresses: of IPv4 and IPv6, or of several machines. Only some of them may
+lead to the broker. A link tries all of them, one in each attempt, before the gateway counts as
+failed. It resolves the name again when it has tried them all, and after each link that was up.
+"""
+
+from __future__ import annotations
+
+from ...resolver import Resolution, Resolver, is_numeric
+from ...wire.address import Address, tcp_endpoint
+
+
+class Places:
+    """The places of the gateway that one link goes to.
+
+    - `host`: The place of the present attempt, or "" before the first one.
+    - `several`: True if the name has several addresses. The link then leaves one that is silent.
+    """
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._gateway: Address | None = None
+        self._asked: Resolution | None = None
+        self._left: list[str] = []
+        self._good = ""  # the place over which the broker was reached last
+        self.host = ""
+        self.several = False
+
+    def begin(self, gateway: Address) -> None:
+        """Begin an attempt at this gateway: at its next place, or after a new resolution."""
+        if gateway != self._gateway:
+            self._gateway, self._left, self._good = gateway, [], ""
+        self._asked = None
+        if self._left:
+            return
+        host, _ = gateway.place()
+        if is_numeric(host):
+            self._left, self.several = [host], False
+        else:
+            self._asked = self._resolver.ask(host)
+
+    def take(self) -> str | None:
+        """Return the next endpoint, or None while the name is being resolved.
+
+        Raises `NotResolved`.
+        """
+        assert self._gateway is not None
+        if self._asked is not None:
+            if not self._asked.done:
+                return None
+            found = self._asked.addresses()
+            self._asked = None
+            self._left = sorted(found, key=lambda host: host != self._good)
+            self.several = len(found) > 1
+        self.host = self._left.pop(0)
+        return tcp_endpoint(self.host, self._gateway.place()[1])
+
+    @property
+    def more(self) -> bool:
+        """True if the name has another address, which was not tried yet."""
+        return bool(self._left)
+
+    def reached(self) -> None:
+        """Note that the present place leads to the broker. The next attempt begins anew with it."""
+        self._good = self.host
+        self._left.clear()
