@@ -23,6 +23,7 @@ from ...storage.shipping.standbys import (
     Notice,
     StandbyWatch,
     Terms,
+    patience_ns,
     terms_of,
 )
 from ..primitives.lease_cell import OVER, LeaseCell
@@ -82,6 +83,7 @@ class Primacy:
             self._soon_looks = SOON_LOOKS
         self.notices = dict(notices)
         before, self.terms = self.terms, terms_of(notices.values())
+        self._tell_patience(self.terms)
         if self.terms.lease_ns and (not before.lease_ns or self.terms.lease_ns < before.lease_ns):
             self._shorten()
         return self.terms != before
@@ -94,8 +96,13 @@ class Primacy:
         noted here, the standby would take over after its patience, and topics that go on later
         would acknowledge what they had received. Any thread may call this.
         """
+        self._tell_patience(terms)
         if terms.lease_ns:
             self._cell.write(OVER)
+
+    def _tell_patience(self, terms: Terms) -> None:
+        if terms.lease_ns:
+            self._cell.write_patience(patience_ns(terms))
 
     def _shorten(self) -> None:
         until_ns = max(OVER, self._begun_ns + self.terms.lease_ns)

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from ...storage.state.channel_row import ChannelRow
 from ...transport.client.core.asking import END
@@ -20,6 +20,7 @@ from ...transport.errors import (
     E_CLOSED,
     E_CLOSING,
     E_HELLO,
+    E_STANDBY,
     Refused,
     UsageError,
     ZsqError,
@@ -27,6 +28,7 @@ from ...transport.errors import (
 from ...transport.names import is_ephemeral
 from ...transport.settings import ChannelOptions, NewChannelSettings
 from ...transport.wire import protocol as p
+from ..primitives.lease_cell import LOST, LeaseWatch, run_dir_of
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Mail, Port
 from ..runtime.pulses import ChannelDetails, ChannelPulse
@@ -154,6 +156,7 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
 
 log = logging.getLogger("zsq")
 _MS = 1_000_000
+LEASE_LOOK_MS: Final = 1_000.0  # how often a channel with consumers looks at the lease
 
 
 class ChannelActor(Actor[ChannelStart]):
@@ -177,6 +180,8 @@ class ChannelActor(Actor[ChannelStart]):
         self.peeks = Peeks(self.name)
         self._stop_ns = 0
         self.closed: bool = self.given.closed  # closed for consumers
+        self.lease = LeaseWatch(run_dir_of(self.given.front) if self.given.leased else "")
+        self._looks_at_lease = False
         self._fetches: dict[int, int] = {}  # request -> offset whose block a redelivery needs
         self._hinted_ns = 0
         self._corrupt_told = self._corrupt_limit = self._corrupt_until_ns = 0
@@ -232,6 +237,7 @@ class ChannelActor(Actor[ChannelStart]):
     def subscribe(self, port: Port, mail: Mail, message: p.Sub) -> None:
         if self.closed:
             raise Refused(E_CLOSED, TO_CONSUMERS)
+        self.lease.check()
         if self.last_consumer is not None and self.last_consumer.over:
             text = (
                 f"ephemeral channel {self.name!r} is being removed because it has no consumers; "
@@ -375,6 +381,7 @@ class ChannelActor(Actor[ChannelStart]):
     # Each turn of the loop
 
     def on_turn(self) -> None:
+        self._look_at_lease()
         self.core.rest()
         self.supply.head = self._head
         detach = self.feed.wanted(self.core.is_wanted() and not self.stopping)
@@ -394,6 +401,28 @@ class ChannelActor(Actor[ChannelStart]):
         self._hint()
         if self.last_consumer is not None and not self.stopping:
             self._look_for_consumers(self.last_consumer)
+
+    def _look_at_lease(self) -> None:
+        """Turn the consumers away if this broker is not primary any more.
+
+        A timer looks again while there are consumers, because they may be idle.
+        """
+        if not self.given.leased:
+            return
+        if self.core.consumers and self.lease.is_lost:
+            self._turn_away(E_STANDBY, LOST)
+        if bool(self.core.consumers) != self._looks_at_lease:
+            self._looks_at_lease = not self._looks_at_lease
+            if self._looks_at_lease:
+                self.every(LEASE_LOOK_MS, self._look_at_lease)
+            else:
+                self.cease(self._look_at_lease)
+
+    def _turn_away(self, code: str, text: str) -> None:
+        """End the links of all consumers with this error. Their messages wait here."""
+        for peer in list(self.core.consumers):
+            self.front.send(peer, p.Failed(0, code, text))
+            self.core.unsubscribe(peer, Departure.SENT_AWAY)
 
     def _deliver(self) -> bool:
         """Send deliveries. Return True if more messages wait than one turn may send."""
@@ -569,9 +598,8 @@ class ChannelActor(Actor[ChannelStart]):
         consumers.
         """
         self.closed = message.to_consumers
-        for peer in list(self.core.consumers) if self.closed else ():
-            self.front.send(peer, p.Failed(0, E_CLOSED, TO_CONSUMERS))
-            self.core.unsubscribe(peer, Departure.SENT_AWAY)
+        if self.closed:
+            self._turn_away(E_CLOSED, TO_CONSUMERS)
         return p.Done(message.request, {})
 
     def where_dead_letters_go(self, message: p.WhereDeadLettersGo) -> p.DeadLettersGo:

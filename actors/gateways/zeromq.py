@@ -210,6 +210,7 @@ _SILENT_NS: Final = 3 * p.HEARTBEAT_MS_MAX * 1_000_000
 _TOLD: Final = (
     "uuid",
     "node",
+    "epoch",
     "message_bytes",
     "settings",
 )

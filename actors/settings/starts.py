@@ -84,7 +84,8 @@ class ChannelStart(ActorStart):
     """Start values of a channel.
 
     `topic`, `storage` and `scan` are endpoints. `made_with` are the settings of a new channel.
-    `closed` means closed to consumers.
+    `closed` means closed to consumers. `leased` is True in a broker that ships to a bucket, so that
+    it may be replaced by a standby.
     """
 
     topic: str
@@ -94,6 +95,7 @@ class ChannelStart(ActorStart):
     closed: bool
     topic_name: str = ""
     uuid: str = ""
+    leased: bool = False
     made_with: NewChannelSettings = field(default_factory=NewChannelSettings)
 
 

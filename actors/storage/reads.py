@@ -53,6 +53,7 @@ class Reads:
     `channels_end`.
 
     A request whose bytes are only in the bucket waits until they are fetched (`arrived`).
+    `check_primary` raises for readers while this broker is not primary any more.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Reads:
         alarm: Callable[[str], None],
         archive: Callable[[], Archived | None] = lambda: None,
         readers_end: Callable[[], int] | None = None,
+        check_primary: Callable[[], None] = lambda: None,
     ) -> None:
+        self._check_primary = check_primary
         self._readers_end = readers_end or (lambda: store_log.synced_end)
         self._log = store_log
         self._channels_end = channels_end
@@ -75,11 +78,18 @@ class Reads:
 
     def route(self, port: Port) -> None:
         """Serve the readers that connect to this port."""
-        port.route(p.Fetch, self.patient(self.fetch))
-        port.route(p.OffsetAt, self.patient(self.find_offset))
-        port.route(p.Measure, self.patient(self.measure))
-        port.route(p.Beat, self.beat)
+        port.route(p.Fetch, self.patient(self._of_primary(self.fetch)))
+        port.route(p.OffsetAt, self.patient(self._of_primary(self.find_offset)))
+        port.route(p.Measure, self.patient(self._of_primary(self.measure)))
+        port.route(p.Beat, self._of_primary(self.beat))
         port.route(p.Bye, self.bye)
+
+    def _of_primary(self, handle: Handler) -> Handler:
+        def carry_out(port: Port, mail: Mail, message: Any) -> None:
+            self._check_primary()
+            handle(port, mail, message)
+
+        return carry_out
 
     def patient(self, handle: Handler) -> Handler:
         """Return a handler that lets a request wait while its bytes are fetched."""

@@ -231,16 +231,18 @@ class StageCommits:
     Writers' messages arrive at `port`. `admit` raises if that many bytes would exceed the
     topic's bound. `on_committed` is called when a group is in the log. `shortage` is shared with
     the other parts that write the topic's log. A topic `in_memory` has no stages. With `shipping`,
-    a commit is answered when it is in the bucket.
+    a commit is answered when it is in the bucket. `check_primary` raises while this broker is not
+    primary any more.
     """
 
     def __init__(
         self, store: Store, state: StateCommits, thread: Jobs, table: Table, core: Stages, port: Port, admit: Callable[[int], None],
         on_committed: Callable[[], None], shortage: Shortage, *, stage_timeout_s: float = 0.0,
         message_bytes_max: int = MESSAGE_BYTES_MAX, in_memory: bool = False, closed: bool = False,
-        shipping: ShippedCommits | None = None,
+        shipping: ShippedCommits | None = None, check_primary: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._shipping = shipping
+        self._check_primary = check_primary
         self._limits = Limits(message_bytes_max)
         self.core = core
         self.thread = thread
@@ -309,6 +311,7 @@ class StageCommits:
 
     def _write(self, stage: bytes, blocks: list[Block], now_ns: int) -> None:
         try:
+            self._check_primary()
             self.admit(sum(block.length for block in blocks))
             self._staging.append(stage, blocks)
         except DiskFull as error:
@@ -330,6 +333,7 @@ class StageCommits:
         port.route(p.Bye, self.bye)
 
     def open(self, port: Port, mail: Mail, message: p.OpenStage) -> None:
+        self._check_primary()
         if self._in_memory:
             raise UsageError(
                 E_UNSUPPORTED,
@@ -363,6 +367,7 @@ class StageCommits:
         port.send(mail.envelope, p.Done(message.request, data))
 
     def seal(self, port: Port, mail: Mail, message: p.Seal) -> None:
+        self._check_primary()
         self._check_open()
         self._state.check_space()
         self.core.seal(mail.envelope, message, time.monotonic_ns())
@@ -372,6 +377,7 @@ class StageCommits:
 
         A writer whose link was given up has received Bye.
         """
+        self._check_primary()
         self.core.seen(mail.envelope, time.monotonic_ns())
         port.send(mail.envelope, p.Beat())
 

@@ -257,10 +257,16 @@ class StorageActor:
             self._host.open_router(given.stage, answers_max=options.STAGE_ANSWERS_MAX),
             self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=given.stage_timeout_s,
             message_bytes_max=given.message_bytes_max, in_memory=in_memory, closed=given.closed, shipping=self._shipping,
+            check_primary=self._lease.watch.check,
         )  # fmt: skip
         self._upkeep = LogUpkeep(store, title, self._housekeeping, is_woken=given.woken)
         self._reads = Reads(
-            self._log, self._channels.end, self._upkeep.alarm, self._archived, self._readers_end
+            self._log,
+            self._channels.end,
+            self._upkeep.alarm,
+            self._archived,
+            self._readers_end,
+            self._lease.watch.check,
         )
         self._backup = Backups(
             store,

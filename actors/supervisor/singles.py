@@ -177,7 +177,8 @@ class Singles:
             self._start_or_later(kind, start, title)
 
     def note_archive(self, child: Child) -> None:
-        """Note durably which archive the broker uses, so that a start can miss it."""
+        """Note the epoch, and which archive the broker uses. A later start misses that archive."""
+        self._broker.epoch = int(child.stats.get("epoch", 0))
         archive = str(child.stats.get("archive", ""))
         if archive and archive != self._broker.registry.bucket and not self._broker.stopping:
             try:

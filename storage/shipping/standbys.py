@@ -137,6 +137,11 @@ def terms_for(patience_s: float) -> Terms:
     return Terms(int(heartbeat_s * 1e9), int(patience_s * LEASE * 1e9))
 
 
+def patience_ns(terms: Terms) -> int:
+    """Return the patience of the standby for which these terms are right."""
+    return round(terms.lease_ns / LEASE)
+
+
 def wait_ns(patience_s: float, lease_ms: int) -> int:
     """Return how long a standby waits after a tick that says this lease."""
     own_ns = int(patience_s * 1e9)

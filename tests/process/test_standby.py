@@ -7,7 +7,7 @@ import json
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ from support import zsq_command
 from support.broker import Broker, wait_for
 
 import zsq
-from zsq.transport.client.blocking.stage_writer import StageCommitter
+from zsq.transport.block.block import pack
+from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
 from zsq.transport.errors import E_NOT_FOUND, E_STANDBY, NotFound, Refused
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire import sockets
 
 TOPIC = "clicks"
 PATIENCE_S = 2.0
@@ -332,3 +335,103 @@ def test_a_standby_that_has_nothing_to_follow_yet_waits_and_is_ready(
             two.wait_said("no broker has shipped its data there")
         finally:
             assert two.stop() == 0
+
+
+class CutPair(Pair):
+    """A pair whose first broker reaches the bucket by a path that a test can cut."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.path = folder / "path"
+        self.path.symlink_to(self.bucket)
+        given = list(self.one.extra)
+        given[given.index("--bucket") + 1] = f"file://{self.path}"
+        self.one.extra = tuple(given)
+
+    def cut(self) -> None:
+        self.path.unlink()
+        self.path.write_text("not a folder")
+
+    def mend(self) -> None:
+        self.path.unlink()
+        self.path.symlink_to(self.bucket)
+
+
+@pytest.fixture
+def cut_pair(tmp_path: Path) -> Iterator[CutPair]:
+    made = CutPair(tmp_path)
+    try:
+        made.begin()
+        yield made
+    finally:
+        made.close()
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """Return the code of the error that this call raises, or "" if it raises none."""
+    try:
+        call()
+    except zsq.ZsqError as error:
+        return error.code
+    return ""
+
+
+def epoch_of(broker: Broker) -> int:
+    """Return the epoch that this broker tells the clients of a topic, or 0."""
+    dealer = sockets.make_dealer()
+    try:
+        dealer.connect(broker.tcp)
+        sockets.send_word(dealer, (), p.Open(1, "topic", TOPIC, "", False, {}))
+        assert dealer.poll(10_000)
+        found = sockets.recv_word(dealer)
+        assert found is not None
+        assert isinstance(found[1], p.Done)
+        return int(found[1].data.get("epoch", 0))
+    finally:
+        dealer.close(linger=0)
+
+
+def test_clients_leave_a_primary_that_was_replaced_and_does_not_know(cut_pair: CutPair) -> None:
+    """Its processes answer heartbeats, and no client waits for an answer of the bucket."""
+    pair = cut_pair
+    one, two = pair.one.tcp, pair.two.tcp
+
+    def head() -> None:
+        with zsq.Reader(TOPIC, url=one, timeout=2) as reader:
+            reader.head()
+
+    def seal() -> None:
+        with StageWriter(one, TOPIC, "app", 1, timeout=2) as writer:
+            writer.push(pack([b"-1"]))
+            writer.seal()
+
+    def subscribe() -> None:
+        with zsq.Consumer(TOPIC, "other", url=one, timeout=2) as consumer:
+            consumer.receive(10)
+
+    with (
+        zsq.Consumer(TOPIC, "work", url=pair.urls, timeout=60) as consumer,
+        zsq.Reader(TOPIC, url=pair.urls, timeout=60) as reader,
+    ):
+        got = {take(consumer)}
+        pair.publish(10)
+        got |= {take(consumer) for _ in range(10)}
+        assert reader.head()[1] == 11
+        pair.wait_shipped(pair.one)
+        wait_for(lambda: epoch_of(pair.one) > 0, what="the primary knows its epoch")
+        before = epoch_of(pair.one)
+        pair.cut()
+        pair.two.wait_ready()
+        pair.publish(20, two)
+        wait_for(
+            lambda: epoch_of(pair.two) > before, what="a later epoch, for clients that are idle"
+        )
+        while len(got) < 31:
+            got.add(take(consumer))
+        assert got == set(range(31))
+        assert reader.head()[1] > 31, "the offsets of a takeover"
+        wait_for(lambda: refusal(head) == E_STANDBY, what="readers are refused")
+        assert refusal(seal) == E_STANDBY, "nothing is sealed"
+        assert refusal(subscribe) == E_STANDBY
+    pair.mend()
+    pair.one.wait_said("is a standby of")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from zsq.actors.archive import archive_actor, shipper
+from zsq.actors.primitives import lease_cell
 from zsq.actors.settings import options
 from zsq.actors.standby import takeover
 from zsq.actors.storage.bucket import row_dumps, shipping, topic_lease
@@ -104,7 +105,7 @@ class SimLeaseCell:
 
     @classmethod
     def of(cls, start: int) -> list[int]:
-        return cls._shared.setdefault(start, [0])
+        return cls._shared.setdefault(start, [0, 0])
 
     @property
     def until_ns(self) -> int:
@@ -112,6 +113,13 @@ class SimLeaseCell:
 
     def write(self, until_ns: int) -> None:
         self._cell[0] = until_ns
+
+    @property
+    def patience_ns(self) -> int:
+        return self._cell[1]
+
+    def write_patience(self, patience_ns: int) -> None:
+        self._cell[1] = patience_ns
 
     def holds(self, now_ns: int) -> bool:
         return not self._cell[0] or now_ns < self._cell[0]
@@ -133,10 +141,10 @@ def prepare() -> None:
     for module in (restore, tick_reader):
         anything: Any = module
         anything.ThreadPoolExecutor = InlineThreads
-    for module in (archive_actor, topic_lease):
+    for module in (archive_actor, lease_cell):
         anything = module
         anything.LeaseCell = SimLeaseCell
-    for module in (shipper, topic_lease):
+    for module in (shipper, topic_lease, lease_cell):
         anything = module
         anything.boot_ns = time.monotonic_ns
     actor: Any = archive_actor.ArchiveActor

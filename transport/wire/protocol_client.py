@@ -204,11 +204,11 @@ class Open(Wire):
     "channel", "stage" (to write exactly once).
 
     With `create`, topics and channels are created on first use. `settings` is as in Lookup.
-    The reply is Done or Failed. Done.data has {"uuid": str, "node": int}, and `settings` as in
-    Lookup. For stages it also has {"push_port": int, "route": bytes}. For "supervisor" it has none
-    of these. A broker without access control adds {"run": str, "run_id": str}: the path of its run
-    directory, and the content of the file `run_id` in it. A client that finds this file on its own
-    machine may use the run directory instead of the gateway.
+    The reply is Done or Failed. Done.data has {"uuid": str, "node": int}, and `epoch` and
+    `settings` as in Lookup. For stages it also has {"push_port": int, "route": bytes}. For
+    "supervisor" it has none of these. A broker without access control adds {"run": str, "run_id":
+    str}: the path of its run directory, and the content of the file `run_id` in it. A client that
+    finds this file on its own machine may use the run directory instead of the gateway.
     """
 
     op: ClassVar[int] = 10
@@ -226,7 +226,8 @@ class Open(Wire):
 @dataclass(frozen=True, slots=True)
 class Lookup(Wire):
     """Ask for the endpoints of a topic. Done.data: {"topic", "reader", "stage", "push": endpoints,
-    "channel": endpoint or "", "uuid": str, "node": int}.
+    "channel": endpoint or "", "uuid": str, "node": int, "epoch": int}. Each takeover begins a new
+    epoch. It is missing if the broker has no bucket, or does not know it yet.
 
     `settings` are settings of the channel (names in docs/channels.md). A new channel gets them. An
     existing channel must have the same `tags`, `ordered` and `priorities` (else E_BAD_ARGUMENT),

@@ -11,12 +11,11 @@ bucket only if no standby has taken over before.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from ....transport.errors import E_STANDBY, Refused
-from ...primitives.lease_cell import LeaseCell, boot_ns
+from ...primitives.lease_cell import LeaseWatch, boot_ns, run_dir_of
 
 RETRY_MS: Final = 20.0
 # Publishes are refused when they have waited for so long.
@@ -38,29 +37,21 @@ class TopicLease:
     """
 
     def __init__(self, archive: str, timers: Timers, retry: Callable[[], None]) -> None:
-        self._run_dir = archive.removeprefix("ipc://").rpartition("/")[0] if archive else ""
+        self.watch = LeaseWatch(run_dir_of(archive))
         self._timers = timers
         self._retry = retry
-        self._cell: LeaseCell | None = None
-        self._over_ns = 0  # since when it is over
+        self._retries = False
+        self._over_ns = 0  # since when this topic withholds answers
 
     def withholds(self) -> bool:
         """Return True if nothing may be acknowledged now."""
-        if not self._run_dir:
-            return False
-        if self._cell is None:
-            with contextlib.suppress(OSError, ValueError):  # the archive actor has not made it yet
-                self._cell = LeaseCell(self._run_dir)
-            if self._cell is None:
-                return False
-        # Without a standby, this costs no call for the time.
-        if not self._cell.until_ns or self._cell.holds(now_ns := boot_ns()):
-            if self._over_ns:
-                self._over_ns = 0
+        if not self.watch.is_over:
+            if self._retries:
+                self._retries = False
                 self._timers.cease(self._retry)
             return False
-        if not self._over_ns:
-            self._over_ns = now_ns
+        if not self._retries:
+            self._retries, self._over_ns = True, boot_ns()
             self._timers.every(RETRY_MS, self._retry)
         return True
 
@@ -69,7 +60,7 @@ class TopicLease:
         return self.withholds() and not self._is_overdue()
 
     def _is_overdue(self) -> bool:
-        return self._over_ns > 0 and boot_ns() - self._over_ns > PATIENCE_S * _NS
+        return self._retries and boot_ns() - self._over_ns > PATIENCE_S * _NS
 
     def check(self) -> None:
         """Raise `Refused` if publishes have waited too long."""

@@ -215,10 +215,10 @@ class Commands:
             else:
                 if is_new and (is_known or message.channel not in group.stored):
                     self._requests.audits.first_use(message, message.channel)
-                self._requests.done(
-                    message.request,
-                    group.endpoints(message.channel, with_settings=bool(message.settings)),
-                )
+                found = group.endpoints(message.channel, with_settings=bool(message.settings))
+                if self._broker.epoch:
+                    found["epoch"] = self._broker.epoch
+                self._requests.done(message.request, found)
 
         if message.channel and message.channel not in group.channels and not message.create:
             group.want("", lambda error: self._again(self._lookup, message, error))

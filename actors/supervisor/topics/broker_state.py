@@ -34,6 +34,7 @@ class BrokerState:
         self.forget_archive = forget_archive
         self.started = time.time()
         self.stopping = False
+        self.epoch = 0  # the epoch of this primary in the log of ticks, 0 until it is known
         self.groups: dict[str, TopicGroup] = {}
         self.channels_changed = False
         self.names_changed = False  # the set of names of topics and channels has changed

@@ -446,6 +446,7 @@ class TopicGroup:
         of_topic = self.topic.spec.start
         assert isinstance(of_topic, TopicStart)
         number = self._processes.new_key()
+        given = self._options()
         start = ChannelStart(
             channel=channel,
             topic_name=self.name,
@@ -454,6 +455,7 @@ class TopicGroup:
             topic=of_topic.front,
             storage=of_topic.storage.front,
             scan=self._processes.scan_endpoint,
+            leased=bool(given.bucket and given.bucket_lag_s),
             made_with=self._new_settings.get(channel, {}),
             closed=to_consumers(self.row.closed),
         )

@@ -117,6 +117,17 @@ def test_a_broker_that_has_lost_never_has_a_lease_again(primacy: Primacy, cell: 
     assert cell.until_ns == OVER
 
 
+def test_all_processes_know_the_patience_of_the_standby(primacy: Primacy, cell: LeaseCell) -> None:
+    primacy.looked({})
+    assert cell.patience_ns == 0
+    primacy.begins(terms_for(10.0))
+    assert cell.patience_ns == 10 * S
+    primacy.looked({"a": SLOW, "b": FAST})
+    assert cell.patience_ns == 2 * S
+    primacy.looked({})
+    assert cell.patience_ns == 2 * S, "the lease goes on until a tick says that there is no standby"
+
+
 def test_the_addresses_of_all_standbys_are_known(primacy: Primacy) -> None:
     assert primacy.standby_addresses == ""
     primacy.looked(

@@ -47,5 +47,5 @@ def test_the_file_has_no_hole_and_is_private(tmp_path: Path) -> None:
     """A write to a hole would kill the process if the disk is full."""
     LeaseCell(str(tmp_path), make=True)
     found = os.stat(tmp_path / "lease")
-    assert found.st_size == 8
+    assert found.st_size == 16
     assert found.st_mode & 0o777 == 0o600

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from zsq.actors.primitives.lease_cell import OVER, LeaseCell
+from zsq.actors.primitives import lease_cell
+from zsq.actors.primitives.lease_cell import OVER, LeaseCell, LeaseWatch
 from zsq.actors.storage.bucket.topic_lease import PATIENCE_S, TopicLease
 from zsq.transport.errors import E_STANDBY, Refused
 
@@ -28,7 +29,8 @@ class Timers:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     now = [10 * S]
-    monkeypatch.setattr(f"{TopicLease.__module__}.boot_ns", lambda: now[0])
+    for module in (TopicLease.__module__, LeaseWatch.__module__):
+        monkeypatch.setattr(f"{module}.boot_ns", lambda: now[0])
     return now
 
 
@@ -73,3 +75,39 @@ def test_publishes_wait_and_are_refused_then(tmp_path: Path, now: list[int]) -> 
     cell.write(0)
     lease.check()
     assert not lease.holds_publishes()
+
+
+def test_a_broker_is_lost_when_the_lease_was_over_for_the_patience(
+    tmp_path: Path, now: list[int]
+) -> None:
+    cell = LeaseCell(str(tmp_path), make=True)
+    cell.write_patience(20 * S)
+    watch = LeaseWatch(str(tmp_path))
+    watch.check()
+    cell.write(11 * S)
+    now[0] = 31 * S
+    assert watch.is_over
+    assert not watch.is_lost
+    now[0] += 1
+    assert watch.is_lost, "it counts from the end of the lease, and not from the first look"
+    with pytest.raises(Refused) as caught:
+        watch.check()
+    assert caught.value.code == E_STANDBY
+    cell.write(now[0] + S)
+    watch.check()
+    assert not watch.over_ns
+
+
+def test_without_a_time_of_its_end_a_lease_is_over_since_the_first_look(
+    tmp_path: Path, now: list[int]
+) -> None:
+    cell = LeaseCell(str(tmp_path), make=True)
+    cell.write(OVER)
+    watch = LeaseWatch(str(tmp_path))
+    assert not watch.is_lost
+    now[0] += int(lease_cell.PATIENCE_S * S) + 1
+    assert watch.is_lost
+
+
+def test_a_broker_without_a_bucket_is_never_lost() -> None:
+    assert not LeaseWatch("").is_lost

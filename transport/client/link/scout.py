@@ -10,10 +10,17 @@ addresses for the same topic, one after the other, about every `PAUSE_NS`. A sta
 links move only if a topic with the same uuid answers: the addresses may be those of several brokers
 of a cluster, which are all primaries. So the scout watches no links to supervisors, which have no
 such identity.
+
+A client may also wait for nothing: a consumer whose channel is empty, or that gets messages of a
+primary that was replaced and does not know. Such a client asks another address now and then, about
+every `IDLE_NS`. It moves only if the same topic is there in a later *epoch*, which each takeover
+begins. A broker without a bucket has no epoch, and its clients do not ask.
+
 (Heartbeats that are shorter were rejected. They would not help against a primary that is cut off
 from the bucket, and each stall of a network would end all leases.) If the old primary does not know
-yet that it has lost, both answer. The client may then go back and forth, but the old primary has no
-lease, and so it confirms no publish and no finish.
+yet that it has lost, both answer. A client that knows both epochs never goes back to the earlier
+one. Otherwise it may go back and forth, but the old primary has no lease, and so it confirms no
+publish and no finish.
 """
 
 from __future__ import annotations
@@ -41,6 +48,7 @@ PAUSE_NS: Final = 500 * MS
 TRIES_SOON: Final = 40
 PAUSE_LATER_NS: Final = 5_000 * MS
 TRY_NS: Final = 1_000 * MS  # the time for one try
+IDLE_NS: Final = 30_000 * MS  # how often a client asks that waits for no answer
 FAR_NS: Final = 1 << 62
 
 
@@ -56,6 +64,9 @@ class Watched(Protocol):
 
     @property
     def waits(self) -> bool: ...
+
+    @property
+    def up(self) -> bool: ...
 
     def restart(self, now_ns: int, why: str, *, at_once: bool = False) -> None: ...
 
@@ -74,6 +85,16 @@ class OwnLink(Protocol):
     def on_time(self, now_ns: int) -> int: ...
 
 
+def _epoch_of(link: Watched | OwnLink) -> int:
+    """Return the epoch of the broker to which this link leads, or 0 if it is not known."""
+    epoch = link.opened.get("epoch", 0)
+    return epoch if isinstance(epoch, int) else 0
+
+
+def _soon(pause_ns: int) -> int:
+    return int(pause_ns * random.uniform(0.5, 1.0))
+
+
 class Scout:
     """The scout of one client, and the peer of its own link, which leads where the silent one does.
 
@@ -85,25 +106,51 @@ class Scout:
         self._link: OwnLink | None = None
         self._asked: Address | None = None  # where the link leads
         self._uuid = ""  # the topic that must be there
+        self._epoch = 0  # the epoch of its broker must not be earlier than this one
         self._tries = 0
         self._began_ns = 0  # when the present try began
         self._again_ns = 0  # when the next try may begin
         self._found = False
+        self._idle_ns = 0  # when a client that waits for no answer asks again
+        self._is_idle = False  # True if the present try is that of such a client
 
     def on_time(self, now_ns: int, links: Sequence[Watched]) -> int:
         """Look at the links, and ask other addresses if one is silent. Return the next time."""
         waiting = [link for link in links if self._is_waiting(link, now_ns)]
         silent = [link for link in waiting if now_ns - link.silent_ns >= SILENT_NS]
         if not silent:
-            self.stop()
+            if not self._is_idle:
+                self.stop()
             self._tries = 0
-            return now_ns + LOOK_NS if waiting else FAR_NS
-        if self._found:
-            self._move(now_ns, links)
-            return now_ns + LOOK_NS
+            return min(now_ns + LOOK_NS if waiting else FAR_NS, self._on_idle(now_ns, links))
+        if self._is_idle:
+            self.stop()
         if self._link is None and now_ns >= self._again_ns:
             self._try(now_ns, silent[0])
-        if self._link is not None:
+        return self._go_on(now_ns, links)
+
+    def _on_idle(self, now_ns: int, links: Sequence[Watched]) -> int:
+        """Ask another address now and then, although no answer is late. Return the next time."""
+        idle = [one for one in links if one.up and len(one.rotation.each) > 1 and _epoch_of(one)]
+        if not idle:
+            self.stop()
+            self._idle_ns = 0
+            return FAR_NS
+        if not self._is_idle and now_ns >= self._idle_ns:
+            is_first, self._idle_ns = not self._idle_ns, now_ns + _soon(IDLE_NS)
+            if not is_first:
+                self._try(now_ns, idle[0])
+                self._epoch, self._is_idle = self._epoch + 1, True
+        if not self._is_idle:
+            return self._idle_ns
+        next_ns = self._go_on(now_ns, links)
+        return next_ns if self._is_idle else self._idle_ns
+
+    def _go_on(self, now_ns: int, links: Sequence[Watched]) -> int:
+        """Continue the present try. Return the next time."""
+        if self._found:
+            self._move(now_ns, links)
+        elif self._link is not None:
             self._link.on_time(now_ns)
             # One that is up, and did not find the topic, ends after its time too.
             if self._link.down or now_ns - self._began_ns >= TRY_NS:
@@ -115,7 +162,7 @@ class Scout:
         if self._link is not None:
             self._link.stop()
         self._link = self._asked = None
-        self._found = False
+        self._found = self._is_idle = False
 
     def _is_waiting(self, link: Watched, now_ns: int) -> bool:
         if len(link.rotation.each) < 2 or not link.opened.get("uuid") or not link.waits:
@@ -130,10 +177,10 @@ class Scout:
         self._asked = others[self._tries % len(others)]
         self._tries += 1
         pause_ns = PAUSE_NS if self._tries < TRIES_SOON else PAUSE_LATER_NS
-        self._again_ns = now_ns + int(pause_ns * random.uniform(0.5, 1.0))
+        self._again_ns = now_ns + _soon(pause_ns)
         self._began_ns = now_ns
         alone = Rotation(Addresses((self._asked,)), moves=True)
-        self._uuid = silent.opened["uuid"]
+        self._uuid, self._epoch = silent.opened["uuid"], _epoch_of(silent)
         self._link = self._make(alone, replace(silent.target, create=False), self)
         self._link.stays = True  # a broker that does not have the part must not send it on
         self._link.start(now_ns)
@@ -154,7 +201,11 @@ class Scout:
         return None
 
     def on_up(self, now_ns: int) -> None:
-        self._found = self._link is not None and self._link.opened.get("uuid") == self._uuid
+        if self._link is None or self._link.opened.get("uuid") != self._uuid:
+            return
+        epoch = _epoch_of(self._link)
+        # Without an epoch, only a silent link goes there.
+        self._found = epoch >= self._epoch if epoch else not self._is_idle
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         return Reaction.NOTHING

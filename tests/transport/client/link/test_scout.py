@@ -10,6 +10,7 @@ from typing import Any
 
 from zsq.transport.client.link.scout import (
     FAR_NS,
+    IDLE_NS,
     LOOK_NS,
     MS,
     PAUSE_LATER_NS,
@@ -37,6 +38,7 @@ class Link:
     silent_ns: int = 0
     word_ns: int = 0
     waits: bool = True
+    up: bool = True
     restarts: int = 0
 
     def __post_init__(self) -> None:
@@ -198,3 +200,64 @@ def test_links_without_a_known_topic_are_not_watched() -> None:
     bench.link.opened = {}
     assert bench.run(10) == FAR_NS
     assert not bench.made
+
+
+def idle_bench(epoch: int) -> Bench:
+    bench = Bench()
+    bench.link.waits = False
+    bench.link.opened["epoch"] = epoch
+    return bench
+
+
+def test_an_idle_client_asks_now_and_then_and_goes_to_a_later_epoch_only() -> None:
+    bench = idle_bench(5)
+    bench.run(10 * IDLE_NS / S)
+    assert 10 <= len(bench.made) <= 20
+    assert all(own.stopped for own in bench.made[:-1])
+    for epoch in (4, 5, None):
+        count = len(bench.made)
+        while len(bench.made) == count:
+            bench.run(1)
+        bench.made[-1].opened = {"uuid": "one"} | ({} if epoch is None else {"epoch": epoch})
+        bench.made[-1].serves = True
+        bench.run(3)
+        assert bench.link.restarts == 0
+    count = len(bench.made)
+    while len(bench.made) == count:
+        bench.run(1)
+    bench.made[-1].opened = {"uuid": "one", "epoch": 6}
+    bench.made[-1].serves = True
+    bench.run(1)
+    assert (bench.link.restarts, bench.link.rotation.present.url) == (1, URLS[1])
+
+
+def test_an_idle_client_of_a_broker_without_a_bucket_asks_nobody() -> None:
+    bench = idle_bench(0)
+    assert bench.run(1000) == FAR_NS
+    assert not bench.made
+
+
+def test_a_client_that_waits_does_not_go_back_to_an_earlier_epoch() -> None:
+    bench = idle_bench(5)
+    bench.link.waits = True
+    bench.run(1.3)
+    bench.made[0].opened = {"uuid": "one", "epoch": 4}
+    bench.made[0].serves = True
+    bench.run(0.5)
+    assert bench.link.restarts == 0
+    while len(bench.made) < 2:
+        bench.run(0.2)
+    bench.made[1].opened = {"uuid": "one"}
+    bench.made[1].serves = True
+    bench.run(0.5)
+    assert bench.link.restarts == 1, "that broker does not say its epoch yet"
+
+
+def test_the_try_of_an_idle_client_ends_when_an_answer_is_late() -> None:
+    bench = idle_bench(5)
+    while not bench.made:
+        bench.run(0.1)
+    bench.link.waits = True
+    bench.run(1.5)
+    assert bench.made[0].stopped
+    assert len(bench.made) >= 2
