@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 from ...transport.client.asyncio.aio import Admin
+from ...transport.client.blocking.asker import named_by
 from ...transport.errors import E_UNSUPPORTED, ZsqError
 from ...transport.reports import BrokerStats
 from ...transport.wire.answers import ClusterAnswer, ClusterBroker, OverviewAnswer
@@ -57,9 +58,9 @@ class OtherAdmin(Admin):
     _tells = False
 
 
-def open_other(url: str) -> Closable:
-    """Return the client of another broker, with the keys of the environment."""
-    return OtherAdmin(url, timeout=ASK_S)
+def open_other(admin: Admin, url: str) -> Closable:
+    """Return the client of another broker, which the broker of `admin` has named."""
+    return OtherAdmin(named_by(admin, [url]), timeout=ASK_S)
 
 
 Look = Callable[[Asked], Awaitable[Seen]]

@@ -8,6 +8,14 @@ same user then connects to the actors directly (`direct_address`), which saves t
 
 If the paths in a run directory would be too long for a socket, the broker puts the directory in
 another place. Then `/path/to/run.json` contains its path.
+
+A client does not trust a broker to say where it connects. Only the user gives ipc:// addresses. The
+run directory of a gateway is used only if the gateway is at a loopback address, and if the
+directory and its file belong to this user and nobody else may write there. Over ipc, the endpoints
+of the actors must lie in the run directory. Other brokers, such as those of the parts of a topic,
+are named by tcp:// addresses, which must not reach less far than that of the broker that names them
+(`Space`). So a broker of another machine cannot send a client to a service that listens for this
+machine alone.
 """
 
 from __future__ import annotations
@@ -16,9 +24,11 @@ import functools
 import ipaddress
 import json
 import os
+import stat
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,6 +103,26 @@ class Target:
         return f"{self.kind} {name}".strip()
 
 
+class Space(IntEnum):
+    """The distance that an address reaches."""
+
+    MACHINE = 0  # loopback
+    LINK = 1  # link-local addresses; clouds have services for each machine there
+    SITE = 2  # private networks
+    WORLD = 3
+
+
+def space_of(host: str) -> Space:
+    """Return the space of a numeric address."""
+    address = ipaddress.ip_address(host)
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_loopback or address.is_unspecified:
+        return Space.MACHINE
+    if address.is_link_local or address.is_multicast:
+        return Space.LINK
+    return Space.WORLD if address.is_global else Space.SITE
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """The address of a broker.
@@ -103,6 +133,7 @@ class Address:
       The audit log records the topics and channels that they create under this name.
     - `auto`: True for a gateway whose clients connect to the actors directly if they can.
     - `run_id`: For a run directory that a gateway named, the content of its `run_id` file.
+    - `least`: For an address that a broker named: the space of that broker. See `Space`.
     """
 
     url: str
@@ -111,6 +142,7 @@ class Address:
     by: Mapping[str, str] = field(default_factory=dict, compare=False)
     auto: bool = False
     run_id: str = ""
+    least: Space = field(default=Space.MACHINE, compare=False)
 
     @property
     def heartbeat_ms(self) -> int:
@@ -147,7 +179,7 @@ class Address:
         This looks it up again for each attempt, because the run directory may have moved.
         """
         path = Path(self.url.removeprefix("ipc://"))
-        if not (path / "supervisor").exists():
+        if not self.run_id and not (path / "supervisor").exists():
             path = _moved(path)
         found = str(path / "supervisor")
         if len(os.fsencode(found)) > IPC_PATH_BYTES_MAX:
@@ -175,28 +207,46 @@ def read_run_id(run_dir: str) -> str:
     """Return the run id of a run directory, or "" if this user has none at this path.
 
     Only the user who started the broker may connect directly. Root could read the file of any user,
-    but the sockets that it creates would belong to root.
+    but the sockets that it creates would belong to root. Nobody else may be able to create sockets
+    in the directory.
     """
-    try:  # O_NONBLOCK is necessary because an unknown server may have named a pipe
-        fd = os.open(
-            f"{run_dir}/{RUN_ID_FILE}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-        )
+    if not os.path.isabs(run_dir):
+        return ""
+    # O_NONBLOCK is necessary because an unknown server may have named a pipe.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    found, opened = b"", []
+    try:
+        opened.append(os.open(run_dir, flags | os.O_DIRECTORY))
+        if _is_private(os.fstat(opened[0])):
+            opened.append(os.open(RUN_ID_FILE, flags, dir_fd=opened[0]))
+            state = os.fstat(opened[1])
+            if _is_private(state) and stat.S_ISREG(state.st_mode):
+                found = os.read(opened[1], _RUN_ID_BYTES + 1)
     except (OSError, ValueError):  # a path that contains a zero byte raises ValueError
         return ""
-    try:
-        found = os.read(fd, _RUN_ID_BYTES + 1) if os.fstat(fd).st_uid == os.geteuid() else b""
-    except OSError:
-        return ""
     finally:
-        os.close(fd)
+        for fd in opened:
+            os.close(fd)
     return found.decode("ascii", "replace") if len(found) == _RUN_ID_BYTES else ""
+
+
+def _is_private(state: os.stat_result) -> bool:
+    """Return True if this belongs to this user, and no other user may write it."""
+    return state.st_uid == os.geteuid() and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def is_beside(endpoint: str, supervisor: str) -> bool:
+    """Return True if this endpoint lies in the same run directory as that of the supervisor."""
+    folder, _, name = endpoint.rpartition("/")
+    return bool(name) and name not in (".", "..") and folder == supervisor.rpartition("/")[0]
 
 
 def direct_address(told: Mapping[str, object]) -> Address | None:
     """Return the address of the run directory that a gateway named, or None if it is not usable.
 
     The path may not exist here, for example in a container, or it may belong to another broker. So
-    the `run_id` file in it must contain the run id that the gateway sent. (Rejected: to compare the
+    the `run_id` file in it must contain the run id that the gateway sent. This id is random, so a
+    server that is not the broker does not know it. (Rejected: to compare the
     uuid of the data directory. A copy of a data directory has the same uuid, and a broker that was
     killed leaves its run directory behind.)
     """

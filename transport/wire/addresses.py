@@ -6,7 +6,8 @@ A broker may have a standby on another machine. The standby takes over when the 
 a client names the addresses of both. It talks to one of them at a time: the *present* one. When
 this address does not lead to the primary, the client goes to the next one in the list, and after
 the last one to the first. The addresses that the user gave are the only ones that it uses, except
-for topics with parts (`spread.py`), because only the brokers know where the parts are. (Rejected:
+for topics with parts (`spread.py`), because only the brokers know where the parts are. Even those
+are not trusted with every address (`address.py`). (Rejected:
 to follow an address in the text of an error.)
 
 A rotation says which address comes next and why the others failed. It does not wait. The link
@@ -20,13 +21,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ..errors import E_BAD_ARGUMENT, E_FENCED, E_STANDBY, Refused, UsageError, ZsqError
-from .address import Address, direct_address, given_url, parse
+from .address import Address, Space, direct_address, given_url, parse, space_of
 from .credentials import Credentials, KeyFile
 
 __all__ = ["ADDRESSES_MAX", "NOT_PRIMARY", "Addresses", "Rotation", "Url", "parse_all"]
-
-Url = str | list[str] | tuple[str, ...] | None
-"""The `url` of a client: one address, several with commas between them, or a list of them."""
 
 ADDRESSES_MAX: Final = 16
 REACHED_MAX: Final = 100  # the most lists of addresses for which the last one used is remembered
@@ -64,12 +62,18 @@ class Addresses:
         return Addresses(tuple(replace(one, by=by) for one in self.each))
 
 
+Url = str | list[str] | tuple[str, ...] | Addresses | None
+"""The `url` of a client: one address, several with commas between them, or a list of them."""
+
+
 def parse_all(url: Url, key_file: KeyFile = None, transport: str | None = None) -> Addresses:
     """Return the addresses of a list of URLs. See `address.parse` for the arguments.
 
     Raises `UsageError` (E_BAD_ARGUMENT) for a list that is empty or too long, for an empty part,
     and for an address that is not valid or that occurs twice.
     """
+    if isinstance(url, Addresses) and url.each:
+        return url
     parts = _parts(url)
     found = []
     for part in parts:
@@ -88,6 +92,8 @@ def parse_all(url: Url, key_file: KeyFile = None, transport: str | None = None) 
 
 def _parts(url: Url) -> list[str]:
     """Return the addresses as they are written. A path of ipc:// may contain a comma."""
+    if isinstance(url, Addresses):
+        return []
     if isinstance(url, list | tuple):
         for one in url:
             if not isinstance(one, str):
@@ -107,6 +113,8 @@ def _parts(url: Url) -> list[str]:
 
 
 def _shown(url: Url) -> str:
+    if isinstance(url, Addresses):
+        return repr(url.url)
     return repr(url if isinstance(url, list | tuple) else given_url(url))
 
 
@@ -222,9 +230,13 @@ class Rotation:
             direct = None
         return direct or address
 
-    def learn_way(self, address: Address, opened: Mapping[str, Any]) -> bool:
-        """Note the run directory that a gateway named. Return True if links can use it."""
-        direct = direct_address(opened) if address.auto else None
+    def learn_way(self, address: Address, host: str, opened: Mapping[str, Any]) -> bool:
+        """Note the run directory that a gateway named. Return True if links can use it.
+
+        `host` is the numeric address of the gateway.
+        """
+        usable = address.auto and space_of(host) is Space.MACHINE
+        direct = direct_address(opened) if usable else None
         if direct is None or direct.run_id in self._unusable:
             return False
         self._direct[address.url] = direct

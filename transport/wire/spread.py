@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from crc32c import crc32c
 
 from ..errors import E_BAD_COMMAND, E_CLOSED, E_PARTS, Refused, UsageError
 from ..names import PARTS_MAX, part_name, part_of
-from .address import Address, parse
+from .address import Address, Space, parse
 from .addresses import ADDRESSES_MAX, Addresses, Rotation
 from .protocol import Spread
 from .rows import check_rows
@@ -132,31 +133,46 @@ def addresses_of(spread: Spread, number: int) -> tuple[str, ...]:
     return () if broker is None else dict(spread.brokers).get(broker, ())
 
 
-def near(home: Addresses, urls: Sequence[str]) -> Addresses:
+def check_named(url: str) -> str:
+    """Return a URL that a broker has named for another one.
+
+    Raises `UsageError` (E_BAD_COMMAND) if it is not a tcp:// address. Only users give others.
+    """
+    if not url.startswith("tcp://"):
+        text = f"a broker has named another one at {url[:200]!r}, and only tcp:// is accepted"
+        raise UsageError(E_BAD_COMMAND, text)
+    return url
+
+
+def near(home: Addresses, urls: Sequence[str], least: Space) -> Addresses:
     """Return the addresses of another broker, with the keys and choices of the given ones.
 
-    Raises `UsageError` if an address that the directory names is not valid.
+    `least` is the space of the broker that names them, and counts for those that the user did not
+    give. Raises `UsageError` if an address is not valid, or is not a tcp:// address.
     """
     transport = "auto" if home.auto or all(one.direct for one in home.each) else "tcp"
     by = home.each[0].by
     found: list[Address] = []
     for url in urls:
-        one = parse(url, home.credentials, transport)
+        one = next((one for one in home.each if one.url == url), None) or replace(
+            parse(check_named(url), home.credentials, transport), least=least
+        )
         if one not in found:
             found.append(one)
     return Addresses(tuple(found)).on_behalf(by)
 
 
-def way_to(home: Addresses, name: str, spread: Spread) -> Rotation | None:
+def way_to(home: Addresses, name: str, spread: Spread, least: Space) -> Rotation | None:
     """Return the way to a part: the addresses of its broker, and then those of the user.
 
     The user's addresses are tried when the broker does not answer: they may know that another
-    broker has the part now. Return None if no broker has a part with this name.
+    broker has the part now. `least`: see `near`. Return None if no broker has a part with this
+    name.
     """
     part = part_of(name)
     urls = addresses_of(spread, part[1]) if part is not None else ()
     if not urls:
         return None
-    there = near(home, urls)
+    there = near(home, urls, least)
     each = there.each + tuple(one for one in home.each if one not in there.each)
     return Rotation(Addresses(each), moves=True)

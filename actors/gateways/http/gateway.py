@@ -19,6 +19,7 @@ from ....transport.errors import E_BAD_ARGUMENT, UsageError
 from ....transport.nsq.limits import NsqLimits
 from ....transport.wire.credentials import Credentials, read_key_file
 from ....transport.wire.protocol import ReloadHttpGateway
+from ....transport.wire.spread import check_named
 from ...runtime.actor import StartFailed
 from ...runtime.async_actor import FINISH_S, AsyncActor
 from ...security.access import AccessError
@@ -195,12 +196,11 @@ class HttpGateway(AsyncActor[HttpStart]):
             partial(Reader, url, timeout=ADMIN_S),
             partial(ActingProducer, url, timeout=PUBLISH_S, via="http"),
         )
-        others = partial(
-            OtherAdmin,
-            timeout=ASK_S,
-            key_file=keys_for_others(self.given.security),
-            transport="tcp",
-        )
+        keys = keys_for_others(self.given.security)
+
+        def others(named: str) -> OtherAdmin:
+            return OtherAdmin(check_named(named), timeout=ASK_S, key_file=keys, transport="tcp")
+
         self._console = Console(
             self._admin, *doors, url, limiters, options.console, open_admin=others
         )

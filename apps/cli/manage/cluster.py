@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -52,7 +53,7 @@ async def _ask_cluster(url: str, timeout: float, look: Look) -> Report:
     from ....transport.client.asyncio.aio import Admin
 
     async with Admin(url, timeout=timeout) as admin:
-        asking = ClusterAsking(admin, open_other, look, fresh=True)
+        asking = ClusterAsking(admin, partial(open_other, admin), look, fresh=True)
         try:
             return await asking.report()
         finally:

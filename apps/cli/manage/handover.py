@@ -45,7 +45,7 @@ def handover(url: str, timeout: float, force: bool) -> None:
     with Admin(url, timeout=timeout) as admin:
         before = _look(admin)
         if not force:
-            _check_standbys(before.standbys)
+            _check_standbys(admin, before.standbys)
         begun_s = time.monotonic()
         admin.handover()
         if "," not in url:
@@ -96,18 +96,19 @@ def _look(admin: Admin) -> _Seen:
     return _Seen(process, int(bucket.get("epoch", 0)), tuple(filter(None, standbys)))
 
 
-def _check_standbys(standbys: Sequence[str]) -> None:
+def _check_standbys(admin: Admin, standbys: Sequence[str]) -> None:
     """Raise `BrokerUnreachable` if none of the standbys that the primary knows answers.
 
     The primary knows a standby that was killed for half an hour more. If it handed over to this one
     alone, publishing would stop for the patience.
     """
+    from ....transport.client.blocking.asker import named_by
     from ....transport.client.blocking.client import Admin
 
     whys = []
     for one in standbys:
         try:
-            with Admin(one, timeout=ANSWER_S) as standby:
+            with Admin(named_by(admin, [one]), timeout=ANSWER_S) as standby:
                 standby.ping()
             whys.append(f"{one} is no standby")
         except ZsqError as error:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -153,10 +154,12 @@ def topic_move(part: str, broker: int, wait: float, url: str, timeout: float) ->
     delayed messages stay as they are. To withdraw a move, give the number of the broker that has
     the part.
     """
+    from ....transport.client.blocking.asker import named_by
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
-        source, target = _ends(admin.cluster(fresh=True), part, broker)
+        ends = _ends(admin.cluster(fresh=True), part, broker)
+        source, target = (named_by(admin, urls) for urls in ends)
     # Both must live. If both are asked, both know of the move at once.
     with Admin(source, timeout=timeout) as at, Admin(target, timeout=timeout) as to:
         to.ping()
@@ -182,10 +185,10 @@ def _topic_of(told: ClusterAnswer, part: str) -> tuple[ClusterTopic, int]:
     return found, number
 
 
-def _ends(told: ClusterAnswer, part: str, broker: int) -> tuple[str, str]:
-    """Return the URL of the broker that has the part, and of the one that shall have it."""
+def _ends(told: ClusterAnswer, part: str, broker: int) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the URLs of the broker that has the part, and of the one that shall have it."""
     topic, number = _topic_of(told, part)
-    urls = [",".join(one["addresses"]) for one in told["brokers"]]
+    urls = [one["addresses"] for one in told["brokers"]]
     if broker >= len(urls):
         text = f"the cluster has the brokers 0 to {len(urls) - 1}, not {broker}"
         raise click.BadParameter(text, param_hint="BROKER")

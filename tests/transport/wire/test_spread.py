@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsq.transport.errors import E_PARTS, Refused, UsageError
+from zsq.transport.wire.address import Space, space_of
 from zsq.transport.wire.addresses import Rotation, parse_all
 from zsq.transport.wire.protocol import Spread
 from zsq.transport.wire.spread import (
@@ -18,6 +19,7 @@ from zsq.transport.wire.spread import (
     KeyParts,
     addresses_of,
     checked,
+    near,
     part_of_hash,
     parts_of_keys,
     way_to,
@@ -74,7 +76,7 @@ def test_a_topic_whose_parts_are_all_closed_takes_no_messages() -> None:
 
 def test_the_way_to_a_part_ends_at_the_addresses_of_the_user() -> None:
     home = parse_all([C, "tcp://127.0.0.1:4"], transport="tcp")
-    way = way_to(home, "clicks#1", SPREAD)
+    way = way_to(home, "clicks#1", SPREAD, Space.MACHINE)
     assert way is not None
     assert [one.url for one in way.each] == [B, C, "tcp://127.0.0.1:4"]
     assert way.present.url == B
@@ -82,15 +84,53 @@ def test_the_way_to_a_part_ends_at_the_addresses_of_the_user() -> None:
     assert not any(one.auto for one in way.each)
 
 
+@pytest.mark.parametrize("home", ["tcp://10.0.0.1:1", "ipc:///data/run"])
+@pytest.mark.parametrize("url", ["ipc:///data/other/run", "inproc://a", ""])
+def test_a_broker_names_only_tcp_addresses(home: str, url: str) -> None:
+    """An ipc:// address would lead to any other broker of this user, with all permissions."""
+    with pytest.raises(UsageError, match=r"E_BAD_COMMAND .* only tcp:// is accepted"):
+        near(parse_all(home), (url,), Space.MACHINE)
+
+
+def test_what_a_broker_names_reaches_as_far_as_itself_unless_the_user_gave_it() -> None:
+    home = parse_all(["tcp://10.0.0.1:1", A], transport="tcp")
+    found = near(home, (A, B), Space.SITE)
+    assert [(one.url, one.least) for one in found.each] == [(A, Space.MACHINE), (B, Space.SITE)]
+
+
+@pytest.mark.parametrize(
+    ("host", "space"),
+    [
+        ("127.0.0.1", Space.MACHINE),
+        ("127.9.9.9", Space.MACHINE),
+        ("::1", Space.MACHINE),
+        ("::ffff:127.0.0.1", Space.MACHINE),
+        ("0.0.0.0", Space.MACHINE),
+        ("::", Space.MACHINE),
+        ("169.254.169.254", Space.LINK),
+        ("fe80::1%eth0", Space.LINK),
+        ("224.0.0.1", Space.LINK),
+        ("10.1.2.3", Space.SITE),
+        ("192.168.0.1", Space.SITE),
+        ("100.64.0.1", Space.SITE),
+        ("fd00::1", Space.SITE),
+        ("8.8.8.8", Space.WORLD),
+        ("2600::1", Space.WORLD),
+    ],
+)
+def test_each_address_has_a_space(host: str, space: Space) -> None:
+    assert space_of(host) is space
+
+
 def test_there_is_no_way_to_a_whole_topic_or_a_part_that_is_missing() -> None:
     home = parse_all(A)
-    assert way_to(home, "clicks", SPREAD) is None
-    assert way_to(home, "clicks#3", SPREAD) is None
+    assert way_to(home, "clicks", SPREAD, Space.MACHINE) is None
+    assert way_to(home, "clicks#3", SPREAD, Space.MACHINE) is None
     assert addresses_of(SPREAD, 3) == ()
 
 
 def test_a_way_is_not_remembered_for_other_clients() -> None:
-    way = way_to(parse_all(A), "clicks#1", SPREAD)
+    way = way_to(parse_all(A), "clicks#1", SPREAD, Space.MACHINE)
     assert way is not None
     way.failed(way.present, "gone")
     assert not way.reached(way.present)

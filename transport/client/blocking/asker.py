@@ -6,21 +6,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from ...errors import E_CLOSING, Refused, ZsqError
-from ...wire.address import DefaultTimeout, Target
-from ...wire.addresses import Url, parse_all
+from ...wire.address import DefaultTimeout, Space, Target
+from ...wire.addresses import Addresses, Url, parse_all
 from ...wire.credentials import KeyFile
-from ...wire.spread import HasParts
+from ...wire.spread import HasParts, near
 from ..core.asking import Asking, Question, Reply, combined, for_parts
 from ..core.requester import Request, RequestEngine
 from .drive import Drive, inherit, ours, remember
 from .producer import check_times
 
-__all__ = ["Asker", "AskerBase", "ClientAddress", "moved"]
+__all__ = ["Asker", "AskerBase", "ClientAddress", "moved", "named_by"]
 
 _T = TypeVar("_T")
 
@@ -34,7 +34,7 @@ def moved(error: HasParts) -> Refused:
 class ClientAddress(TypedDict):
     """The arguments of a client that say where the broker is."""
 
-    url: str
+    url: Url
     key_file: KeyFile
     transport: str
 
@@ -79,6 +79,11 @@ class AskerBase:
             "transport": "auto" if found.auto else "tcp",
         }
 
+    def _near(self, urls: Sequence[str]) -> Addresses:
+        """Return addresses that the broker has named. See `named_by`."""
+        made = self._made
+        return near(self._address, urls, Space.WORLD if made is None else made.engine.link.space)
+
     def _other(self, urls: tuple[str, ...], make: Callable[..., _T]) -> _T:
         """Return the client of another broker. `make` makes an Admin. It is closed with this one.
 
@@ -87,7 +92,7 @@ class AskerBase:
         """
         if urls not in self._others:
             place = self._same_place()
-            place["url"] = ",".join(urls)
+            place["url"] = self._near(urls)
             self._others.setdefault(urls, make(timeout=self._timeout, **place))
         found: _T = self._others[urls]
         return found
@@ -95,6 +100,15 @@ class AskerBase:
     def _check_open(self) -> None:
         if self._closed:
             raise Refused(E_CLOSING, "this client is closed; make a new one")
+
+
+def named_by(client: AskerBase, urls: Sequence[str]) -> Addresses:
+    """Return addresses that the broker of this client has named, as the `url` of another client.
+
+    Raises `UsageError` if one of them is not a tcp:// address. The other client goes only to those
+    that the rules of `wire/address.py` allow.
+    """
+    return client._near(urls)
 
 
 class Asker(AskerBase):

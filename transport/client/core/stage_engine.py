@@ -167,18 +167,23 @@ class StageEngine(Engine):
             return
         opened = self.link.opened
         if self.link.address.direct:
-            endpoint, route = opened.get("push"), LOCAL_ROUTE
+            endpoint, route = str(opened.get("push")), LOCAL_ROUTE
+            is_good = self.link.is_beside(endpoint)
         else:
-            port = opened.get("push_port")
-            endpoint = tcp_endpoint(self.link.places.host, port if isinstance(port, int) else 0)
-            route = opened.get("route", b"")
+            port, route = opened.get("push_port"), opened.get("route", b"")
+            is_good = type(port) is int and 0 < port < 65536 and type(route) is bytes
+            endpoint = f"port {port}"
+            if isinstance(port, int):
+                endpoint = tcp_endpoint(self.link.places.host, port)
+        if not is_good:
+            raise UsageError(E_BAD_COMMAND, f"the broker names {endpoint[:200]!r} for pushes")
         try:
-            self._push = sockets.make_push(str(endpoint), self.link.given.credentials)
+            self._push = sockets.make_push(endpoint, self.link.given.credentials)
         except zmq.ZMQError as error:
             raise UsageError(E_BAD_COMMAND, f"cannot push to {endpoint}: {error}") from None
         # If the topic is deleted from now on, it is not created again.
         self.link.target = replace(self.link.target, create=False)
-        self._push_endpoint = str(endpoint)
+        self._push_endpoint = endpoint
         self._head = [route, b"", encode(Push(self.session.stage))]
         self.pump(now_ns)
         self.sooner(0)

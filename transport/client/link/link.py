@@ -46,6 +46,7 @@ import zmq
 
 from ...errors import (
     E_BAD_ARGUMENT,
+    E_BAD_COMMAND,
     E_CLOSED,
     E_CLOSING,
     E_FORBIDDEN,
@@ -65,7 +66,7 @@ from ...names import part_of
 from ...resolver import NotResolved, Resolver, late, resolver
 from ...system import EventSet, Ready
 from ...wire import sockets
-from ...wire.address import Target
+from ...wire.address import Space, Target, is_beside, space_of
 from ...wire.addresses import NOT_PRIMARY, Rotation
 from ...wire.codec import encode, frames_blocks
 from ...wire.handshake import HANDSHAKE_EVENTS, suspicion, verdict
@@ -403,6 +404,7 @@ class Link:
         # True when something has arrived over a run directory that a gateway named.
         self._direct_heard = False
         self.places = Places(engine.names)
+        self._supervisor = ""  # the endpoint of the supervisor, over ipc
         self.target = target
         self.peer = peer
         self.state = _S.IDLE
@@ -487,7 +489,8 @@ class Link:
             self._find_gateway(now_ns)
             return
         try:
-            self._connect(self.address.endpoint())
+            self._supervisor = self.address.endpoint()
+            self._connect(self._supervisor)
         except (zmq.ZMQError, OSError) as error:
             self._die(now_ns, f"cannot connect to {self.address.url}: {error}")
             return
@@ -730,6 +733,15 @@ class Link:
         return self.rotation.several or (self.places.several and not self.address.direct)
 
     @property
+    def space(self) -> Space:
+        """The space of the broker at the other end."""
+        return Space.MACHINE if self.address.direct else space_of(self.places.host)
+
+    def is_beside(self, endpoint: str) -> bool:
+        """Return True if this endpoint lies in the run directory, over ipc."""
+        return is_beside(endpoint, self._supervisor)
+
+    @property
     def astray(self) -> bool:
         """True if the broker of the part did not answer: another one has named it again."""
         return self._sent_on > 1 and not self.up
@@ -846,7 +858,7 @@ class Link:
         if self.stays:
             self._refuse(now_ns, HasParts(spread))
             return
-        way = way_to(self._home.given, self.target.topic, spread)
+        way = way_to(self._home.given, self.target.topic, spread, self.space)
         if way is None and part_of(self.target.topic) is None:
             self._refuse(now_ns, HasParts(spread))
             return
@@ -861,6 +873,9 @@ class Link:
             if not isinstance(endpoint, str) or not endpoint:
                 self._die(now_ns, f"the supervisor does not know the address of {self.target}")
                 return
+            if not self.is_beside(endpoint):
+                text = f"the supervisor names {endpoint[:200]!r}, which is not in its run directory"
+                raise UsageError(E_BAD_COMMAND, text)
             self.opened, self.left = message.data, False
             self._disconnect()
             try:
@@ -870,7 +885,7 @@ class Link:
                 return
         else:
             self.opened, self.left = message.data, False
-            if self.rotation.learn_way(self.given, message.data):
+            if self.rotation.learn_way(self.given, self.places.host, message.data):
                 self.send(_BYE, now_ns)
                 self._disconnect(BYE_LINGER_MS)
                 self._attempt(now_ns)

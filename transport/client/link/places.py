@@ -7,8 +7,21 @@ failed. It resolves the name again when it has tried them all, and after each li
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...resolver import Resolution, Resolver, is_numeric
-from ...wire.address import Address, tcp_endpoint
+from ...wire.address import Address, space_of, tcp_endpoint
+
+
+class NotAccepted(OSError):
+    """A broker has named an address to which this client does not go."""
+
+    def __init__(self, gateway: Address, hosts: Sequence[str]) -> None:
+        super().__init__(
+            f"a broker has named this address, which leads to {', '.join(hosts)}: it reaches less "
+            f"far than the broker's own address ({gateway.least.name.lower()}). If it is right, "
+            "give it to the client, too"
+        )
 
 
 class Places:
@@ -35,15 +48,16 @@ class Places:
         if self._left:
             return
         host, _ = gateway.place()
+        self.several = False
         if is_numeric(host):
-            self._left, self.several = [host], False
+            self._left = [host]
         else:
             self._asked = self._resolver.ask(host)
 
     def take(self) -> str | None:
         """Return the next endpoint, or None while the name is being resolved.
 
-        Raises `NotResolved`.
+        Raises `NotResolved`, or `NotAccepted`.
         """
         assert self._gateway is not None
         if self._asked is not None:
@@ -52,8 +66,12 @@ class Places:
             found = self._asked.addresses()
             self._asked = None
             self._left = sorted(found, key=lambda host: host != self._good)
-            self.several = len(found) > 1
-        self.host = self._left.pop(0)
+        gateway = self._gateway
+        accepted = [host for host in self._left if space_of(host) >= gateway.least]
+        if not accepted:
+            raise NotAccepted(gateway, self._left)
+        self.several = self.several or len(accepted) > 1
+        self.host, *self._left = accepted
         return tcp_endpoint(self.host, self._gateway.place()[1])
 
     @property

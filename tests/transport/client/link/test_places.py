@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,13 +20,13 @@ from zsq.transport.client.link.link import (
     Link,
 )
 from zsq.transport.client.link.link_table import LinkState
-from zsq.transport.client.link.places import Places
+from zsq.transport.client.link.places import NotAccepted, Places
 from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import ZsqError
 from zsq.transport.resolver import NotResolved, Resolver
 from zsq.transport.wire import addresses, sockets
-from zsq.transport.wire.address import Target, parse
-from zsq.transport.wire.addresses import Rotation, parse_all
+from zsq.transport.wire.address import Space, Target, parse
+from zsq.transport.wire.addresses import Addresses, Rotation, parse_all
 from zsq.transport.wire.protocol import Wire
 
 SLOW = "tcp://slow.test:4153"
@@ -173,3 +174,36 @@ def test_the_place_that_led_to_the_broker_is_the_first_one_next_time() -> None:
     places.begin(gateway)
     names.answer()
     assert (places.take(), places.more) == ("tcp://127.0.0.1:4153", True)
+
+
+@pytest.mark.parametrize("found", [("127.0.0.1",), ("127.0.0.1", "::1", "169.254.169.254")])
+def test_a_name_that_a_broker_gave_leads_nowhere_near_this_machine(found: tuple[str, ...]) -> None:
+    """The addresses count, and not the name: it may have others than when it was checked."""
+    names = Names(*found)
+    names.answer()
+    places = Places(names.resolver)
+    places.begin(replace(parse(SLOW), least=Space.SITE))
+    with pytest.raises(NotAccepted, match=r"leads to 127.0.0.1.* reaches less far .*\(site\)"):
+        places.take()
+
+
+def test_only_the_addresses_that_are_accepted_are_tried() -> None:
+    names = Names("127.0.0.1", "10.0.0.1", "8.8.8.8")
+    names.answer()
+    places = Places(names.resolver)
+    gateway = replace(parse(SLOW), least=Space.SITE)
+    found: list[str | None] = []
+    while not found or places.more:
+        places.begin(gateway)
+        found.append(places.take())
+    assert found == ["tcp://10.0.0.1:4153", "tcp://8.8.8.8:4153"]
+
+
+def test_a_link_says_which_address_it_does_not_accept(engine: Engine) -> None:
+    named = replace(parse("tcp://127.0.0.1:1"), least=Space.WORLD)
+    link = Link(engine, Rotation(Addresses((named,)), moves=True), Target("topic", "t"), Quiet())
+    engine.add(link)
+    link.start(0)
+    assert link.state is LinkState.WAITING
+    assert "a broker has named this address" in link.why()
+    assert "give it to the client, too" in link.why()
