@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from ...transport.block.block import Block
 from ...transport.client.blocking.stage_writer import StageWriter
-from ...transport.client.core.lane import rows_of
+from ...transport.client.core.pieces import rows_of
 from ...transport.names import part_name
 from ...transport.wire.protocol import Spread
 from ...transport.wire.protocol_client import StagePart

@@ -107,6 +107,55 @@ def test_a_smaller_limit_holds_for_every_door(narrow: Broker) -> None:
             writer.seal()
 
 
+@pytest.mark.parametrize("door", ["tcp", "ipc"])
+def test_a_message_over_the_limit_costs_only_itself(door: str, narrow: Broker) -> None:
+    """The producer does not know the limit when it packs the first block."""
+    url = getattr(narrow, door)
+    with zsq.Producer(url, linger_ms=1000) as producer:
+        receipts = []
+        for number in range(100):
+            body = b"%03d" % number + bytes(5000 if number in (3, 50, 51) else 97)
+            receipts.append(producer.publish(f"one-{door}", body))
+            producer.publish(f"other-{door}", body[:100])
+        with pytest.raises(zsq.UsageError, match=f"3 messages were not stored. 3 to one-{door}: "):
+            producer.flush()
+        assert [number for number, one in enumerate(receipts) if one.error] == [3, 50, 51]
+        assert [one.offset for one in receipts if not one.error] == [*range(97)]
+        assert receipts[50].ranges == ()
+        with pytest.raises(zsq.UsageError, match="message of 5003 bytes is over the limit"):
+            receipts[50].wait()
+        producer.flush()  # each failure is raised once
+        # Now the limit is known.
+        with pytest.raises(zsq.UsageError, match="message of 1001 bytes is over the limit"):
+            producer.publish(f"one-{door}", bytes(1001))
+    for topic, count in ((f"one-{door}", 97), (f"other-{door}", 100)):
+        with zsq.Reader(topic, url=url) as reader:
+            assert reader.head() == (0, count)
+
+
+def test_publish_many_says_how_many_messages_failed(narrow: Broker) -> None:
+    with zsq.Producer(narrow.tcp) as producer:
+        with pytest.raises(zsq.UsageError, match="2 of the 5 messages failed, the others are"):
+            producer.publish_many("many", [b"a", bytes(1001), b"b", bytes(1002), b"c"])
+        producer.flush()
+    with zsq.Reader("many", url=narrow.tcp) as reader:
+        assert [row.body for row in map(reader.message, range(3))] == [b"a", b"b", b"c"]
+
+
+def test_an_asyncio_producer_loses_only_the_message_over_the_limit(narrow: Broker) -> None:
+    async def main() -> None:
+        async with zsq.aio.Producer(narrow.tcp, linger_ms=1000) as producer:
+            receipts = [
+                await producer.publish("aio", bytes(1001 if number == 7 else 10))
+                for number in range(20)
+            ]
+            with pytest.raises(zsq.UsageError, match="message of 1001 bytes"):
+                await producer.flush()
+            assert [number for number, one in enumerate(receipts) if one.error] == [7]
+
+    asyncio.run(main())
+
+
 def test_http_and_nsq_keep_it_too(wide: Broker) -> None:
     def post(size: int) -> bytes:
         """Return the status line. A body that is too large is refused before it is read."""

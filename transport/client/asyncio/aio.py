@@ -204,7 +204,8 @@ class Producer(ProducerBase):
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was published is durable.
 
-        Raises the first error that no call has raised yet.
+        Raises an error if messages failed and no call has raised that yet. See
+        `zsq.Producer.flush`.
         """
         turner = self._made
         if turner is not None and turner.pid == os.getpid():

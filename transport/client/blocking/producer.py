@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from ...block.block import MESSAGE_BYTES_MAX, Block
-from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, option
+from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, from_wire, option
 from ...wire.address import DefaultTimeout
 from ...wire.addresses import Addresses, Url, parse_all
 from ...wire.codec import HeaderValue
@@ -50,12 +50,31 @@ class ReceiptView:
     @property
     def done(self) -> bool:
         """True when the result is known: durable or failed."""
-        return all(pending.done for pending in self._pending)
+        return all(pending.done for pending in self._blocks())
+
+    def _blocks(self) -> list[PendingBlock]:
+        """Return the blocks that have the messages. They may have messages of others, too."""
+        if self.count == 1:
+            return [self._pending[0].leaf(self._index)[0]]
+        return flat(self._pending)
 
     @property
     def error(self) -> Exception | None:
-        """The error of a failed publish, or None."""
-        return next((pending.error for pending in self._pending if pending.error is not None), None)
+        """The error of a failed publish, or None.
+
+        If only some messages of a `publish_many` have failed, the error says how many, and the
+        others are stored.
+        """
+        failed = [pending for pending in self._blocks() if pending.error is not None]
+        if not failed:
+            return None
+        first = failed[0].error
+        assert first is not None
+        count = sum(pending.count for pending in failed)
+        if self.count == 1 or count == self.count or not self.done:
+            return first
+        text = f"{first.text}; {count} of the {self.count} messages failed, the others are stored"
+        return from_wire(first.code, text)
 
     @property
     def offset(self) -> int | None:
@@ -66,10 +85,12 @@ class ReceiptView:
         Such a message has a `key` instead. In a topic with parts, the offset counts in `part`. It
         is -1 if the messages went to several parts, and `places` has all of them.
         """
-        first = self._pending[0]
+        first, index = self._pending[0], self._index
+        if self.count == 1:
+            first, index = first.leaf(index)
         if not first.done or first.error is not None:
             return None
-        return first.first_offset + self._index if first.first_offset >= 0 else -1
+        return first.first_offset + index if first.first_offset >= 0 else -1
 
     @property
     def part(self) -> int | None:
@@ -78,7 +99,7 @@ class ReceiptView:
         It is None for a topic without parts, if the messages are in several parts, and while the
         part is not known.
         """
-        parts = {pending.part for pending in flat(self._pending)}
+        parts = {pending.part for pending in self._blocks()}
         return next(iter(parts)) if len(parts) == 1 and parts != {-1} else None
 
     @property
@@ -86,7 +107,7 @@ class ReceiptView:
         """The (part, first offset, count) of each stored block of a topic with parts."""
         return tuple(
             (pending.part, pending.first_offset, pending.count)
-            for pending in flat(self._pending)
+            for pending in self._blocks()
             if pending.part >= 0 and pending.done and pending.error is None
         )
 
@@ -106,7 +127,7 @@ class ReceiptView:
         list` shows the keys in that case.
         """
         found = []
-        for pending in flat(self._pending):
+        for pending in self._blocks():
             if pending.key is not None:
                 due_ns, serial = pending.key
                 found += [f"{due_ns:016x}{serial + index:016x}" for index in range(pending.count)]
@@ -115,20 +136,21 @@ class ReceiptView:
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """The (first offset, count) of each stored block."""
-        if len(self._pending) == 1 and not self._pending[0].pieces:
+        if self.count == 1 or (len(self._pending) == 1 and not self._pending[0].pieces):
             offset = self.offset
             return () if offset is None else ((offset, self.count),)
         return tuple(
             (pending.first_offset, pending.count)
-            for pending in flat(self._pending)
+            for pending in self._blocks()
             if pending.done and pending.error is None
         )
 
     def _outcome(self) -> int:
-        for pending in self._pending:
-            if pending.error is not None:
+        error = self.error
+        if error is not None:
+            for pending in self._blocks():
                 pending.raised = True
-                raise pending.error
+            raise error
         offset = self.offset
         assert offset is not None
         return offset
@@ -195,7 +217,13 @@ def make_engine(
             f"linger_ms must be at least 0, batch_bytes and batch_count at least 1, not {given}",
         )
     return ProducerEngine(
-        address, int(linger_ms * 1e6), batch_bytes, batch_count, heartbeat_ms, when_full == "wait"
+        address,
+        int(linger_ms * 1e6),
+        batch_bytes,
+        batch_count,
+        heartbeat_ms,
+        patient=when_full == "wait",
+        splits=True,
     )
 
 
@@ -368,7 +396,9 @@ class Producer(ProducerBase):
         None. `headers`: one mapping for all messages, or a sequence with one mapping for each.
         `delay`: the delay of all messages, see `publish`. With `wait=False` this returns when the
         messages are queued (at most 16 MiB wait to be sent). Use the receipt or `flush` to wait for
-        them.
+        them. If a message is over the limit of a broker that this producer has reached before,
+        `UsageError` is raised and nothing is sent. If the broker refuses a message later, only that
+        message fails. The error then says how many of the messages failed.
         """
         delay_ms = as_delay_ms(delay)
         if (largest := largest_of(bodies)) > MESSAGE_BYTES_MAX:
@@ -417,7 +447,8 @@ class Producer(ProducerBase):
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was published is durable.
 
-        Raises the first error that no call has raised yet.
+        Raises an error if messages failed and no call has raised that yet. The error has the code
+        of the first failure, and says how many messages of which topics failed, and why.
         """
         drive = self._made
         if drive is not None and drive.pid == os.getpid():

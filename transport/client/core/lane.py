@@ -56,6 +56,8 @@ log = logging.getLogger("zsq")
 BATCH_BYTES_MAX: Final = 5 * 1024 * 1024  # the approximate limit for the bodies in one block
 # The limit for bytes that are packed and not sent yet. If there are more, a publish waits.
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
+FAILED_MAX: Final = 1_000  # the most failed blocks that are remembered for `flush`
+REASONS_MAX: Final = 3  # the most reasons that an error of `flush` names
 DROP_LINGER_MS: Final = 200  # the time to send Bye after a lane was dropped
 _PUB: Final = encode(Pub())
 Text = bytes | str | None
@@ -119,7 +121,9 @@ class Lane:
         self.topic = topic
         self.part = part_of(topic)
         self.parts: Parts | None = None
-        self.session = ProducerSession(fresh_ids(), engine.patient)
+        self.session = ProducerSession(fresh_ids(), engine.patient, engine.splits)
+        # The largest message that the broker takes, or that any broker takes while it is unknown.
+        self.size_max = MESSAGE_BYTES_LARGEST
         target = Target("topic", topic, create=self.part is None)
         self.link = Link(engine, engine.rotation, target, self)
         self.link.heartbeat_ms = self._heartbeat_ms()
@@ -187,10 +191,7 @@ class Lane:
         return found if type(found) is int else MESSAGE_BYTES_MAX
 
     def check_size(self, size: int) -> None:
-        """Raise an error if the broker would refuse this message.
-
-        Without this check, it would also refuse the other messages in the same block.
-        """
+        """Raise an error if the broker would refuse this message."""
         if size > self.message_bytes_max:
             raise too_big(size, self.message_bytes_max)
 
@@ -256,6 +257,7 @@ class Lane:
     def on_up(self, now_ns: int) -> None:
         self._uuid = self.link.opened.get("uuid", "")
         self._place = self.link.given
+        self.size_max = self.message_bytes_max
         self.link.heartbeat_ms = self.session.heartbeat_ms
         self.pump(now_ns)
 
@@ -263,6 +265,7 @@ class Lane:
         self.pump(now_ns)
 
     def on_lost(self) -> None:
+        self.size_max = MESSAGE_BYTES_LARGEST
         self.session.lost()
 
     def on_refused(self, error: ZsqError) -> None:
@@ -309,11 +312,10 @@ class Lane:
         self.refused = error
         for pending in unsent:
             pending.settle(UNKNOWN_OFFSET, error)
-        self.engine.failed += unsent
+        self.engine.note_failed(self.topic, unsent)
 
     def _note_refused(self) -> None:
-        self.engine.failed += self.session.refused
-        del self.engine.failed[1000:]  # `flush` raises only the first failure that is not reported
+        self.engine.note_failed(self.topic, self.session.refused)
         self.session.refused.clear()
 
 
@@ -414,37 +416,21 @@ class Parts:
             ((lane, _),) = rows.items()
             (lane or self._next()).push(pending, now_ns)
             return
-        block, whole = pending.block, pending
-        pieces = [
-            (lane or self._next(), PendingBlock(rows_of(block, indexes), whole.delay_ms, whole))
-            for lane, indexes in rows.items()
-        ]
-        whole.pieces = tuple(piece for _, piece in pieces)
-        whole.block = None
-        for lane, piece in pieces:
-            lane.push(piece, now_ns)
-
-
-def rows_of(block: Block, indexes: Sequence[int]) -> Block:
-    """Return a block with only these messages of another one."""
-    bodies = [block.body.value(index) or b"" for index in indexes]
-    keys, tags, headers = (
-        None if column is None else [column.value(index) for index in indexes]
-        for column in (block.key, block.tag, block.headers)
-    )
-    times = block.times
-    own = None if times is None else [times[index] for index in indexes]
-    made = pack(bodies, keys=keys, tags=tags, headers=headers, times=own, limits=LARGEST)
-    return with_address(made, headers)
+        for lane, piece in zip(rows, pending.cut(list(rows.values())), strict=True):
+            (lane or self._next()).push(piece, now_ns)
 
 
 def flat(pending_blocks: Iterable[PendingBlock]) -> list[PendingBlock]:
     """Return these blocks, with their pieces instead of the blocks that were cut."""
-    return [one for pending in pending_blocks for one in pending.pieces or (pending,)]
+    return [leaf for pending in pending_blocks for leaf in pending.leaves()]
 
 
 class ProducerEngine(Engine):
-    """All lanes of a producer."""
+    """All lanes of a producer.
+
+    With `splits`, a message that the broker refuses fails alone, and the others of its block are
+    stored (see `producer_session.py`).
+    """
 
     def __init__(
         self,
@@ -454,16 +440,19 @@ class ProducerEngine(Engine):
         batch_count: int,
         heartbeat_ms: int | None,
         patient: bool = False,
+        splits: bool = False,
     ) -> None:
         super().__init__()
         self.rotation = Rotation(address)
         self.patient = patient
+        self.splits = splits
         self.linger_ns = linger_ns
         self.batch_bytes = min(batch_bytes, BATCH_BYTES_MAX)
         self.batch_count = min(batch_count, BLOCK_COUNT_MAX)
         self.heartbeat_ms = heartbeat_ms  # None: the default of each address
         self.lanes: dict[str, Lane] = {}
-        self.failed: list[PendingBlock] = []
+        # Failed blocks that no call has reported, with their topics.
+        self.failed: list[tuple[str, PendingBlock]] = []
 
     def lane(self, topic: str) -> Lane:
         found = self.lanes.get(topic)
@@ -500,6 +489,8 @@ class ProducerEngine(Engine):
         if lane.parts is not None:
             lane.parts.ask(time.monotonic_ns())
             lane = lane.parts.lane_of(None if attributes is None else attributes[0])
+        if len(body) > lane.size_max:
+            raise too_big(len(body), lane.size_max)
         gather = lane.gather
         if gather is None:
             gather = lane.gather = Gather(self.batch_bytes, time.monotonic_ns() + self.linger_ns)
@@ -572,6 +563,10 @@ class ProducerEngine(Engine):
         }  # fmt: skip
         lane = self.lanes.get(topic)
         parts = None if lane is None else lane.parts
+        if lane is not None:
+            size, size_max = largest_of(bodies), (parts.any_lane() if parts else lane).size_max
+            if size > size_max:
+                raise too_big(size, size_max)
         if (
             parts is None
             or not isinstance(keys, list | tuple)
@@ -694,12 +689,30 @@ class ProducerEngine(Engine):
         why = self.trouble() or self.rotation.why() or "no answer"
         return BrokerUnreachable(E_TIMEOUT, f"{late} ({why}); {what}. {hint}")
 
+    def note_failed(self, topic: str, failed: Iterable[PendingBlock]) -> None:
+        """Note that these blocks have failed, for the next `flush`."""
+        self.failed += [(base_of(topic), pending) for pending in failed]
+        del self.failed[FAILED_MAX:]
+
     def raise_failed(self) -> None:
-        """Raise the first failure that was not reported yet. Each failure is raised once."""
+        """Raise the failures that were not reported yet as one error. Each is raised once."""
         failed, self.failed = self.failed, []
-        for pending in failed:
+        reasons: dict[tuple[str, str], int] = {}
+        first: ZsqError | None = None
+        for topic, pending in failed:
             if not pending.raised and pending.error is not None:
-                raise pending.error
+                first = first or pending.error
+                reason = topic, f"{pending.error.code} {pending.error.text}"
+                reasons[reason] = reasons.get(reason, 0) + pending.count
+        if first is None:
+            return
+        count = sum(reasons.values())
+        if count == 1:
+            raise first
+        each = [f"{number} to {topic}: {why}" for (topic, why), number in reasons.items()]
+        more = f"; and {len(each) - REASONS_MAX} more reasons" if len(each) > REASONS_MAX else ""
+        text = f"{count} messages were not stored. {'; '.join(each[:REASONS_MAX])}{more}"
+        raise from_wire(first.code, text)
 
     def timers(self, now_ns: int) -> None:
         super().timers(now_ns)

@@ -17,6 +17,12 @@ blocks before the refused one are answered. Then it takes a new producer id and 
 remaining blocks from 0. Old copies of these blocks may still arrive under the old id. The topic
 never accepts them, because the sequence of the refused block is missing before them.
 
+The topic stores a block completely or not at all. If it refuses one because something in it is
+wrong, that may be one message of many. A session that `splits` then cuts the block in halves, and
+sends these instead of it, until each message that is wrong is alone. Only those fail. The halves
+are *suspects*: each is sent when nothing else is unanswered, and nothing is sent after it. So a
+refusal frees its sequence, and the link stays.
+
 Rejected: new numbers under the old id on a new link. An old copy that is still in the old link's
 pipe has the same sequence as another block now. The topic could store the old copy instead of that
 block. One message would be stored twice, and another one lost.
@@ -24,8 +30,9 @@ block. One message would be stored twice, and another one lost.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Final
 
@@ -55,6 +62,7 @@ from ...wire.protocol import (
 )
 from ...wire.rows import check_rows, heartbeat
 from ..link.reaction import Reaction
+from .pieces import halves, rows_of
 
 UNKNOWN_OFFSET: Final = -1  # the block is stored, but the topic no longer knows its offset
 
@@ -111,8 +119,8 @@ class PendingBlock:
     serial of its first message, or None if the topic no longer knows them.
 
     `part` is the number of the part that has it, or -1 for a topic without parts. A block whose
-    messages belong to several parts is cut into `pieces`, which are sent instead of it. It is
-    settled with the last one of them.
+    messages belong to several parts, or of which the topic has refused a message, is cut into
+    `pieces`, which are sent instead of it. It is settled with the last one of them.
     """
 
     __slots__ = (
@@ -127,19 +135,27 @@ class PendingBlock:
         "part",
         "pieces",
         "raised",
+        "rows",
         "sends",
         "sequence",
+        "suspect",
         "whole",
     )
 
     def __init__(
-        self, block: Block | None = None, delay_ms: int = 0, whole: PendingBlock | None = None
+        self,
+        block: Block | None = None,
+        delay_ms: int = 0,
+        whole: PendingBlock | None = None,
+        rows: Sequence[int] = (),
     ) -> None:
         self.block = block
         self.delay_ms = delay_ms
         self.part = -1
         self.pieces: tuple[PendingBlock, ...] = ()
         self.whole = whole  # the block of which this is a piece
+        self.rows = rows  # the indexes of its messages in that block, ascending
+        self.suspect = False  # True if the topic has refused a block with these messages
         self.key: tuple[int, int] | None = None
         self.count = block.count if block is not None else 0
         self.length = block.length if block is not None else 0
@@ -155,6 +171,32 @@ class PendingBlock:
         self.block = block
         self.count = block.count
         self.length = block.length
+
+    def cut(self, rows_of_each: Sequence[Sequence[int]]) -> tuple[PendingBlock, ...]:
+        """Cut this block into pieces with these messages, and return the pieces."""
+        block, self.block = self.block, None
+        assert block is not None
+        self.pieces = tuple(
+            PendingBlock(rows_of(block, rows), self.delay_ms, self, rows) for rows in rows_of_each
+        )
+        return self.pieces
+
+    def leaves(self) -> list[PendingBlock]:
+        """Return this block or, if it was cut, the pieces that are sent instead of it."""
+        if not self.pieces:
+            return [self]
+        return [leaf for piece in self.pieces for leaf in piece.leaves()]
+
+    def leaf(self, index: int) -> tuple[PendingBlock, int]:
+        """Return the piece that has this message, and the message's index there."""
+        pending = self
+        while pending.pieces:
+            for piece in pending.pieces:
+                place = bisect_left(piece.rows, index)
+                if place < len(piece.rows) and piece.rows[place] == index:
+                    break
+            pending, index = piece, place
+        return pending, index
 
     def wire_header(self, producer_id: int) -> bytes:
         """Return the block's header with this producer id and its sequence.
@@ -197,11 +239,14 @@ class ProducerSession:
     """The window of one producer and topic.
 
     `ids` yields fresh random ids of 63 bits. With `patient`, blocks wait while there is no room.
+    With `splits`, a message that the topic refuses fails without the others of its block.
     """
 
-    def __init__(self, ids: Iterator[int], patient: bool = False) -> None:
+    def __init__(self, ids: Iterator[int], patient: bool = False, splits: bool = False) -> None:
         self._ids = ids
         self.patient = patient
+        self.splits = splits
+        self._alone = False  # True if the block that was sent last is a suspect
         # The last refusal for lack of room. It is None after a block was stored.
         self.no_room: Unstored | None = None
         self._granted = 0
@@ -242,6 +287,8 @@ class ProducerSession:
         if self.window and (
             self.window_bytes + pending.length > self.credit_bytes
             or len(self.window) >= WINDOW_BLOCKS_MAX
+            or pending.suspect
+            or self._alone
         ):
             return None
         if pending.sequence < 0:
@@ -254,6 +301,7 @@ class ProducerSession:
         self.window[pending.sequence] = pending
         self.window_bytes += pending.length
         pending.sends += 1
+        self._alone = pending.suspect
         return pending
 
     @property
@@ -349,16 +397,20 @@ class ProducerSession:
             return Reaction.NOTHING  # this block was after a refused one and is queued again
         del self.window[message.sequence]
         self.window_bytes -= pending.length
-        pending.settle(UNKNOWN_OFFSET, from_wire(message.code, message.text))
-        self.refused.append(pending)
+        error = from_wire(message.code, message.text)
+        splits = self.splits and pending.count > 1 and isinstance(error, UsageError)
+        if not splits:
+            pending.settle(UNKNOWN_OFFSET, error)
+            self.refused.append(pending)
         if pending.sends == 1 and message.sequence == self.next_sequence - 1 and self._cut < 0:
             self._step(_E.REFUSED)
             self.next_sequence = message.sequence
-            self._give_up(message)
-            return Reaction.NOTHING
-        self._step(_E.SPOILED)
-        self._cut = message.sequence if self._cut < 0 else min(self._cut, message.sequence)
-        self._take_back()
+        else:
+            self._step(_E.SPOILED)
+            self._cut = message.sequence if self._cut < 0 else min(self._cut, message.sequence)
+            self._take_back()
+        if splits:
+            self._split(pending)
         self._give_up(message)
         return Reaction.RENEW if self._settled() else Reaction.NOTHING
 
@@ -438,6 +490,14 @@ class ProducerSession:
         self.queue.extendleft(reversed(later))
         for pending in self.queue:
             pending.sequence = -1
+
+    def _split(self, pending: PendingBlock) -> None:
+        """Queue the halves of a refused block before all others."""
+        for piece in reversed(pending.cut(halves(pending.count))):
+            piece.part = pending.part
+            piece.suspect = True
+            self.queue.appendleft(piece)
+            self.queue_bytes += piece.length
 
     def _give_up(self, message: Unstored) -> None:
         """Let all waiting blocks fail if the topic is closed.

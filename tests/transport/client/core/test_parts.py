@@ -15,7 +15,8 @@ from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.producer import Receipt
 from zsq.transport.client.core.asking import Question, combined, for_parts
 from zsq.transport.client.core.consumer_session import ConsumerSession, ConsumerState
-from zsq.transport.client.core.lane import Lane, ProducerEngine, flat, rows_of
+from zsq.transport.client.core.lane import Lane, ProducerEngine, flat
+from zsq.transport.client.core.pieces import rows_of
 from zsq.transport.client.core.producer_session import PendingBlock
 from zsq.transport.client.core.subscription import SOON_NS, ConsumerEngine
 from zsq.transport.errors import (
