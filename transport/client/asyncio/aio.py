@@ -21,8 +21,8 @@ from ...block.block import MESSAGE_BYTES_MAX, Block
 from ...errors import E_BAD_ARGUMENT, UsageError
 from ...system import woken_by_signals
 from ...wire.codec import HeaderValue
-from ..blocking.drive import inherit
 from ..blocking.producer import FOREIGN_RECEIPT, ProducerBase, ReceiptView, make_engine
+from ..blocking.program_end import inherit
 from ..core.lane import (
     QUEUE_BYTES_MAX,
     ProducerEngine,
@@ -102,6 +102,7 @@ class Producer(ProducerBase):
             if made is not None:
                 inherit(made)
             made = self._made = Turner(make_engine(*self._options), tells=True, hasty=self._hasty)
+            made.belong_to(self, self._client_name)
         return made
 
     async def publish(
@@ -230,7 +231,7 @@ class Producer(ProducerBase):
         try:
             await self.flush(timeout)
         finally:
-            turner.stop(linger_ms=1000)
+            turner.stop(turner.engine.farewell_ms)
 
     async def __aenter__(self) -> Self:
         return self

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar, Unpack, cast
+from typing import Any, Generic, Self, TypeVar, Unpack, cast
 
 from ...errors import ZsqError
 from ...reports import BrokerStats
@@ -39,8 +41,17 @@ from ...wire.answers import (
 from ...wire.codec import HeaderValue
 from ...wire.spread import HasParts
 from ..blocking.asker import AskerBase, moved
+from ..blocking.caretaker import caretaker
 from ..blocking.client import AdminBase, ReaderBase
-from ..blocking.drive import inherit
+from ..blocking.drive import Drive
+from ..blocking.program_end import (
+    CONCLUDE_S,
+    ClientName,
+    abandoned,
+    inherit,
+    prepare_end,
+    remember,
+)
 from ..core import administration, peeking, reading
 from ..core.administration import Side
 from ..core.asking import Asking, Place, Question, Reply, combined, for_parts
@@ -62,7 +73,9 @@ def _wake(future: asyncio.Future[None]) -> None:
 class Turner(Generic[_EngineT]):
     """A turner runs an engine in the event loop. It is made and used only in the loop's thread.
 
-    It is the asyncio counterpart of `Drive`.
+    It is the asyncio counterpart of `Drive`. The engine of a client that was dropped without
+    `close`, or is open at the end of the program, leaves the loop. A `Drive` then finishes its work
+    in another thread, because the loop may run no more.
     """
 
     def __init__(self, engine: _EngineT, *, tells: bool = False, hasty: bool = False) -> None:
@@ -73,6 +86,10 @@ class Turner(Generic[_EngineT]):
         self.engine = engine
         self.loop = asyncio.get_running_loop()
         self.stopped = False
+        self.client_name: ClientName | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._concludes = threading.Lock()  # held as soon as a thread concludes
+        self._concluded = threading.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = FAR_NS
         engine.events.attach(self.loop, self._on_ready)
@@ -151,14 +168,90 @@ class Turner(Generic[_EngineT]):
     def stop(self, linger_ms: int = 0) -> None:
         if self.stopped:
             return
-        self.stopped = True
-        self.engine.events.detach()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._leave_loop()
+        if self._finalizer is not None:
+            self._finalizer.detach()
         self.engine.stop(linger_ms)
         self.engine.events.close()
         for waiter in list(self.engine.waiters):
             waiter.wake()
+
+    def _leave_loop(self) -> None:
+        """Let the loop turn the engine no more. The loop's thread calls this, or it is closed."""
+        self.stopped = True
+        self.engine.events.detach()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # A client that was dropped, or is open at the end of the program
+
+    def belong_to(self, client: object, name: ClientName | None) -> None:
+        """Close when this client is dropped, and warn if it has a name."""
+        self.client_name = name
+        self._finalizer = weakref.finalize(client, self._on_drop)
+        self._finalizer.atexit = False
+        remember(self, name)
+        caretaker.look_after(self)
+        prepare_end()
+
+    def _on_drop(self) -> None:
+        """Let another thread conclude. This runs in any thread, and takes no lock."""
+        if self.pid != os.getpid():
+            inherit(self)
+            return
+        if self.stopped:
+            return
+        abandoned.add(self)
+        self._ask_to_leave()
+        if self.client_name is not None:
+            self.client_name.warn()
+
+    def _ask_to_leave(self) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self.end_dropped)
+        except RuntimeError:  # the loop is closed
+            caretaker.take(self)
+
+    def end_dropped(self) -> None:
+        """Conclude in a thread. The loop's thread calls this, or it is closed."""
+        if self.stopped or not self._concludes.acquire(blocking=False):
+            return
+        self._leave_loop()
+        name = "zsq concluding"
+        try:
+            threading.Thread(target=self._conclude, name=name, daemon=True).start()
+        except RuntimeError:  # the program ends, or there are too many threads
+            self._conclude()
+
+    def turn_if_idle(self) -> None:
+        """Conclude if the loop was closed. Nothing else turns this engine any more."""
+        if self.loop.is_closed() and not self.stopped and self.pid == os.getpid():
+            abandoned.add(self)
+            self.end_dropped()
+
+    def _conclude(self, timeout_s: float = CONCLUDE_S) -> None:
+        try:
+            drive = Drive(self.engine, hasty=self.engine.hasty)
+            drive.client_name = self.client_name
+            drive.conclude(timeout_s)
+        finally:
+            abandoned.discard(self)
+            self._concluded.set()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Conclude at the end of the program. Log what is missing."""
+        if self.stopped or self.pid != os.getpid():
+            return
+        abandoned.add(self)
+        if self.loop.is_running():
+            self._ask_to_leave()
+
+    def finish(self, timeout_s: float) -> str:
+        """Wait until a dropped client is closed. Return what is missing then, or ""."""
+        if not self.loop.is_running() and self._concludes.acquire(blocking=False):
+            self._leave_loop()
+            self._conclude(timeout_s)
+        return "" if self._concluded.wait(timeout_s) else self.engine.unfinished
 
 
 class Asker(AskerBase):
@@ -203,6 +296,7 @@ class Asker(AskerBase):
             if turner is not None:
                 inherit(turner)
             turner = self._made = Turner(self._engine(), tells=self._tells, hasty=self._hasty)
+            turner.belong_to(self, self._client_name)
         return await turner.carry_out(
             turner.engine.reply(turner.engine.begin(question), self._timeout)
         )

@@ -16,7 +16,7 @@ from ...system import calls_on_signals
 from ...wire.address import DefaultTimeout
 from ...wire.protocol import DEAD
 from ..blocking.consumer import ConsumerBase, check_concurrency, check_ready
-from ..blocking.drive import inherit
+from ..blocking.program_end import inherit
 from ..core.consumer_session import EVERY, LeasedBlock
 from ..core.extensions import Working, check_extension
 from ..core.handling import Handling
@@ -121,6 +121,7 @@ class Consumer(ConsumerBase):
             made = self._made = Turner(
                 self._engine(), tells=True, hasty=isinstance(self._timeout, DefaultTimeout)
             )
+            made.belong_to(self, self._client_name)
         return made
 
     # Receiving
@@ -166,6 +167,7 @@ class Consumer(ConsumerBase):
                 if message._batch.delivery.live:
                     if not self._prefetch.is_due:
                         self._taken()
+                    message._consumer = self
                     return message
             self._window.open(1)
             if self._filled and not self._workers:
@@ -173,7 +175,7 @@ class Consumer(ConsumerBase):
             self._filled = 0
             delivery = await self._take(deadline_ns, self._is_shared, whole=False)
             if delivery is not None:
-                self._prefetch.fill(delivery, Batch(self, delivery).messages())
+                self._prefetch.fill(delivery, Batch(self._holder, delivery).messages())
                 self._filled, self._filled_ns = delivery.block.count, time.monotonic_ns()
                 if len(self._messages) > 1 and self._made is not None and self._made.engine.waiters:
                     self._made.settle()  # other tasks may take the rest
@@ -313,10 +315,14 @@ class Consumer(ConsumerBase):
                 turner.engine.leave(lambda: not self._workers, until_ns(self._patience(timeout)))
             )
         finally:
-            turner.stop(linger_ms=1000)
+            turner.stop(turner.engine.farewell_ms)
 
     async def __aenter__(self) -> Self:
-        await self.subscribe()
+        try:
+            await self.subscribe()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(

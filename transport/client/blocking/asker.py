@@ -17,8 +17,9 @@ from ...wire.credentials import KeyFile
 from ...wire.spread import HasParts, near
 from ..core.asking import Asking, Question, Reply, combined, for_parts
 from ..core.requester import Request, RequestEngine
-from .drive import Drive, inherit, ours, remember
+from .drive import Drive, ours
 from .producer import check_times
+from .program_end import ClientName, inherit, name_of, remember
 
 __all__ = ["Asker", "AskerBase", "ClientAddress", "moved", "named_by"]
 
@@ -52,6 +53,7 @@ class AskerBase:
         transport: str | None = None,
     ) -> None:  # fmt: skip
         check_times(timeout, None)
+        self._client_name: ClientName | None = name_of(self, target.topic)
         self._address = parse_all(url, key_file, transport)
         self._target = target
         self._timeout = timeout
@@ -93,7 +95,9 @@ class AskerBase:
         if urls not in self._others:
             place = self._same_place()
             place["url"] = self._near(urls)
-            self._others.setdefault(urls, make(timeout=self._timeout, **place))
+            other: Any = make(timeout=self._timeout, **place)
+            other._client_name = None  # it has no name of its own in warnings
+            self._others.setdefault(urls, other)
         found: _T = self._others[urls]
         return found
 
@@ -120,7 +124,7 @@ class Asker(AskerBase):
     _made: Drive[RequestEngine] | None
 
     def _begin(self) -> None:
-        remember(self)
+        remember(self, self._client_name)
 
     def _carry_out(self, asking: Asking[_T]) -> _T:
         """Run the generator: send its questions and return its result."""
@@ -185,6 +189,7 @@ class Asker(AskerBase):
 
     def _make(self, inherited: Drive[RequestEngine] | None) -> Drive[RequestEngine]:
         self._made = Drive(self._engine(), hasty=self._hasty)
+        self._made.belong_to(self, self._client_name)
         return self._made
 
     def close(self, timeout: float | None = None) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -42,8 +43,9 @@ from ..core.message import Batch, Message
 from ..core.prefetch import Prefetch, Window
 from ..core.subscription import ConsumerEngine, share_of
 from ..link.link import FAR_NS, check_timeout, until_ns
-from .drive import Drive, inherit, ours, remember, remember_fork
+from .drive import Drive, ours, remember_fork
 from .producer import check_times
+from .program_end import inherit, name_of, remember
 from .runner import Runner, draining_on_signals
 
 Handler = Callable[[Message], object]
@@ -135,6 +137,7 @@ class ConsumerBase:
         check_times(timeout, heartbeat_ms)
         self.topic = check_name(topic)
         self.channel = check_name(channel, "channel")
+        self._client_name = name_of(self, f"{topic}/{channel}")
         self._address = parse_all(url, key_file, transport)
         self._options = (
             message_timeout,
@@ -152,6 +155,7 @@ class ConsumerBase:
         self._prefetch = Prefetch()
         # Messages that `receive` has not returned yet.
         self._messages: deque[Any] = self._prefetch.messages
+        self._holder = weakref.proxy(self)  # the owner of the batches of these messages
         self._workers: set[Any] = set()  # threads or tasks of `run`
         self._closing = False
         self._begin()
@@ -248,7 +252,7 @@ class Consumer(ConsumerBase):
         # The last delivery that was taken message by message: when, by which thread, how many.
         self._filled_ns = self._filled_by = self._filled = 0
         self._ended = threading.Event()
-        remember(self)
+        remember(self, self._client_name)
 
     def _forked(self) -> None:
         super()._forked()
@@ -267,6 +271,7 @@ class Consumer(ConsumerBase):
         self._made = Drive(
             self._engine(), keeper="zsq consumer", hasty=isinstance(self._timeout, DefaultTimeout)
         )
+        self._made.belong_to(self, self._client_name)
         return self._made
 
     # Receiving
@@ -312,6 +317,7 @@ class Consumer(ConsumerBase):
                 # If the link was lost, the channel delivers the message again.
                 if not self._prefetch.is_due:
                     self._taken()
+                message._consumer = self
                 return message
         return None
 
@@ -327,7 +333,7 @@ class Consumer(ConsumerBase):
         delivery = self._take(deadline_ns, self._is_shared, whole=False)
         if delivery is None:
             return not self._closing and (self._is_shared() or time.monotonic_ns() < deadline_ns)
-        self._prefetch.fill(delivery, Batch(self, delivery).messages())
+        self._prefetch.fill(delivery, Batch(self._holder, delivery).messages())
         self._filled = delivery.block.count
         self._filled_ns, self._filled_by = time.monotonic_ns(), threading.get_ident()
         drive = self._made
@@ -368,6 +374,7 @@ class Consumer(ConsumerBase):
                     if message._batch.delivery.live:
                         if not self._prefetch.is_due:
                             self._taken()
+                        message._consumer = self
                         yield message
                 elif not self._outside(lambda: self._fill(FAR_NS)):
                     return
@@ -588,12 +595,16 @@ class Consumer(ConsumerBase):
             drive.carry_out(drive.engine.leave(lambda: not self._busy - {me}, deadline_ns))
         finally:
             with drive.lock:
-                drive.stop(linger_ms=1000)
+                drive.stop(drive.engine.farewell_ms)
             drive.end()
             self._ended.set()
 
     def __enter__(self) -> Self:
-        self.subscribe()
+        try:
+            self.subscribe()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(

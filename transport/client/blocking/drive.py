@@ -17,14 +17,19 @@ Rejected: a thread that always does the I/O. Each publish then costs two thread 
 waits for the GIL (40 to 80 microseconds in other measurements, more than the rest of a publish).
 
 Fork: an engine belongs to the process that made it. Its owner checks `pid` and makes a new Drive in
-a child. The inherited Drive is kept in `_inherited` and never touched, so no destructor closes a
-socket of the parent.
+a child. The inherited Drive is kept permanently (`inherit`) and never touched, so no destructor
+closes a socket of the parent.
+
+Drop: neither a drive nor an engine holds a strong reference to its client. So a client that a
+program drops without `close` is collected, although the keeper runs. A finalizer then lets the
+keeper finish the client's work (`Engine.conclude`) and close it. The finalizer runs in any thread,
+perhaps while this thread holds the lock of this drive. So it takes no lock.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -32,29 +37,31 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from ...errors import ZsqError
 from ...system import SLEEP_NS_MAX, Ready, Waker, after_fork, wait_readable
 from ..link.link import FAR_NS, Engine, Steps, Waiter
-from .idle import look_after
+from .caretaker import caretaker
+from .program_end import CONCLUDE_S, ClientName, abandoned, inherit, prepare_end
 
 TICK_NS: Final = 20_000_000
-_EXIT_S: Final = 5.0
 _EngineT = TypeVar("_EngineT", bound=Engine)
 _T = TypeVar("_T")
-_inherited: list[object] = []  # objects of the parent process, which are kept permanently
+
+log = logging.getLogger("zsq")
 
 
 class Drive(Generic[_EngineT]):
     """An engine, its lock, and the threads that turn it.
 
-    The caller must hold the lock for all methods except `carry_out`, `nudge`, `turn_if_idle` and
-    `end`.
+    The caller must hold the lock for all methods except `carry_out`, `nudge`, `turn_if_idle`,
+    `end`, and those about a client that was dropped.
     """
 
     def __init__(self, engine: _EngineT, *, keeper: str = "", hasty: bool = False) -> None:
         """Create a drive for `engine`.
 
         `keeper`: the name of the keeper thread. Without a name there is no such thread, and the
-        engine is turned only while a caller waits, and once a minute (`idle.py`). `hasty`: see
+        engine is turned only while a caller waits, and once a minute (`caretaker.py`). `hasty`: see
         `Engine`.
         """
         engine.tells = True
@@ -72,8 +79,12 @@ class Drive(Generic[_EngineT]):
         self._keeper_waker = Waker()
         self._keeper_until_ns = 0  # the latest time of the keeper's next check
         self._keeper_drives = False
+        self.client_name: ClientName | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._dropped = False
+        self._concluded = threading.Event()
         if not keeper:
-            look_after(self)
+            caretaker.look_after(self)
 
     # Waiting
 
@@ -179,8 +190,9 @@ class Drive(Generic[_EngineT]):
             self._keeper_until_ns = at_ns
             self._keeper_waker.wake()
         elif self._keeper is None and self._keeper_name and at_ns < FAR_NS and not self.stopped:
-            self._keeper = threading.Thread(target=self._keep, name=self._keeper_name, daemon=True)
-            self._keeper.start()
+            keeper = threading.Thread(target=self._keep, name=self._keeper_name, daemon=True)
+            keeper.start()
+            self._keeper = keeper
 
     def nudge(self) -> None:
         """Make the driver check again. This does not take the lock, so a signal handler may call
@@ -202,6 +214,9 @@ class Drive(Generic[_EngineT]):
     def _keep(self) -> None:
         seen = -1
         while True:
+            if self._dropped:
+                self.conclude()
+                return
             with self.lock:
                 if self.stopped:
                     return
@@ -246,6 +261,8 @@ class Drive(Generic[_EngineT]):
         if self.stopped:
             return
         self.stopped = True
+        if self._finalizer is not None:
+            self._finalizer.detach()
         self.engine.stop(linger_ms)
         for waiter in list(self.engine.waiters):
             waiter.wake()
@@ -259,6 +276,53 @@ class Drive(Generic[_EngineT]):
         keeper, self._keeper = self._keeper, None
         if keeper is not None and keeper is not threading.current_thread():
             keeper.join(1.0)
+
+    # A client that was dropped
+
+    def belong_to(self, client: object, name: ClientName | None) -> None:
+        """Close this drive when its client is dropped, and warn if the client has a name."""
+        self.client_name = name
+        self._finalizer = weakref.finalize(client, self._on_drop)
+        self._finalizer.atexit = False
+        prepare_end()
+
+    def _on_drop(self) -> None:
+        """Let another thread conclude. This runs in any thread, and takes no lock."""
+        if self.pid != os.getpid():
+            inherit(self)
+            return
+        if self.stopped:
+            return
+        abandoned.add(self)
+        self._dropped = True
+        if self._keeper is not None:
+            self._keeper_waker.wake()
+        else:
+            caretaker.take(self)
+        if self.client_name is not None:
+            self.client_name.warn()
+
+    def end_dropped(self) -> None:
+        """End a client that has no keeper. Such clients have nothing to wait for."""
+        self.conclude()
+
+    def conclude(self, timeout_s: float = CONCLUDE_S) -> None:
+        """Finish the work of a client that nobody uses any more, and close. Log what is missing."""
+        try:
+            self.carry_out(self.engine.conclude(timeout_s))
+        except ZsqError as error:
+            log.warning("%s: it was dropped without close(): %s", self.client_name, error)
+        finally:
+            with self.lock:
+                self.stop(self.engine.farewell_ms)
+            self.end()
+            self.engine.events.close()
+            abandoned.discard(self)
+            self._concluded.set()
+
+    def finish(self, timeout_s: float) -> str:
+        """Wait until a dropped client is closed. Return what is missing then, or ""."""
+        return "" if self._concluded.wait(timeout_s) else self.engine.unfinished
 
     def __del__(self) -> None:
         """Close the descriptors. No thread sleeps on them, because no thread uses this object."""
@@ -298,15 +362,6 @@ def ours(get: Callable[[], _Made | None], make: Callable[[_Made | None], _Made])
         return make(found)
 
 
-def inherit(drive: object) -> None:
-    """Keep an object of the parent permanently, so that no destructor runs on it."""
-    _inherited.append(drive)
-
-
-class Closes(Protocol):
-    def close(self, timeout: float | None = None) -> Any: ...
-
-
 class Inherits(Protocol):
     def _forked(self) -> Any:
         """Forget, in a forked child, everything that belongs to the parent process."""
@@ -321,18 +376,3 @@ def remember_fork(client: Inherits) -> None:
     Clients that check the process in each call do not need this.
     """
     _consumers.add(client)
-
-
-_open_clients: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def remember(client: Closes) -> None:
-    """Close this client at the end of the interpreter if it is still open, within at most 5 s."""
-    _open_clients.add(client)
-
-
-@atexit.register
-def _close_all() -> None:
-    for client in list(_open_clients):
-        with contextlib.suppress(Exception):
-            client.close(_EXIT_S)

@@ -28,7 +28,8 @@ from ..core.lane import (
 from ..core.message import Delay
 from ..core.producer_session import PendingBlock
 from ..link.link import check_timeout
-from .drive import Drive, inherit, ours, remember
+from .drive import Drive, ours
+from .program_end import inherit, name_of, remember
 
 TIMEOUT_S: Final = DefaultTimeout(30.0)
 WHEN_FULL: Final = ("fail", "wait")
@@ -198,14 +199,7 @@ def check_times(timeout: float | None, heartbeat_ms: int | None) -> None:
         )
 
 
-def make_engine(
-    address: Addresses,
-    linger_ms: float,
-    batch_bytes: int,
-    batch_count: int,
-    heartbeat_ms: int | None,
-    when_full: str,
-) -> ProducerEngine:
+def _check_options(linger_ms: float, batch_bytes: int, batch_count: int, when_full: str) -> None:
     if when_full not in WHEN_FULL:
         raise UsageError(
             E_BAD_ARGUMENT, f"when_full must be {' or '.join(WHEN_FULL)}, not {when_full!r}"
@@ -216,6 +210,17 @@ def make_engine(
             E_BAD_ARGUMENT,
             f"linger_ms must be at least 0, batch_bytes and batch_count at least 1, not {given}",
         )
+
+
+def make_engine(
+    address: Addresses,
+    linger_ms: float,
+    batch_bytes: int,
+    batch_count: int,
+    heartbeat_ms: int | None,
+    when_full: str,
+) -> ProducerEngine:
+    """Return the engine of a producer with these options, which were checked."""
     return ProducerEngine(
         address,
         int(linger_ms * 1e6),
@@ -244,6 +249,8 @@ class ProducerBase:
         transport: str | None = None,
     ) -> None:
         check_times(timeout, heartbeat_ms)
+        _check_options(linger_ms, batch_bytes, batch_count, when_full)
+        self._client_name = name_of(self)
         self._options = (
             parse_all(url, key_file, transport),
             linger_ms,
@@ -256,7 +263,6 @@ class ProducerBase:
         self._hasty = isinstance(timeout, DefaultTimeout)
         self._lingers = linger_ms > 0
         self._closed = False
-        make_engine(*self._options)  # this raises an error for a wrong argument
         self._made: Any = None
         self._begin()
 
@@ -314,7 +320,7 @@ class Producer(ProducerBase):
     _made: Drive[ProducerEngine] | None
 
     def _begin(self) -> None:
-        remember(self)
+        remember(self, self._client_name)
 
     def _drive(self) -> Drive[ProducerEngine]:
         """Return this process's drive. Create it if it does not exist yet."""
@@ -328,6 +334,7 @@ class Producer(ProducerBase):
 
     def _make(self, inherited: Drive[ProducerEngine] | None) -> Drive[ProducerEngine]:
         self._made = Drive(make_engine(*self._options), keeper="zsq producer", hasty=self._hasty)
+        self._made.belong_to(self, self._client_name)
         return self._made
 
     def publish(
@@ -472,7 +479,7 @@ class Producer(ProducerBase):
             self.flush(timeout)
         finally:
             with drive.lock:
-                drive.stop(linger_ms=1000)
+                drive.stop(drive.engine.farewell_ms)
             drive.end()
 
     def __enter__(self) -> Self:

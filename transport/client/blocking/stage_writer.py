@@ -38,10 +38,11 @@ from ...wire.protocol import (
 from ..core.asking import Question, ask
 from ..core.stage_engine import StageEngine
 from ..core.stage_session import WINDOW_BYTES, StageSession, StageState
-from ..link.link import BYE_LINGER_MS, FAR_NS, check_timeout
+from ..link.link import FAR_NS, check_timeout
 from .asker import Asker
-from .drive import Drive, inherit, ours, remember
+from .drive import Drive, ours
 from .producer import check_times
+from .program_end import inherit, name_of, remember
 
 __all__ = ["STAGE_TIMEOUT_S", "StageCommitter", "StagePart", "StageWriter"]
 
@@ -86,6 +87,7 @@ class StageWriter:
         check_transaction(app, version, kind)
         if window_bytes < 1:
             raise UsageError(E_BAD_ARGUMENT, f"window_bytes must be at least 1, not {window_bytes}")
+        self._client_name = name_of(self, topic)
         self._address = parse_all(url, key_file, transport)
         self._target = Target("stage", check_stage_topic(topic), create=create)
         self._transaction = (app, version, kind, partition, window_bytes)
@@ -94,7 +96,7 @@ class StageWriter:
         self._sealed = False
         self._closed = False
         self._made: Drive[StageEngine] | None = None
-        remember(self)
+        remember(self, self._client_name)
 
     @property
     def committed(self) -> bool:
@@ -173,7 +175,7 @@ class StageWriter:
         with drive.lock:
             if not drive.engine.session.ended:
                 drive.engine.abandon(time.monotonic_ns())
-            drive.stop(linger_ms=BYE_LINGER_MS)
+            drive.stop(drive.engine.farewell_ms)
         drive.end()
 
     def __enter__(self) -> Self:
@@ -212,6 +214,7 @@ class StageWriter:
             StageEngine(self._address, self._target, session, self._heartbeat_ms),
             keeper="zsq stage",
         )
+        self._made.belong_to(self, self._client_name)
         return self._made
 
     def _wait(self, drive: Drive[StageEngine], done: Callable[[], bool]) -> None:

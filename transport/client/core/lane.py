@@ -56,6 +56,7 @@ log = logging.getLogger("zsq")
 BATCH_BYTES_MAX: Final = 5 * 1024 * 1024  # the approximate limit for the bodies in one block
 # The limit for bytes that are packed and not sent yet. If there are more, a publish waits.
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
+FAREWELL_MS: Final = 1_000  # how long a closed producer may still send its last messages
 FAILED_MAX: Final = 1_000  # the most failed blocks that are remembered for `flush`
 REASONS_MAX: Final = 3  # the most reasons that an error of `flush` names
 DROP_LINGER_MS: Final = 200  # the time to send Bye after a lane was dropped
@@ -443,6 +444,7 @@ class ProducerEngine(Engine):
         splits: bool = False,
     ) -> None:
         super().__init__()
+        self.farewell_ms = FAREWELL_MS
         self.rotation = Rotation(address)
         self.patient = patient
         self.splits = splits
@@ -666,8 +668,27 @@ class ProducerEngine(Engine):
     def flush(self, timeout: float | None) -> Steps[None]:
         self.seal_all(time.monotonic_ns())
         if not (yield (lambda: not self.unanswered, until_ns(timeout))):
-            raise self.too_late(timeout, True)
+            sent = any(
+                pending.sends
+                for lane in self.lanes.values()
+                for pending in (*lane.session.window.values(), *lane.session.queue)
+            )
+            late = self.too_late(timeout, sent)
+            raise from_wire(late.code, f"{self.unfinished}: {late.text}")
         self.raise_failed()
+
+    def conclude(self, timeout: float) -> Steps[None]:
+        yield from self.flush(timeout)
+
+    @property
+    def unfinished(self) -> str:
+        count = sum(
+            pending.count
+            for lane in self.lanes.values()
+            for pending in (*lane.session.window.values(), *lane.session.queue)
+        )
+        count += sum(len(lane.gather.bodies) for lane in self.lanes.values() if lane.gather)
+        return f"{count} published messages are not confirmed" if count else ""
 
     def too_late(self, timeout: float | None, sent: bool) -> ZsqError:
         """Return the error of a publish that was not answered in time."""

@@ -199,9 +199,15 @@ class Holder(Protocol):
 
 
 class MessageView:
-    """The contents of one message. `body` is bytes."""
+    """The contents of one message. `body` is bytes.
 
-    __slots__ = ("_answered", "_batch", "_index", "body")
+    `_consumer` is set when a consumer hands the message out. It keeps the consumer open until the
+    message is dropped, too. A message that still waits in a consumer has no strong reference to it,
+    so a consumer that is dropped is closed at once, and the message goes back to the channel.
+    """
+
+    __slots__ = ("_answered", "_batch", "_consumer", "_index", "body")
+    _consumer: Any
 
     def __init__(self, batch: Any, index: int, body: bytes) -> None:
         self._batch = batch

@@ -31,7 +31,7 @@ from ...wire.address import Address, Target, tcp_endpoint
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Abort, Push, Wire
-from ..link.link import AGAIN, BYE_LINGER_MS, Engine, Link, so_long
+from ..link.link import AGAIN, BYE_LINGER_MS, Engine, Link, Steps, so_long
 from ..link.link_table import LinkState
 from ..link.reaction import Reaction
 from .stage_session import PASSING, StageSession
@@ -119,6 +119,11 @@ class StageEngine(Engine):
         """
         if self.link.up:
             self.link.send([b"", encode(Abort(0, "", 0, (self.session.stage,)))], now_ns)
+
+    def conclude(self, timeout: float) -> Steps[None]:
+        if not self.session.ended:
+            self.abandon(time.monotonic_ns())
+        yield from ()
 
     def timers(self, now_ns: int) -> None:
         super().timers(now_ns)

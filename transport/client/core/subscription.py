@@ -55,6 +55,7 @@ WORDS_MAX: Final = 5_000  # the most protocol messages that are sent before the 
 # With the largest window, a consumer holds at least so many messages of each part. With fewer, the
 # broker would cut blocks of 1,000 messages, which costs more than to deliver them.
 READY_OF_PART: Final = 1_000
+FAREWELL_MS: Final = 1_000  # how long a closed consumer may still send its last answers
 SOON_NS: Final = 50_000_000  # when to ask again which parts to subscribe to, if it was not known
 
 Chosen = Callable[[Spread], Collection[int] | None]
@@ -201,6 +202,7 @@ class ConsumerEngine(Engine):
         chosen: Chosen | None = None,
     ) -> None:
         super().__init__()
+        self.farewell_ms = FAREWELL_MS
         self.rotation = Rotation(address)
         self.wanted_heartbeat_ms = heartbeat_ms  # None: the default of each address
         self._of_part = of_part
@@ -642,6 +644,9 @@ class ConsumerEngine(Engine):
         self._leg_of(delivery).tell(now_ns)  # what was begun must be known before it is extended
         delivery.session.touch(delivery, now_ns, indexes)
         self._leg_of(delivery).tell(now_ns)
+
+    def conclude(self, timeout: float) -> Steps[None]:
+        yield from self.leave(lambda: True, until_ns(timeout))
 
     def leave(self, idle: Callable[[], bool], deadline_ns: int) -> Steps[None]:
         """Take no more messages, wait until the handlers are `idle`, and confirm the finishes."""

@@ -181,6 +181,7 @@ class Engine:
     """The links, timers and waiters of a client. It is not thread-safe."""
 
     patience_ns: Final = PATIENCE_S[0] * S  # how long to wait before a missing broker is reported
+    farewell_ms = BYE_LINGER_MS  # how long a client that was dropped may still send at its end
 
     def __init__(self, names: Resolver | None = None) -> None:
         self.names = names or resolver()
@@ -337,6 +338,18 @@ class Engine:
             for waiter in ended:
                 self.waiters.remove(waiter)
                 waiter.wake()
+
+    def conclude(self, timeout: float) -> Steps[None]:
+        """Finish the work of a client that nobody uses any more, before `stop`.
+
+        Raises an error that says what could not be done in this time.
+        """
+        yield from ()
+
+    @property
+    def unfinished(self) -> str:
+        """What this client has still to do, for people. "" for nothing."""
+        return ""
 
     def stop(self, linger_ms: int = 0) -> None:
         """Close all links. The engine cannot be used again.

@@ -1,4 +1,4 @@
-"""Tests of clients without a keeper that nobody uses."""
+"""Tests of the thread that looks after clients that no other thread turns."""
 
 from __future__ import annotations
 
@@ -6,26 +6,17 @@ import gc
 import threading
 from typing import Any
 
-import pytest
-
 import zsq
-from zsq.transport.client.blocking import idle
+from zsq.transport.client.blocking.caretaker import Caretaker
+
+TURN_S = 0.01
 
 
-def the_thread() -> threading.Thread | None:
-    return next((one for one in threading.enumerate() if one.name == "idle clients of zsq"), None)
+def threads() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name == "caretaker of zsq clients"}
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the thread of idle clients do its work every 10 ms."""
-    monkeypatch.setattr(idle, "TURN_S", 0.01)
-    if idle._woken is not None:  # the thread of an earlier test may be waiting for a minute
-        idle._woken.set()
-        idle._woken.clear()
-
-
-def test_an_unused_client_reads_what_zeromq_reports(broker: Any, at_once: None) -> None:
+def test_an_unused_client_reads_what_zeromq_reports(broker: Any) -> None:
     with zsq.Admin(broker.url) as admin:
         admin.pause("t", "c")
         drive = admin._made
@@ -39,6 +30,7 @@ def test_an_unused_client_reads_what_zeromq_reports(broker: Any, at_once: None) 
                 turned.set()
 
         drive.engine.turn = watched  # type: ignore[method-assign]
+        Caretaker(TURN_S).look_after(drive)
         broker.die()
         assert turned.wait(10), "nobody uses the client, and it knows that its broker is gone"
         assert drive.lock.acquire(timeout=5)
@@ -46,18 +38,41 @@ def test_an_unused_client_reads_what_zeromq_reports(broker: Any, at_once: None) 
         broker.start()
 
 
-def test_the_thread_ends_with_the_last_client(broker: Any, at_once: None) -> None:
-    with zsq.Admin(broker.url) as admin:
-        admin.pause("t", "c")
-        thread = the_thread()
-        assert thread is not None
-    del admin
-    gc.collect()
-    thread.join(10)
-    assert not thread.is_alive()
-    with zsq.Admin(broker.url) as admin:
-        admin.pause("t", "c")
-        assert the_thread() is not None
+class _Client:
+    """A client that counts how often it was turned, and notes that it was ended."""
+
+    def __init__(self) -> None:
+        self.turned = threading.Event()
+        self.ended = threading.Event()
+
+    def turn_if_idle(self) -> None:
+        self.turned.set()
+
+    def end_dropped(self) -> None:
+        self.ended.set()
+
+
+def test_the_thread_ends_with_the_last_client() -> None:
+    before = threads()
+    caretaker = Caretaker(TURN_S)
+    for _ in range(2):  # after its end, another one is started
+        client = _Client()
+        caretaker.look_after(client)
+        [thread] = threads() - before
+        assert client.turned.wait(10)
+        del client
+        gc.collect()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_dropped_client_is_ended_at_once() -> None:
+    caretaker = Caretaker(turn_s=3600)
+    client = _Client()
+    caretaker.look_after(client)
+    caretaker.take(client)
+    assert client.ended.wait(10)
+    assert not client.turned.is_set()
 
 
 def test_a_client_in_use_or_closed_is_left_alone(broker: Any) -> None:
