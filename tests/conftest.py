@@ -40,7 +40,7 @@ settings.load_profile("fast" if "ZSQ_TEST_FAST" in os.environ else "zsq")
 # The tests in these folders start brokers, Spark or hundreds of recoveries. They are slow, except
 # for those that are marked `smoke`.
 SLOW_FOLDERS: Final = frozenset(
-    {"attacks", "process", "compat", "integrations", "spark", "spark_cluster"}
+    {"attacks", "process", "compat", "edges", "integrations", "spark", "spark_cluster"}
 )
 SLOW_FILES: Final = re.compile(
     r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_"

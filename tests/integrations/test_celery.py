@@ -106,3 +106,17 @@ def test_a_worker_that_is_stopped_finishes_its_task(workers: Workers, broker: Br
     assert workers.lines() == ["start task", "end task"]
     assert waiting(broker, workers.queue) == 0
     assert channel_row(broker, workers.queue)["delivery_count"] == 1
+
+
+def test_a_process_of_the_pool_sends_what_lingers_when_it_ends(
+    workers: Workers, broker: Broker
+) -> None:
+    """Celery replaces a process after three tasks, and stops the others with the worker."""
+    worker = workers.start("lingering", "--max-tasks-per-child", "3")
+    for number in range(10):
+        workers.send("publish", str(number))
+    workers.wait_lines(*(f"published {number}" for number in range(10)))
+    worker.terminate()
+    assert worker.wait(60) == 0
+    with zsq.Reader("published", url=broker.tcp) as reader:
+        assert reader.head() == (0, 10)

@@ -1,7 +1,7 @@
 """A Celery application for the tests of `zsq://`. Its tasks write lines to the file $TASKS_LOG.
 
 $TASKS_BROKER is the broker's URL, $TASKS_LEASE the seconds of a lease, and $TASKS_GATE a file for
-which tasks wait.
+which tasks wait. $TASKS_PRODUCER is the URL for a producer in a task.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import time
 from typing import Any
 
 from celery import Celery
+
+import zsq
 
 from .broker import wait_for
 
@@ -36,6 +38,19 @@ def note(name: str) -> None:
 @app.task
 def fails(text: str) -> None:
     raise ValueError(text)
+
+
+producer: Any = None
+
+
+@app.task
+def publish(name: str) -> None:
+    """Publish a message that lingers until the process ends."""
+    global producer
+    if producer is None:
+        producer = zsq.Producer(os.environ["TASKS_PRODUCER"], linger_ms=600_000)
+    producer.publish("published", name.encode())
+    log("published", name)
 
 
 @app.task(acks_late=True)

@@ -33,6 +33,7 @@ class Workers:
             **os.environ,
             "PYTHONPATH": str(TESTS),
             "TASKS_BROKER": self.url,
+            "TASKS_PRODUCER": broker.tcp,
             "TASKS_LEASE": str(LEASE_S),
             "TASKS_LOG": str(self.log),
             "TASKS_GATE": str(self.gate),
@@ -41,12 +42,12 @@ class Workers:
         self.running: list[subprocess.Popen[bytes]] = []
         self.app = Celery("tasks", broker=self.url)
 
-    def start(self, name: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *more: str) -> subprocess.Popen[bytes]:
         output = self.folder / f"{name}.log"
         options = ["-c", "2", "-n", f"{name}@{self.queue}", "-Q", self.queue, "-E", "-l", "INFO"]
         with output.open("wb") as log:
             worker = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", APP, "worker", *options],
+                [sys.executable, "-m", "celery", "-A", APP, "worker", *options, *more],
                 env=self.environment,
                 cwd=self.folder,
                 stdout=log,

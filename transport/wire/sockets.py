@@ -112,6 +112,20 @@ def context() -> zmq.Context[Socket]:
     return found
 
 
+def end_context(timeout_s: float) -> None:
+    """Wait until sockets that were closed with a linger have sent what they had.
+
+    A process that then ends with `os._exit` calls this after it has closed all sockets, and uses
+    none afterwards. The end of the interpreter waits in the same way.
+    """
+    found = _contexts.get(os.getpid())
+    if found is not None:
+        # It would wait without limit for a socket that is open.
+        thread = threading.Thread(target=found.term, name="end of zsq sockets", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+
+
 def _secure(socket: Socket, credentials: Credentials | None) -> None:
     """Make the socket use encryption, and accept only one server."""
     if credentials is not None:

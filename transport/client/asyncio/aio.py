@@ -217,7 +217,8 @@ class Producer(ProducerBase):
     async def close(self, timeout: float | None = None) -> None:
         """Flush, then close the producer.
 
-        An error of the flush is raised after the producer is closed.
+        An error of the flush is raised after the producer is closed. If the task is cancelled
+        meanwhile, a thread sends the rest, as for a producer that is dropped.
         """
         if self._closed:
             return
@@ -230,6 +231,9 @@ class Producer(ProducerBase):
             return
         try:
             await self.flush(timeout)
+        except asyncio.CancelledError:
+            turner.end_in_thread()
+            raise
         finally:
             turner.stop(turner.engine.farewell_ms)
 

@@ -212,6 +212,11 @@ class Turner(Generic[_EngineT]):
         except RuntimeError:  # the loop is closed
             caretaker.take(self)
 
+    def end_in_thread(self) -> None:
+        """Finish the work of the client in a thread, because its task does not wait for that."""
+        abandoned.add(self)
+        self.end_dropped()
+
     def end_dropped(self) -> None:
         """Conclude in a thread. The loop's thread calls this, or it is closed."""
         if self.stopped or not self._concludes.acquire(blocking=False):
@@ -226,8 +231,7 @@ class Turner(Generic[_EngineT]):
     def turn_if_idle(self) -> None:
         """Conclude if the loop was closed. Nothing else turns this engine any more."""
         if self.loop.is_closed() and not self.stopped and self.pid == os.getpid():
-            abandoned.add(self)
-            self.end_dropped()
+            self.end_in_thread()
 
     def _conclude(self, timeout_s: float = CONCLUDE_S) -> None:
         try:

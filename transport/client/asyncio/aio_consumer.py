@@ -314,6 +314,9 @@ class Consumer(ConsumerBase):
             await turner.carry_out(
                 turner.engine.leave(lambda: not self._workers, until_ns(self._patience(timeout)))
             )
+        except asyncio.CancelledError:
+            turner.end_in_thread()
+            raise
         finally:
             turner.stop(turner.engine.farewell_ms)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -30,6 +31,8 @@ from ..core.producer_session import PendingBlock
 from ..link.link import check_timeout
 from .drive import Drive, ours
 from .program_end import inherit, name_of, remember
+
+log = logging.getLogger("zsq")
 
 TIMEOUT_S: Final = DefaultTimeout(30.0)
 WHEN_FULL: Final = ("fail", "wait")
@@ -298,7 +301,8 @@ class Producer(ProducerBase):
     - `linger_ms`: With 0, each publish is durable when it returns. With a larger value, a publish
       returns at once. Messages are then collected into blocks until this time has passed, or until
       `batch_count` or `batch_bytes` is reached. `Receipt.wait` and `flush` wait until messages are
-      durable.
+      durable. A program that ends in order sends what lingers, and one that is killed loses it: see
+      docs/edges.md.
     - `timeout`: The seconds that a call waits for the broker, including reconnects. None or
       `math.inf` means no limit. While a call waits, the log (`zsq`) gets a warning after 1 s, after
       10 s, and then every minute. A block that is sent again is never stored twice. If `url` names
@@ -477,6 +481,11 @@ class Producer(ProducerBase):
             return
         try:
             self.flush(timeout)
+        except KeyboardInterrupt:
+            log.warning(
+                "%s: close() was interrupted: %s", self._client_name, drive.engine.unfinished
+            )
+            raise
         finally:
             with drive.lock:
                 drive.stop(drive.engine.farewell_ms)

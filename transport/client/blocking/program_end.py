@@ -6,9 +6,10 @@ What could not be done is logged.
 
 Python calls the functions of `atexit` when the main thread returns, raises, or calls `sys.exit`. It
 does not call them in a child of `multiprocessing` that was forked, nor in one of Celery's prefork
-pool. Both end with `os._exit`, but call functions of their own before. There the clients only flush,
-because other threads of the child may still use them. After `os._exit`, a signal without a handler,
-or SIGKILL, no Python code runs, and nothing can be done.
+pool. Both end with `os._exit`, but call functions of their own before. In a child of
+`multiprocessing` these come before the child waits for its other threads. So the clients only flush
+if there are such threads, because they may still use the clients. After `os._exit`, a signal without
+a handler, or SIGKILL, no Python code runs, and nothing can be done.
 
 A client that is dropped without `close` is closed in the background, with a `ResourceWarning` (see
 `Drive`). The end of the program waits for that, too.
@@ -20,6 +21,7 @@ import atexit
 import logging
 import os
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -27,8 +29,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
 from ...system import after_fork
+from ...wire.sockets import end_context
 
 EXIT_S: Final = 5.0
+SENT_S: Final = 1.0  # how long the last bytes of closed clients may take
 # How long a client that was dropped tries to send what it has.
 CONCLUDE_S: Final = 30.0
 _PACKAGE: Final = __name__.partition(".")[0]
@@ -123,16 +127,26 @@ def close_all() -> None:
     _finish(lambda client, timeout_s: client.close(timeout_s))
 
 
-def flush_all(**of_signal: object) -> None:
-    """Send what all clients of this process have to send. A receiver of a Celery signal, too."""
-    _finish(lambda client, timeout_s: getattr(client, "flush", client.close)(timeout_s))
+def _end_child() -> None:
+    """Close all clients of a child of `multiprocessing`, or flush if other threads go on."""
+    me = threading.current_thread()
+    if any(thread is not me and not thread.daemon for thread in threading.enumerate()):
+        _finish(lambda client, timeout_s: getattr(client, "flush", client.close)(timeout_s))
+    else:
+        _end_worker()
+
+
+def _end_worker(**of_signal: object) -> None:
+    """Close all clients of a process that ends with `os._exit`. Celery calls this with a signal."""
+    close_all()
+    end_context(SENT_S)
 
 
 atexit.register(close_all)
 
 
 def prepare_end() -> None:
-    """Let the libraries that end a process in ways of their own call `flush_all` before.
+    """Let the libraries that end a process in ways of their own close its clients before.
 
     Each new client calls this.
     """
@@ -148,10 +162,10 @@ def prepare_end() -> None:
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         from multiprocessing import util
 
-        util.Finalize(None, flush_all, exitpriority=0)
+        util.Finalize(None, _end_child, exitpriority=0)
     signals = sys.modules.get("celery.signals")
     if signals is not None:
-        signals.worker_process_shutdown.connect(flush_all, weak=False, dispatch_uid="zsq")
+        signals.worker_process_shutdown.connect(_end_worker, weak=False, dispatch_uid="zsq")
 
 
 def _after_fork() -> None:

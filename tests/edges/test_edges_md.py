@@ -1,0 +1,27 @@
+"""Tests that the tables in docs/edges.md are those that the programs are compared with.
+
+Run this file to write them again: python -m tests.edges.test_edges_md
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from .outcomes import TABLES
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "edges.md"
+# The first table of the page is about something else.
+TABLE: Final = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+
+
+def test_the_tables_are_current() -> None:
+    assert TABLE.findall(PAGE.read_text())[1:] == [*TABLES], "run this file"
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text()
+    first, *_ = TABLE.findall(text)
+    tables = iter((first, *TABLES))
+    PAGE.write_text(TABLE.sub(lambda found: next(tables), text))
