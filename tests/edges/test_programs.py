@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -34,6 +36,24 @@ WAIT_S: Final = 90.0
 # The link of a consumer that was closed ends at once. Without a word, it ends after 60 s.
 AT_ONCE_S: Final = 20.0
 CHANNELS: Final = tuple(f"c{number}" for number in range(len(HELD)))
+
+
+@pytest.fixture(autouse=True)
+def _signals_count() -> Iterator[None]:
+    """Let programs notice signals that this process ignores, as in the background of a shell.
+
+    A program inherits that a signal is ignored, and does not inherit a handler.
+    """
+    ignored = [
+        number
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+        if signal.getsignal(number) == signal.SIG_IGN
+    ]
+    for number in ignored:
+        signal.signal(number, signal.default_int_handler)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture(scope="module")
@@ -83,22 +103,22 @@ def run_all(folder: Path, programs: dict[str, str]) -> dict[str, Ended]:
         for name, process in started.items():
             output, errors = process.communicate(timeout=WAIT_S)
             ended[name] = Ended(process.returncode, output, errors)
-            wait_for(lambda pid=process.pid: not is_left(pid), what=f"{name}: the end of all")
+            wait_for(partial(is_gone, process.pid), what=f"{name}: the end of all")
         return ended
     finally:
         for process in started.values():
             if process.poll() is None:
-                os.killpg(process.pid, 9)
+                os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
 
 
-def is_left(group: int) -> bool:
-    """Return True if a process of this group lives."""
+def is_gone(group: int) -> bool:
+    """Return True if no process of this group lives."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
-        return False
-    return True
+        return True
+    return False
 
 
 def code_of(ended: Ended) -> int:
