@@ -13,7 +13,7 @@ CUT: Final = "cut off"
 
 
 class Outcome(NamedTuple):
-    """What comes, and the exit code, or None if it says nothing about the client."""
+    """The outcome, and the exit code, or None if it says nothing about the client."""
 
     what: str
     code: int | None = None

@@ -47,8 +47,8 @@ def after():
         time.sleep(0.01)
     gc.collect()
     print("descriptors", sum(
-        os.readlink(f"/proc/self/fd/{fd}").startswith("socket:") for fd in os.listdir("/proc/self/fd")
-        if os.path.islink(f"/proc/self/fd/{fd}")
+        os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+        for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")
     ), flush=True)
     os._exit(0)
 """

@@ -8,8 +8,8 @@ Python calls the functions of `atexit` when the main thread returns, raises, or 
 does not call them in a child of `multiprocessing` that was forked, nor in one of Celery's prefork
 pool. Both end with `os._exit`, but call functions of their own before. In a child of
 `multiprocessing` these come before the child waits for its other threads. So the clients only flush
-if there are such threads, because they may still use the clients. After `os._exit`, a signal without
-a handler, or SIGKILL, no Python code runs, and nothing can be done.
+if there are such threads, because they may still use the clients. After `os._exit`, SIGKILL, or a
+signal without a handler, no Python code runs, and nothing can be done.
 
 A client that is dropped without `close` is closed in the background, with a `ResourceWarning` (see
 `Drive`). The end of the program waits for that, too.
@@ -43,7 +43,7 @@ log = logging.getLogger("zsq")
 
 
 class ClientName(NamedTuple):
-    """What a client is, and where it was made, for warnings."""
+    """The kind of a client, and the line that made it, for warnings."""
 
     what: str
     file: str

@@ -181,7 +181,7 @@ class Engine:
     """The links, timers and waiters of a client. It is not thread-safe."""
 
     patience_ns: Final = PATIENCE_S[0] * S  # how long to wait before a missing broker is reported
-    farewell_ms = BYE_LINGER_MS  # how long a client that was dropped may still send at its end
+    farewell_ms = BYE_LINGER_MS  # how long a closed client may still send its last messages
 
     def __init__(self, names: Resolver | None = None) -> None:
         self.names = names or resolver()
@@ -340,15 +340,12 @@ class Engine:
                 waiter.wake()
 
     def conclude(self, timeout: float) -> Steps[None]:
-        """Finish the work of a client that nobody uses any more, before `stop`.
-
-        Raises an error that says what could not be done in this time.
-        """
+        """Finish the work of a client that nobody uses any more. Raise what could not be done."""
         yield from ()
 
     @property
     def unfinished(self) -> str:
-        """What this client has still to do, for people. "" for nothing."""
+        """The work that this client has still to do, for people. "" for none."""
         return ""
 
     def stop(self, linger_ms: int = 0) -> None:
