@@ -10,6 +10,7 @@ says which parts exist.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from .errors import E_BAD_NAME, UsageError
@@ -17,6 +18,7 @@ from .errors import E_BAD_NAME, UsageError
 NAME_CHARS_MAX: Final = 64
 EPHEMERAL_SUFFIX: Final = "#ephemeral"
 PARTS_MAX: Final = 256
+PARTS_NAMED: Final = 8  # the most parts that a sentence names
 PART_SHIFT: Final = 56  # in a message id of a topic with parts, the part's number is above this bit
 _NAME: Final = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
 _PART: Final = re.compile(r"([.a-zA-Z0-9_-]+)#(0|[1-9][0-9]{0,2})", re.ASCII)
@@ -70,3 +72,11 @@ def base_of(name: str) -> str:
     """Return the topic that a user knows: the topic of a part, or else `name` itself."""
     found = part_of(name)
     return name if found is None else found[0]
+
+
+def parts_text(names: Iterable[str]) -> str:
+    """Return the names of parts for a sentence. A topic may have 256 of them."""
+    *most, last = [*names]
+    if len(most) >= PARTS_NAMED:
+        return f"{', '.join(most[:PARTS_NAMED])} and {len(most) + 1 - PARTS_NAMED} more parts"
+    return f"{', '.join(most)} and {last}" if most else last

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 from click.types import StringParamType
 
 from ...transport.settings import CHANNEL, Kind
+
+if TYPE_CHECKING:
+    from ...transport.client.blocking.client import Admin
+    from ...transport.whole_topic import TopicName
 
 VARIABLE: Final = "_ZSQ_COMPLETE"
 QUICK_S: Final = 0.5  # seconds to wait for the broker after the user has pressed TAB
@@ -55,18 +60,39 @@ class _Name(StringParamType):
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def known_names(url: Any, timeout: float = QUICK_S) -> dict[str, list[str]]:
+def known_names(url: Any, timeout: float = QUICK_S) -> dict[str, Sequence[str]]:
     """Return the channels of each topic, or nothing after an error, which is not shown.
 
     A client without the permission to list names gets nothing, too.
     """
     from ...transport.client.blocking.client import Admin
+    from ...transport.names import part_name
 
     try:
         with Admin(str(url), timeout=timeout) as admin:
-            return admin.topics()
+            found = topic_names(admin)
     except Exception:
         return {}
+    known: dict[str, Sequence[str]] = {}
+    for name, topic in found.items():
+        for one in (name, *(part_name(name, number) for number in range(topic.parts))):
+            known[one] = topic.channels
+    return known
+
+
+def topic_names(admin: Admin) -> dict[str, TopicName]:
+    """Return the topics of the broker, and all topics with parts of its cluster."""
+    from ...transport.errors import E_UNSUPPORTED, UsageError
+    from ...transport.whole_topic import whole_names
+
+    topics = admin.topics()
+    try:
+        parts = {row["topic"]: len(row["parts"]) for row in admin.cluster()["topics"]}
+    except UsageError as error:
+        if error.code != E_UNSUPPORTED:
+            raise
+        parts = {}
+    return whole_names(topics, parts)
 
 
 def complete_names(command: click.Command) -> None:

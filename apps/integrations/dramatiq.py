@@ -24,6 +24,7 @@ from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, Que
 from ...transport.client.blocking.client import Admin, Consumer, Producer
 from ...transport.errors import NotFound, UsageError, ZsqError
 from ...transport.settings import NewChannelOptions
+from ...transport.whole_topic import whole_topic
 from ...transport.wire.addresses import Url
 from ...transport.wire.credentials import KeyFile
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
@@ -280,14 +281,14 @@ class ZsqBroker(dramatiq.Broker):
     def _left(self, queue_name: str) -> int:
         topic = self._make(queue_name)
         try:
-            row = self._admin.stats(topic, CHANNEL)["topics"][0]
+            row = whole_topic(self._admin.stats(topic, CHANNEL), topic).row
             (channel,) = row["channels"]
         except (NotFound, IndexError, ValueError):
             # The topic was deleted. A message may have created it again, without the channel.
             self._made.discard(topic)
             return 1
-        counts = ("depth", "in_flight_count", "deferred_count")
-        return int(sum(channel[count] for count in counts) + row["delayed_count"])
+        held = channel["depth"] + channel["in_flight_count"] + channel["deferred_count"]
+        return held + row["delayed_count"]
 
     def close(self) -> None:
         """Close the connections. Messages that a consumer holds return to their queues."""

@@ -158,6 +158,78 @@ def test_errors_say_what_to_do(cluster: Cluster) -> None:
     assert "does not exist" in zsq(cluster, "sub", "missing", "c", "-n", "1", code=1)
 
 
+def fill(cluster: Cluster, topic: str) -> None:
+    """Create a topic with 4 parts at 2 brokers, and a channel with 2,000 messages in all parts."""
+    zsq(cluster, "topic", "create", topic, "--parts", "4")
+    zsq(cluster, "channel", "create", topic, "c")
+    with api.Producer(cluster.url) as producer:
+        keys = [b"%d" % number for number in range(2_000)]
+        producer.publish_many(topic, [b"x"] * 2_000, keys=keys)
+    with api.Admin(cluster.url) as admin:
+        wait_for(lambda: sum(depths(admin, topic)) == 2_000)
+        assert all(depths(admin, topic))
+
+
+def depths(admin: api.Admin, topic: str) -> list[int]:
+    return [row["channels"][0]["depth"] for row in admin.stats(topic)["topics"]]
+
+
+def test_figures_and_confirmations_are_those_of_all_parts(cluster: Cluster) -> None:
+    fill(cluster, "whole")
+    for broker in cluster.brokers:
+        listed = zsq(cluster, "topic", "list", "--url", broker.tcp).split()
+        assert "whole" in listed
+        assert not [name for name in listed if "#" in name]
+    assert json.loads(
+        zsq(cluster, "topic", "list", "--json").splitlines()[-1]
+    ) == {"topic": "whole", "channels": ["c"], "parts": 4}  # fmt: skip
+    shown = zsq(cluster, "topic", "show", "whole")
+    assert shown.startswith("topic      whole, 4 parts, sync always, health OK\n")
+    found = json.loads(zsq(cluster, "topic", "show", "whole", "--json"))
+    assert (found["topic_name"], found["head"], len(found["parts"])) == ("whole", 2_000, 4)
+    for number in range(4):
+        assert f"part       whole#{number}, offsets 0 to " in shown
+    shown = zsq(cluster, "channel", "show", "whole", "c")
+    assert "channel    whole/c, 4 parts, health OK, 0 consumers" in shown
+    assert "messages   2,000 waiting, 0 in flight, 0 deferred" in shown
+    found = json.loads(zsq(cluster, "channel", "show", "whole", "c", "--json"))
+    assert (found["depth"], sum(part["depth"] for part in found["parts"])) == (2_000, 2_000)
+    moved = zsq(cluster, "seek", "whole", "c", "earliest").splitlines()
+    assert moved == [f"whole#{number}/c continues at offset 0" for number in range(4)]
+    refused = zsq(cluster, "channel", "delete", "whole", "c", code=1)
+    assert "E_NOT_EMPTY" in refused
+    assert "2,000 unfinished messages" in refused
+    with api.Admin(cluster.url) as admin:
+        assert len(depths(admin, "whole")) == 4, "no part has lost its channel"
+    asked = zsq(cluster, "channel", "empty", "whole", "c", code=2)
+    assert "this would clear 2,000 unfinished messages of whole/c" in asked
+    asked = zsq(cluster, "channel", "delete", "whole", "c", "--force", code=2)
+    assert "with 2,000 unfinished messages" in asked
+    asked = zsq(cluster, "topic", "delete", "whole", "--force", code=2)
+    assert "with 2,000 messages (2,000 of them unfinished) and the channels c" in asked
+    done = zsq(cluster, "channel", "empty", "whole", "c", "--yes")
+    assert "cleared 2,000 messages of whole/c" in done
+    zsq(cluster, "topic", "pause", "whole")
+    with api.Producer(cluster.url) as producer:
+        producer.publish_many("whole", [b"x"] * 500, keys=[b"%d" % one for one in range(500)])
+    asked = zsq(cluster, "topic", "empty", "whole", code=2)
+    assert "this would clear 500 unfinished messages of whole." in asked
+    assert "cleared 500 messages of whole" in zsq(cluster, "topic", "empty", "whole", "--yes")
+    said = zsq(cluster, "sub", "whole", "c", "--idle", "3")
+    assert "topic whole is paused" in said
+
+
+def test_a_deletion_that_has_failed_can_be_repeated(cluster: Cluster) -> None:
+    zsq(cluster, "topic", "create", "again", "--parts", "2")
+    zsq(cluster, "channel", "create", "again", "c")
+    zsq(cluster, "channel", "delete", "again#0", "c")
+    assert "again/c, 1 part, health OK" in zsq(cluster, "channel", "show", "again", "c")
+    refused = zsq(cluster, "channel", "pause", "again", "c", code=1)
+    assert "again#1 did this, but again#0 did not" in refused
+    zsq(cluster, "channel", "delete", "again", "c")
+    assert "E_NOT_FOUND" in zsq(cluster, "channel", "delete", "again", "c", code=1)
+
+
 def test_the_live_view_shows_brokers_and_sums_of_parts(cluster: Cluster) -> None:
     zsq(cluster, "topic", "create", "sums", "--parts", "4")
     zsq(cluster, "pub", "sums", "--key", "k", "hello")
@@ -182,7 +254,21 @@ def messages_of(cluster: Cluster, topic: str) -> int:
 def test_a_broker_that_is_away_is_shown_with_its_parts(cluster: Cluster) -> None:
     """This test comes last, because it kills a broker."""
     zsq(cluster, "topic", "create", "half", "--parts", "2", "--brokers", "0,1")
+    fill(cluster, "away")
+    gone = [row["name"] for row in parts_of(cluster, "away") if row["broker"] == 1]
+    left = sum(row["messages"] for row in parts_of(cluster, "away") if row["broker"] == 0)
     cluster.brokers[1].signal_all(signal.SIGKILL)
+    names = " and ".join(gone)
+    for words in (("topic", "show", "away"), ("channel", "show", "away", "c")):
+        assert f"{names} did not answer and cannot be counted" in zsq(cluster, *words)
+    assert f"messages   {left:,} waiting" in zsq(cluster, "channel", "show", "away", "c")
+    empty = ("channel", "empty", "away", "c", "--timeout", "2")
+    asked = zsq(cluster, *empty, code=2)
+    assert f"this would clear {left:,} unfinished messages of away/c and those of {names}" in asked
+    did = zsq(cluster, *empty, "--yes", code=3)
+    assert f"did this, but {names} did not: repeat the order" in did
+    assert "messages   0 waiting" in zsq(cluster, "channel", "show", "away", "c")
+    assert "away" in zsq(cluster, "topic", "list").split()
     told = json.loads(zsq(cluster, "cluster", "--json"))
     one, two = told["brokers"]
     assert (one["state"], one["role"], one["lag_s"] >= 0) == ("up", "primary", True)

@@ -99,7 +99,9 @@ class FakeSource:
             )
         }
 
-    async def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
+    async def stats(
+        self, topic: str | None = None, channel: str | None = None, *, partial: bool = False
+    ) -> dict[str, Any]:
         if topic not in self.topics:
             raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
         rows = [

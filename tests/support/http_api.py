@@ -115,7 +115,9 @@ class FakeBroker:
         self._called("topics")
         return {name: tuple(channels) for name, channels in self.there.items()}
 
-    async def stats(self, topic: str | None = None, channel: str | None = None) -> Any:
+    async def stats(
+        self, topic: str | None = None, channel: str | None = None, *, partial: bool = False
+    ) -> Any:
         # Copy the state at the time of the request.
         found = [self._row(name) for name in sorted(self.there) if topic in (None, name)]
         self.asked.set()

@@ -91,9 +91,12 @@ class Closed(TypedDict):
 
 
 class Moved(TypedDict):
-    """`offset`: the channel's new position."""
+    """`offset`: the channel's new position. If the topic has parts, it is -1, and `parts` has the
+    position in each part, by its name.
+    """
 
     offset: int
+    parts: NotRequired[Mapping[str, int]]
 
 
 class Ends(TypedDict):

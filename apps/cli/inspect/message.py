@@ -102,11 +102,13 @@ def seek(
 
     where = resolved(url, timeout, topic, where)
     with Admin(url, timeout=timeout) as admin:
-        offset = admin.seek(topic, channel, where, forward=forward, clamp=clamp)["offset"]
+        found = admin.seek(topic, channel, where, forward=forward, clamp=clamp)
     if as_json:
-        tell({"topic": topic, "channel": channel, "offset": offset})
-    else:
-        say(f"{topic}/{channel} continues at offset {offset}")
+        tell({"topic": topic, "channel": channel, **found})
+        return
+    parts = found.get("parts", {topic: found["offset"]})
+    for name, offset in parts.items():
+        say(f"{name}/{channel} continues at offset {offset}")
 
 
 @click.command()

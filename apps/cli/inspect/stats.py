@@ -54,7 +54,9 @@ def stats(
     if channel is not None:
         check_name(channel, "channel")
     with Admin(url, timeout=timeout) as admin:
-        found: Any = admin.chunks(topic) if chunks and topic else admin.stats(topic, channel)
+        found: Any = (
+            admin.chunks(topic) if chunks and topic else admin.stats(topic, channel, partial=True)
+        )
     if as_json:
         tell(found)
         return
@@ -66,6 +68,8 @@ def stats(
         console.print(table)
     for line in [] if chunks else troubles(found):
         say(line)
+    for part, why in found.get("unanswered", {}).items():
+        say(f"zsq: part {part} did not answer and is not shown: {why}", err=True)
 
 
 def head(found: BrokerStats) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ....transport.names import parts_text
 from ....transport.reports import ChannelStats
-from ....transport.settings import CHANNEL, ChannelOptions, split_tags
+from ....transport.settings import CHANNEL, split_tags
 from ..options import confirm, with_broker, yes_option
 from ..output import json_lines_option, json_option, say, tell, tell_line
 from .settings import (
@@ -23,6 +24,7 @@ from .settings import (
 
 if TYPE_CHECKING:
     from ....transport.client.blocking.client import Admin
+    from ....transport.whole_topic import WholeTopic
 
 
 @click.group()
@@ -61,7 +63,7 @@ def unused(
     admin: Admin, topic: str, channel: str, given: Mapping[str, object], *, start: bool
 ) -> list[str]:
     """Return notes about arguments that have no effect because the channel exists."""
-    now: Mapping[str, object] = settings_of(admin, topic, channel)
+    now: Mapping[str, object] = channel_of(admin, topic, channel).row.get("settings", {})
     name = f"zsq: channel {topic}/{channel} exists already"
     found = [f"{name}; --start has no effect (zsq seek moves the channel)"] if start else []
     if any(
@@ -80,12 +82,21 @@ def _spelled(name: str, value: object) -> object:
     return split_tags(str(value)) if name == "tags" else value
 
 
-def settings_of(admin: Admin, topic: str, channel: str) -> ChannelOptions:
-    """Return the channel's present settings, or none while the channel is being restarted."""
-    found: ChannelOptions = admin.stats(topic, channel)["topics"][0]["channels"][0].get(
-        "settings", {}
-    )
-    return found
+class ChannelFound(NamedTuple):
+    """A channel of a topic, in all its parts together."""
+
+    topic: WholeTopic
+    row: ChannelStats
+
+
+def channel_of(admin: Admin, topic: str, channel: str) -> ChannelFound:
+    """Return the statistics of a channel. Raises `NotFound` if no part has it."""
+    from ....transport.whole_topic import whole_topic
+
+    found = whole_topic(admin.stats(topic, channel, partial=True), topic)
+    row = found.channel(channel)
+    assert row is not None
+    return ChannelFound(found, row)
 
 
 @channel.command("set")
@@ -129,25 +140,59 @@ def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: flo
     check_name(topic)
     check_name(channel, "channel")
     with Admin(url, timeout=timeout) as admin:
-        found = admin.stats(topic, channel)["topics"][0]
-    row = found["channels"][0]
+        whole, row = channel_of(admin, topic, channel)
+    found = whole.row
     if "settings" not in row:
         text = f"channel {channel!r} of topic {topic!r} is {row['health']}; try again in a moment"
         raise Refused(E_CLOSING, text)
     if as_json:
-        tell({"topic_name": topic, "head": found["head"], "topic_paused": found["paused"]} | row)
+        shown = {"topic_name": topic, "head": found["head"], "topic_paused": found["paused"]} | row
+        tell(shown | in_parts(whole, [{**part, **one} for part, one in whole.in_parts(channel)]))
         return
     state = (", paused" if row["paused"] else "") + (", topic paused" if found["paused"] else "")
+    parts = f", {count_parts(whole)}" if whole.parts else ""
     say(
-        f"channel    {topic}/{channel}, health {row['health']}{state}, {row['client_count']:,} "
-        "consumers"
+        f"channel    {topic}/{channel}{parts}, health {row['health']}{state}, "
+        f"{row['client_count']:,} consumers"
     )
-    waiting = (
+    if not whole.parts:
+        say(f"offsets    next {row['next_offset']} of {found['head']}: {_waiting(row)}")
+    else:
+        say(f"messages   {_waiting(row)}")
+        for part, one in whole.in_parts(channel):
+            place = f"next {one['next_offset']} of {part['head']}: {_waiting(one)}"
+            health = "" if one["health"] == "OK" else f", health {one['health']}"
+            say(f"part       {part['topic_name']}, {place}{health}")
+        say_missing(whole)
+    say(describe_channel(topic, channel, row["settings"]))
+    if any(one.get("settings") != row["settings"] for _, one in whole.in_parts(channel)):
+        first = whole.in_parts(channel)[0][0]["topic_name"]
+        say(f"zsq: the settings differ between the parts; these are those of {first}", err=True)
+
+
+def _waiting(row: ChannelStats) -> str:
+    return (
         f"{row['depth']:,} waiting, {row['in_flight_count']:,} in flight, "
         f"{row['deferred_count']:,} deferred"
     )
-    say(f"offsets    next {row['next_offset']} of {found['head']}: {waiting}")
-    say(describe_channel(topic, channel, row["settings"]))
+
+
+def count_parts(whole: WholeTopic) -> str:
+    """Return how many parts the topic has, and how many of them have answered."""
+    count, missing = len(whole.parts), len(whole.unanswered)
+    return f"{count} of {count + missing} parts" if missing else f"{count} part{'s' * (count > 1)}"
+
+
+def in_parts(whole: WholeTopic, rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """Return the fields of a topic with parts for --json."""
+    missing = {"unanswered": whole.unanswered} if whole.unanswered else {}
+    return {"parts": rows, **missing} if whole.parts else {}
+
+
+def say_missing(whole: WholeTopic) -> None:
+    """Say which parts are not in the sums."""
+    if whole.missing:
+        say(f"zsq: {whole.missing}", err=True)
 
 
 @channel.command("delete")
@@ -163,16 +208,19 @@ def channel_delete(
     asks for confirmation.
     """
     from ....transport.client.blocking.client import Admin
+    from ....transport.errors import E_NOT_EMPTY, Refused
 
     with Admin(url, timeout=timeout) as admin:
-        left = unfinished(admin.stats(topic, channel)["topics"][0]["channels"][0])
-        if force and left:
+        whole, row = channel_of(admin, topic, channel)
+        left, more = unfinished(row), and_missing(whole)
+        if left and whole.parts and not force:
+            # Each part would refuse only its own messages, and the empty ones would be deleted.
+            text = f"channel {topic}/{channel} has {left:,} unfinished messages"
+            raise Refused(E_NOT_EMPTY, f"{text}; let consumers finish them, or use --force")
+        if force and (left or more):
             confirm(
-                (
-                    f"delete channel {topic}/{channel} with {left:,} unfinished messages, which "
-                    "are "
-                    "then never delivered"
-                ),
+                f"delete channel {topic}/{channel} with {left:,} unfinished messages{more}, which "
+                "are then never delivered",
                 yes,
             )
         admin.delete_channel(topic, channel, force=force)
@@ -180,6 +228,13 @@ def channel_delete(
         f"deleted channel {topic}/{channel}"
         + (f" with {left:,} unfinished messages" if force and left else "")
     )
+
+
+def and_missing(whole: WholeTopic) -> str:
+    """Return the end of a number of messages that does not count all parts, or ""."""
+    if not whole.unanswered:
+        return ""
+    return f" and those of {parts_text(whole.unanswered)}, which did not answer"
 
 
 def unfinished(row: ChannelStats) -> int:
@@ -196,12 +251,14 @@ def unfinished(row: ChannelStats) -> int:
 def of_parts(admin: Admin, topic: str) -> Sequence[str] | None:
     """Return the channels of a topic that may have parts, or None if there is no such topic."""
     from ....transport.errors import NotFound
+    from ....transport.whole_topic import whole_topic
 
     try:
-        rows = admin.stats(topic)["topics"]
+        found = whole_topic(admin.stats(topic, partial=True), topic)
     except NotFound:
         return None
-    return sorted({channel["channel_name"] for row in rows for channel in row["channels"]})
+    say_missing(found)
+    return sorted(channel["channel_name"] for channel in found.row["channels"])
 
 
 @channel.command("list")

@@ -16,14 +16,24 @@ from ....transport.errors import E_TIMEOUT, E_UNSUPPORTED, ZsqError
 from ....transport.names import PARTS_MAX, part_of
 from ....transport.reports import TopicStats
 from ....transport.settings import SYNC_MODES, TOPIC
+from ..completion import topic_names
 from ..options import Stopping, confirm, stop_signals, with_broker, yes_option
 from ..output import json_lines_option, json_option, say, tell, tell_line
 from ..quantities import Seconds
-from .channel import channel, unfinished
+from .channel import (
+    and_missing,
+    channel,
+    channel_of,
+    count_parts,
+    in_parts,
+    say_missing,
+    unfinished,
+)
 from .settings import describe, given_settings, say_what_to_change, with_settings
 
 if TYPE_CHECKING:
     from ....transport.client.blocking.client import Admin
+    from ....transport.whole_topic import WholeTopic
     from ....transport.wire.answers import ClusterAnswer, ClusterTopic
 
 
@@ -80,7 +90,7 @@ def topic_create(
             return
         found = admin.create_topic(topic, sync=sync, brokers=numbers, **given)
         if found.get("existed"):
-            now = admin.stats(topic)["topics"][0]
+            now = topic_of(admin, topic).row
             if now["sync"] != sync:
                 say(
                     (
@@ -244,17 +254,30 @@ def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
 
     check_name(topic)
     with Admin(url, timeout=timeout) as admin:
-        found = admin.stats(topic)["topics"][0]
+        whole = topic_of(admin, topic)
+    found = whole.row
     if as_json:
-        tell({name: value for name, value in found.items() if name != "channels"})
+        tell(_without_channels(found) | in_parts(whole, [*map(_without_channels, whole.parts)]))
         return
+    which = count_parts(whole) if whole.parts else f"uuid {found['uuid']}"
     say(
-        f"topic      {found['topic_name']}, uuid {found['uuid']}, sync {found['sync']}, health "
+        f"topic      {found['topic_name']}, {which}, sync {found['sync']}, health "
         f"{found['health']}{', paused' if found['paused'] else ''}"
     )
-    if found["closed"]:
-        say(f"closed     to publishers{' and consumers' if found['closed'] == 'consumers' else ''}")
-    say(f"offsets    {found['start']} to {found['head']}")
+    for row in whole.parts or [found]:
+        if row["closed"]:
+            part = f"{row['topic_name']} " if whole.parts else ""
+            consumers = " and consumers" if row["closed"] == "consumers" else ""
+            say(f"closed     {part}to publishers{consumers}")
+    if not whole.parts:
+        say(f"offsets    {found['start']} to {found['head']}")
+    for row in whole.parts:
+        health = "" if row["health"] == "OK" else f", health {row['health']}"
+        say(
+            f"part       {row['topic_name']}, offsets {row['start']} to {row['head']}, "
+            f"{row['log_bytes']:,} bytes on disk{health}"
+        )
+    say_missing(whole)
     say(
         f"on disk    {found['log_bytes']:,} bytes, {found['finished_bytes']:,} of them finished "
         "by all channels"
@@ -265,10 +288,8 @@ def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
             f"{found['unarchived_bytes']:,} bytes are not copied yet"
         )
     if found.get("shipping", "off") != "off":
-        say(
-            f"shipping   {found['shipping']}: the bucket has all below offset "
-            f"{found['shipped_end']}; lag {found['ship_lag_s']:.1f} s"
-        )
+        end = "" if whole.parts else f": the bucket has all below offset {found['shipped_end']}"
+        say(f"shipping   {found['shipping']}{end}; lag {found['ship_lag_s']:.1f} s")
     dropped = (
         f"up to {found['dropped_count']:,} messages dropped unfinished (each channel counts its "
         "own)"
@@ -282,17 +303,36 @@ def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
     say(describe(rows, own))
 
 
+def _without_channels(row: TopicStats) -> dict[str, object]:
+    return {name: value for name, value in row.items() if name != "channels"}
+
+
+def topic_of(admin: Admin, topic: str) -> WholeTopic:
+    """Return the statistics of a topic, of all its parts together."""
+    from ....transport.whole_topic import whole_topic
+
+    return whole_topic(admin.stats(topic, partial=True), topic)
+
+
 @topic.command("list")
 @json_lines_option
 @with_broker
 def topic_list(as_json: bool, url: str, timeout: float) -> None:
-    """List the topics, one name per line."""
+    """List the topics of the broker, and all topics with parts of its cluster, one name per line.
+
+    zsq cluster shows the parts of each topic. With --json, a topic has the channels that this
+    broker knows, and a topic with parts has their number.
+    """
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
-        found = admin.topics()
-    for name in sorted(found):
-        tell_line({"topic": name, "channels": sorted(found[name])}) if as_json else say(name)
+        found = topic_names(admin)
+    for name, topic in found.items():
+        if as_json:
+            parts = {"parts": topic.parts} if topic.parts else {}
+            tell_line({"topic": name, "channels": topic.channels, **parts})
+        else:
+            say(name)
 
 
 @topic.command("delete")
@@ -314,8 +354,8 @@ def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -
 
     check_name(topic)
     with Admin(url, timeout=timeout) as admin:
-        found = admin.stats(topic)["topics"][0]
-        what, left = held_by(found), left_in(found)
+        whole = topic_of(admin, topic)
+        what, left = held_by(whole.row), left_in(whole.row)
         # The broker would refuse this too. But if the messages are finished in the meantime, it
         # would delete the topic without asking the user.
         if left and not force:
@@ -324,8 +364,9 @@ def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -
                 "delete them too with --force"
             )
             raise Refused(E_NOT_EMPTY, text)
-        if what:
-            confirm(f"delete topic {topic} with {what}. They cannot be read again", yes)
+        if what or whole.unanswered:
+            held = f"{what or 'no messages'}{and_missing(whole)}"
+            confirm(f"delete topic {topic} with {held}. They cannot be read again", yes)
         admin.delete_topic(topic, force=force)
     say(f"deleted topic {topic}" + (f" with {what}" if what else ""))
 
@@ -419,13 +460,14 @@ def _empty(topic: str, channel: str | None, yes: bool, url: str, timeout: float)
 
     name = topic if channel is None else f"{topic}/{channel}"
     with Admin(url, timeout=timeout) as admin:
-        found = admin.stats(topic, channel)["topics"][0]
         if channel is None:
-            left = 0 if found["channels"] else int(found["depth"])
+            whole = topic_of(admin, topic)
+            left = int(whole.row["depth"])
         else:
-            left = unfinished(found["channels"][0])
-        if left:
-            confirm(f"clear {left:,} unfinished messages of {name}", yes)
+            whole, row = channel_of(admin, topic, channel)
+            left = unfinished(row)
+        if left or whole.unanswered:
+            confirm(f"clear {left:,} unfinished messages of {name}{and_missing(whole)}", yes)
         admin.empty(topic, channel)
     say(f"cleared {left:,} messages of {name}")
 
@@ -490,7 +532,7 @@ def topic_retire(topic: str, wait: float | None, url: str, timeout: float) -> No
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin, stop_signals() as stopping:
-        if any(part_of(row["topic_name"]) for row in admin.stats(topic)["topics"]):
+        if part_of(topic) or topic_of(admin, topic).parts:
             raise ZsqError(
                 E_UNSUPPORTED,
                 f"{topic} has parts, or is one, and cannot be retired. Close it with zsq topic "
@@ -512,7 +554,7 @@ def topic_retire(topic: str, wait: float | None, url: str, timeout: float) -> No
 def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None) -> None:
     """Wait until the topic has no messages left to deliver."""
     said, said_at = "", 0.0
-    while left := remaining(admin.stats(topic)["topics"][0]):
+    while left := remaining(topic_of(admin, topic).row):
         now = time.monotonic()
         text = "; ".join(left)
         if text != said or now - said_at > SAY_S:

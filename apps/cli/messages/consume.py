@@ -124,10 +124,11 @@ def note_paused(url: str, topic: str, channel: str) -> bool:
     """
     from ....transport.client.blocking.client import Admin
     from ....transport.errors import BrokerUnreachable, ZsqError
+    from ....transport.whole_topic import whole_topic
 
     try:
         with Admin(url, timeout=QUIET_S) as admin:
-            [found] = admin.stats(topic, channel)["topics"]
+            found = whole_topic(admin.stats(topic, channel, partial=True), topic).row
     except BrokerUnreachable:
         return False
     except ZsqError:

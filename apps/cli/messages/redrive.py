@@ -122,7 +122,9 @@ def redrive(
     could not be sent: these stay, and can be sent again.
     """
     from ....transport.client.blocking.client import Admin, Consumer, Producer
+    from ....transport.errors import E_PARTS, UsageError
     from ....transport.names import check_name
+    from ....transport.whole_topic import whole_topic
 
     if (count is None) != everything:
         raise click.UsageError("give either -n N or --all")
@@ -134,7 +136,12 @@ def redrive(
             admin = stack.enter_context(Admin(url, timeout=timeout))
             # The statistics have the offsets. A `Reader` would need the permission to read all
             # messages of the topic.
-            [row] = admin.stats(dead_topic)["topics"]
+            found = whole_topic(admin.stats(dead_topic), dead_topic)
+            if found.parts:
+                first = found.parts[0]["topic_name"]
+                text = f"topic {dead_topic} has parts: redrive each of them, such as {first}"
+                raise UsageError(E_PARTS, text)
+            row = found.row
             begin, end = row["start"], row["head"]
             was_there = any(one["channel_name"] == CHANNEL for one in row["channels"])
             producer = stack.enter_context(Producer(url, timeout=timeout))

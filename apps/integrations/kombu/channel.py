@@ -26,6 +26,9 @@ from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
 from ....transport.errors import NotFound, UsageError
+from ....transport.names import base_of
+from ....transport.reports import TopicStats
+from ....transport.whole_topic import whole_topic
 from ..naming import CHANNEL
 from ..source import Held, Source
 from .names import exchange_topic, level_of, queue_topic
@@ -292,15 +295,15 @@ class Channel(virtual.Channel):
 
     def _topics(self, queue: str) -> dict[int, str]:
         """Return the topics of a durable queue that exist, by level. The most urgent is first."""
-        found = self.link.admin.topics()
+        found = {base_of(name) for name in self.link.admin.topics()}
         names = {level: queue_topic(self.prefix, queue, level) for level in self._levels}
         return {level: name for level, name in names.items() if name in found}
 
-    def _rows(self, topics: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _rows(self, topics: Iterable[str]) -> Iterator[tuple[str, TopicStats]]:
         """Return each of these topics with its statistics, if it still exists."""
         for topic in topics:
             try:
-                yield topic, self.link.admin.stats(topic)["topics"][0]
+                yield topic, whole_topic(self.link.admin.stats(topic), topic).row
             except NotFound:
                 continue
 
@@ -466,7 +469,7 @@ class Channel(virtual.Channel):
             if level not in sources
         }
         if wanted:
-            for topic in wanted.keys() & self.link.admin.topics().keys():
+            for topic in wanted.keys() & {base_of(name) for name in self.link.admin.topics()}:
                 self._open_level(*wanted[topic])
 
     def _ready(self) -> int:
@@ -646,7 +649,7 @@ class Channel(virtual.Channel):
         self._tag_of.clear()
 
 
-def waiting(row: dict[str, Any]) -> int:
+def waiting(row: TopicStats) -> int:
     """Return how many messages of a topic wait for a worker, from its statistics."""
     for channel in row["channels"]:
         if channel["channel_name"] == CHANNEL:

@@ -54,7 +54,7 @@ from ..blocking.program_end import (
 )
 from ..core import administration, peeking, reading
 from ..core.administration import Side
-from ..core.asking import Asking, Place, Question, Reply, combined, for_parts
+from ..core.asking import Asking, PartAnswers, Place, Question, Reply
 from ..core.message import Fetched, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek
 from ..core.reading import BYTES_ANY, Archive, Measured
@@ -282,18 +282,21 @@ class Asker(AskerBase):
     async def _ask(self, question: Question) -> Reply:
         """Send a request and return the reply. If it is about parts, ask their brokers."""
         try:
-            return await self._ask_here(question)
+            return await self._ask_here(question, self._timeout)
         except HasParts as error:
-            there = for_parts(question, error.spread)
-        replies = []
-        for urls, one in there:
+            answers = PartAnswers(question, error.spread)
+        for one in answers:
             try:
-                replies.append(await self._other(urls, Admin)._ask_here(one))
+                other = self._other(one.urls, Admin)
+                reply = await other._ask_here(one.question, answers.timeout(self._timeout))
+                answers.add(one, reply)
             except HasParts as error:
-                raise moved(error) from None
-        return combined(replies)
+                answers.fail(one, moved(error))
+            except ZsqError as error:
+                answers.fail(one, error)
+        return answers.combined()
 
-    async def _ask_here(self, question: Question) -> Reply:
+    async def _ask_here(self, question: Question, timeout: float | None) -> Reply:
         self._check_open()
         turner = self._made
         if turner is None or turner.pid != os.getpid():
@@ -301,9 +304,7 @@ class Asker(AskerBase):
                 inherit(turner)
             turner = self._made = Turner(self._engine(), tells=self._tells, hasty=self._hasty)
             turner.belong_to(self, self._client_name)
-        return await turner.carry_out(
-            turner.engine.reply(turner.engine.begin(question), self._timeout)
-        )
+        return await turner.carry_out(turner.engine.reply(turner.engine.begin(question), timeout))
 
     async def close(self) -> None:
         self._closed = True
@@ -459,8 +460,11 @@ class Admin(AdminBase, Asker):
     async def topics(self) -> dict[str, list[str]]:
         return await self._carry_out(administration.topics())
 
-    async def stats(self, topic: str | None = None, channel: str | None = None) -> BrokerStats:
-        return cast("BrokerStats", await self._carry_out(administration.stats(topic, channel)))
+    async def stats(
+        self, topic: str | None = None, channel: str | None = None, *, partial: bool = False
+    ) -> BrokerStats:
+        found = await self._carry_out(administration.stats(topic, channel, partial))
+        return cast("BrokerStats", found)
 
     async def overview(
         self, since: int = 0, *, processes: bool = False, alarms: bool = False

@@ -15,7 +15,7 @@ from ...wire.address import DefaultTimeout, Space, Target
 from ...wire.addresses import Addresses, Url, parse_all
 from ...wire.credentials import KeyFile
 from ...wire.spread import HasParts, near
-from ..core.asking import Asking, Question, Reply, combined, for_parts
+from ..core.asking import Asking, PartAnswers, Question, Reply
 from ..core.requester import Request, RequestEngine
 from .drive import Drive, ours
 from .producer import check_times
@@ -146,15 +146,19 @@ class Asker(AskerBase):
         try:
             return self._reply(self._send(question))
         except HasParts as error:
-            there = for_parts(question, error.spread)
-            return combined(
-                [self._other(urls, at_supervisor)._ask_here(one) for urls, one in there]
-            )
+            answers = PartAnswers(question, error.spread)
+        for one in answers:
+            try:
+                other = self._other(one.urls, at_supervisor)
+                answers.add(one, other._ask_here(one.question, answers.timeout(self._timeout)))
+            except ZsqError as error:
+                answers.fail(one, error)
+        return answers.combined()
 
-    def _ask_here(self, question: Question) -> Reply:
+    def _ask_here(self, question: Question, timeout: float | None) -> Reply:
         """Send a request about a part to the broker that has it."""
         try:
-            return self._reply(self._send(question))
+            return self._reply_within(self._send(question), timeout)
         except HasParts as error:
             raise moved(error) from None
 
@@ -176,6 +180,10 @@ class Asker(AskerBase):
 
     def _reply(self, request: Request) -> Reply:
         """Return the reply and its blocks, or raise the error. The time-out begins now."""
+        return self._reply_within(request, self._timeout)
+
+    def _reply_within(self, request: Request, timeout: float | None) -> Reply:
+        """Return the reply, but wait for this time at most."""
         drive = self._made
         if drive is None or drive.pid != os.getpid():
             raise Refused(
@@ -185,7 +193,7 @@ class Asker(AskerBase):
                     "client"
                 ),
             )
-        return drive.carry_out(drive.engine.reply(request, self._timeout))
+        return drive.carry_out(drive.engine.reply(request, timeout))
 
     def _make(self, inherited: Drive[RequestEngine] | None) -> Drive[RequestEngine]:
         self._made = Drive(self._engine(), hasty=self._hasty)

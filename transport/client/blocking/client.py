@@ -253,7 +253,8 @@ class Admin(AdminBase, Asker):
         holds, and all unfinished messages before the new place. They can no longer be finished.
         With `forward` the channel never moves back. An offset beyond the topic's end, or a time in
         the future, raises `UsageError`. With `clamp`, such a place means the end. Returns
-        {"offset": the new place}. The move is durable when this returns.
+        {"offset": the new place}. If the topic has parts, the offset is -1, and "parts" has the new
+        place in each part. The move is durable when this returns.
         """
         return self._carry_out(administration.seek(topic, channel, where, forward, clamp))
 
@@ -377,9 +378,17 @@ class Admin(AdminBase, Asker):
         """
         return self._carry_out(administration.topics())
 
-    def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
-        """Return current statistics of everything, of one topic, or of one channel."""
-        return self._carry_out(administration.stats(topic, channel))
+    def stats(
+        self, topic: str | None = None, channel: str | None = None, *, partial: bool = False
+    ) -> dict[str, Any]:
+        """Return current statistics of everything, of one topic, or of one channel.
+
+        A topic with parts has a row in "topics" for each part. If the broker of a part does not
+        answer, this raises its error. With `partial`, the rows of such parts are missing instead,
+        and "unanswered" has their names, each with the reason. Each part then has at most 2 s to
+        answer.
+        """
+        return self._carry_out(administration.stats(topic, channel, partial))
 
     def overview(
         self, since: int = 0, *, processes: bool = False, alarms: bool = False

@@ -270,14 +270,14 @@ def topics() -> Asking[dict[str, list[str]]]:
     return {name: sorted(channels) for name, channels in sorted(answer["topics"].items())}
 
 
-def stats(topic: str | None, channel: str | None) -> Asking[dict[str, Any]]:
+def stats(topic: str | None, channel: str | None, partial: bool = False) -> Asking[dict[str, Any]]:
     if channel is not None and topic is None:
         raise UsageError(E_BAD_ARGUMENT, "a channel needs its topic: give topic, too")
     names = (
         "" if topic is None else check_name(topic),
         "" if channel is None else check_name(channel, "channel"),
     )
-    return ask(Question(lambda number: Stats(number, *names)))
+    return ask(Question(lambda number: Stats(number, *names), partial=partial))
 
 
 def overview(since: int, processes: bool, alarms: bool) -> Asking[OverviewAnswer]:

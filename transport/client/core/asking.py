@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, TypedDict, TypeVar
 
 from ...block.block import Block
-from ...errors import E_BAD_ARGUMENT, E_NOT_FOUND, NotFound, UsageError
-from ...names import part_name, part_of
+from ...errors import (
+    E_BAD_ARGUMENT,
+    E_NOT_FOUND,
+    BrokerUnreachable,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+)
+from ...names import part_name, part_of, parts_text
 from ...settings import CHANNEL
 from ...wire.protocol import Done, Manage, Spread, Stats, Wire
 from ...wire.spread import HasParts, addresses_of
@@ -22,11 +30,13 @@ class Question(NamedTuple):
     """One request.
 
     `make` builds the message from its number. `repeatable` is True if it is harmless to send the
-    request twice.
+    request twice. With `partial`, the answer about a topic with parts leaves out the parts that do
+    not answer within `PARTIAL_S`, and says so.
     """
 
     make: Callable[[int], Wire]
     repeatable: bool = True
+    partial: bool = False
 
 
 Reply = tuple[Wire, list[Block]]
@@ -50,6 +60,7 @@ def ask(question: Question) -> Asking[Any]:
 
 # Requests about a topic with parts
 
+PARTIAL_S: Final = 2.0  # the time limit for a part of a partial answer
 # Orders to a topic or a channel that all of its parts carry out.
 _FOR_EACH_PART: Final = frozenset(
     {"create", "delete", "pause", "unpause", "empty", "configure", "close", "open", "seek"}
@@ -95,7 +106,98 @@ def _of_part(question: Question, name: str) -> Question:
         asked: Wire = replace(made, topic=name)
         return asked
 
-    return Question(make, question.repeatable)
+    return question._replace(make=make)
+
+
+class PartQuestion(NamedTuple):
+    """A question to one part, and the addresses of its broker."""
+
+    part: str
+    urls: tuple[str, ...]
+    question: Question
+
+
+class PartAnswers:
+    """The answers of all parts of a topic to one question. No I/O.
+
+    To iterate over this object is to ask. The caller passes each answer to `add` or `fail`. Parts
+    at a broker that has not answered are not asked, so that each such broker costs one time-out.
+    """
+
+    def __init__(self, question: Question, spread: Spread) -> None:
+        asked = question.make(0)
+        self._action = getattr(asked, "action", "")
+        self._is_partial = question.partial
+        self._questions = [
+            PartQuestion(str(getattr(one.make(0), "topic", "")), urls, one)
+            for urls, one in for_parts(question, spread)
+        ]
+        self._replies: dict[str, Reply] = {}
+        self._missing: dict[str, ZsqError] = {}
+        self._away: dict[tuple[str, ...], ZsqError] = {}
+
+    def __iter__(self) -> Iterator[PartQuestion]:
+        for one in self._questions:
+            if (error := self._away.get(one.urls)) is not None:
+                self._missing[one.part] = error
+            else:
+                yield one
+
+    def timeout(self, timeout: float | None) -> float | None:
+        """Return the time limit for one part, from that of the client."""
+        if not self._is_partial:
+            return timeout
+        return PARTIAL_S if timeout is None else min(timeout, PARTIAL_S)
+
+    def add(self, one: PartQuestion, reply: Reply) -> None:
+        self._replies[one.part] = reply
+
+    def fail(self, one: PartQuestion, error: ZsqError) -> None:
+        """Note an error. Raise it if the other parts need not be asked.
+
+        An order goes on with the parts of the brokers that answer. A refusal is probably the same
+        for all parts, so it ends the order.
+        """
+        self._missing[one.part] = error
+        if isinstance(error, BrokerUnreachable):
+            self._away[one.urls] = error
+        elif not isinstance(error, NotFound) and not (self._is_partial and type(error) is Refused):
+            raise self._with_parts(error)
+
+    def combined(self) -> Reply:
+        """Return the reply of the topic, or raise the error of parts that have not answered.
+
+        A part that lacks the channel does not matter to statistics, and to a deletion, which may be
+        a repeated one.
+        """
+        replies = [*self._replies.values()]
+        lacking = [one for one in self._missing.values() if isinstance(one, NotFound)]
+        away = {name: one for name, one in self._missing.items() if not isinstance(one, NotFound)}
+        if not replies or (away and not self._is_partial):
+            raise self._with_parts([*away.values(), *lacking][0])
+        if lacking and self._action not in ("", "delete"):
+            raise self._with_parts(lacking[0])
+        first, blocks = combined(replies)
+        if self._action == "seek" and isinstance(first, Done):
+            places = {
+                name: done.data["offset"]
+                for name, (done, _) in self._replies.items()
+                if isinstance(done, Done)
+            }
+            return Done(first.request, {"offset": -1, "parts": places}), blocks
+        if away and isinstance(first, Done):
+            unanswered = {name: str(error) for name, error in away.items()}
+            return Done(first.request, {**first.data, "unanswered": unanswered}), blocks
+        return first, blocks
+
+    def _with_parts(self, error: ZsqError) -> ZsqError:
+        """Return the error of an order with the parts that have carried it out."""
+        if not self._replies or not self._action:
+            return error
+        left = [one.part for one in self._questions if one.part not in self._replies]
+        text = f"{parts_text(self._replies)} did this, but {parts_text(left)} did not"
+        text = f"{text}: repeat the order when the cause is gone. The cause is: {error.text}"
+        return type(error)(error.code, text)
 
 
 def combined(replies: Sequence[Reply]) -> Reply:

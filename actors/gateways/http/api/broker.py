@@ -19,7 +19,9 @@ from .....transport.reports import BrokerStats
 class StatsClient(Protocol):
     """The part of `aio.Admin` that statistics need."""
 
-    async def stats(self, topic: str | None = None, channel: str | None = None) -> BrokerStats: ...
+    async def stats(
+        self, topic: str | None = None, channel: str | None = None, *, partial: bool = False
+    ) -> BrokerStats: ...
 
 
 class BrokerClient(StatsClient, Protocol):
@@ -57,7 +59,8 @@ class SharedStats:
     async def fresh(self, topic: str = "") -> BrokerStats:
         """Return the statistics of all topics or of one, not older than this call.
 
-        Raises `NotFound` if the topic does not exist.
+        Parts of a topic that do not answer are missing, and `unanswered` has their names. Raises
+        `NotFound` if the topic does not exist.
         """
         if (waiting := self._next.get(topic)) is not None:
             return await asyncio.shield(waiting)
@@ -86,7 +89,7 @@ class SharedStats:
         self.asked += 1
         begun_ns = time.monotonic_ns()
         try:
-            found = await self._broker.stats(topic or None)
+            found = await self._broker.stats(topic or None, partial=True)
         finally:
             if self._now.get(topic) is asyncio.current_task():
                 del self._now[topic]

@@ -34,6 +34,7 @@ from .....transport.errors import E_FORBIDDEN, Refused, ZsqError
 from .....transport.names import check_name, part_of
 from .....transport.reports import ChannelStats
 from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
+from .....transport.whole_topic import whole_topic
 from ....security.policy import (
     DEAD_LETTER_TOPIC,
     REDRIVE,
@@ -308,8 +309,9 @@ class BackgroundJobs:
         return principal
 
     async def _waiting(self, job: Job) -> int:
-        rows = (await self._stats.fresh(job.topic))["topics"][0]["channels"]
-        return job.plan.waiting(next(row for row in rows if row["channel_name"] == CHANNEL))
+        row = whole_topic(await self._stats.fresh(job.topic), job.topic).channel(CHANNEL)
+        assert row is not None
+        return job.plan.waiting(row)
 
     async def close(self) -> None:
         """Stop the jobs after their current batch. Unanswered dead letters stay in their topic."""
@@ -563,15 +565,16 @@ class Doing:
         parameters = parameters_of(request)
         topic, channel = check_name(parameters.get("topic") or ""), parameters.get("channel") or ""
         action = parameters.get("action") or ""
-        row = (await self._stats.fresh(topic))["topics"][0]
+        whole = whole_topic(await self._stats.fresh(topic), topic)
         own: ChannelStats | None = None
         if action.startswith("channel."):
-            own = next((one for one in row["channels"] if one["channel_name"] == channel), None)
+            own = whole.channel(channel)
             if own is None:
                 raise api_error("CHANNEL_NOT_FOUND")
         to = await self._offset(topic, parameters) if action == "channel.seek" else None
         keys = number(parameters, "keys", 0, 0, 1 << 53) if parameters.get("keys") else None
-        return answer(losses.preview(action, losses.ActionRequest(row, own, to, keys)))
+        asked = losses.ActionRequest(whole.row, own, to, keys, whole.missing)
+        return answer(losses.preview(action, asked))
 
     async def _offset(self, topic: str, parameters: Parameters) -> int | None:
         to = parameters.get("to")

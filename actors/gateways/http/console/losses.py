@@ -20,6 +20,7 @@ from .....transport.reports import (
     PublisherStats,
     TopicStats,
 )
+from .....transport.whole_topic import whole_topic
 from .....transport.wire.answers import ChunkRow, Chunks
 from ....statistics.schema import rows_of
 from ..web.responses import ApiError
@@ -32,6 +33,7 @@ class ActionRequest(NamedTuple):
     channel: ChannelStats | None
     to: int | None = None  # the offset of a seek
     keys: int | None = None  # the number of keys of `delayed.cancel`
+    missing: str = ""  # says which parts of the topic are not counted
 
     @property
     def own(self) -> ChannelStats:
@@ -74,7 +76,8 @@ class Loss(TypedDict):
 class Preview(MoreLosses):
     """The messages that an action would lose.
 
-    `unknown` is True if a channel is starting or has failed, so that its messages are not counted.
+    `unknown` is True if not all messages are counted, because a channel is starting or has failed,
+    or because a part of the topic does not answer.
     """
 
     action: str
@@ -103,11 +106,14 @@ def preview(action: str, asked: ActionRequest) -> Preview:
     unknown = any(row["health"] in ("starting", "failed") for row in rows)
     if unknown:
         says = [*says, "A channel is starting or has failed. Its messages are not counted."]
+    if asked.missing:
+        says = [*says, f"{asked.missing}."]
+    unknown = unknown or bool(asked.missing)
     return {
         "action": action,
         "loses": [{"what": loss.what, "count": loss.number} for loss in losses],
         "says": says,
-        "harmless": not losses,
+        "harmless": not losses and not asked.missing,
         "unknown": unknown,
         **more,
     }
@@ -394,9 +400,9 @@ class ChannelPage(TypedDict):
     clients: list[ShownClient]
 
 
-def topic_details(stats: BrokerStats, known: Mapping[str, object]) -> TopicPage:
+def topic_details(stats: BrokerStats, topic: str, known: Mapping[str, object]) -> TopicPage:
     """Return the page of a topic from its current statistics and its row on the board."""
-    row = stats["topics"][0]
+    row = whole_topic(stats, topic).row
     left, values = remaining(row), cast("Mapping[str, object]", row)
     more = {
         "closed": row["closed"],

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from .....transport.block.block import Block
 from .....transport.client.core.message import StoredMessage, parse_id, part_in_id
 from .....transport.names import part_of
+from .....transport.whole_topic import whole_topic
 from ....runtime.process import private_bytes
 from ....security.policy import Action, visible
 from ...limiter import Limiter
@@ -153,15 +154,13 @@ class ReadHandlers:
             visible(await self._stats.fresh(topic), principal_of(request)),
         )
         known = BoardView(principal_of(request), topic, True).whole(board)["topics"].get(topic, {})
-        return answer({"now_ms": board.now_ms, **topic_details(stats, known)})
+        return answer({"now_ms": board.now_ms, **topic_details(stats, topic, known)})
 
     async def channel(self, request: Request) -> Response:
         parameters = parameters_of(request)
         topic, channel = _topic(parameters), parameters.get("channel") or ""
         board, stats = await self._sampler.fresh(topic), await self._stats.fresh(topic)
-        row = next(
-            (row for row in stats["topics"][0]["channels"] if row["channel_name"] == channel), None
-        )
+        row = whole_topic(stats, topic).channel(channel)
         if row is None:
             raise ApiError(
                 404, f"E_NOT_FOUND channel {channel!r} of topic {topic!r} does not exist"

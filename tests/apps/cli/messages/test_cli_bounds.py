@@ -128,7 +128,9 @@ def test_a_waiting_command_repeats_its_reason_but_not_at_each_look(
     told: list[str] = []
     monkeypatch.setattr(closing, "SAY_S", say_s)
     monkeypatch.setattr(closing, "_say", told.append)
-    admin = SimpleNamespace(stats=lambda topic: {"topics": [looks.pop(0)]})
+    admin = SimpleNamespace(
+        stats=lambda topic, partial: {"topics": [{"topic_name": topic} | looks.pop(0)]}
+    )
     closing._drain(
         cast("Any", admin), "t", cast("Any", SimpleNamespace(wait=lambda seconds: False)), None
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.producer import Receipt
-from zsq.transport.client.core.asking import Question, combined, for_parts
+from zsq.transport.client.core.asking import PartAnswers, Question, combined, for_parts
 from zsq.transport.client.core.consumer_session import ConsumerSession, ConsumerState
 from zsq.transport.client.core.lane import Lane, ProducerEngine, flat
 from zsq.transport.client.core.pieces import rows_of
@@ -21,8 +21,11 @@ from zsq.transport.client.core.producer_session import PendingBlock
 from zsq.transport.client.core.subscription import SOON_NS, ConsumerEngine
 from zsq.transport.errors import (
     E_CLOSED,
+    E_FORBIDDEN,
     E_LIMIT,
     E_NOT_FOUND,
+    E_TIMEOUT,
+    BrokerUnreachable,
     NotFound,
     Refused,
     UsageError,
@@ -599,3 +602,64 @@ def test_the_replies_of_the_parts_are_one_reply() -> None:
     assert made == (Done(1, {"existed": False}), [])
     stats = combined([(Done(1, {"topics": [1]}), []), (Done(5, {"topics": [2, 3]}), [])])
     assert stats == (Done(1, {"topics": [1, 2, 3]}), [])
+
+
+AWAY = BrokerUnreachable(E_TIMEOUT, "no answer")
+LACKING = NotFound(E_NOT_FOUND, "no channel")
+
+
+def answered(one: Question, errors: dict[str, ZsqError]) -> tuple[PartAnswers, list[str]]:
+    """Ask 4 parts, of which some answer with errors. Return which parts were asked."""
+    answers, parts = PartAnswers(one, spread(4)), []
+    for part in answers:
+        parts.append(part.part)
+        if part.part in errors:
+            answers.fail(part, errors[part.part])
+        else:
+            answers.add(part, (Done(1, {"topics": [part.part]}), []))
+    return answers, parts
+
+
+def test_an_order_goes_on_without_a_broker_that_is_away_and_says_so() -> None:
+    answers, parts = answered(question("pause", "t"), {"t#1": AWAY})
+    assert parts == ["t#0", "t#1", "t#2"], "the broker of t#1 and t#3 costs one time-out"
+    with pytest.raises(BrokerUnreachable, match=r"^E_TIMEOUT t#0 and t#2 did this, but t#1 and t"):
+        answers.combined()
+
+
+def test_an_order_ends_with_the_first_refusal() -> None:
+    refused = Refused(E_FORBIDDEN, "not permitted")
+    with pytest.raises(Refused, match="t#0 and t#1 did this, but t#2 and t#3 did not"):
+        answered(question("pause", "t"), {"t#2": refused})
+    with pytest.raises(Refused, match=r"^E_FORBIDDEN not permitted$"):
+        answered(question("pause", "t"), {"t#0": refused})
+
+
+def test_a_repeated_deletion_succeeds_where_something_is_left() -> None:
+    lacking = {"t#0": LACKING, "t#3": LACKING}
+    assert answered(question("delete", "t"), lacking)[0].combined()
+    with pytest.raises(NotFound, match="t#1 and t#2 did this, but t#0 and t#3 did not"):
+        answered(question("pause", "t"), lacking)[0].combined()
+    with pytest.raises(NotFound, match=r"^E_NOT_FOUND no channel$"):
+        answered(question("delete", "t"), {f"t#{n}": LACKING for n in range(4)})[0].combined()
+
+
+def test_a_seek_returns_the_place_in_each_part() -> None:
+    answers = PartAnswers(question("seek", "t", offset=0), spread(2))
+    for number, part in enumerate(answers):
+        answers.add(part, (Done(1, {"offset": number}), []))
+    assert answers.combined() == (Done(1, {"offset": -1, "parts": {"t#0": 0, "t#1": 1}}), [])
+
+
+def test_statistics_name_the_parts_that_are_missing_only_if_that_was_asked_for() -> None:
+    errors = {"t#1": AWAY, "t#2": LACKING}
+    strict = Question(lambda number: Stats(number, "t", "c"))
+    with pytest.raises(BrokerUnreachable, match=r"^E_TIMEOUT no answer$"):
+        answered(strict, errors)[0].combined()
+    answers, _ = answered(strict._replace(partial=True), errors)
+    assert (answers.timeout(10.0), answers.timeout(None), answers.timeout(0.5)) == (2, 2, 0.5)
+    found = {"topics": ["t#0"], "unanswered": dict.fromkeys(["t#1", "t#3"], "E_TIMEOUT no answer")}
+    assert answers.combined() == (Done(1, found), [])
+    gone = {f"t#{number}": AWAY for number in range(4)}
+    with pytest.raises(BrokerUnreachable):
+        answered(strict._replace(partial=True), gone)[0].combined()

@@ -78,7 +78,7 @@ def as_json(stats: BrokerStats) -> Any:
 
 def of_the_console(stats: BrokerStats) -> Any:
     row = stats["topics"][0]
-    topic_details(stats, {})
+    topic_details(stats, row["topic_name"], {})
     channel_details(row["channels"][0], {})
     previews = [
         losses.preview(action, losses.ActionRequest(row, row["channels"][0], 5, 1))

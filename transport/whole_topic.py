@@ -1,0 +1,185 @@
+"""Whole topic: what the statistics say about a topic as a user knows it, with or without parts.
+
+The answer of `stats` has a row for each part. A figure about the topic is the sum of its parts, and
+the figure of one part stands for nothing else. So every command, page and confirmation that is
+about a topic takes its figures from here. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from .names import base_of, part_of, parts_text
+from .reports import ChannelStats, Latency, TopicStats
+
+
+class WholeTopic(NamedTuple):
+    """A topic with the sums of its parts.
+
+    `row` is the only row of a topic without parts, or the combined one of all parts that have
+    answered. `parts` has the rows of the parts, by number. It is empty for a topic without parts,
+    and for a part that was asked for by its name. `unanswered` has the names of the parts that are
+    missing in the sums, each with the reason.
+    """
+
+    row: TopicStats
+    parts: Sequence[TopicStats] = ()
+    unanswered: Mapping[str, str] = {}
+
+    @property
+    def missing(self) -> str:
+        """A sentence about the parts that are not counted, or ""."""
+        if not self.unanswered:
+            return ""
+        why = next(iter(self.unanswered.values()))
+        return f"{parts_text(self.unanswered)} did not answer and cannot be counted: {why}"
+
+    def channel(self, name: str) -> ChannelStats | None:
+        """Return the combined row of a channel."""
+        return next((one for one in self.row["channels"] if one["channel_name"] == name), None)
+
+    def in_parts(self, channel: str) -> list[tuple[TopicStats, ChannelStats]]:
+        """Return the rows of a channel in each part that has it, with those of the parts."""
+        return [
+            (part, row)
+            for part in self.parts
+            for row in part["channels"]
+            if row["channel_name"] == channel
+        ]
+
+
+class TopicName(NamedTuple):
+    """A topic with the channels that are known, and the number of its parts, or 0 without parts."""
+
+    channels: Sequence[str]
+    parts: int = 0
+
+
+def whole_names(
+    topics: Mapping[str, Iterable[str]], parts: Mapping[str, int]
+) -> dict[str, TopicName]:
+    """Return the topics of a broker and of its cluster, by name. A topic with parts is one topic.
+
+    `topics` has the topics and parts of the broker, each with its channels. `parts` has the number
+    of parts of each topic in the directory of the cluster.
+    """
+    channels: dict[str, set[str]] = {}
+    for name, of_topic in topics.items():
+        channels.setdefault(base_of(name), set()).update(of_topic)
+    return {
+        name: TopicName(sorted(channels.get(name, ())), parts.get(name, 0))
+        for name in sorted(channels.keys() | parts.keys())
+    }
+
+
+def whole_topic(stats: Mapping[str, object], topic: str) -> WholeTopic:
+    """Return the topic of an answer to `stats` about this topic, which has at least one row.
+
+    The client adds `unanswered` to a partial answer.
+    """
+    rows = cast("Sequence[TopicStats]", stats["topics"])
+    unanswered = cast("Mapping[str, str]", stats.get("unanswered", {}))
+    if rows[0]["topic_name"] == topic:
+        return WholeTopic(rows[0])
+    rows = sorted(rows, key=lambda row: part_of(row["topic_name"]) or ("", 0))
+    combined = _combined(rows, [row["topic_name"] for row in rows])
+    names = dict.fromkeys(one["channel_name"] for row in rows for one in row["channels"])
+    combined["channels"] = [_channel(rows, name) for name in names]
+    combined["topic_name"] = base_of(topic)
+    return WholeTopic(cast("TopicStats", combined), rows, unanswered)
+
+
+def _channel(rows: Sequence[TopicStats], name: str) -> dict[str, Any]:
+    """Return the combined row of a channel. A consumer of several parts counts once."""
+    found = [
+        (row["topic_name"], one)
+        for row in rows
+        for one in row["channels"]
+        if one["channel_name"] == name
+    ]
+    made = _combined([one for _, one in found], [part for part, _ in found])
+    clients = {client["client_id"] for _, one in found for client in one["clients"]}
+    most = max(one["client_count"] for _, one in found)
+    return made | {"client_count": max(most, len(clients))}
+
+
+def _combined(rows: Sequence[Any], parts: Sequence[str]) -> dict[str, Any]:
+    """Return one row for rows of the same level. `parts` has the name of each row's part.
+
+    Numbers are added, lists are joined, and a flag is set if one part has it. Texts that differ
+    name their parts. Of maps, such as the settings, the first one is taken. The health is OK or
+    that of the first part with a trouble.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    made: dict[str, Any] = {}
+    for name in names:
+        values = [row[name] for row in rows if name in row]
+        if (combine := _SPECIAL.get(name)) is not None:
+            made[name] = combine(values)
+        elif all(isinstance(one, bool) for one in values):
+            made[name] = any(values)
+        elif all(isinstance(one, int | float) for one in values):
+            made[name] = sum(values)
+        elif all(isinstance(one, list | tuple) for one in values):
+            made[name] = [item for one in values for item in one]
+        elif all(isinstance(one, str) for one in values):
+            made[name] = _text([row.get(name, "") for row in rows], parts)
+        else:
+            made[name] = values[0]
+    return made
+
+
+def _text(texts: Sequence[str], parts: Sequence[str]) -> str:
+    if len(set(texts)) == 1:
+        return texts[0]
+    by_text: dict[str, list[str]] = {}
+    for part, text in zip(parts, texts, strict=True):
+        by_text.setdefault(text, []).append(part)
+    return "; ".join(f"{parts_text(by_text[text])}: {text}" for text in by_text if text)
+
+
+def _trouble(values: Iterable[str]) -> str:
+    return next((one for one in values if one != "OK"), "OK")
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    """Return the largest value, or None if one of them is not known."""
+    found = list(values)
+    return None if None in found else max(one for one in found if one is not None)
+
+
+def _soonest(values: Iterable[int]) -> int:
+    """Return the earliest time. 0 means that there is none."""
+    return min(filter(None, values), default=0)
+
+
+def _rates(values: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one in values:
+        for name, rate in one.items():
+            found[name] = found.get(name, 0.0) + rate
+    return found
+
+
+def _slowest(values: Sequence[Latency]) -> Latency:
+    """Return the count of all, and each percentile of the part where it is largest."""
+    worst: dict[float, int] = {}
+    for one in values:
+        for row in one["percentiles"]:
+            worst[row["quantile"]] = max(worst.get(row["quantile"], 0), row["value"])
+    percentiles = [{"quantile": quantile, "value": value} for quantile, value in worst.items()]
+    found = {"count": sum(one["count"] for one in values), "percentiles": percentiles}
+    return cast("Latency", found)
+
+
+# The fields that are not combined by their type.
+_SPECIAL: Final[dict[str, Callable[[Any], Any]]] = {
+    "health": _trouble,
+    "oldest_message_age_s": _largest,
+    "drain_s": _largest,
+    "ship_lag_s": _largest,
+    "delayed_next_due_ns": _soonest,
+    "rates": _rates,
+    "e2e_processing_latency": _slowest,
+}
