@@ -19,6 +19,7 @@ from ....transport.client.core.lane import ProducerEngine, packed
 from ....transport.client.core.producer_session import PendingBlock
 from ....transport.client.link.link import FAR_NS, Engine
 from ....transport.errors import E_CLOSING, E_TIMEOUT, BrokerUnreachable, Refused, ZsqError
+from ....transport.names import part_name
 from ....transport.wire.address import Address
 
 _EngineT = TypeVar("_EngineT", bound=Engine)
@@ -166,12 +167,21 @@ class Gatherer:
         A full block is sent at once. While another block is on its way, a small block waits (see
         WORTH_BYTES), so that later publishes share it and its sync.
         """
-        ahead = self._ahead.get(key)
-        if not ahead or first.size >= BLOCK_BYTES:
+        if not (waiting := self._ahead.get(key)) or first.size >= BLOCK_BYTES:
+            return True
+        # A part whose broker is gone holds up no other part.
+        ahead = [one for one in waiting if not self._is_held_up(key[0], one.pending)]
+        if not ahead:
             return True
         return len(ahead) < AHEAD_MAX and (
             first.size >= WORTH_BYTES or 2 * len(first.answers) >= len(ahead[-1].answers)
         )
+
+    def _is_held_up(self, topic: str, pending: PendingBlock) -> bool:
+        """Return True if this block waits for a part whose link is not up."""
+        if pending.part < 0:
+            return False
+        return not self.engine.lane(part_name(topic, pending.part)).link.up
 
     def _go(self, gather: _Gather, now: int) -> None:
         try:
@@ -198,11 +208,12 @@ class Gatherer:
         self.engine.failed.clear()  # the answers of its block report each failure
         room = False
         for topic, out in list(self._out.items()):
-            while out and out[0].pending.done:
-                one = out.popleft()
+            # The parts of a topic answer in any order.
+            for one in [one for one in out if one.pending.done]:
+                out.remove(one)
                 room = True
                 ahead = self._ahead[one.key]
-                ahead.popleft()
+                ahead.remove(one)
                 if not ahead:
                     del self._ahead[one.key]
                 self._answer(
@@ -242,7 +253,7 @@ class Gatherer:
             if not waiting:
                 del self._gathers[key]
         self._drop_idle(now)
-        self._turner.settle()
+        self._send()  # blocks ahead may be held up now, and hold up no others any more
 
     def _drop_idle(self, now: int) -> None:
         """End unused lanes, because each has a socket here and a link at its topic."""

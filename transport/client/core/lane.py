@@ -324,8 +324,9 @@ class Parts:
     """The parts of a topic, as a producer uses them.
 
     A message with a key goes to the part of its key. Blocks without keys go to the parts in turn,
-    except to those whose broker does not answer at the moment. A block that was sent once stays
-    with its part, because it may be stored there.
+    except to those whose broker does not answer at the moment. If a broker turns out not to answer,
+    such blocks leave its parts again. A block that was sent once stays with its part, because it
+    may be stored there.
     """
 
     def __init__(self, engine: ProducerEngine, topic: str) -> None:
@@ -367,23 +368,52 @@ class Parts:
         return lane if lane.gather is not None else self._next()
 
     def _next(self) -> Lane:
-        """Return the next lane in turn, and leave out those whose last attempt has failed."""
+        """Return the next lane in turn, and leave out those whose last attempt has failed.
+
+        If all have failed, or are being opened, leave out those whose broker does not answer.
+        """
         count = len(self._order)
-        for step in range(1, count + 1):
-            lane = self._order[(self._turn + step) % count]
-            if lane.link.up or not lane.link.trouble:
-                self._turn += step
-                return lane
+        for is_usable in (_is_good, _is_near):
+            for step in range(1, count + 1):
+                lane = self._order[(self._turn + step) % count]
+                if is_usable(lane):
+                    self._turn += step
+                    return lane
         self._turn += 1
         return self._order[self._turn % count]
 
-    def fullest(self) -> Lane:
-        """Return the lane with the most bytes that wait to be sent."""
-        return max(self._order, key=lambda lane: lane.session.queue_bytes)
+    def leave(self, away: Lane, now_ns: int) -> None:
+        """Send blocks that wait for a broker that does not answer to other parts.
+
+        Blocks with a key stay, and so do all blocks while no broker answers.
+        """
+        if not any(map(_is_near, self._order)):
+            return
+        for pending in away.session.withdraw_all():
+            if _has_key(pending):
+                away.session.add(pending)
+            else:
+                self._next().push(pending, now_ns)
+
+    def fullest(self, block: Block | None = None) -> Lane:
+        """Return the lane with the most bytes that wait to be sent, of all or of those to which
+        this block may go.
+        """
+        lanes: Iterable[Lane] = self._order
+        if block is not None:
+            keys = [None] if block.key is None else block.key.values()
+            lanes = {self._lanes[self._keys.of(key)] for key in keys if key is not None}
+            if None in keys:
+                near = [*filter(_is_near, self._order)] or self._order
+                lanes = {*lanes, min(near, key=lambda lane: lane.session.queue_bytes)}
+        return max(lanes, key=lambda lane: lane.session.queue_bytes)
 
     def any_lane(self) -> Lane:
-        """Return a lane whose link is up, if there is one."""
-        return next((lane for lane in self._order if lane.link.up), self._order[0])
+        """Return a lane whose link is up, or else one whose broker may answer."""
+        for is_usable in (lambda lane: lane.link.up, _is_good, _is_near):
+            if (found := next(filter(is_usable, self._order), None)) is not None:
+                return found
+        return self._order[0]
 
     def seal(self, now_ns: int) -> None:
         """Send the messages that linger."""
@@ -419,6 +449,20 @@ class Parts:
             return
         for lane, piece in zip(rows, pending.cut(list(rows.values())), strict=True):
             (lane or self._next()).push(piece, now_ns)
+
+
+def _is_good(lane: Lane) -> bool:
+    return lane.link.up or not lane.link.trouble
+
+
+def _is_near(lane: Lane) -> bool:
+    return not lane.link.astray
+
+
+def _has_key(pending: PendingBlock) -> bool:
+    assert pending.block is not None
+    keys = pending.block.key
+    return keys is not None and any(key is not None for key in keys.values())
 
 
 def flat(pending_blocks: Iterable[PendingBlock]) -> list[PendingBlock]:
@@ -527,14 +571,16 @@ class ProducerEngine(Engine):
         were sent.
         """
         pending_blocks = flat(pending_blocks)
+        sessions = [lane.session for lane in self.lanes.values()]
         sent = [
             pending
             for pending in pending_blocks
-            if not any(lane.session.withdraw(pending) for lane in self.lanes.values())
+            if pending.sends or not any(pending in session.queue for session in sessions)
         ]
+        # The error names the trouble of the lanes in which the blocks wait, so it is made first.
         error = make_error(bool(sent))
         for pending in pending_blocks:
-            if pending not in sent:
+            if pending not in sent and any(session.withdraw(pending) for session in sessions):
                 pending.settle(UNKNOWN_OFFSET, error)
         return error
 
@@ -602,16 +648,15 @@ class ProducerEngine(Engine):
             lane.parts.seal(time.monotonic_ns())
         pending_blocks = []
         for block in blocks:
-            full = self.fullest(lane)
-            if full.session.queue_bytes > QUEUE_BYTES_MAX:
-                yield from self.make_room(full, timeout)
+            if self.fullest(lane).session.queue_bytes > QUEUE_BYTES_MAX:
+                yield from self.make_room(self.fullest(lane, block), timeout)
             pending_blocks.append(PendingBlock(block, delay_ms))
             lane.push(pending_blocks[-1], time.monotonic_ns())
         return tuple(pending_blocks)
 
-    def fullest(self, lane: Lane) -> Lane:
+    def fullest(self, lane: Lane, block: Block | None = None) -> Lane:
         """Return the lane that has the most bytes to send: this one, or that of a part."""
-        return lane if lane.parts is None else lane.parts.fullest()
+        return lane if lane.parts is None else lane.parts.fullest(block)
 
     def make_room(self, lane: Lane, timeout: float | None) -> Steps[None]:
         session = lane.session
@@ -737,7 +782,11 @@ class ProducerEngine(Engine):
 
     def timers(self, now_ns: int) -> None:
         super().timers(now_ns)
-        for lane in self.lanes.values():
+        for lane in list(self.lanes.values()):
+            if lane.part is not None and lane.session.queue and lane.link.astray:
+                whole = self.lanes.get(lane.part[0])
+                if whole is not None and whole.parts is not None:
+                    whole.parts.leave(lane, now_ns)
             if lane.backoff.until_ns and lane.session.queue:
                 lane.pump(now_ns)
             if lane.gather is not None:

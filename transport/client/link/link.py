@@ -874,6 +874,7 @@ class Link:
             return
         self._sent_on += 1
         where = f"at {way.each[0].url}" if way is not None else "at no broker that is known"
+        where += ", which does not answer" if way is not None and self._sent_on > 1 else ""
         self._die(now_ns, f"the part is {where}", at_once=self._sent_on == 1)
         self.rotation = way or self._home
 

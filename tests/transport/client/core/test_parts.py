@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -608,7 +608,7 @@ AWAY = BrokerUnreachable(E_TIMEOUT, "no answer")
 LACKING = NotFound(E_NOT_FOUND, "no channel")
 
 
-def answered(one: Question, errors: dict[str, ZsqError]) -> tuple[PartAnswers, list[str]]:
+def answered(one: Question, errors: Mapping[str, ZsqError]) -> tuple[PartAnswers, list[str]]:
     """Ask 4 parts, of which some answer with errors. Return which parts were asked."""
     answers, parts = PartAnswers(one, spread(4)), []
     for part in answers:
