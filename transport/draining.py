@@ -1,8 +1,8 @@
-"""Draining: texts about the messages that are left in a topic before its deletion. No I/O."""
+"""Draining: the messages that are left in a topic before it is deleted or emptied. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -48,3 +48,18 @@ def remaining(found: Mapping[str, Any]) -> list[str]:
             "delayed cancel`)"
         )
     return left
+
+
+def cancelled_delayed(rows: Iterable[Mapping[str, Any]], channel: str | None) -> int:
+    """Return how many delayed messages are cancelled when a topic or a channel is emptied.
+
+    `rows` are the rows of the topic, or of each of its parts. The delayed messages of a topic
+    without channels are cancelled with it, and those of a topic with one channel with this channel.
+    Otherwise they stay, because they will be due for all channels.
+    """
+    only = [] if channel is None else [channel]
+    return sum(
+        row.get("delayed_count") or 0
+        for row in rows
+        if [one["channel_name"] for one in row["channels"]] == only
+    )

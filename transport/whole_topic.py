@@ -33,7 +33,7 @@ class WholeTopic(NamedTuple):
         if not self.unanswered:
             return ""
         why = next(iter(self.unanswered.values()))
-        return f"{parts_text(self.unanswered)} did not answer and cannot be counted: {why}"
+        return f"{parts_text(self.unanswered)} did not answer and are left out: {why}"
 
     def channel(self, name: str) -> ChannelStats | None:
         """Return the combined row of a channel."""

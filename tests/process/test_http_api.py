@@ -90,6 +90,54 @@ def test_messages_published_with_defer_come_later(node: Broker, client: httpx.Cl
     assert received(node, "defer", 2) == [b"now", b"later"]
 
 
+def defer_three(node: Broker, topic: str) -> None:
+    with NsqSocket(node.nsq) as publisher:
+        for number in range(3):
+            assert publisher.ask(f"DPUB {topic} 2000", b"%d" % number) == "OK"
+
+
+def deferred(client: httpx.Client, topic: str) -> list[int]:
+    return [row["deferred_count"] for row in topic_of(client, topic)["channels"]]
+
+
+def test_emptying_the_only_channel_of_a_topic_clears_deferred_messages(
+    node: Broker, client: httpx.Client
+) -> None:
+    with NsqSocket(node.nsq) as consumer:
+        consumer.subscribe("dpub", "c", ready=10)
+        defer_three(node, "dpub")
+        wait_for(lambda: deferred(client, "dpub") == [3], what="3 deferred messages")
+        ok(client.post("/channel/empty?topic=dpub&channel=c"))
+        assert deferred(client, "dpub") == [0]
+        defer_three(node, "dpub")
+        assert [consumer.message().body for _ in range(3)] == [b"0", b"1", b"2"]
+    assert topic_of(client, "dpub")["message_count"] == 3, "the others never became due"
+
+
+def test_emptying_one_of_two_channels_leaves_deferred_messages(
+    node: Broker, client: httpx.Client
+) -> None:
+    ok(client.post("/topic/create?topic=two"))
+    for channel in ("c", "d"):
+        ok(client.post(f"/channel/create?topic=two&channel={channel}"))
+    defer_three(node, "two")
+    wait_for(lambda: deferred(client, "two") == [3, 3], what="3 deferred messages")
+    ok(client.post("/channel/empty?topic=two&channel=c"))
+    assert deferred(client, "two") == [3, 3]
+    with NsqSocket(node.nsq) as consumer:
+        consumer.subscribe("two", "d", ready=10)
+        assert [consumer.message().body for _ in range(3)] == [b"0", b"1", b"2"]
+
+
+def test_emptying_a_topic_without_channels_clears_deferred_messages(
+    node: Broker, client: httpx.Client
+) -> None:
+    defer_three(node, "bare")
+    wait_for(lambda: topic_of(client, "bare")["depth"] == 3, what="3 deferred messages")
+    ok(client.post("/topic/empty?topic=bare"))
+    assert topic_of(client, "bare")["depth"] == 0
+
+
 def test_many_at_once_share_blocks(node: Broker, client: httpx.Client) -> None:
     ok(client.post("/topic/create?topic=many"))
 

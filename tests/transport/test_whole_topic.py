@@ -67,8 +67,8 @@ def test_parts_that_did_not_answer_are_named() -> None:
     unanswered = {f"t#{number}": "away" for number in range(1, 12)}
     found = whole_topic({"topics": [row("t#0")], "unanswered": unanswered}, "t")
     assert found.missing == (
-        "t#1, t#2, t#3, t#4, t#5, t#6, t#7, t#8 and 3 more parts did not answer and cannot be "
-        "counted: away"
+        "t#1, t#2, t#3, t#4, t#5, t#6, t#7, t#8 and 3 more parts did not answer and are "
+        "left out: away"
     )
 
 

@@ -81,11 +81,15 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
                 partial(requests.relay, message.request),
             )
         else:
-            requests.orders.send(
-                channel,
-                partial(p.EmptyChannel, head=ends["head"]),
-                partial(requests.relay, message.request),
-            )
+            cancel_delayed(requests, message, group, 1, empty)
+
+    def empty(error: ZsqError | None) -> None:
+        channel = group.channels.get(message.channel)
+        if error is not None or channel is None:
+            answer(error or starting(message))
+            return
+        order = partial(p.EmptyChannel, head=reach(group)["head"])
+        requests.orders.send(channel, order, partial(requests.relay, message.request))
 
     def moved(position: p.Position | None, error: ZsqError | None) -> None:
         answer(error, {"offset": position.offset} if position is not None else None)
@@ -112,10 +116,59 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
     requests.gatherings.gather(ends, lambda complete, details: group.want(message.channel, ready))
 
 
+def cancel_delayed(
+    requests: Requests, message: p.Manage, group: TopicGroup, channels: int,
+    then: Callable[[ZsqError | None], None],
+) -> None:  # fmt: skip
+    """Cancel the delayed messages that wait now, if the topic has this number of channels: the one
+    that is emptied, or none. If there are others, they get these messages when they are due.
+
+    This takes several orders, so that the topic does other work between them. Messages that are
+    delayed meanwhile may stay.
+    """
+    if len(group.channels) != channels:
+        then(None)
+        return
+    left = 0
+
+    def send(make: Callable[[int], p.Order[p.Done]], done: Callable[[p.Done], None]) -> None:
+        def answered(found: p.Done | None, error: ZsqError | None) -> None:
+            if found is None:
+                then(error)
+            else:
+                done(found)
+
+        if group.topic is None:
+            then(starting(message))
+        else:
+            requests.orders.send(group.topic, make, answered)
+
+    def counted(found: p.Done) -> None:
+        nonlocal left
+        left = int(found.data["messages"])
+        go_on()
+
+    def cancelled(found: p.Done) -> None:
+        nonlocal left
+        left -= int(found.data["cancelled"])
+        if found.data["cancelled"] and found.data["more"]:
+            go_on()
+        else:
+            then(None)
+
+    def go_on() -> None:
+        if left > 0:
+            send(partial(p.CancelDelayed, keys=(), all=True), cancelled)
+        else:
+            then(None)
+
+    send(p.CountDelayed, counted)
+
+
 class _EmptyTopic:
     """The emptying of a topic: it clears the messages behind its pause or before its first channel.
 
-    Each channel agrees durably to skip the messages behind the pause. Then the pause moves to the
+    Without a channel, the delayed messages are cancelled first. Each channel agrees durably to skip the messages behind the pause. Then the pause moves to the
     end of these messages, so that the topic has no messages left. If this is interrupted, some
     channels were not emptied and the client gets an error. Another request continues from there.
     """
@@ -128,7 +181,19 @@ class _EmptyTopic:
         self._moved = False
         self._error: ZsqError | None = None
         self._start = self._end = 0
-        self._order_topic(p.EmptyTopic, self._begun)
+        self._group.want("", self._cancel_delayed)
+
+    def _cancel_delayed(self, error: ZsqError | None) -> None:
+        if error is not None:
+            self._answer(error)
+        else:
+            cancel_delayed(self._requests, self._message, self._group, 0, self._empty)
+
+    def _empty(self, error: ZsqError | None) -> None:
+        if error is not None:
+            self._answer(error)
+        else:
+            self._order_topic(p.EmptyTopic, self._begun)
 
     def _order_topic(
         self, make: Callable[[int], p.Order[AnswerT]], then: Callable[[AnswerT | None, ZsqError | None], None]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ....transport.draining import remaining
+from ....transport.draining import cancelled_delayed, remaining
 from ....transport.errors import E_TIMEOUT, E_UNSUPPORTED, ZsqError
 from ....transport.names import PARTS_MAX, part_of
 from ....transport.reports import TopicStats
@@ -460,16 +460,21 @@ def _empty(topic: str, channel: str | None, yes: bool, url: str, timeout: float)
 
     name = topic if channel is None else f"{topic}/{channel}"
     with Admin(url, timeout=timeout) as admin:
+        whole = topic_of(admin, topic)
         if channel is None:
-            whole = topic_of(admin, topic)
             left = int(whole.row["depth"])
         else:
-            whole, row = channel_of(admin, topic, channel)
-            left = unfinished(row)
-        if left or whole.unanswered:
-            confirm(f"clear {left:,} unfinished messages of {name}{and_missing(whole)}", yes)
+            left = unfinished(channel_of(admin, topic, channel).row)
+        delayed = cancelled_delayed(whole.parts or [whole.row], channel)
+        more = f" and {delayed:,} delayed messages" if delayed else ""
+        if left or delayed or whole.unanswered:
+            what = f"{left:,} unfinished messages{more} of {name}"
+            confirm(f"clear {what}{and_missing(whole)}", yes)
         admin.empty(topic, channel)
-    say(f"cleared {left:,} messages of {name}")
+    say(f"cleared {left:,} messages{more} of {name}")
+    if stays := int(whole.row.get("delayed_count") or 0) - delayed:
+        text = f"zsq: {stays:,} delayed messages of {topic} stay, because they become due for all"
+        say(f"{text} channels; zsq delayed cancel removes them", err=True)
 
 
 LOOK_S: Final = 0.5

@@ -39,6 +39,30 @@ def test_delayed_messages_are_published_listed_counted_and_cancelled(zsq: Zsq) -
     assert zsq("topic", "delete", "t").returncode == 0
 
 
+def test_emptying_names_the_delayed_messages_that_it_cancels_or_leaves(zsq: Zsq) -> None:
+    zsq("pub", "t", "--delay", "1h", stdin="one\ntwo\nthree\n")
+    asked = zsq("topic", "empty", "t").stderr
+    assert "this would clear 0 unfinished messages and 3 delayed messages of t." in asked
+    assert zsq("topic", "empty", "t", "--yes").stdout == (
+        "cleared 0 messages and 3 delayed messages of t\n"
+    )
+    zsq("channel", "create", "t", "c")
+    zsq("pub", "t", "--delay", "1h", stdin="one\ntwo\n")
+    zsq("pub", "t", stdin="now\n")
+    asked = zsq("channel", "empty", "t", "c").stderr
+    assert "this would clear 1 unfinished messages and 2 delayed messages of t/c." in asked
+    assert zsq("channel", "empty", "t", "c", "--yes").stdout == (
+        "cleared 1 messages and 2 delayed messages of t/c\n"
+    )
+    assert zsq("delayed", "count", "t").stdout.startswith("0 messages")
+    zsq("channel", "create", "t", "d")
+    zsq("pub", "t", "--delay", "1h", stdin="one\n")
+    done = zsq("channel", "empty", "t", "c", "--yes")
+    assert done.stdout == "cleared 0 messages of t/c\n"
+    assert "1 delayed messages of t stay, because they become due for all channels" in done.stderr
+    assert zsq("delayed", "count", "t").stdout.startswith("1 messages")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypedDict, cast
 
 from .....transport.client.core.redrive import CHANNEL as REDRIVE
-from .....transport.draining import remaining
+from .....transport.draining import cancelled_delayed, remaining
 from .....transport.reports import (
     BrokerStats,
     ChannelStats,
@@ -156,7 +156,7 @@ def _topic_delete(asked: ActionRequest) -> LossReport:
 
 
 def _topic_empty(asked: ActionRequest) -> LossReport:
-    losses = [ActionLoss("messages waiting", asked.topic["depth"])]
+    losses, delayed = [ActionLoss("messages waiting", asked.topic["depth"])], _delayed(asked, None)
     where = "for the topic to be unpaused" if asked.topic["channels"] else "for a first channel"
     says = _sentence(
         losses,
@@ -165,8 +165,9 @@ def _topic_empty(asked: ActionRequest) -> LossReport:
             "removes them."
         ),
     )
+    says += _sentence(delayed, "are cancelled.")
     return LossReport(
-        losses,
+        [*losses, *delayed],
         says
         or [
             (
@@ -229,11 +230,17 @@ def _channel_delete(asked: ActionRequest) -> LossReport:
 
 
 def _channel_empty(asked: ActionRequest) -> LossReport:
-    losses = _held(asked.own)
+    held, delayed = _held(asked.own), _delayed(asked, asked.own["channel_name"])
     says = _sentence(
-        losses, "will not be delivered to this channel (again). Other channels keep their messages."
+        held, "will not be delivered to this channel (again). Other channels keep their messages."
     )
-    return LossReport(losses, says or ["The channel has no unfinished messages."], {})
+    says += _sentence(delayed, "are cancelled, because the topic has no other channel.")
+    return LossReport([*held, *delayed], says or ["The channel has no unfinished messages."], {})
+
+
+def _delayed(asked: ActionRequest, channel: str | None) -> list[ActionLoss]:
+    """Return the delayed messages that are cancelled with the messages of the topic or channel."""
+    return [ActionLoss("delayed messages", cancelled_delayed([asked.topic], channel))]
 
 
 def _channel_pause(asked: ActionRequest) -> LossReport:
