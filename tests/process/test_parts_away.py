@@ -4,13 +4,14 @@ other one. What may be stored is never sent to another part, and nothing is stor
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from support.broker import Broker
@@ -43,7 +44,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Half]:
     with running(tmp_path_factory.mktemp("cluster"), nsq=True) as made:
         live, gone = made.brokers
         with zsq.Admin(made.url) as admin:
-            for topic in ("http", "nsq", "new", "lingers", "keyed"):
+            for topic in ("http", "counted", "nsq", "new", "lingers", "keyed"):
                 admin.create_topic(topic, parts=PARTS, brokers=[0, 1])
         gone.signal_all(signal.SIGKILL)
         yield Half(live, made)
@@ -64,6 +65,22 @@ def test_http_clients_publish_to_the_parts_that_are_left(half: Half) -> None:
         times += pool.map(lambda number: post(half.live, "http", b"%d" % number), range(8, 40))
     assert max(times) < BOUND_S
     assert sum(half.heads("http").values()) == 40
+
+
+def test_http_and_the_console_say_which_parts_they_do_not_count(half: Half) -> None:
+    def get(path: str) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{half.live.http}{path}"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+            return found
+
+    post(half.live, "counted", b"x")
+    rows = get("/stats?format=json&topic=counted")["topics"]
+    assert [row["topic_name"] for row in rows] == ["counted#0", "counted#2"]
+    found = get("/api/preview?action=topic.delete&topic=counted")
+    assert found["loses"] == [{"what": "messages in the log", "count": 1}]
+    assert (found["unknown"], found["harmless"]) == (True, False)
+    assert found["says"][-1].startswith("counted#1 and counted#3 did not answer and are left out")
 
 
 def test_nsq_clients_publish_to_the_parts_that_are_left(half: Half) -> None:

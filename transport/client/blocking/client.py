@@ -238,7 +238,9 @@ class Admin(AdminBase, Asker):
         """Remove the waiting messages, so that they are never delivered.
 
         For a topic, these are the messages that wait for its first channel, or until the topic is
-        unpaused. For a channel, it is the backlog.
+        unpaused. For a channel, it is the backlog. Delayed messages that are not due yet are
+        cancelled if the topic has no channel, or only this one. Otherwise they stay, because they
+        will be due for all channels.
         """
         return self._carry_out(administration.empty(topic, channel))
 
