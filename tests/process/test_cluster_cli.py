@@ -274,7 +274,9 @@ def test_a_broker_that_is_away_is_shown_with_its_parts(cluster: Cluster) -> None
     assert (one["state"], one["role"], one["lag_s"] >= 0) == ("up", "primary", True)
     assert (two["state"], two["role"], two["epoch"], two["lag_s"]) == ("away", "away", None, None)
     assert "did not answer" in two["why"]
-    assert [part["state"] for part in parts_of(cluster, "half")] == ["up", "away"]
+    here, away = (part["state"] for part in parts_of(cluster, "half"))
+    assert here in ("up", "asleep")
+    assert away == "away"
     assert "messages" not in parts_of(cluster, "half")[1]
     shown = zsq(cluster, "cluster")
     assert re.search(r"^1 +away +\d+ +tcp://", shown, re.MULTILINE)

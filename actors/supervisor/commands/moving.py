@@ -168,9 +168,10 @@ def cancel_delayed(
 class _EmptyTopic:
     """The emptying of a topic: it clears the messages behind its pause or before its first channel.
 
-    Without a channel, the delayed messages are cancelled first. Each channel agrees durably to skip the messages behind the pause. Then the pause moves to the
-    end of these messages, so that the topic has no messages left. If this is interrupted, some
-    channels were not emptied and the client gets an error. Another request continues from there.
+    Without a channel, the delayed messages are cancelled first. Each channel agrees durably to skip
+    the messages behind the pause. Then the pause moves to the end of these messages, so that the
+    topic has no messages left. If this is interrupted, some channels were not emptied and the
+    client gets an error. Another request continues from there.
     """
 
     def __init__(self, requests: Requests, message: p.Manage, group: TopicGroup) -> None:
