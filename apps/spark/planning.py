@@ -47,7 +47,7 @@ from ...transport.errors import (
 from ...transport.names import base_of, part_name, part_of
 from ...transport.wire.spread import HasParts
 from .logs import LOGGER, Extent, Logs
-from .options import EVERY, Point, SourceOptions
+from .options import EARLIEST, EVERY, Point, SourceOptions
 from .progress import BEHIND, Behind, behind_as_json
 
 __all__ = [
@@ -183,6 +183,8 @@ def split(
 
 
 class _Plan:
+    _advice: str  # what to do if a range ends below its start
+
     def __init__(self, options: SourceOptions, logs: Logs) -> None:
         self._options = options
         self.logs = logs
@@ -284,9 +286,32 @@ class _Plan:
         stop = min(stop, extent.head)
         return min(max(start, extent.start), stop), stop
 
-    def _measured(self, topic: str, start: int, stop: int, uuid: str) -> OffsetRange:
+    def _range(self, topic: str, start: int | None, stop: int, extent: Extent) -> OffsetRange:
+        """Return the part of a topic to read: from `start`, or its oldest message, to `stop`.
+
+        Every read passes here: batches, micro-batches, and reads from a bucket. An end below its
+        start is refused, because a query that continued from such an end would read messages again.
+
+        Raises `UsageError` (E_BAD_ARGUMENT) for such an end.
+        """
+        if start is None:
+            start = extent.start
+            if stop < start:
+                self._lost(
+                    f"offsets before {stop} of topic {topic} do not exist any more: the topic now "
+                    f"begins at {start}"
+                )
+                stop = start
+        # If the topic itself ends below the start, its messages are lost, which `_within` reports.
+        if stop < start <= extent.head:
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"topic {topic} cannot be read from offset {start} to offset {stop}, because the "
+                f"end is below the start: {self._advice}",
+            )
+        start, stop = self._within(topic, start, stop, extent)
         size_bytes = self.logs.measure(topic, start, stop).bytes if stop > start else 0
-        return OffsetRange(topic, start, max(start, stop), size_bytes, uuid)
+        return OffsetRange(topic, start, stop, size_bytes, extent.uuid)
 
     def _split(self, spans: list[OffsetRange]) -> list[OffsetRange]:
         return split(spans, self._options.partitions_min)
@@ -296,6 +321,8 @@ class BatchPlan(_Plan):
     """The plan of one read from the starting to the ending points. Planning resolves both
     points.
     """
+
+    _advice = "compare the query's starting and ending options"
 
     def partitions(self) -> list[OffsetRange]:
         spans = []
@@ -308,38 +335,74 @@ class BatchPlan(_Plan):
                 self._options.pattern,
             )
         for topic, extent in extents.items():
-            start = self._resolve(topic, self._point(self._options.starting, topic), extent)
+            first = self._point(self._options.starting, topic)
+            start = None if first == EARLIEST else self._resolve(topic, first, extent)
             stop = self._resolve(topic, self._point(self._options.ending, topic), extent)
-            if stop < extent.start and start == extent.start:
-                self._lost(
-                    f"offsets before {stop} of topic {topic} do not exist any more: the topic now "
-                    f"begins at {extent.start}"
-                )
-            spans.append(
-                self._measured(topic, *self._within(topic, start, stop, extent), extent.uuid)
-            )
+            spans.append(self._range(topic, start, stop, extent))
         return self._split(spans)
 
 
 class StreamPlan(_Plan):
     """The plan of a query's micro-batches.
 
-    Spark keeps the position. This object keeps only the target of Trigger.AvailableNow.
+    Spark keeps the position. This object keeps the target of Trigger.AvailableNow, and the start of
+    a query without a checkpoint. PySpark 4.2 and later ask for this start before and after the end
+    of the first batch, 4.0 and 4.1 only after it. The topics grow between these requests. So start
+    and end are planned from one snapshot. Otherwise a query that starts at `latest` could start
+    after its first end.
     """
+
+    _advice = (
+        "start the query with a new checkpoint, and with startingOffsets at the first offset that "
+        "it has not read"
+    )
 
     def __init__(self, options: SourceOptions, logs: Logs) -> None:
         super().__init__(options, logs)
         self._target: Mapping[str, Extent] | None = None
+        # The topics, as long as only one of start and first end is planned from them.
+        self._snapshot: Mapping[str, Extent] | None = None
+        self._initial: StreamPosition | None = None
 
     def initial(self) -> StreamPosition:
         """Return the position at which a query without a checkpoint begins."""
-        extents = self._extents()
-        self._check_named(self._options.starting, "starting", extents)
-        offsets = {}
-        for topic, extent in extents.items():
-            start = self._resolve(topic, self._point(self._options.starting, topic), extent)
-            offsets[topic] = self._within(topic, start, extent.head, extent)[0]
-        return StreamPosition(offsets, {topic: extent.uuid for topic, extent in extents.items()})
+        if self._initial is None:
+            extents, self._snapshot = self._snapshot, None
+            if extents is None:
+                extents = self._snapshot = self._extents()
+            self._check_named(self._options.starting, "starting", extents)
+            offsets = {}
+            for topic, extent in extents.items():
+                point = self._point(self._options.starting, topic)
+                start = self._resolve(topic, point, extent)
+                if point.kind == "time":
+                    start = min(start, extent.head)  # messages may have come since then
+                offsets[topic] = self._within(topic, start, extent.head, extent)[0]
+            self._initial = StreamPosition(offsets, self._position(extents).uuids)
+        return self._initial
+
+    def first_end(self) -> StreamPosition:
+        """Return the end of a run's first batch, whose start is not known yet, without limits.
+
+        `initial` or `check_start` follows, when Spark has said which of them the start is.
+        """
+        self._snapshot = self._extents()
+        return self._position(self._snapshot)
+
+    def check_start(self, start: StreamPosition) -> None:
+        """Check for data loss between `start` and the end that `first_end` returned before."""
+        extents, self._snapshot = self._snapshot, None
+        if extents is None:
+            return
+        for name, extent in extents.items():
+            self._first(name, start, extent)
+        found = self.unlisted(start, extents)
+        if found:
+            raise Refused(
+                E_CLOSING,
+                f"the broker did not list topic {min(found)} although it exists: start the query "
+                "again",
+            )
 
     def head(self) -> StreamPosition:
         """Return the present end of each topic."""
@@ -382,7 +445,7 @@ class StreamPlan(_Plan):
         self, start: StreamPosition, *, offsets_max: int = 0, bytes_max: int = 0
     ) -> StreamPosition:
         """Return the end of the next micro-batch: `start` if no messages wait. 0 means no limit."""
-        extents = self._extents()
+        extents = dict(self._snapshot_of(start) or self._extents())
         extents |= self.unlisted(start, extents)
         offsets, waiting = {}, {}
         for topic, extent in extents.items():
@@ -400,6 +463,13 @@ class StreamPlan(_Plan):
             waiting = self._by_bytes(offsets, waiting, bytes_max)
         ends = {topic: offsets[topic] + waiting[topic] for topic in offsets}
         return StreamPosition(ends, {topic: extent.uuid for topic, extent in extents.items()})
+
+    def _snapshot_of(self, start: StreamPosition) -> Mapping[str, Extent] | None:
+        """Return the snapshot from which only `start` was planned, once."""
+        if start != self._initial:
+            return None
+        extents, self._snapshot = self._snapshot, None
+        return extents
 
     def unlisted(self, place: StreamPosition, listed: Collection[str]) -> dict[str, Extent]:
         """Return the logs of `place` that exist although the list of topics lacks them.
@@ -426,16 +496,6 @@ class StreamPlan(_Plan):
                     "have had more messages"
                 )
         return found
-
-    def check_left(self, start: StreamPosition, end: StreamPosition) -> None:
-        """Check the topics that are in `start`, and not in an `end` that was planned without it."""
-        found = self.unlisted(start, end.offsets)
-        if found:
-            raise Refused(
-                E_CLOSING,
-                f"the broker did not list topic {min(found)} although it exists: start the query "
-                "again",
-            )
 
     def _first(self, topic: str, place: StreamPosition, extent: Extent) -> int:
         """Return the offset at which the query continues in a topic after `place`.
@@ -501,11 +561,12 @@ class StreamPlan(_Plan):
             if end.uuids[topic] != extent.uuid:
                 text = f"its messages up to offset {stop} are lost (uuid {end.uuids[topic]})"
                 self._lost(f"topic {topic} was deleted and created again: {text}")
-                first, stop = max(extent.start, first), min(stop, extent.head)
             elif start.uuids.get(topic) != extent.uuid:
                 # The topic is new, or it was recreated and `latest` has reported that.
-                first, stop = self._within(topic, extent.start, stop, extent)
+                spans.append(self._range(topic, None, stop, extent))
             else:
-                first, stop = self._within(topic, first, stop, extent)
-            spans.append(self._measured(topic, first, stop, extent.uuid))
+                if start == self._initial:
+                    # Spark repeats the first batch of a query, and asks for its start again.
+                    first = min(first, stop)
+                spans.append(self._range(topic, first, stop, extent))
         return self._split(spans)

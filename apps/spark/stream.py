@@ -191,37 +191,34 @@ class FollowingReader(DataSourceStreamReader):
 class PlainStreamReader(FollowingReader):
     """Reader for PySpark 4.0 and 4.1, whose `latestOffset` does not get the query's position.
 
-    Limits therefore count from the last position that this process returned or received. After a
-    restart from a checkpoint without an unfinished batch, the process knows no position. Then the
-    first micro-batch takes all messages. The only micro-batch of Trigger.AvailableNow does the
-    same.
+    Limits therefore count from the last position that this process returned or received. These
+    versions ask a query with a checkpoint first to plan an empty batch at the end of its last one,
+    and a new query first for the end of its first batch.
+
+    They run Trigger.AvailableNow as a single batch, and do not say so. A limit would leave the rest
+    of the messages unread, run after run. So the first batch of each run has no limit. A second one
+    shows that the query has another trigger.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
-        self._at: StreamPosition | None = None
-        # True if `_at` was planned without the query's position, and is not compared with it yet.
-        self._is_blind = False
-
-    def initialOffset(self) -> dict[str, object]:
-        found = super().initialOffset()
-        self._at = StreamPosition.from_json(found)
-        return found
+        self._at: StreamPosition | None = None  # the end of the last batch
+        self._is_underway = False  # True as soon as this run has planned a batch
 
     def latestOffset(self) -> dict[str, object]:  # type: ignore[override]
-        limited = self._options.offsets_max or self._options.bytes_max
-        if self._at is None:
-            if limited:
-                LOGGER.warning(
-                    "maxOffsetsPerTrigger and maxBytesPerTrigger apply from the second "
-                    "micro-batch on;"
-                    " use PySpark 4.2 or later to limit the first one too"
-                )
-            self._at, self._is_blind = self._plan.head(), True
-        else:
-            self._at = self._plan.latest(
-                self._at, offsets_max=self._options.offsets_max, bytes_max=self._options.bytes_max
+        offsets_max, bytes_max = self._options.offsets_max, self._options.bytes_max
+        if not self._is_underway and (offsets_max or bytes_max):
+            LOGGER.warning(
+                "maxOffsetsPerTrigger and maxBytesPerTrigger do not limit the first micro-batch of "
+                "this run, because with PySpark 4.0 and 4.1 Trigger.AvailableNow would leave the "
+                "rest unread; use PySpark 4.2 or later to limit all micro-batches"
             )
+            offsets_max = bytes_max = 0
+        self._is_underway = True
+        if self._at is None:
+            self._at = self._plan.first_end()
+        else:
+            self._at = self._plan.latest(self._at, offsets_max=offsets_max, bytes_max=bytes_max)
         # The channel is not created here. It must be created at the start of a batch, and only the
         # batch's end is known here.
         return self._at.as_json()
@@ -229,10 +226,17 @@ class PlainStreamReader(FollowingReader):
     def partitions(
         self, start: dict[str, object], end: dict[str, object]
     ) -> Sequence[InputPartition]:
+        begun, ended = StreamPosition.from_json(start), StreamPosition.from_json(end)
+        self._plan.check_start(begun)
         if self._at is None:
-            # Spark repeats a batch from before the restart.
-            self._at = StreamPosition.from_json(end)
-        elif self._is_blind:
-            self._plan.check_left(StreamPosition.from_json(start), self._at)
-            self._is_blind = False
+            self._at = ended
+        if begun == ended:
+            return []
+        if not self._is_underway:
+            LOGGER.warning(
+                "the query repeats the micro-batch that it had not committed when it ended. With "
+                "PySpark 4.0 and 4.1, a run of Trigger.AvailableNow ends after it: start the query "
+                "once more to read the messages after this batch"
+            )
+            self._is_underway = True
         return super().partitions(start, end)

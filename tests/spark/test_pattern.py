@@ -187,7 +187,7 @@ def test_offsets_by_topic_must_name_each_topic_that_matches(offsets: str, text: 
     assert ranges(batch.partitions()) == [("a", 12, 20), ("ab", 3, 4)]
     assert streaming.initial() == at(a=12, ab=3)
     logs.set("ax", 0, 9)
-    assert streaming.latest(at(a=12, ab=3)) == at(a=20, ab=4, ax=9), "names are for the start only"
+    assert streaming.latest(at(a=20, ab=4)) == at(a=20, ab=4, ax=9), "names are for the start only"
 
 
 def test_ending_offsets_by_topic_must_name_each_topic_too() -> None:
@@ -237,6 +237,7 @@ def test_a_new_topic_joins_at_the_next_batch() -> None:
     first = plan.initial()
     assert first == at(a=10), "latest"
     logs.set("ab", 0, 4)
+    assert plan.latest(first) == first, "the first batch has the topics that its start has"
     end = plan.latest(first)
     assert end == at(a=10, ab=4)
     assert ranges(plan.partitions(first, end)) == [("ab", 0, 4)]
@@ -309,8 +310,9 @@ def test_a_topic_that_is_not_listed_and_exists_is_kept() -> None:
     logs.set("a#1", 0, 9)
     plan = stream(logs)
     assert plan.latest(at(**{"a#1": 4})) == at(**{"a#1": 9})
+    assert plan.first_end() == at()
     with pytest.raises(Refused, match="did not list topic a#1 although it exists"):
-        plan.check_left(at(**{"a#1": 4}), StreamPosition({}, {}))
+        plan.check_start(at(**{"a#1": 4}))
 
 
 @pytest.mark.parametrize(("start", "is_lost"), [({"a": 5}, True), ({}, True), ({"a": 8}, False)])

@@ -88,7 +88,7 @@ def at(uuid: str = "u-a", **offsets: int) -> StreamPosition:
         ({"startingOffsets": '{"a": 20}', "endingOffsets": '{"a": 30}'}, [("a", 20, 30)]),
         ({"startingTimestamp": "15", "endingTimestamp": "45"}, [("a", 15, 45)]),
         ({"endingTimestamp": "9999"}, [("a", 10, 50)]),
-        ({"startingOffsets": '{"a": 30}', "endingOffsets": '{"a": 20}'}, []),
+        ({"startingOffsets": '{"a": 30}', "endingOffsets": '{"a": 30}'}, []),
         ({"minPartitions": "4"}, [("a", 10, 20), ("a", 20, 30), ("a", 30, 40), ("a", 40, 50)]),
     ],
 )
@@ -98,6 +98,20 @@ def test_each_batch_reads_the_range_that_its_options_name(
     assert (
         ranges(BatchPlan(options(False, **given_options), MadeUp(a=(10, 50))).partitions()) == found
     )
+
+
+@pytest.mark.parametrize(
+    "given_options",
+    [
+        {"startingOffsets": '{"a": 30}', "endingOffsets": '{"a": 20}'},
+        {"startingTimestamp": "30", "endingTimestamp": "20"},
+        {"startingOffsets": '{"a": 30}', "endingOffsets": '{"a": 5}', "failOnDataLoss": "false"},
+    ],
+)
+def test_a_batch_that_ends_below_its_start_is_refused(given_options: dict[str, str]) -> None:
+    plan = BatchPlan(options(False, **given_options), MadeUp(a=(10, 50)))
+    with pytest.raises(UsageError, match="the end is below the start: compare the query's start"):
+        plan.partitions()
 
 
 def test_an_end_before_the_oldest_message_is_data_loss() -> None:
@@ -241,14 +255,19 @@ def test_a_topic_made_again_is_data_loss(caplog: pytest.LogCaptureFixture) -> No
     for fail in fails:
         with pytest.raises(DataLoss, match="deleted and created again"):
             fail(stream(logs))
+    plan = stream(logs)
+    assert plan.first_end() == at(uuid="other", a=80)
+    with pytest.raises(DataLoss, match="deleted and created again"):
+        plan.check_start(at(a=50))
     plan = stream(logs, failOnDataLoss="false")
     with caplog.at_level(logging.WARNING, "zsq.spark"):
         end = plan.latest(at(a=50), offsets_max=10)
         assert end == at(uuid="other", a=60)
         assert ranges(plan.partitions(at(a=50), end)) == [("a", 50, 60)]
-        assert ranges(plan.partitions(at(a=40), at(a=50))) == [], (
-            "the old one's offsets are nobody else's"
-        )
+        for stop in (50, 60):
+            assert ranges(plan.partitions(at(a=40), at(a=stop))) == [], (
+                "the old one's offsets are nobody else's"
+            )
     assert "deleted and created again" in caplog.text
     planned = ranges(stream(logs).partitions(at(a=40), at(uuid="other", a=60)))
     assert planned == [("a", 50, 60)], "a batch that was planned so is repeated so"
@@ -284,6 +303,39 @@ def test_a_log_that_ends_too_early_is_data_loss() -> None:
     assert ranges(plan.partitions(at(a=20), at(a=50))) == [("a", 20, 30)]
 
 
+def test_a_micro_batch_that_ends_below_its_start_is_refused() -> None:
+    plan = stream(MadeUp(a=(0, 100)), failOnDataLoss="false")
+    with pytest.raises(UsageError, match=r"from offset 50 to offset 30.*with a new checkpoint"):
+        plan.partitions(at(a=50), at(a=30))
+
+
+@given(st.sampled_from(["earliest", "latest"]), st.lists(st.integers(0, 5), min_size=4, max_size=4))
+def test_a_start_is_never_after_the_first_end(starting: str, grows: list[int]) -> None:
+    """In the orders of all versions, on a topic that grows between the calls."""
+    head = 10
+
+    def grow(logs: MadeUp, count: int) -> None:
+        nonlocal head
+        head += count
+        logs.set("a", 0, head)
+
+    older, newer = MadeUp(a=(0, head)), MadeUp(a=(0, head))
+    plan = stream(older, startingOffsets=starting)
+    grow(older, grows[0])
+    end = plan.first_end()
+    grow(older, grows[1])
+    start = plan.initial()
+    assert start == (end if starting == "latest" else at(a=0))
+    plan = stream(newer, startingOffsets=starting)
+    start = plan.initial()
+    grow(newer, grows[2])
+    end = plan.latest(start)
+    grow(newer, grows[3])
+    assert plan.initial() == start
+    assert start.offsets["a"] <= end.offsets["a"]
+    assert plan.latest(end) == at(a=head), "the first snapshot is used once"
+
+
 def test_topics_join_and_leave_a_query(caplog: pytest.LogCaptureFixture) -> None:
     logs = MadeUp(a=(10, 20), b=(5, 9))
     plan = StreamPlan(source_options({"subscribe": "a,b"}, "tcp://h:1", streaming=True), logs)
@@ -304,35 +356,6 @@ def test_topics_join_and_leave_a_query(caplog: pytest.LogCaptureFixture) -> None
 def plain(monkeypatch: pytest.MonkeyPatch, logs: MadeUp, **given: str) -> PlainStreamReader:
     monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda *_: logs)
     return PlainStreamReader(options(**given))
-
-
-def test_limits_hold_although_spark_does_not_pass_the_position(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    logs = MadeUp(a=(0, 100))
-    reader = plain(monkeypatch, logs, startingOffsets="earliest", maxOffsetsPerTrigger="40")
-    assert StreamPosition.from_json(reader.initialOffset()) == at(a=0)
-    assert [StreamPosition.from_json(reader.latestOffset()).offsets["a"] for _ in range(4)] == [
-        40,
-        80,
-        100,
-        100,
-    ]
-    parts = reader.partitions(at(a=0).as_json(), at(a=40).as_json())
-    assert [(part.span.start, part.span.stop) for part in parts] == [(0, 40)]  # type: ignore[attr-defined]
-
-
-def test_limits_hold_from_the_second_batch_after_a_restart(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    logs = MadeUp(a=(0, 100))
-    repeats = plain(monkeypatch, logs, maxOffsetsPerTrigger="40")
-    repeats.partitions(at(a=0).as_json(), at(a=40).as_json())
-    assert StreamPosition.from_json(repeats.latestOffset()) == at(a=80)
-    knows_nothing = plain(monkeypatch, logs, maxOffsetsPerTrigger="40")
-    with caplog.at_level(logging.WARNING, "zsq.spark"):
-        assert StreamPosition.from_json(knows_nothing.latestOffset()) == at(a=100)
-    assert "from the second micro-batch on" in caplog.text
 
 
 def test_a_channel_begins_at_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +424,7 @@ def test_a_channel_of_others_is_warned_about(
         plain(monkeypatch, MadeUp(a=(0, 100)), channel="c").partitions(
             at(a=0).as_json(), at(a=5).as_json()
         )
-        assert not caplog.text, "after a restart the channel is the query's own"
+        assert "channel" not in caplog.text, "after a restart the channel is the query's own"
         plain(monkeypatch, MadeUp(a=(0, 100)), channel="c").initialOffset()
         assert "channel a/c existed before this query began" in caplog.text
         admin.consumers = 2
@@ -541,6 +564,7 @@ def test_a_stream_takes_up_new_parts_from_their_first_message_on() -> None:
     first = plan.initial()
     assert first.offsets == {"t#0": 10}
     logs.set("t#1", 0, 4)
+    assert plan.latest(first) == first, "the first batch has the parts that its start has"
     end = plan.latest(first)
     assert end.offsets == {"t#0": 10, "t#1": 4}
     spans = [(one.topic, one.start, one.stop) for one in plan.partitions(first, end)]
@@ -550,9 +574,10 @@ def test_a_stream_takes_up_new_parts_from_their_first_message_on() -> None:
 def test_a_part_that_is_new_waits_for_the_next_run_of_available_now() -> None:
     logs = with_parts((0, 10))
     plan = StreamPlan(source_options({"topic": "t"}, "url", streaming=True), logs)
-    first = plan.initial()
     plan.stop_at_present_head()
+    first = plan.initial()
     logs.set("t#1", 0, 4)
+    assert plan.latest(first) == first
     assert plan.latest(first).offsets == {"t#0": 10, "t#1": 0}
 
 
