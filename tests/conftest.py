@@ -40,7 +40,16 @@ settings.load_profile("fast" if "ZSQ_TEST_FAST" in os.environ else "zsq")
 # The tests in these folders start brokers, Spark or hundreds of recoveries. They are slow, except
 # for those that are marked `smoke`.
 SLOW_FOLDERS: Final = frozenset(
-    {"attacks", "process", "compat", "edges", "integrations", "spark", "spark_cluster"}
+    {
+        "attacks",
+        "compat",
+        "edges",
+        "integrations",
+        "process",
+        "spark",
+        "spark_cluster",
+        "spark_versions",
+    }
 )
 SLOW_FILES: Final = re.compile(
     r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_"
@@ -54,7 +63,7 @@ SLOW_FILE_MARK: Final = re.compile(r"^pytestmark = \[?pytest\.mark\.slow", re.MU
 LONG_FILES: Final = re.compile(
     r"test_(driver_killed|torture(_bucket|_standby)?|soak|damage_many|two_hosts|broker_lost|tasks"
     r"|standby(_model)?|parts_model|set_aside"
-    r"|slow_topic|group_crash|fuzzed|alarms|simulation|bench_nsq|celery_suite"
+    r"|slow_topic|versions|group_crash|fuzzed|alarms|simulation|bench_nsq|celery_suite"
     r"|batch|tutorial|pages)$"
 )
 ROOT: Final = Path(__file__).parent

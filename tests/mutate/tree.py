@@ -130,5 +130,6 @@ NOT_ASKED: Final = (
     "test_packaging",
     "mutate/",
     "spark_cluster/",
+    "spark_versions/",
     "simulation/",
 )

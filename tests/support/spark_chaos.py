@@ -1,4 +1,4 @@
-"""Faults at named points of a Spark write: wrapped writers of the sink, with which a test stops a
+"""Faults at named points of Spark's work: wrapped readers and writers, with which a test stops a
 task or a commit exactly at a chosen point. A rule says what happens at a point.
 
 A rule is a file `TOPIC.POINT` in a folder that the test and all of Spark's processes can read. The
@@ -11,7 +11,9 @@ the attempts.
 
 Points: `write.PARTITION.N` before the Nth Arrow batch is passed to the sink, `write.PARTITION.end`
 after the last one and before the seal, `sealed.PARTITION` when the sink's write has returned,
-`commit.BATCH.before` and `commit.BATCH.after` around a commit (for batch jobs BATCH is "job").
+`commit.BATCH.before` and `commit.BATCH.after` around a commit (for batch jobs BATCH is "job"),
+`read.OFFSET` before the first Arrow batch of the stream's task that begins at this offset, and
+`read.OFFSET.end` after its last one. Here TOPIC is the topic that is read.
 """
 
 from __future__ import annotations
@@ -127,15 +129,34 @@ def twist(writer: Any, folder: str, topic: str) -> Any:
     return writer
 
 
+def twist_reader(reader: Any, folder: str) -> Any:
+    """Return the same stream reader. It now stops at the points for which there is a rule."""
+    kind: Any = type(reader)
+
+    def read(self: Any, partition: Any) -> Iterator[Any]:
+        if not hasattr(partition, "span"):  # Spark's placeholder, if no task was planned
+            return
+        topic, start = partition.span.topic, partition.span.start
+        meet(folder, topic, f"read.{start}")
+        yield from kind.read(self, partition)
+        meet(folder, topic, f"read.{start}.end")
+
+    reader.__class__ = type("Twisted", (kind,), {"read": read})
+    return reader
+
+
 def chaotic(source: Any, folder: str) -> Any:
-    """Return a data source class like `source`, named NAME, whose writers stop where the rules in
-    the folder say.
+    """Return a data source class like `source`, named NAME, whose stream readers and writers stop
+    where the rules in the folder say.
     """
 
     class Chaotic(source):  # type: ignore[misc]
         @classmethod
         def name(cls) -> str:
             return NAME
+
+        def streamReader(self, schema: Any) -> Any:
+            return twist_reader(source.streamReader(self, schema), folder)
 
         def writer(self, schema: Any, overwrite: bool) -> Any:
             return twist(source.writer(self, schema, overwrite), folder, self.options["topic"])

@@ -61,22 +61,28 @@ def end_session(leader: int) -> None:
     wait_for(none_left, 20, f"the end of session {leader}")
 
 
-def spark_home(folder: Path) -> Path:
-    """Return a folder with links to the installed Spark, so that the files that Spark writes below
-    its home directory land in the test's folder.
+def spark_home(folder: Path, packages: Path | None = None) -> Path:
+    """Return a folder with links to the installed Spark, or to the one in `packages`, so that the
+    files that Spark writes below its home directory land in the test's folder.
     """
     home = folder / "spark"
     if not home.exists():
         home.mkdir()
-        for path in Path(pyspark.__path__[0]).iterdir():
+        installed = packages / "pyspark" if packages else Path(pyspark.__path__[0])
+        for path in installed.iterdir():
             (home / path.name).symlink_to(path)
     return home
 
 
-def environment(folder: Path, address: str = "127.0.0.1") -> dict[str, str]:
+def environment(
+    folder: Path, address: str = "127.0.0.1", packages: Path | None = None
+) -> dict[str, str]:
+    """Return the environment of a process of Spark. Python packages in the folder `packages` take
+    precedence over the installed ones.
+    """
     return {
         **os.environ,
-        "SPARK_HOME": str(spark_home(folder)),
+        "SPARK_HOME": str(spark_home(folder, packages)),
         "SPARK_WORKER_DIR": str(folder / "work"),
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_LOCAL_IP": address,
@@ -85,7 +91,7 @@ def environment(folder: Path, address: str = "127.0.0.1") -> dict[str, str]:
         "JDK_JAVA_OPTIONS": f"{os.environ['JDK_JAVA_OPTIONS']} -Djava.io.tmpdir={folder}",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYTHONPATH": str(TESTS),
+        "PYTHONPATH": os.pathsep.join(map(str, [*([packages] if packages else []), TESTS])),
     }
 
 
@@ -116,11 +122,19 @@ class SparkDriver:
     """
 
     def __init__(
-        self, folder: Path, master: str, *, address: str = "127.0.0.1", **conf: str
+        self,
+        folder: Path,
+        master: str,
+        *,
+        address: str = "127.0.0.1",
+        packages: Path | None = None,
+        **conf: str,
     ) -> None:
-        """`conf` has Spark's settings, with `__` in place of dots."""
+        """`conf` has Spark's settings, with `__` in place of dots. `packages` is a folder with
+        another version of PySpark than the installed one.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.master, self.address = folder, master, address
+        self.folder, self.master, self.address, self.packages = folder, master, address, packages
         self.chaos = folder / "chaos"
         self.chaos.mkdir(exist_ok=True)
         self.log = folder / "driver.log"
@@ -128,6 +142,7 @@ class SparkDriver:
         self.conf |= {key.replace("__", "."): value for key, value in conf.items()}
         self.process: subprocess.Popen[bytes] | None = None
         self.jvm = 0
+        self.version = ""
         self._jobs: dict[int, Job] = {}
         self._last = 0
 
@@ -146,7 +161,7 @@ class SparkDriver:
         ]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, cwd=self.folder, env=environment(self.folder, self.address), stdin=subprocess.PIPE,
+                command, cwd=self.folder, env=environment(self.folder, self.address, self.packages), stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, start_new_session=True,
             )  # fmt: skip
         ready = self._jobs[0] = Job()
@@ -154,7 +169,7 @@ class SparkDriver:
             target=self._listen, args=(self.process, self._jobs), daemon=True
         )
         self._listener.start()
-        self.jvm = ready.result(START_S)["jvm"]
+        self.jvm, self.version = ready.result(START_S)["jvm"], ready.result(0)["version"]
         return self
 
     def _listen(self, process: subprocess.Popen[bytes], jobs: dict[int, Job]) -> None:

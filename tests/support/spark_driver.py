@@ -55,21 +55,43 @@ class Program:
         rows.write.format(NAME).mode("append").options(**options).save()
 
     def stream(
-        self, source: dict[str, str], checkpoint: str, size: int, options: dict[str, str]
+        self,
+        source: dict[str, str],
+        checkpoint: str,
+        size: int,
+        options: dict[str, str],
+        now: bool = True,
     ) -> dict[str, Any]:
         """Write all data that is available now into a topic, in micro-batches. If `source` is
         {"format": "json", "path"}, each line of its files is a range of numbers. Otherwise `source`
-        has the options of the data source, and the values are passed on unchanged.
+        has the options of the data source, and the values are passed on unchanged. Without `now`,
+        the query has Spark's default trigger, and is stopped when nothing is left.
         """
-        query = self._start(source, checkpoint, size, options)
-        query.awaitTermination()
+        query = self._start(source, checkpoint, size, options, now)
+        try:
+            if now:
+                query.awaitTermination()
+            else:
+                query.processAllAvailable()
+        finally:
+            query.stop()
         failed = query.exception()
         if failed is not None:
             raise failed
-        return {"id": query.id, "batches": [row["batchId"] for row in query.recentProgress]}
+        steps = [row for row in query.recentProgress if row["numInputRows"] or now]
+        return {
+            "id": query.id,
+            "batches": [row["batchId"] for row in steps],
+            "rows": [row["numInputRows"] for row in steps if row["numInputRows"]],
+        }
 
     def _start(
-        self, source: dict[str, str], checkpoint: str, size: int, options: dict[str, str]
+        self,
+        source: dict[str, str],
+        checkpoint: str,
+        size: int,
+        options: dict[str, str],
+        now: bool,
     ) -> StreamingQuery:
         stream = self.spark.readStream.format(source.pop("format"))
         if "path" in source:
@@ -79,11 +101,9 @@ class Program:
             )
         else:
             rows = stream.options(**source).load().select("value")
-        writer = (
-            rows.writeStream.format(NAME)
-            .option("checkpointLocation", checkpoint)
-            .trigger(availableNow=True)
-        )
+        writer = rows.writeStream.format(NAME).option("checkpointLocation", checkpoint)
+        if now:
+            writer = writer.trigger(availableNow=True)
         query = writer.options(**options).start()
         self.queries[options["topic"]] = query
         return query
@@ -146,7 +166,11 @@ def main() -> None:
     answer(
         {
             "id": 0,
-            "result": {"pid": os.getpid(), "jvm": java.java.lang.ProcessHandle.current().pid()},
+            "result": {
+                "pid": os.getpid(),
+                "jvm": java.java.lang.ProcessHandle.current().pid(),
+                "version": spark.version,
+            },
         }
     )
     program = Program(spark)
