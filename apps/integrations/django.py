@@ -30,7 +30,7 @@ from ...transport.client.blocking.client import Admin, Consumer, Producer
 from ...transport.errors import ZsqError
 from ...transport.system import node_name
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
-from .source import Held, Source
+from .source import Held, Source, Work
 
 try:
     from django.tasks import task_backends
@@ -193,7 +193,7 @@ class Worker:
         self._backend = backend
         self._changed = threading.Condition()
         self._stopping = False
-        self._working: dict[Any, Held] = {}
+        self._tasks = Work()
         self._sources = [self._open(queue, threads) for queue in queues]
         name = f"{node_name()}/{os.getpid()}"
         self._threads = [
@@ -210,7 +210,7 @@ class Worker:
             message_timeout=backend.lease_s,
             **backend.client,
         )
-        return Source(consumer, ready, backend.lease_s, self._wake)
+        return Source(consumer, ready, backend.lease_s, self._wake, self._tasks)
 
     def _wake(self) -> None:
         with self._changed:
@@ -241,28 +241,14 @@ class Worker:
     def _work(self, worker_id: str) -> None:
         while (held := self._next()) is not None:
             run(self._backend, held, worker_id)
-            with self._changed:
-                if self._working.get(held.place) is held:
-                    del self._working[held.place]
 
     def _next(self) -> Held | None:
         """Return the next task, or None when the worker stops."""
         with self._changed:
             while not self._stopping and not any(source.error for source in self._sources):
                 for source in self._sources:
-                    held = source.take()
-                    if held is None:
-                        continue
-                    working = self._working.get(held.place)
-                    if working is not None and working.replace(held):
-                        # The broker was restarted, so the lease ended. The task has come back to
-                        # the worker that still runs it.
-                        continue
-                    if source.late.pop(held.message):  # it has ended meanwhile
-                        held.finish()
-                        continue
-                    self._working[held.place] = held
-                    return held
+                    if (held := source.take()) is not None:
+                        return held
                 self._changed.wait(WAIT_S)
         return None
 

@@ -28,7 +28,7 @@ from ...transport.whole_topic import whole_topic
 from ...transport.wire.addresses import Url
 from ...transport.wire.credentials import KeyFile
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
-from .source import Held, Source
+from .source import Held, Source, Work
 
 log = logging.getLogger("zsq")
 
@@ -51,24 +51,15 @@ class Proxy(dramatiq.MessageProxy):
 
 
 class ZsqConsumer(dramatiq.Consumer):
-    """The messages of one queue. `timeout_s`: how long the next one is awaited.
-
-    `working` has the messages that were delivered and not answered, by their place.
-    """
+    """The messages of one queue. `timeout_s`: how long the next one is awaited."""
 
     def __init__(
-        self,
-        consumer: Consumer,
-        prefetch: int,
-        lease_s: float,
-        timeout_s: float,
-        working: dict[Any, Proxy],
+        self, consumer: Consumer, prefetch: int, lease_s: float, timeout_s: float, work: Work
     ) -> None:
         self._timeout_s = timeout_s
         self._arrived = threading.Event()
-        self._working = working
         try:
-            self._source = Source(consumer, prefetch, lease_s, self._arrived.set).start()
+            self._source = Source(consumer, prefetch, lease_s, self._arrived.set, work).start()
         except ZsqError as error:
             consumer.close()
             raise ConnectionClosed(error) from error
@@ -86,32 +77,22 @@ class ZsqConsumer(dramatiq.Consumer):
                 return None
 
     def _proxy(self, held: Held) -> Proxy | None:
-        """Return the message, or None if it is one that is being worked on, or not readable."""
+        """Return the message, or None if it is not readable."""
         try:
             message: dramatiq.Message[Any] = dramatiq.Message.decode(held.message.body)
         except DecodeError as error:
             held.reject(f"not a message of Dramatiq: {error}")
             return None
-        working = self._working.get(held.place)
-        # In a topic that was deleted and created again, another message has the same place.
-        if working is not None and working.message_id == message.message_id:
-            # The lease ended with the connection, and the message has come back.
-            working.held.drop()
-            working.held = held
-            return None
-        self._working[held.place] = proxy = Proxy(message, held)
-        return proxy
+        return Proxy(message, held)
 
-    def _forget(self, message: dramatiq.MessageProxy) -> Held | None:
-        if not isinstance(message, Proxy):
-            log.warning("%s did not come from this consumer, so nothing is done", message)
-            return None
-        if self._working.get(message.held.place) is message:
-            del self._working[message.held.place]
-        return message.held
+    def _held(self, message: dramatiq.MessageProxy) -> Held | None:
+        if isinstance(message, Proxy):
+            return message.held
+        log.warning("%s did not come from this consumer, so nothing is done", message)
+        return None
 
     def ack(self, message: dramatiq.MessageProxy) -> None:
-        if (held := self._forget(message)) is None:
+        if (held := self._held(message)) is None:
             return
         refused: ZsqError | None = message.refused
         if refused is None:
@@ -120,12 +101,12 @@ class ZsqConsumer(dramatiq.Consumer):
             held.requeue(backoff=True, error=refused)
 
     def nack(self, message: dramatiq.MessageProxy) -> None:
-        if (held := self._forget(message)) is not None:
+        if (held := self._held(message)) is not None:
             held.reject(repr(message._exception) if message._exception else REASON)
 
     def requeue(self, messages: Iterable[dramatiq.MessageProxy]) -> None:
         for message in messages:
-            if (held := self._forget(message)) is not None:
+            if (held := self._held(message)) is not None:
                 held.requeue()
 
     def close(self) -> None:
@@ -173,7 +154,7 @@ class ZsqBroker(dramatiq.Broker):
         self._admin = Admin(**self._client)
         self._made: set[str] = set()
         self._consumers: list[ZsqConsumer] = []
-        self._working: dict[Any, Proxy] = {}
+        self._work = Work()
         self._after = threading.local()
 
     def topic(self, queue_name: str) -> str:
@@ -243,7 +224,7 @@ class ZsqBroker(dramatiq.Broker):
                 **SETTINGS,
                 **self._client,
             )
-        found = ZsqConsumer(consumer, prefetch, self._lease_s, timeout / 1000, self._working)
+        found = ZsqConsumer(consumer, prefetch, self._lease_s, timeout / 1000, self._work)
         self._consumers = [one for one in self._consumers if not one.closed] + [found]
         return found
 

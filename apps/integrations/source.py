@@ -15,61 +15,64 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 from ...transport.client.blocking.client import Batch, Consumer, Message
+from ...transport.client.core.answer_memory import AnswerMemory, Place, place_of
 from ...transport.client.core.message import Reason
 from ...transport.errors import ZsqError
-
-if TYPE_CHECKING:
-    from ... import aio
 
 log = logging.getLogger("zsq")
 
 CLOSE_S: Final = 5.0
 TOUCH_SHARE: Final = 3  # a lease is renewed after this part of it
-LATE_MAX: Final = 10_000  # messages that were finished without a lease, and are remembered
-LATE_S: Final = 600.0  # for so long
 
 
-class Identity(NamedTuple):
-    """A message of a topic, at each of its deliveries.
+class Work:
+    """The messages that a process works on, and those that it has ended.
 
-    The time makes a difference if the topic was restored from a backup, or created again. Then
-    another message may have the offset.
-    """
-
-    part: int | None
-    offset: int
-    timestamp_ns: int
-
-
-class LateFinishes:
-    """The messages that this process has finished after it had lost their leases.
-
-    That happens when a task ends while the broker is away, or starts again. The broker does not
-    know about it, and delivers the message again. If it comes back to this process, it need not be
-    handled again. Another process may get it. So an entry ends after some minutes: somebody who
-    moves the channel back later wants the message to be handled again.
+    A message comes back after its lease was lost, for example when the broker was killed. If the
+    process still works on it, or has ended it, it must not begin with it once more. All sources
+    that get the messages of a channel one after the other share this, so that it also holds after
+    one of them was closed.
     """
 
     def __init__(self) -> None:
-        self._until_s: OrderedDict[Identity, float] = OrderedDict()
+        self.answers = AnswerMemory()
+        self._working: dict[Place, Held] = {}
 
-    def add(self, message: Message | aio.Message) -> None:
-        self._until_s[identity(message)] = time.monotonic() + LATE_S
-        if len(self._until_s) > LATE_MAX:
-            self._until_s.popitem(last=False)
+    def begin(self, held: Held) -> bool:
+        """Return True if the message is to be handled. Else it was dealt with here.
 
-    def pop(self, message: Message | aio.Message) -> bool:
-        """Return True if the message is one of them. It is forgotten then."""
-        return self._until_s.pop(identity(message), 0.0) > time.monotonic()
+        Another thread may end the message meanwhile. It adds the answer to the memory first, and
+        then removes the message from those that are worked on. So the memory is asked last.
+        """
+        working = self._working.get(held.place)
+        if working is not None and working.replace(held):
+            return False
+        ending = self.answers.take(held.message)
+        if ending is None:
+            self._working[held.place] = held
+            return True
+        if ending.rejected is None:
+            held.finish()
+        else:
+            held.reject(ending.rejected)
+        return False
 
+    def end(self, held: Held) -> None:
+        """Note that nobody works on this message any more."""
+        if self._working.get(held.place) is held:
+            del self._working[held.place]
 
-def identity(message: Message | aio.Message) -> Identity:
-    return Identity(message.part, message.offset, message.timestamp_ns)
+    def end_all(self, source: Source) -> None:
+        """Note that the messages of a source that was closed return to the channel."""
+        for held in list(self._working.values()):
+            if held.source is source:
+                self.end(held)
 
 
 class Delivery:
@@ -85,14 +88,18 @@ class Delivery:
 
 
 class Held:
-    """One message, and the delivery that it belongs to."""
+    """One message, and the delivery that it belongs to.
 
-    __slots__ = ("_done", "_lock", "delivery", "message", "source")
+    It is answered once. What comes later changes nothing.
+    """
+
+    __slots__ = ("_done", "_lock", "delivery", "message", "place", "source")
 
     def __init__(self, source: Source, delivery: Delivery, message: Message) -> None:
         self.source = source
         self.delivery = delivery
         self.message = message
+        self.place = place_of(message)  # the same at each delivery
         self._done = False
         self._lock = threading.Lock()
         delivery.left.add(id(message))
@@ -100,11 +107,6 @@ class Held:
     def drop(self) -> None:
         """Do not answer: the broker has given the message to somebody else, or will."""
         self.delivery.left.discard(id(self.message))
-
-    @property
-    def place(self) -> tuple[str, Identity]:
-        """The topic and the message, which are the same at each delivery."""
-        return self.message.topic, identity(self.message)
 
     def replace(self, newer: Held) -> bool:
         """Go on with a newer delivery of the same message, whose lease lasts.
@@ -115,30 +117,41 @@ class Held:
             if self._done:
                 return False
             self.drop()
-            self.delivery, self.message = newer.delivery, newer.message
+            self.source, self.delivery, self.message = newer.source, newer.delivery, newer.message
             return True
 
     def finish(self) -> None:
-        self._answer(lambda message: message.finish(), finished=True)
+        self._answer(
+            lambda message: message.finish(),
+            lambda message: self.source.work.answers.answering(message),
+        )
 
     def requeue(self, *, backoff: bool = False, error: Reason = "") -> None:
         self._answer(lambda message: message.requeue(backoff=backoff, error=error))
 
     def reject(self, why: Reason) -> None:
-        self._answer(lambda message: message.reject(why))
+        self._answer(
+            lambda message: message.reject(why),
+            lambda message: self.source.work.answers.answering(message, rejected=why),
+        )
 
-    def _answer(self, answer: Callable[[Message], None], *, finished: bool = False) -> None:
+    def _answer(
+        self,
+        answer: Callable[[Message], None],
+        remembering: Callable[[Message], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> None:
         with self._lock:
+            if self._done:
+                return
             self._done = True
-            message = self.message
-            if finished and not message.leased:
-                self.source.late.add(message)
             self.drop()
-        try:
-            answer(message)
-        except ZsqError as error:
-            # The message goes to another worker, or comes back to this one.
-            log.warning("%s: the answer came too late: %s", message, error)
+            try:
+                with remembering(self.message):
+                    answer(self.message)
+            except ZsqError as error:
+                # The message goes to another worker, or comes back to this one.
+                log.warning("%s: the answer came too late: %s", self.message, error)
+        self.source.work.end(self)
 
 
 class Source:
@@ -148,11 +161,16 @@ class Source:
     """
 
     def __init__(
-        self, consumer: Consumer, ready: int, lease_s: float, wake: Callable[[], None]
+        self,
+        consumer: Consumer,
+        ready: int,
+        lease_s: float,
+        wake: Callable[[], None],
+        work: Work,
     ) -> None:
         self.consumer = consumer
         self.arrived: deque[Held] = deque()
-        self.late = LateFinishes()
+        self.work = work
         self.error: ZsqError | None = None
         self._ready = ready
         self._touch_s = lease_s / TOUCH_SHARE
@@ -170,14 +188,12 @@ class Source:
         return self
 
     def take(self) -> Held | None:
-        """Return the next message whose lease lasts, or None."""
+        """Return the next message that is to be handled, and whose lease lasts, or None."""
         while self.arrived:
             held = self.arrived.popleft()
             if not held.message.leased:
                 held.drop()
-            elif self.late.pop(held.message):
-                held.finish()
-            else:
+            elif self.work.begin(held):
                 return held
         return None
 
@@ -228,6 +244,7 @@ class Source:
             self.consumer.close(CLOSE_S)
         except ZsqError as error:
             log.warning("%s/%s: %s", self.consumer.topic, self.consumer.channel, error)
+        self.work.end_all(self)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_S)
 

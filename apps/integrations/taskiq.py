@@ -20,11 +20,11 @@ from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from ... import aio
 from ...transport.client.blocking.consumer import check_ready
+from ...transport.client.core.answer_memory import AnswerMemory, Place, place_of
 from ...transport.errors import ZsqError
 from ...transport.wire.addresses import Url, parse_all
 from ...transport.wire.credentials import KeyFile
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
-from .source import Identity, LateFinishes, identity
 from .taskiq_results import ResultIsMissingError, ZsqResultBackend
 
 __all__ = ["ResultIsMissingError", "ZsqBroker", "ZsqResultBackend"]
@@ -70,8 +70,8 @@ class ZsqBroker(AsyncBroker):
         self._producer: aio.Producer | None = None
         self._consumer: aio.Consumer | None = None
         self._toucher: asyncio.Task[None] | None = None
-        self._working: dict[Identity, aio.Message] = {}
-        self._late = LateFinishes()
+        self._working: dict[Place, aio.Message] = {}
+        self._answers = AnswerMemory()
 
     async def startup(self) -> None:
         """Create the topic and its channel, if they do not exist, and open the producer."""
@@ -119,15 +119,17 @@ class ZsqBroker(AsyncBroker):
         try:
             while (batch := await consumer.receive_batch()) is not None:
                 for message in batch:
-                    if self._late.pop(message):
-                        await message.finish()
-                        continue
-                    place = identity(message)
-                    # With the connection, a lease ends. Then the message has come back, although it
-                    # is being worked on.
-                    known = place in self._working
-                    self._working[place] = message
-                    if not known:
+                    if not message.leased:
+                        continue  # it has waited here too long, and another worker gets it
+                    place = place_of(message)
+                    if place in self._working:
+                        # With the connection, a lease ends. So the message has come back, although
+                        # it is being worked on.
+                        self._working[place] = message
+                    elif self._answers.take(message) is not None:
+                        await self._finish(message)
+                    else:
+                        self._working[place] = message
                         yield AckableMessage(
                             data=message.body, ack=functools.partial(self._ack, place)
                         )
@@ -135,11 +137,13 @@ class ZsqBroker(AsyncBroker):
             # Tasks that run still need their leases. `shutdown` closes the consumer.
             consumer.set_ready(0)
 
-    async def _ack(self, place: Identity) -> None:
+    async def _ack(self, place: Place) -> None:
         message = self._working.pop(place, None)
         if message is not None:
-            if not message.leased:
-                self._late.add(message)
+            await self._finish(message)
+
+    async def _finish(self, message: aio.Message) -> None:
+        with self._answers.answering(message):
             await message.finish()
 
     async def _touch(self) -> None:

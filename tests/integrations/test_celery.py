@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +121,28 @@ def test_a_process_of_the_pool_sends_what_lingers_when_it_ends(
     assert worker.wait(60) == 0
     with zsq.Reader("published", url=broker.tcp) as reader:
         assert reader.head() == (0, 10)
+
+
+@pytest.mark.slow
+def test_a_task_that_ended_just_before_the_broker_was_killed_does_not_run_again(
+    tmp_path: Path,
+) -> None:
+    """The acknowledgement was sent, and the broker has not committed it, or not confirmed it."""
+    broker = Broker(tmp_path / "data").start()
+    workers = Workers(tmp_path, broker, "tasks")
+    try:
+        workers.start("one")
+        for number in range(5):
+            workers.send("gated", number)
+            workers.gate.touch()
+            workers.wait_lines(f"end {number}")
+            broker.signal_all(signal.SIGKILL)
+            broker.start()
+        workers.send("note", "last")
+        workers.wait_line("last")
+        wait_for(lambda: waiting(broker, workers.queue) == 0, WAIT_S, "the acknowledgements")
+        runs = [line for line in workers.lines() if line.startswith("start")]
+        assert runs == [f"start {number}" for number in range(5)]
+    finally:
+        workers.close()
+        broker.close()

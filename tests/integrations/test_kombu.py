@@ -435,9 +435,10 @@ def test_a_message_that_comes_back_to_its_worker_is_not_delivered_twice(
         assert pid, [row["name"] for row in admin.stats()["processes"]]
         kill(pid)
         channel = connection.default_channel
-        place = next(iter(channel._held.values()))
+        [working] = channel._held.values()
+        first = working.message
         wait_for(
-            lambda: _drained(connection) and next(iter(channel._held.values())) is not place,
+            lambda: _drained(connection) and working.message is not first,
             WAIT_S,
             "the second delivery",
         )

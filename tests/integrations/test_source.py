@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.broker import Broker, kill, wait_for
 from support.topic_names import topic_name_of
 
 import zsq
-from zsq.apps.integrations import source as sources
 from zsq.apps.integrations.naming import CHANNEL
-from zsq.apps.integrations.source import Held, LateFinishes, Source, identity
+from zsq.apps.integrations.source import Held, Source, Work
 
 pytestmark = pytest.mark.timeout(400)
 WAIT_S = 120.0
@@ -26,13 +26,18 @@ class Queue:
 
     def __init__(self, broker: Broker, name: str) -> None:
         self.name = name
-        self.url = broker.tcp
+        self.broker = broker
         self.admin = zsq.Admin(broker.tcp)
         self.producer = zsq.Producer(broker.tcp)
         self.admin.create_topic(name)
         self.admin.create_channel(name, CHANNEL, start="earliest")
         self.arrived = threading.Event()
-        self.source = Source(zsq.Consumer(name, CHANNEL, url=broker.tcp), 10, 60, self.arrived.set)
+        self.work = Work()
+        self.open()
+
+    def open(self) -> None:
+        consumer = zsq.Consumer(self.name, CHANNEL, url=self.broker.tcp)
+        self.source = Source(consumer, 10, 60, self.arrived.set, self.work).start()
 
     def take(self) -> Held:
         """Return the next message that is to be handled."""
@@ -51,9 +56,19 @@ class Queue:
         kill(pid)
         wait_for(lambda: not held.message.leased, WAIT_S, "the loss of the lease")
 
+    def row(self) -> dict[str, Any]:
+        row: dict[str, Any] = self.admin.stats(self.name, CHANNEL)["topics"][0]["channels"][0]
+        return row
+
     def left(self) -> int:
-        row = self.admin.stats(self.name, CHANNEL)["topics"][0]["channels"][0]
+        row = self.row()
         return int(row["in_flight_count"] + row["depth"])
+
+    def dead(self) -> int:
+        topic = f"{self.name}.{CHANNEL}.dead"
+        if topic not in self.admin.topics():
+            return 0
+        return int(self.admin.stats(topic)["topics"][0]["message_count"])
 
     def close(self) -> None:
         for one in (self.source, self.producer, self.admin):
@@ -63,8 +78,18 @@ class Queue:
 @pytest.fixture
 def queue(broker: Broker, request: pytest.FixtureRequest) -> Iterator[Queue]:
     with contextlib.closing(Queue(broker, topic_name_of(request.node.name)[:40])) as one:
-        one.source.start()
         yield one
+
+
+@pytest.fixture
+def restarted(tmp_path: Path) -> Iterator[Queue]:
+    """Return a queue at a broker that the test may kill."""
+    broker = Broker(tmp_path / "data")
+    try:
+        with contextlib.closing(Queue(broker.start(), "tasks")) as one:
+            yield one
+    finally:
+        broker.close()
 
 
 def test_a_message_that_was_finished_without_a_lease_is_not_handled_again(queue: Queue) -> None:
@@ -82,48 +107,50 @@ def test_a_message_that_was_finished_without_a_lease_is_not_handled_again(queue:
     assert sorted([queue.take().message.body, queue.take().message.body]) == [b"first", b"second"]
 
 
-def test_a_message_that_does_not_come_back_is_forgotten(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", ["finish", "reject"])
+def test_a_message_that_ended_just_before_the_broker_was_killed_is_not_handled_again(
+    restarted: Queue, end: str
 ) -> None:
-    """Another worker may get it. Somebody who moves the channel back wants it to be handled."""
-    monkeypatch.setattr(sources, "LATE_S", 0.0)
+    """The answer was sent, or waits for that. The broker has not committed it."""
+    queue = restarted
     queue.producer.publish(queue.name, b"first")
     first = queue.take()
-    queue.kill_channel(first)
-    first.finish()
-    assert queue.take().message.body == b"first"
-
-
-def test_only_the_newest_are_remembered(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "LATE_MAX", 1)
-    queue.producer.publish_many(queue.name, [b"first", b"second"])
-    held = [queue.take(), queue.take()]
-    late = LateFinishes()
-    for one in held:
-        late.add(one.message)
-    assert [late.pop(one.message) for one in held] == [False, True]
-    assert not late.pop(held[1].message), "it came back once"
-
-
-def test_a_newer_delivery_takes_the_place_of_the_one_that_is_worked_on(queue: Queue) -> None:
-    queue.producer.publish(queue.name, b"first")
-    first = queue.take()
-    queue.kill_channel(first)
-    again = queue.take()
-    assert first.replace(again)
-    first.finish()
+    first.finish() if end == "finish" else first.reject("bad")
+    queue.broker.signal_all(signal.SIGKILL)
+    queue.broker.start()
+    queue.producer.publish(queue.name, b"second")
+    second = queue.take()
+    assert second.message.body == b"second"
+    second.finish()
     wait_for(lambda: queue.left() == 0, WAIT_S, "the end")
-    assert not first.replace(again), "it was answered: a newer one is to be handled"
+    wait_for(lambda: queue.dead() == (end == "reject"), WAIT_S, "the dead letter")
 
 
-def test_another_message_at_the_same_offset_has_another_place(queue: Queue) -> None:
-    """A task of a topic that was created again must not count as one that is being worked on."""
+def test_a_source_that_is_opened_again_does_not_repeat_a_message(restarted: Queue) -> None:
+    """Celery opens its connection again after an error, for example."""
+    queue = restarted
+    queue.producer.publish_many(queue.name, [b"first", b"second"])
+    first = queue.take()
+    queue.broker.signal_all(signal.SIGKILL)
+    wait_for(lambda: not first.message.leased, WAIT_S, "the loss of the lease")
+    queue.source.close()
+    first.finish()
+    queue.broker.start()
+    queue.open()
+    second = queue.take()
+    assert second.message.body == b"second"
+    second.finish()
+    wait_for(lambda: queue.left() == 0, WAIT_S, "the end")
+
+
+def test_a_message_that_is_worked_on_is_not_begun_once_more(queue: Queue) -> None:
     queue.producer.publish(queue.name, b"first")
     first = queue.take()
-    place = first.place
     queue.kill_channel(first)
-    again = queue.take()
-    assert again.place == place
-    other = SimpleNamespace(part=None, offset=first.message.offset, timestamp_ns=1)
-    assert identity(cast("Any", other)) != identity(first.message)
-    assert identity(first.message) in place
+    queue.producer.publish(queue.name, b"second")
+    second = queue.take()
+    assert second.message.body == b"second"
+    first.finish()
+    first.finish()  # a second answer changes nothing
+    second.finish()
+    wait_for(lambda: queue.left() == 0, WAIT_S, "the end")

@@ -121,6 +121,44 @@ def test_a_task_that_ends_without_its_lease_does_not_run_again(broker: Broker, q
     asyncio.run(main())
 
 
+@pytest.mark.slow
+def test_a_task_that_ended_just_before_the_broker_was_killed_does_not_run_again(
+    tmp_path: Path,
+) -> None:
+    """The acknowledgement waits to be sent, or was sent, or was committed without a reply."""
+
+    async def main(broker: Broker) -> None:
+        tasks = ZsqBroker(broker.tcp, queue="tasks")
+        seen: asyncio.Queue[int] = asyncio.Queue()
+        runs: list[int] = []
+
+        @tasks.task
+        async def note(number: int) -> None:
+            runs.append(number)
+            seen.put_nowait(number)
+
+        await tasks.startup()
+        receiver = asyncio.create_task(run_receiver_task(tasks))
+        for number in range(4):
+            await note.kiq(number)
+            assert await asyncio.wait_for(seen.get(), WAIT_S) == number
+            broker.signal_all(signal.SIGKILL)
+            await asyncio.to_thread(broker.start)
+        await note.kiq(4)
+        await asyncio.wait_for(seen.get(), WAIT_S)
+        await asyncio.to_thread(wait_for, lambda: left(broker, "tasks") == 0, WAIT_S, "the end")
+        receiver.cancel()
+        await asyncio.gather(receiver, return_exceptions=True)
+        await tasks.shutdown()
+        assert runs == [0, 1, 2, 3, 4]
+
+    broker = Broker(tmp_path / "data")
+    try:
+        asyncio.run(main(broker.start()))
+    finally:
+        broker.close()
+
+
 @pytest.mark.parametrize(
     "given", [{"url": "127.0.0.1:4153"}, {"ready": 0}, {"message_timeout": 901}]
 )

@@ -181,7 +181,6 @@ class Channel(virtual.Channel):
         self._levels = steps if self.highest_priority == 0 else steps[::-1]
         self._tags = count(1)
         self._held: dict[str, Held] = {}
-        self._tag_of: dict[Any, str] = {}  # the tags of unanswered messages, by their places
         self._sources: dict[str, dict[int, Source]] = {}  # of durable queues, by level
         self._getters: dict[tuple[str, int], Source] = {}  # by queue and level
         # Levels that had messages when their consumer began, and until when it waits for them.
@@ -532,19 +531,11 @@ class Channel(virtual.Channel):
         return None
 
     def _usable(self, source: Source) -> Held | None:
-        """Return the next message that is not one of those that are being worked on."""
+        """Return the next message of a source. Raises the broker's refusal."""
         if source.error is not None:
             error, source.error = source.error, None
             raise error
-        while (held := source.take()) is not None:
-            tag = self._tag_of.get(held.place)
-            if tag is None:
-                return held
-            # The broker was restarted, or this process was suspended, so the lease ended. The
-            # message has come back to the worker that still works on it.
-            self._held[tag].drop()
-            self._held[tag] = held
-        return None
+        return source.take()
 
     def _hand_over(self, queue: str, held: Held) -> bool:
         """Call the consumer. Return False if the message is not to be delivered, or not yet."""
@@ -573,7 +564,6 @@ class Channel(virtual.Channel):
             held.finish()
         else:
             self._held[tag] = held
-            self._tag_of[held.place] = tag
             self.qos.append(message, tag)
         return message
 
@@ -581,7 +571,6 @@ class Channel(virtual.Channel):
         """Answer a message that was handed over. A second answer changes nothing."""
         held = self._held.pop(delivery_tag, None)
         if held is not None:
-            self._tag_of.pop(held.place, None)
             how(held)
             if self.connection is not None:
                 self.connection.wake()
@@ -646,7 +635,6 @@ class Channel(virtual.Channel):
         for source in {id(source): source for source in [*sources, *self._ending]}.values():
             source.close()
         self._held.clear()
-        self._tag_of.clear()
 
 
 def waiting(row: TopicStats) -> int:

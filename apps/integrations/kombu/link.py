@@ -19,6 +19,7 @@ from ....transport.system import after_fork
 from ....transport.wire.addresses import Url, parse_all
 from ....transport.wire.credentials import KeyFile
 from ..naming import CHANNEL, legal
+from ..source import Work
 from .bindings import TOPIC, Bindings
 
 NO_LIMIT: Final = -1
@@ -48,6 +49,7 @@ class Link:
     admin: Admin
     reader: Reader
     bindings: Bindings
+    work: Work
     known: set[str] = field(default_factory=set)
     users: int = 0
 
@@ -79,12 +81,14 @@ class Link:
 
 
 _links: dict[tuple[int, str], Link] = {}
+_works: dict[str, Work] = {}  # by place; they stay when Celery opens its connection again
 _lock = threading.Lock()
 
 
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
+    _works.clear()
 
 
 after_fork(_after_fork)
@@ -133,7 +137,9 @@ def _make(place: Place) -> Link:
     admin = Admin(**place.client)
     topic = legal(f"{place.prefix}{TOPIC}", 64)
     reader = Reader(topic, **place.client)
-    return Link(place, producer, admin, reader, Bindings(producer, admin, reader, topic))
+    bindings = Bindings(producer, admin, reader, topic)
+    work = _works.setdefault(repr(place), Work())
+    return Link(place, producer, admin, reader, bindings, work)
 
 
 def close_link(link: Link) -> None:

@@ -144,7 +144,7 @@ class Transport(virtual.Transport):
 
     def open_source(self, topic: str, channel: str, ready: int, **settings: Any) -> Source:
         consumer = self.link.consumer(topic, channel, ready, self.lease_s, **settings)
-        return Source(consumer, ready, self.lease_s, self.wake).start()
+        return Source(consumer, ready, self.lease_s, self.wake, self.link.work).start()
 
     def bind_in_memory(self, queue: str, exchange: str, kind: str, routing_key: str) -> None:
         """Receive what is sent to an exchange from now on, unless that is done already."""

@@ -270,12 +270,14 @@ class Confirm:
     """The outcome of a request.
 
     When `done` is set, `refused` holds the ranges whose lease had ended, and `error` the failure.
+    `wanted` is True if somebody relies on it who does not wait for it, see `AnswerMemory`.
     """
 
-    __slots__ = ("done", "error", "refused")
+    __slots__ = ("done", "error", "refused", "wanted")
 
     def __init__(self) -> None:
         self.done = False
+        self.wanted = False
         self.refused: tuple[Range, ...] = ()
         self.error: ZsqError | None = None
 
@@ -309,6 +311,7 @@ class ConsumerSession:
         self.unanswered = 0  # messages of this link whose answer was not sent
         self.words: deque[Wire] = deque()  # messages to send
         self.confirms: dict[int, Confirm] = {}
+        self.next_confirm = Confirm()  # of all answers that are noted before the next barrier
         self.unconfirmed = 0  # plain finishes sent on this link since the last confirmed barrier
         # Plain finishes sent on lost links and not confirmed. The next flush reports them.
         self.unconfirmed_lost = 0
@@ -456,9 +459,13 @@ class ConsumerSession:
 
         The Confirm is done at once if no sent answer is unconfirmed.
         """
+        # Another thread may note an answer now. If it then sees the old Confirm, this `collect`
+        # sends the answer.
+        confirm, self.next_confirm = self.next_confirm, Confirm()
         self.collect()
-        confirm = Confirm()
-        if self.state not in (_S.OPEN, _S.LEAVING) or not (self.words or self.unconfirmed):
+        if self.state not in (_S.OPEN, _S.LEAVING) or not (
+            self.words or self.unconfirmed or confirm.wanted
+        ):
             confirm.done = True
             return confirm
         self._request += 1
@@ -582,8 +589,9 @@ class ConsumerSession:
         self.unconfirmed_lost += self.unconfirmed
         self.unconfirmed = 0
         self._told.clear()
-        confirms, self.confirms = self.confirms, {}
-        for confirm in confirms.values():
+        confirms = [*self.confirms.values(), self.next_confirm]
+        self.confirms, self.next_confirm = {}, Confirm()
+        for confirm in confirms:
             confirm.error = LeaseLost(
                 E_LEASE,
                 (

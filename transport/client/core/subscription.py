@@ -43,6 +43,7 @@ from .prefetch import READY_MOST, Prefetch, Window
 log = logging.getLogger("zsq")
 
 TELL_NS: Final = 20_000_000  # how long plain finishes may wait before they are sent
+CONFIRM_NS: Final = 1_000_000_000  # how long a confirmation may wait that an `AnswerMemory` wants
 # While delivered messages still wait for the user, finishes are sent only when their number reaches
 # 1/4 of the ready count. This causes fewer wake-ups.
 TELL_SHARE: Final = 4
@@ -106,9 +107,12 @@ class Leg:
             if session.dirty:
                 session.collect()  # the leases are void now, so this counts the finishes as stale
             return
-        if now_ns >= self._confirm_ns and session.unconfirmed and not session.confirms:
+        due_ns = self.confirm_at(now_ns)
+        if session.unconfirmed and not session.confirms:
             # Without this, a consumer that does not flush would call all finishes since its start
             # unconfirmed when its link is lost.
+            due_ns = self._confirm_ns
+        if now_ns >= due_ns:
             session.barrier()
             self._confirm_ns = now_ns + link.heartbeat_ms * 1_000_000
         words = session.collect()
@@ -118,6 +122,14 @@ class Leg:
                 link.send([b"", encode(words.popleft())], now_ns)
             link.receive(now_ns)
             words = session.collect()
+        self.engine.sooner(self.confirm_at(now_ns))
+
+    def confirm_at(self, now_ns: int) -> int:
+        """Return when a confirmation is due that somebody wants, or FAR_NS."""
+        if not self.link.up or not self.session.next_confirm.wanted:
+            return FAR_NS
+        self._confirm_ns = min(self._confirm_ns, now_ns + CONFIRM_NS)
+        return self._confirm_ns
 
     # Incoming messages: the link's peer
 
@@ -425,8 +437,11 @@ class ConsumerEngine(Engine):
     def timers(self, now_ns: int) -> None:
         super().timers(now_ns)
         for leg in list(self.legs):
-            if leg.session.dirty or leg.session.words:
+            confirm_ns = leg.confirm_at(now_ns)
+            if leg.session.dirty or leg.session.words or now_ns >= confirm_ns:
                 leg.tell(now_ns)
+            else:
+                self.sooner(confirm_ns)
         if self.prefetch.is_due or any(leg.session.taken for leg in self.legs):
             self.tell(now_ns)
         self.sooner(self.extensions.on_time(now_ns, self._touch))

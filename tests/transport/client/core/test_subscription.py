@@ -14,7 +14,7 @@ import pytest
 
 import zsq
 from zsq.transport.client.core import subscription
-from zsq.transport.client.core.consumer_session import ConsumerSession
+from zsq.transport.client.core.consumer_session import Confirm, ConsumerSession
 from zsq.transport.client.core.subscription import ConsumerEngine
 from zsq.transport.client.link.link_table import LinkState
 from zsq.transport.errors import E_CLOSED, Refused
@@ -52,7 +52,12 @@ def test_news_are_taken_in_between_many_answers(
 
     words = [deque(Fin(0, 1, ((offset, 1),)) for offset in range(100))]
     session = SimpleNamespace(
-        dirty=True, collect=lambda: words[0], report=lambda now_ns: None, ready=1
+        dirty=True,
+        collect=lambda: words[0],
+        report=lambda now_ns: None,
+        ready=1,
+        unconfirmed=0,
+        next_confirm=Confirm(),
     )
     engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", cast("Any", session), 1_000, {})
     link = SimpleNamespace(up=True, send=lambda frames, now_ns: done.append("out"), receive=receive)
