@@ -30,6 +30,7 @@ from ...transport.client.blocking.client import Admin, Consumer, Producer
 from ...transport.errors import ZsqError
 from ...transport.system import node_name
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
+from .queues import SETTINGS, make_queue
 from .source import Held, Source, Work
 
 try:
@@ -50,7 +51,6 @@ log = logging.getLogger("zsq")
 LEASE_S: Final = 60.0
 ID_CHARS: Final = 32
 WAIT_S: Final = 1.0
-NO_LIMIT: Final = -1
 
 
 class ZsqBackend(BaseTaskBackend):
@@ -77,13 +77,12 @@ class ZsqBackend(BaseTaskBackend):
         self._producer = Producer(**self.client)
         self._made: set[str] = set()
 
-    def make(self, queue_name: str) -> str:
+    def make(self, queue_name: str, *, works: bool = False) -> str:
         """Create the topic and the channel of a queue if they do not exist. Return the topic."""
         topic = legal(f"{self._prefix}{queue_name}", TOPIC_CHARS_MAX)
-        if topic not in self._made:
+        if works or topic not in self._made:
             with Admin(**self.client) as admin:
-                admin.create_topic(topic)
-                admin.create_channel(topic, CHANNEL, start="earliest", max_hold_s=NO_LIMIT)
+                make_queue(admin, topic, works=works)
             self._made.add(topic)
         return topic
 
@@ -204,10 +203,11 @@ class Worker:
     def _open(self, queue: str, ready: int) -> Source:
         backend = self._backend
         consumer = Consumer(
-            backend.make(queue),
+            backend.make(queue, works=True),
             CHANNEL,
             ready=ready,
             message_timeout=backend.lease_s,
+            **SETTINGS,
             **backend.client,
         )
         return Source(consumer, ready, backend.lease_s, self._wake, self._tasks)

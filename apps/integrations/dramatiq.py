@@ -23,11 +23,11 @@ from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, Que
 
 from ...transport.client.blocking.client import Admin, Consumer, Producer
 from ...transport.errors import NotFound, UsageError, ZsqError
-from ...transport.settings import NewChannelOptions
 from ...transport.whole_topic import whole_topic
 from ...transport.wire.addresses import Url
 from ...transport.wire.credentials import KeyFile
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
+from .queues import SETTINGS, make_queue
 from .source import Held, Source, Work
 
 log = logging.getLogger("zsq")
@@ -35,8 +35,6 @@ log = logging.getLogger("zsq")
 LEASE_S: Final = 60.0
 JOIN_POLL_S: Final = 0.05
 JOIN_SEEN: Final = 2  # how often in a row a queue must be empty
-# A worker may hold a message for any time, because an actor may run for any time.
-SETTINGS: Final[NewChannelOptions] = {"start": "earliest", "max_hold_s": -1}
 REASON: Final = "given up by Dramatiq"
 
 
@@ -167,12 +165,11 @@ class ZsqBroker(dramatiq.Broker):
             self.queues[queue_name] = None
             self.emit_after("declare_queue", queue_name)
 
-    def _make(self, queue_name: str) -> str:
+    def _make(self, queue_name: str, *, works: bool = False) -> str:
         """Create the topic and the channel of a queue if they do not exist. Return the topic."""
         topic = self.topic(queue_name)
-        if topic not in self._made:
-            self._admin.create_topic(topic)
-            self._admin.create_channel(topic, CHANNEL, **SETTINGS)
+        if works or topic not in self._made:
+            make_queue(self._admin, topic, works=works)
             self._made.add(topic)
         return topic
 
@@ -214,8 +211,7 @@ class ZsqBroker(dramatiq.Broker):
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30000) -> ZsqConsumer:
         self._check_declared(queue_name)
         with translating():
-            topic = self._make(queue_name)
-            # With the settings, the channel is the same if the topic is deleted and created again.
+            topic = self._make(queue_name, works=True)
             consumer = Consumer(
                 topic,
                 CHANNEL,

@@ -19,12 +19,14 @@ from typing import Any, Final
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from ... import aio
+from ...transport.client.blocking.client import Admin
 from ...transport.client.blocking.consumer import check_ready
 from ...transport.client.core.answer_memory import AnswerMemory, Place, place_of
 from ...transport.errors import ZsqError
 from ...transport.wire.addresses import Url, parse_all
 from ...transport.wire.credentials import KeyFile
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
+from .queues import SETTINGS, make_queue
 from .taskiq_results import ResultIsMissingError, ZsqResultBackend
 
 __all__ = ["ResultIsMissingError", "ZsqBroker", "ZsqResultBackend"]
@@ -35,7 +37,6 @@ LEASE_S: Final = 60.0
 TOUCH_SHARE: Final = 3  # a lease is renewed after this part of it
 READY: Final = 10
 CLOSE_S: Final = 5.0
-NO_LIMIT: Final = -1
 
 
 class ZsqBroker(AsyncBroker):
@@ -72,14 +73,18 @@ class ZsqBroker(AsyncBroker):
         self._toucher: asyncio.Task[None] | None = None
         self._working: dict[Place, aio.Message] = {}
         self._answers = AnswerMemory()
+        self._is_checked = False  # True if the channel has what a worker needs
 
     async def startup(self) -> None:
         """Create the topic and its channel, if they do not exist, and open the producer."""
         await super().startup()
-        async with aio.Admin(**self._client) as admin:
-            await admin.create_topic(self.topic)
-            await admin.create_channel(self.topic, CHANNEL, start="earliest", max_hold_s=NO_LIMIT)
+        await asyncio.to_thread(self._make, works=self.is_worker_process)
         self._producer = aio.Producer(**self._client)
+
+    def _make(self, *, works: bool) -> None:
+        with Admin(**self._client) as admin:
+            make_queue(admin, self.topic, works=works)
+        self._is_checked = works
 
     async def shutdown(self) -> None:
         """Close the clients. Messages that are not acknowledged go to other workers at once."""
@@ -108,11 +113,14 @@ class ZsqBroker(AsyncBroker):
         )
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
+        if not self._is_checked:
+            await asyncio.to_thread(self._make, works=True)
         consumer = self._consumer = aio.Consumer(
             self.topic,
             CHANNEL,
             ready=self._ready,
             message_timeout=self._lease_s,
+            **SETTINGS,
             **self._client,
         )
         self._toucher = asyncio.create_task(self._touch())

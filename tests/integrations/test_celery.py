@@ -74,6 +74,9 @@ def test_remote_control_events_and_purge(workers: Workers) -> None:
 def test_a_task_of_a_killed_worker_runs_again_and_another_one_does_not(
     workers: Workers, broker: Broker
 ) -> None:
+    with zsq.Admin(broker.tcp) as admin:  # somebody has made the channel before
+        admin.create_topic(workers.queue)
+        admin.create_channel(workers.queue, "workers")
     first = workers.start("one")
     workers.send("gated", "task")
     workers.wait_lines("start task")

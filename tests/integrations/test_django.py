@@ -258,6 +258,10 @@ def test_a_worker_with_wrong_options_says_what_is_wrong(
 def test_a_task_of_a_killed_worker_runs_again_and_one_longer_than_its_lease_does_not(
     project: Project, broker: Broker
 ) -> None:
+    topic = f"{project.environment['TASKS_PREFIX']}default"
+    with zsq.Admin(broker.tcp) as admin:  # somebody has made the channel before
+        admin.create_topic(topic)
+        admin.create_channel(topic, "workers")
     project.send("gated")
     first = project.start()
     wait_for(lambda: project.lines() == ["start"], WAIT_S, "the first run")
@@ -266,7 +270,6 @@ def test_a_task_of_a_killed_worker_runs_again_and_one_longer_than_its_lease_does
     second = project.start()
     wait_for(lambda: project.lines() == ["start", "start"], WAIT_S, "the second run")
     # The killed worker may have got a delivery more.
-    topic = f"{project.environment['TASKS_PREFIX']}default"
     with zsq.Admin(broker.tcp) as admin:
         row = admin.stats(topic, "workers")["topics"][0]["channels"][0]
         deliveries = row["delivery_count"]
@@ -279,6 +282,7 @@ def test_a_task_of_a_killed_worker_runs_again_and_one_longer_than_its_lease_does
     with zsq.Admin(broker.tcp) as admin:
         row = admin.stats(topic, "workers")["topics"][0]["channels"][0]
     assert row["delivery_count"] == deliveries, "the lease was extended: the task never came back"
+    assert row["settings"]["max_hold_s"] == -1
 
 
 def test_a_task_that_comes_back_to_its_worker_runs_once(project: Project, broker: Broker) -> None:

@@ -95,6 +95,9 @@ def test_a_message_longer_than_its_lease_runs_once(
         runs.append(1)
         go_on.wait(WAIT_S)
 
+    with zsq.Admin(broker.tcp) as admin:  # somebody has made the channel before
+        admin.create_topic(tasks.topic(queue))
+        admin.create_channel(tasks.topic(queue), "workers")
     slow.send()
     worker.start()
     until = time.monotonic() + 4 * LEASE_S

@@ -44,6 +44,10 @@ async def until(condition: asyncio.Event) -> None:
 def test_tasks_run_once_after_their_delay_and_beyond_their_lease(
     broker: Broker, queue: str
 ) -> None:
+    with zsq.Admin(broker.tcp) as admin:  # somebody has made the channel before
+        admin.create_topic(queue)
+        admin.create_channel(queue, "workers")
+
     async def main() -> None:
         tasks = ZsqBroker(broker.tcp, queue=queue, message_timeout=LEASE_S)
         seen: list[tuple[str, float]] = []

@@ -30,6 +30,7 @@ from ....transport.names import base_of
 from ....transport.reports import TopicStats
 from ....transport.whole_topic import whole_topic
 from ..naming import CHANNEL
+from ..queues import SETTINGS
 from ..source import Held, Source
 from .names import exchange_topic, level_of, queue_topic
 
@@ -456,8 +457,9 @@ class Channel(virtual.Channel):
         self._sources[queue][level] = self._source(topic, self._ready())
 
     def _source(self, topic: str, ready: int) -> Source:
-        self.link.make_queue(topic)
-        return self.connection.open_source(topic, CHANNEL, ready)  # type: ignore[no-any-return]
+        self.link.make_queue(topic, works=True)
+        source: Source = self.connection.open_source(topic, CHANNEL, ready, **SETTINGS)
+        return source
 
     def open_new_levels(self) -> None:
         """Receive from priority levels that have got their first message since."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Final, Unpack
+from typing import Any, Unpack
 
 from ....transport.client.blocking.client import Admin, Consumer, Producer, Reader
 from ....transport.errors import E_TIMEOUT, BrokerUnreachable
@@ -18,11 +18,10 @@ from ....transport.settings import NewChannelOptions
 from ....transport.system import after_fork
 from ....transport.wire.addresses import Url, parse_all
 from ....transport.wire.credentials import KeyFile
-from ..naming import CHANNEL, legal
+from ..naming import legal
+from ..queues import make_queue
 from ..source import Work
 from .bindings import TOPIC, Bindings
-
-NO_LIMIT: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +64,10 @@ class Link:
             topic, channel, ready=ready, message_timeout=lease_s, **self.place.client, **settings
         )
 
-    def make_queue(self, topic: str) -> None:
-        """Create the topic and the channel of a queue, if they do not exist.
-
-        Workers may hold a message for any time, because a task may take any time.
-        """
-        if topic not in self.known:
-            self.admin.create_topic(topic)
-            self.admin.create_channel(topic, CHANNEL, start="earliest", max_hold_s=NO_LIMIT)
+    def make_queue(self, topic: str, *, works: bool = False) -> None:
+        """Create the topic and the channel of a queue. See `queues.make_queue`."""
+        if works or topic not in self.known:
+            make_queue(self.admin, topic, works=works)
             self.known.add(topic)
 
     def close(self) -> None:
