@@ -78,7 +78,9 @@ class ZsqConsumer(dramatiq.Consumer):
         """Return the message, or None if it is not readable."""
         try:
             message: dramatiq.Message[Any] = dramatiq.Message.decode(held.message.body)
+            check_fields(message)
         except DecodeError as error:
+            log.error("%s is no message of Dramatiq, and becomes a dead letter", held.message)
             held.reject(f"not a message of Dramatiq: {error}")
             return None
         return Proxy(message, held)
@@ -273,6 +275,15 @@ class ZsqBroker(dramatiq.Broker):
             consumer.end()
         self._producer.close()
         self._admin.close()
+
+
+def check_fields(message: dramatiq.Message[Any]) -> None:
+    """Raise `DecodeError` if a field has a wrong type, which would end each worker's consumer."""
+    for name, kind in (("actor_name", str), ("kwargs", dict), ("options", dict)):
+        value = getattr(message, name)
+        if not isinstance(value, kind):
+            text = f"{name} is not a {kind.__name__}: {value!r:.80}"
+            raise DecodeError(text, value, None)
 
 
 def translated(error: ZsqError) -> Exception:

@@ -33,12 +33,10 @@ def make_queue(admin: Admin, topic: str, *, works: bool) -> None:
     time. If the channel has a limit, this removes it, and logs a warning. Raises `Refused` if the
     user may not change the channel, and `UsageError` if the channel takes only some messages.
     """
-    existing = _settings(admin, topic)
-    if not existing:
-        with _forbidden_is_fine():
-            admin.create_topic(topic)
-            admin.create_channel(topic, CHANNEL, **SETTINGS)
-    for settings in existing if works else ():
+    with _forbidden_is_fine():
+        admin.create_topic(topic)
+        admin.create_channel(topic, CHANNEL, **SETTINGS)
+    for settings in _settings(admin, topic) if works else ():
         if settings["tags"]:
             raise UsageError(
                 E_BAD_ARGUMENT,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EXTRA = "install the extra test-integrations, as ./scripts/test does"
 FRAMEWORKS = {
     "test_kombu": "kombu",
+    "test_kombu_patterns": "kombu",
     "test_kombu_suite": "kombu",
     "test_celery": "celery",
     "test_celery_suite": "celery",

@@ -111,6 +111,30 @@ def test_a_worker_that_stops_gives_back_what_it_has_not_begun(
     assert found["delivery_count"] == 2  # it did not come back to the worker that stops
 
 
+def test_a_message_of_another_program_becomes_a_dead_letter(
+    broker: Broker, tasks: ZsqBroker, worker: dramatiq.Worker, queue: str
+) -> None:
+    """Otherwise each worker would stop consuming when it gets the message."""
+    gate = Gate(tasks, queue)
+    gate.go_on.set()
+    whole = json.loads(gate.actor.message(1).encode())
+    wrong: list[dict[str, Any]] = [{"options": 5}, {"actor_name": []}, {"kwargs": None}]
+    foreign = [b"hello", b"[1]", b"\xff", b"[" * 100_000]
+    foreign += [json.dumps({**whole, **fields}).encode() for fields in wrong]
+    topic = tasks.topic(queue)
+    gate.actor.send(0)
+    with zsq.Producer(broker.tcp) as producer:
+        for body in foreign:
+            producer.publish(topic, body)
+    gate.actor.send(1)
+    worker.start()
+    tasks.join(queue, timeout=WAIT_MS)
+    assert gate.runs == [0, 1]
+    with zsq.Consumer(f"{topic}.workers.dead", "look", url=broker.tcp) as dead:
+        bodies = [dead.receive(WAIT_S) for _ in foreign]
+    assert [message and message.body for message in bodies] == foreign
+
+
 def test_a_broker_that_is_closed_closes_its_consumers(broker: Broker, queue: str) -> None:
     tasks = ZsqBroker(broker.tcp)
 

@@ -57,9 +57,7 @@ def test_a_worker_removes_the_limit_of_a_channel_that_existed(
     assert row["settings"]["max_attempts"] == 5, "other settings are kept"
 
 
-def test_a_new_channel_has_no_limit(
-    admin: zsq.Admin, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_new_channel_has_no_limit(admin: zsq.Admin, caplog: pytest.LogCaptureFixture) -> None:
     make_queue(admin, "new", works=True)
     assert hold_s(admin, "new") == -1
     assert not caplog.records

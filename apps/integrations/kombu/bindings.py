@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -23,9 +24,29 @@ from typing import Any, Final
 from ....transport.client.blocking.client import Admin, Producer, Reader
 from ....transport.errors import NotFound
 
+log = logging.getLogger("zsq")
+
 TOPIC: Final = "kombu.bindings"
 FRESH_S: Final = 5.0
 Binding = tuple[str, str]  # routing key, queue
+# The kinds of changes. A change is an object with one of these keys, and a text or three as value.
+OF_QUEUE: Final = ("queue", "delete", "memory")
+OF_BINDING: Final = ("bind", "unbind")
+
+
+def change_of(value: bytes) -> dict[str, Any] | None:
+    """Return the change that a message has, or None if another program made the message."""
+    try:
+        change = json.loads(value)
+        [(kind, names)] = change.items()
+        names = [names] if kind in OF_QUEUE else names
+        for name in names:
+            name.encode()  # a lone surrogate cannot become the name of a topic
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return None
+    if kind in OF_QUEUE or (kind in OF_BINDING and type(names) is list and len(names) == 3):
+        return dict(change)
+    return None
 
 
 class Bindings:
@@ -42,6 +63,7 @@ class Bindings:
         self._queues: set[str] = set()
         self._bound: dict[str, set[Binding]] = {}
         self._in_memory: set[str] = set()
+        self._warned = False
 
     # Questions
 
@@ -99,7 +121,7 @@ class Bindings:
             return False
         with contextlib.suppress(NotFound):
             self.refresh()
-        if self._next == 0:
+        if self._next == 0 and self._topic not in self._admin.topics():
             self._admin.create_topic(self._topic, keep_bytes=-1)
         self._producer.publish(self._topic, json.dumps(record).encode())
         self._apply(record)
@@ -129,8 +151,23 @@ class Bindings:
             for block in found.blocks:
                 first = max(self._next - block.first_offset, 0)
                 for index in range(first, block.count):
-                    yield json.loads(block.body.value(index) or b"{}")
+                    change = change_of(block.body.value(index) or b"")
+                    if change is None:
+                        self._warn(block.first_offset + index)
+                    else:
+                        yield change
             self._next = found.next_offset
+
+    def _warn(self, offset: int) -> None:
+        """Warn about the first message that another program has put into the topic."""
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "message %d of topic %s is no binding of Kombu, so it is skipped, as all others "
+                "of this kind are; look for the program that publishes to this topic",
+                offset,
+                self._topic,
+            )
 
     def _apply(self, record: dict[str, Any]) -> None:
         if (queue := record.get("queue")) is not None:

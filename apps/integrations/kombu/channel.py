@@ -12,11 +12,9 @@ twice when its ETA is later than the visibility timeout.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from functools import lru_cache
 from itertools import count
 from queue import Empty
 from typing import Any, Final
@@ -33,6 +31,7 @@ from ..naming import CHANNEL
 from ..queues import SETTINGS
 from ..source import Held, Source
 from .names import exchange_topic, level_of, queue_topic
+from .patterns import pattern_of
 
 log = logging.getLogger("zsq")
 
@@ -55,10 +54,11 @@ def seconds_until(message: dict[str, Any]) -> float:
         return 0.0
     try:
         due = datetime.fromisoformat(eta)
-    except ValueError:
+        due = due if due.tzinfo is not None else due.replace(tzinfo=UTC)
+        due_s = due.timestamp()
+    except (ValueError, OverflowError):
         return 0.0
-    due = due if due.tzinfo is not None else due.replace(tzinfo=UTC)
-    return min(max(0.0, due.timestamp() - time.time()), DELAY_S_MAX)
+    return min(max(0.0, due_s - time.time()), DELAY_S_MAX)
 
 
 def is_expired(message: dict[str, Any], stored_ns: int) -> bool:
@@ -72,7 +72,7 @@ def is_expired(message: dict[str, Any], stored_ns: int) -> bool:
         return False
     try:
         return time.time_ns() > stored_ns + float(limit_ms) * 1_000_000
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
@@ -111,19 +111,34 @@ def parsed(held: Held) -> dict[str, Any] | None:
     Reject it and return None if another program made it. Otherwise it would end each worker that
     gets it, one after the other.
     """
-    why = "it is not an object with the properties of a message"
     try:
         raw = loads((held.message.body or b"").decode())
-        if isinstance(raw, dict) and isinstance(raw.get("properties"), dict) and "body" in raw:
-            if not is_expired(raw, held.message.timestamp_ns):
-                return raw
-            held.finish()
-            return None
-    except ValueError as error:
-        why = str(error)
-    log.error("%s is no message of Kombu, and becomes a dead letter: %s", held.message, why)
-    held.reject(f"no message of Kombu: {why}")
-    return None
+        if not is_message(raw):
+            raise ValueError("it is not an object with the properties of a message")
+    except Exception as error:  # Kombu's decoder raises many kinds for the types that it adds
+        refuse(held, error)
+        return None
+    if is_expired(raw, held.message.timestamp_ns):
+        held.finish()
+        return None
+    return dict(raw)
+
+
+def is_message(raw: Any) -> bool:
+    """Return True if this value has the form of Kombu's messages."""
+    if not isinstance(raw, dict) or "body" not in raw:
+        return False
+    properties, headers = raw.get("properties"), raw.get("headers")
+    return (
+        isinstance(properties, dict)
+        and isinstance(properties.get("delivery_info", {}), dict)
+        and (headers is None or isinstance(headers, dict))
+    )
+
+
+def refuse(held: Held, error: Exception) -> None:
+    log.error("%s is no message of Kombu, and becomes a dead letter: %s", held.message, error)
+    held.reject(f"no message of Kombu: {error}")
 
 
 class Binding:
@@ -139,20 +154,8 @@ class Binding:
         if self.kind == "fanout":
             return True
         if self.kind == "topic":
-            return pattern_of(self.routing_key).fullmatch(f"{tag}.") is not None
+            return pattern_of(self.routing_key).matches(tag)
         return tag == self.routing_key
-
-
-@lru_cache(1000)
-def pattern_of(routing_key: str) -> re.Pattern[str]:
-    """Return the regular expression of a topic exchange's key. `*` is a word, `#` any number.
-
-    It is for keys with a dot after each word, also the last one.
-    """
-    words = {"*": r"[^.]+\.", "#": r"(?:[^.]*\.)*"}
-    return re.compile(
-        "".join(words.get(word, rf"{re.escape(word)}\.") for word in routing_key.split("."))
-    )
 
 
 class Channel(virtual.Channel):
@@ -370,7 +373,7 @@ class Channel(virtual.Channel):
             return {
                 queue
                 for key, queue in self.link.bindings.of(exchange)
-                if pattern_of(key).fullmatch(f"{routing_key}.")
+                if pattern_of(key).matches(routing_key)
             }
         return {queue for key, queue in self.link.bindings.of(exchange) if key == routing_key}
 
@@ -552,16 +555,23 @@ class Channel(virtual.Channel):
             )
             held.finish()
             return False
-        callback(self._note(raw, held, no_ack))
+        message = self._note(raw, held, no_ack)
+        if message is None:
+            return False
+        callback(message)
         return True
 
     def _note(self, raw: dict[str, Any], held: Held, no_ack: bool) -> Any:
-        """Return Kombu's message, and remember how to answer it."""
+        """Return Kombu's message, and remember how to answer it. None: its body is not readable."""
         tag = str(next(self._tags))
         raw["properties"]["delivery_tag"] = tag
         if held.message.attempts > 1:
             raw["properties"].setdefault("delivery_info", {})["redelivered"] = True
-        message = self.Message(raw, channel=self)
+        try:
+            message = self.Message(raw, channel=self)
+        except Exception as error:  # the body has another encoding than the message says
+            refuse(held, error)
+            return None
         if no_ack:
             held.finish()
         else:
@@ -597,7 +607,9 @@ class Channel(virtual.Channel):
                 held = self._next(queue) if getter is None else self._usable(getter)
                 raw = None if held is None else parsed(held)
                 if held is not None and raw is not None:
-                    return self._note(raw, held, no_ack)
+                    message = self._note(raw, held, no_ack)
+                    if message is not None:
+                        return message
                 if time.monotonic() > deadline_s:
                     return None
                 time.sleep(POLL_S)
