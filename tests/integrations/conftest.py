@@ -21,6 +21,7 @@ FRAMEWORKS = {
     "test_kombu_patterns": "kombu",
     "test_kombu_suite": "kombu",
     "test_celery": "celery",
+    "test_celery_endings": "celery",
     "test_celery_suite": "celery",
     "test_flower": "flower",
     "test_dramatiq": "dramatiq",

@@ -53,6 +53,12 @@ def publish(name: str) -> None:
     log("published", name)
 
 
+@app.task
+def gated_early(name: str) -> None:
+    """Do as `gated`, and acknowledge the task before it runs."""
+    gated(name)
+
+
 @app.task(acks_late=True)
 def gated(name: str) -> None:
     """Write a line, wait for the gate, and write another line."""

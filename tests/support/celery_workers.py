@@ -42,12 +42,14 @@ class Workers:
         self.running: list[subprocess.Popen[bytes]] = []
         self.app = Celery("tasks", broker=self.url)
 
-    def start(self, name: str, *more: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *extra: str) -> subprocess.Popen[bytes]:
+        """Start a worker that runs two tasks at a time, and wait until it is ready."""
         output = self.folder / f"{name}.log"
         options = ["-c", "2", "-n", f"{name}@{self.queue}", "-Q", self.queue, "-E", "-l", "INFO"]
+        options += extra
         with output.open("wb") as log:
             worker = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", APP, "worker", *options, *more],
+                [sys.executable, "-m", "celery", "-A", APP, "worker", *options],
                 env=self.environment,
                 cwd=self.folder,
                 stdout=log,
