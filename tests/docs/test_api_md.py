@@ -37,8 +37,14 @@ SECTIONS: Final = {
         "ZsqError", "UsageError", "BrokerUnreachable", "Refused", "NotFound", "LeaseLost", "CorruptBlock", "DataLoss",
     ),
 }  # fmt: skip
-# Modules whose docstrings belong to a section.
-MODULES: Final = {"Consuming": (("What run does with a handler", handling),)}
+BREAK: Final = "\n\n"
+# More docstrings that belong to a section, without their first lines.
+MORE: Final = {
+    "Consuming": (
+        ("What run does with a handler", handling),
+        ("Why run ends", handling.RunnerBase),
+    )
+}
 DATABASES: Final = (zsq.inbox.Inbox, zsq.inbox.Positions, zsq.outbox.Outbox)
 GIVEN: Final = {"Receipt", "Batch", "Message"}  # users do not create these themselves
 RECORDS: Final = (
@@ -74,9 +80,8 @@ def drawn() -> str:
     for title, names in SECTIONS.items():
         parts.append(f"## {title}\n")
         parts += [_class(name, getattr(zsq, name)) for name in names]
-        parts += [
-            f"### {caption}\n\n{_text(module)}\n" for caption, module in MODULES.get(title, ())
-        ]
+        for caption, described in MORE.get(title, ()):
+            parts.append(f"### {caption}\n\n{_text(described).partition(BREAK)[2]}\n")
     parts.append("## Databases\n\nImport these from `zsq.inbox` and `zsq.outbox`.\n")
     parts += [_class(kind.__name__, kind) for kind in DATABASES]
     parts.append("## Records and options\n")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import httpx
 import pytest
@@ -99,36 +102,65 @@ def test_an_example_runs_as_it_stands(
         running.wait(WAIT_S)
 
 
-def test_the_application_of_fastapi_publishes_and_consumes(broker: Broker, tmp_path: Path) -> None:
+@contextlib.contextmanager
+def shop(broker: Broker, folder: Path) -> Iterator[tuple[httpx.Client, Path]]:
+    """Run the example of FastAPI. Yield a client for it, and the file with its output."""
     if importlib.util.find_spec("fastapi") is None:
         assert "CI" not in os.environ, "install the extra test-integrations, as ./scripts/test does"
         pytest.skip("fastapi is not installed")
-    (tmp_path / "shop.py").write_text(block("fastapi", broker.port))
-    printed = tmp_path / "shop.log"
+    (folder / "shop.py").write_text(block("fastapi", broker.port))
+    printed = folder / "shop.log"
     environment = {"PATH": "/usr/bin:/bin", "PYTHONUNBUFFERED": "1"}
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", "shop:app", "--port", str(port)]
     with printed.open("wb") as log:
-        running = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        running = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
     try:
         wait_for(lambda: "running on" in printed.read_text(), WAIT_S, "the application")
-        with zsq.Producer(broker.tcp) as producer:
-            producer.publish("orders", b"not an order")
-        order = {"number": 7, "email": "ada@example.org"}
-        sent = httpx.post(f"http://127.0.0.1:{port}/orders", json=order, timeout=WAIT_S)
-        assert sent.status_code == 202
-        wait_for(partial(said, "order 7 of ada@example.org", printed, ""), WAIT_S, "the order")
-
-        def dead() -> bool:
-            with zsq.Admin(broker.tcp) as admin:
-                return "orders.mails.dead" in admin.topics()
-
-        wait_for(dead, WAIT_S, "the dead letter")
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S) as client:
+            yield client, printed
     finally:
         running.terminate()
         assert running.wait(WAIT_S) in (0, -signal.SIGTERM)
+
+
+ORDER: Final = {"number": 7, "email": "ada@example.org"}
+
+
+def test_the_application_of_fastapi_publishes_and_consumes(broker: Broker, tmp_path: Path) -> None:
+    with shop(broker, tmp_path) as (client, printed):
+        with zsq.Producer(broker.tcp) as producer:
+            producer.publish("orders", b"not an order")
+        assert client.post("/orders", json=ORDER).status_code == 202
+        wait_for(partial(said, "order 7 of ada@example.org", printed, ""), WAIT_S, "the order")
+        with zsq.Admin(broker.tcp) as admin:
+            wait_for(lambda: "orders.mails.dead" in admin.topics(), WAIT_S, "the dead letter")
+            admin.close_topic("orders", to="consumers")
+            wait_for(
+                lambda: "refused by the broker for" in printed.read_text(), WAIT_S, "a warning"
+            )
+            admin.open_topic("orders")
+        assert client.post("/orders", json=ORDER | {"number": 8}).status_code == 202
+        wait_for(partial(said, "order 8 of ada@example.org", printed, ""), WAIT_S, "the order")
+        assert client.get("/health").status_code == 200
     assert "Traceback" not in printed.read_text()
     assert "shutdown complete" in printed.read_text()
+
+
+def test_the_application_of_fastapi_is_not_healthy_without_its_consumer(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "data", "--auto-create", "publishers")
+    try:
+        broker.start()
+        with zsq.Producer(broker.tcp) as producer, zsq.Admin(broker.tcp) as admin:
+            producer.publish("orders", b"not an order")
+            with shop(broker, tmp_path) as (client, printed):
+                assert client.get("/health").status_code == 200
+                admin.delete_topic("orders", force=True)
+                wait_for(lambda: client.get("/health").status_code == 503, WAIT_S, "the status")
+                assert "orders/mails: run ends: NotFound: E_NOT_FOUND" in printed.read_text()
+                assert client.post("/orders", json=ORDER).status_code == 202
+    finally:
+        broker.close()
 
 
 def test_the_settings_for_django_name_the_backend(broker: Broker) -> None:

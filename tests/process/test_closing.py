@@ -191,28 +191,6 @@ def _asked(socket: zmq.Socket[bytes], word: Wire) -> Wire:
     return decode(socket.recv_multipart()[1])
 
 
-def test_a_handler_that_runs_ends_with_the_error(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
-        producer.publish("t", b"1")
-        handled = threading.Event()
-        ended: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                zsq.Consumer("t", "c", url=broker.ipc).run(
-                    lambda message: handled.set(), concurrency=2, signals=False
-                )
-            except Refused as error:
-                ended.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        assert handled.wait(20)
-        admin.close_topic("t", to="consumers")
-        thread.join(20)
-        assert [getattr(error, "code", "") for error in ended] == [E_CLOSED]
-
-
 def test_asyncio_clients_see_a_topic_closed_and_opened(broker: Broker) -> None:
     async def main() -> None:
         async with zsq.aio.Admin(broker.ipc) as admin, zsq.aio.Producer(broker.ipc) as producer:

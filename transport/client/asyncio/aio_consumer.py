@@ -281,13 +281,15 @@ class Consumer(ConsumerBase):
                 if self._closing and self._made is not None:
                     self._made.settle()  # `close` waits for this
 
-        try:
-            with calls_on_signals(asyncio.get_running_loop(), caught, self._stop_taking):
-                await runner.run(work() for _ in range(concurrency))
-        finally:
-            await self.close()
-        if runner.error is not None:
-            raise runner.error
+        self._turner().engine.persist()
+        with runner.logged(f"{self.topic}/{self.channel}"):
+            try:
+                with calls_on_signals(asyncio.get_running_loop(), caught, runner.drain):
+                    await runner.run(work() for _ in range(concurrency))
+            finally:
+                await self.close()
+            if runner.error is not None:
+                raise runner.error
 
     def _stop_taking(self) -> None:
         self._closing = True

@@ -8,24 +8,21 @@ itself, that is a failure of the message.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
-from ...errors import UsageError, ZsqError
+from ...errors import UsageError
 from ..core.extensions import Working
-from ..core.handling import Handling, raised_by_signal
+from ..core.handling import Handling, RunnerBase, raised_by_signal
 
 log = logging.getLogger("zsq")
 
 
-class Runner:
+class Runner(RunnerBase):
     """Handle messages until `take` returns None, until an error ends all tasks, or until the task
     that made this runner is cancelled.
-
-    `take` returns the next message. `stop` lets it return None in all tasks.
     """
 
     def __init__(
@@ -35,12 +32,7 @@ class Runner:
         take: Callable[[], Awaitable[Any]],
         stop: Callable[[], object],
     ) -> None:
-        self.handling = handling
-        self.handler = handling.handler
-        self.error: Exception | None = None
-        self._working = working
-        self._take = take
-        self._stop = stop
+        super().__init__(handling, working, take, stop)
         self._caller = asyncio.current_task()
         self._cancels = self._count_cancels()
 
@@ -70,8 +62,7 @@ class Runner:
                     return
                 await self.handle(message)
         except Exception as error:
-            self.error = self.error or error
-            self._stop()
+            self._fail(error)
 
     async def handle(self, message: Any) -> None:
         worker = asyncio.current_task()
@@ -111,14 +102,6 @@ class Runner:
         if not message.answered:
             with self._answering(message):
                 await message.requeue(**(how or self.handling.again(message)), error=error)
-
-    @contextlib.contextmanager
-    def _answering(self, message: Any) -> Iterator[None]:
-        """Log an answer that is not possible any more, because the consumer was closed."""
-        try:
-            yield
-        except ZsqError as error:
-            log.warning("%s was handled, but not answered: %s", message, error)
 
     def _count_cancels(self) -> int:
         return 0 if self._caller is None else self._caller.cancelling()

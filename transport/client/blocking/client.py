@@ -203,8 +203,9 @@ class Admin(AdminBase, Asker):
 
         `to="publishers"`: publishers are refused with E_CLOSED, and consumers can finish the
         messages that are left. `to="consumers"`: both are refused, and connected consumers get the
-        same error. Returns {"closed": "publishers" or "consumers"}. The change is durable, and in
-        effect everywhere, when this returns.
+        same error, but `Consumer.run` waits until the topic is open again. Returns {"closed":
+        "publishers" or "consumers"}. The change is durable, and in effect everywhere, when this
+        returns.
         """
         return self._carry_out(administration.close_topic(name, to))
 

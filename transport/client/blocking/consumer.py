@@ -503,7 +503,8 @@ class Consumer(ConsumerBase):
         (1 s, doubled by each attempt, at most 2 minutes, unless set otherwise). The broker gets the
         exception's repr, and a dead letter contains it. Exceptions go to `on_error(message,
         exception)`, by default to the log. No exception of a handler or callback ends `run`, not
-        even `SystemExit`, see "What run does with a handler". With `signals=False`, signal handlers
+        even `SystemExit`, see "What run does with a handler". It goes on after refusals that pass
+        and after a restart of the broker, see "Why run ends". With `signals=False`, signal handlers
         are not changed.
 
         While a handler works, its lease is extended, so a message comes to no other consumer
@@ -523,10 +524,12 @@ class Consumer(ConsumerBase):
             with self._running():
                 runner.work()
 
+        self._drive().engine.persist()
         with contextlib.ExitStack() as stack:
+            stack.enter_context(runner.logged(f"{self.topic}/{self.channel}"))
             stack.callback(self.close)
             if signals and threading.current_thread() is threading.main_thread():
-                stack.enter_context(draining_on_signals(self._stop_taking))
+                stack.enter_context(draining_on_signals(runner.drain))
             workers = [
                 threading.Thread(target=work, name=f"zsq worker {i}", daemon=True)
                 for i in range(1, concurrency)
@@ -539,8 +542,8 @@ class Consumer(ConsumerBase):
                 self._stop_taking()
                 for worker in workers:
                     worker.join()
-        if runner.error is not None:
-            raise runner.error
+            if runner.error is not None:
+                raise runner.error
 
     def _next_to_handle(self) -> Message | None:
         """Return the next message for a handler of `run`, or None when the consumer closes.

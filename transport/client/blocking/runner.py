@@ -6,47 +6,25 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...errors import UsageError, ZsqError
-from ..core.extensions import Working
-from ..core.handling import Handling, raised_by_signal
+from ...errors import UsageError
+from ..core.handling import RunnerBase, raised_by_signal
 from ..core.message import Message
 
-log = logging.getLogger("zsq")
 
-
-class Runner:
-    """Handle messages until `take` returns None, or until an error ends all threads.
-
-    `take` returns the next message. `stop` lets it return None in all threads.
-    """
-
-    def __init__(
-        self,
-        handling: Handling,
-        working: Working,
-        take: Callable[[], Message | None],
-        stop: Callable[[], object],
-    ) -> None:
-        self.handling = handling
-        self.handler = handling.handler
-        self.error: BaseException | None = None
-        self._working = working
-        self._take = take
-        self._stop = stop
+class Runner(RunnerBase):
+    """Handle messages until `take` returns None, or until an error ends all threads."""
 
     def work(self) -> None:
         try:
             while (message := self._take()) is not None:
                 self.handle(message)
         except BaseException as error:
-            self.error = self.error or error
-            self._stop()
+            self._fail(error)
 
     def handle(self, message: Message) -> None:
         worker = threading.get_ident()
@@ -84,14 +62,6 @@ class Runner:
         if not message.answered:
             with self._answering(message):
                 message.requeue(**(how or self.handling.again(message)), error=error)
-
-    @contextlib.contextmanager
-    def _answering(self, message: Message) -> Iterator[None]:
-        """Log an answer that is not possible any more, because the consumer was closed."""
-        try:
-            yield
-        except ZsqError as error:
-            log.warning("%s was handled, but not answered: %s", message, error)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ of `run`:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -44,12 +45,13 @@ import math
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Final, TypedDict
 
-from ...errors import E_BAD_ARGUMENT, UsageError
+from ...errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ...wire.protocol import REQUEUE_DELAY_MS_MAX
+from .extensions import Working
 from .message import Delay, as_seconds, when_again
 
 log = logging.getLogger("zsq")
@@ -226,3 +228,80 @@ class Handling:
                 "This is logged once"
             )
             log.warning(text, "inf" if math.isinf(seconds) else f"{seconds:g}", DELAY_S_MAX)
+
+
+class RunnerBase:
+    """The base of the blocking and the asyncio runner. It logs why `run` ends.
+
+    | reason | what `run` does |
+    |---|---|
+    | `close` was called | It ends. |
+    | SIGTERM or SIGINT, with `signals=True` | It ends. |
+    | its task was cancelled (asyncio) | It ends with `CancelledError`. |
+    | the topic was closed to consumers (`E_CLOSED`) | It goes on when the topic is open again. |
+    | the topic or the channel was deleted | It creates both again, if it may. |
+    | a topic with parts was deleted | It goes on when the topic exists again. |
+    | the broker stops, or is gone | It goes on when a broker answers. |
+    | the channel has no place for it (`E_LIMIT`) | It goes on when there is a place. |
+    | `E_DISK_FULL`, `E_TOPIC_FAILED`, `E_INTERNAL` | It goes on when the broker accepts it. |
+    | it has waited for longer than its `timeout` | It ends with the error. |
+    | it may not subscribe or create (`E_FORBIDDEN`, `E_NOT_FOUND`) | It ends with the error. |
+    | a name, a setting or a key is wrong (`UsageError`) | It ends with the error. |
+    | the handler returned before its work has run | It ends with `UsageError`. |
+
+    While `run` waits, it pauses at most a second between attempts. The log (`zsq`) has a warning
+    after 1 s, after 10 s, and then every minute. When `run` ends, the log has one line with the
+    reason. Its level is ERROR if an error has ended `run`, and otherwise INFO.
+    """
+
+    def __init__(
+        self,
+        handling: Handling,
+        working: Working,
+        take: Callable[[], Any],
+        stop: Callable[[], object],
+    ) -> None:
+        """Create a runner.
+
+        `working` is told which handlers work.
+        `take` returns the next message, or None when the consumer closes. `stop` lets `take` return
+        None at once, in all threads or tasks.
+        """
+        self.handling = handling
+        self.handler = handling.handler
+        self.error: BaseException | None = None
+        self._working = working
+        self._take = take
+        self._stop = stop
+        self._why = "the consumer was closed"
+
+    def drain(self) -> None:
+        """Take no more messages, because of a signal. A signal handler may call this."""
+        self._why = "SIGTERM or SIGINT"
+        self._stop()
+
+    def _fail(self, error: BaseException) -> None:
+        """End all threads or tasks with this error."""
+        self.error = self.error or error
+        self._stop()
+
+    @contextlib.contextmanager
+    def logged(self, consumer: str) -> Iterator[None]:
+        """Log why `run` ends, in one line."""
+        try:
+            yield
+        except Exception as error:
+            log.error("%s: run ends: %s: %s", consumer, type(error).__name__, error)
+            raise
+        except BaseException as error:
+            log.info("%s: run ends: %s", consumer, type(error).__name__)
+            raise
+        log.info("%s: run ends: %s", consumer, self._why)
+
+    @contextlib.contextmanager
+    def _answering(self, message: Any) -> Iterator[None]:
+        """Log an answer that is not possible any more, because the consumer was closed."""
+        try:
+            yield
+        except ZsqError as error:
+            log.warning("%s was handled, but not answered: %s", message, error)

@@ -16,11 +16,17 @@ from typing import Final
 
 from ...block.block import Block
 from ...errors import (
+    E_BUCKET,
     E_CLOSED,
+    E_DISK_FULL,
+    E_IN_USE,
+    E_INTERNAL,
     E_LEASE,
     E_LIMIT,
     E_NOT_FOUND,
     E_TIMEOUT,
+    E_TOPIC_FAILED,
+    E_TOPIC_FULL,
     BrokerUnreachable,
     LeaseLost,
     ZsqError,
@@ -59,6 +65,19 @@ READY_OF_PART: Final = 1_000
 FAREWELL_MS: Final = 1_000  # how long a closed consumer may still send its last answers
 SOON_NS: Final = 50_000_000  # when to ask again which parts to subscribe to, if it was not known
 
+# Refusals that may pass without a change of the program or of its permissions.
+PASSING: Final = AGAIN | {
+    E_BUCKET,
+    E_CLOSED,
+    E_DISK_FULL,
+    E_IN_USE,
+    E_INTERNAL,
+    E_LIMIT,
+    E_TIMEOUT,
+    E_TOPIC_FAILED,
+    E_TOPIC_FULL,
+}
+
 Chosen = Callable[[Spread], Collection[int] | None]
 """Returns the numbers of the parts to subscribe to, or None if they are not known yet."""
 
@@ -93,6 +112,7 @@ class Leg:
         self._known = False  # True after the subscription was accepted once
         self._compared = False
         self._confirm_ns = FAR_NS  # when the finishes sent so far are to be confirmed
+        self.link.passing = engine.passing
         engine.add(self.link)
 
     def stay(self) -> None:
@@ -153,7 +173,7 @@ class Leg:
         self._compare(self.link.opened.get("settings"))
         # The channel has a place for this consumer. If the next link is refused with E_LIMIT, the
         # lost link of this consumer still holds the place.
-        self.link.passing = AGAIN | {E_LIMIT}
+        self.link.passing = self.engine.passing | {E_LIMIT}
         self.engine.error = None
         self.engine.reached_leg(self)
         self.tell(now_ns)
@@ -219,12 +239,15 @@ class ConsumerEngine(Engine):
         self.wanted_heartbeat_ms = heartbeat_ms  # None: the default of each address
         self._of_part = of_part
         self._chosen = chosen
+        self.persists = False  # True if it tries again after each refusal that may pass
         self.has_parts = False  # True if the legs are those of parts
         self._whole = Leg(
             self, check_name(topic), check_name(channel, "channel"), session, settings
         )
         self.legs = [self._whole]
-        self._whole.link.busy = self._whole.link.needed = lambda: not self.has_parts
+        self._awaited = False  # True if a topic that had parts is to be created again by others
+        self._whole.link.needed = lambda: not self.has_parts
+        self._whole.link.busy = lambda: not self.has_parts and not self._awaited
         self.target = self._whole.target
         self._turn = 0
         self._ask_ns = FAR_NS  # when to ask for new parts
@@ -280,6 +303,23 @@ class ConsumerEngine(Engine):
             for leg in list(self.legs):
                 leg.link.start(now_ns)
 
+    def persist(self) -> None:
+        """Try again after each refusal that may pass, and do not raise it.
+
+        The links pause up to a second between attempts, and the log gets warnings as for a broker
+        that is gone.
+        """
+        self.persists = True
+        if self.error is not None and self.error.code in PASSING:
+            self.error = None  # it came before a call could raise it
+        for leg in [self._whole, *self.legs]:
+            leg.link.passing |= PASSING
+
+    @property
+    def passing(self) -> frozenset[str]:
+        """The codes of refusals after which the links try again."""
+        return PASSING if self.persists else AGAIN
+
     # Parts
 
     def ask_parts(self) -> None:
@@ -309,6 +349,7 @@ class ConsumerEngine(Engine):
                 session.over = self._whole.session.over
                 new.append(Leg(self, name, self.target.channel, session, self.target.settings))
         self.has_parts = True
+        self._awaited = False
         self.legs = [leg for leg in self.legs if leg is not self._whole] + new
         self._ask_at(now_ns + PARTS_ASKED_NS)
         for leg in new:
@@ -333,6 +374,12 @@ class ConsumerEngine(Engine):
         self.has_parts = False
         self._ask_ns = FAR_NS
 
+    def _await_topic(self) -> None:
+        """Wait until the topic exists again. It is not created here, because it had parts."""
+        self._awaited = True
+        self._whole.link.passing |= {E_NOT_FOUND}
+        self._whole.link.start(time.monotonic_ns())
+
     def refused(self, leg: Leg, error: ZsqError) -> None:
         """Note that the broker has refused a leg."""
         if isinstance(error, HasParts) and self._of_part is not None:
@@ -342,7 +389,10 @@ class ConsumerEngine(Engine):
                 self._leave(leg)
         elif self.has_parts and error.code == E_NOT_FOUND:
             self._forget_parts()
-            self.error = error
+            if self.persists:
+                self._await_topic()
+            else:
+                self.error = error
         elif self._chosen is not None and error.code == E_CLOSED and leg is not self._whole:
             if leg in self.legs:
                 self._leave(leg)
@@ -351,8 +401,10 @@ class ConsumerEngine(Engine):
 
     def reached_leg(self, leg: Leg) -> None:
         """Note that a leg is subscribed. If it is the whole topic, this has no parts any more."""
-        if leg is self._whole and self.has_parts:
-            self._forget_parts()
+        if leg is self._whole:
+            self._awaited = False
+            if self.has_parts:
+                self._forget_parts()
 
     def lost(self, leg: Leg) -> None:
         """Note that a link was lost. If it was the only one, all leases are void.
@@ -488,7 +540,7 @@ class ConsumerEngine(Engine):
         place of a consumer whose link was lost becomes free only after two heartbeats.
         """
         seconds = check_timeout(timeout)
-        if self._full() is not None:
+        if self._full() is not None and not (self.persists and seconds is None):
             seconds = max(seconds or 0.0, 3 * self._first.link.heartbeat_ms / 1_000)
         return FAR_NS if self.up or seconds is None else self.down_ns + int(seconds * 1e9)
 
@@ -510,9 +562,10 @@ class ConsumerEngine(Engine):
         """Raise if there was no link for the whole time-out. The time-out then begins again."""
         if now_ns >= self.unreachable(timeout):
             self.down_ns = now_ns
-            full = self._full()
-            if full is not None:
-                raise full
+            for leg in self.legs:
+                error = leg.link.refusal
+                if error is not None and error.code in PASSING - AGAIN:
+                    raise error
             raise self.too_late(timeout, "no link to")
 
     def too_late(self, timeout: float | None, what: str) -> ZsqError:

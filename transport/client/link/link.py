@@ -321,6 +321,11 @@ class Engine:
                 if len(waiting) == 1
                 else f"{link.target} and {len(waiting) - 1} more"
             )
+            refusal = link.refusal
+            if refusal is not None and refusal.code not in AGAIN and not link.unheard:
+                text = "%s: refused by the broker for %d s (%s); trying until it accepts"
+                log.warning(text, what, seconds, refusal)
+                return
             why = link.why() or "no answer"
             log.warning(
                 "%s: no broker at %s for %d s (%s); waiting for it. %s",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import zsq
-from zsq.transport.errors import E_LIMIT
+from zsq.transport.errors import E_FORBIDDEN, E_LIMIT
 from zsq.transport.wire import protocol as p
 
 Broker = Any
@@ -386,8 +386,8 @@ def test_a_signal_ends_run_while_no_message_arrives(broker: Broker) -> None:
 
 
 def test_run_ends_with_the_brokers_error(broker: Broker) -> None:
-    broker.lookup_error = (E_LIMIT, "no")
-    with pytest.raises(zsq.Refused):
+    broker.lookup_error = (E_FORBIDDEN, "no")
+    with pytest.raises(zsq.Refused, match="E_FORBIDDEN no"):
         zsq.Consumer("t", "c", url=broker.url).run(lambda message: None, concurrency=3)
 
 

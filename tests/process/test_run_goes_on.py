@@ -1,0 +1,254 @@
+"""Tests of why `Consumer.run` ends, and of what it survives, on a real broker, with one and with
+four handlers at a time, blocking and with asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from support.broker import Broker, wait_for
+from support.cluster import running as running_cluster
+
+import zsq
+import zsq.aio
+
+WAIT_S: Final = 60.0
+
+
+class Running:
+    """A consumer whose `run` runs in a thread, as a background task of a service does."""
+
+    def __init__(self, kind: str, concurrency: int, url: str, topic: str, **options: Any) -> None:
+        self.seen: queue.Queue[bytes] = queue.Queue()
+        self.error: BaseException | None = None
+        self._close: Callable[[], object] = lambda: None
+        self._concurrency = concurrency
+        self._begun = threading.Event()
+        work = self._run_blocking if kind == "blocking" else self._run_asyncio
+        self._thread = threading.Thread(target=self._note, args=(work, url, topic, options))
+        self._thread.start()
+        assert self._begun.wait(WAIT_S)
+
+    def _note(self, work: Any, url: str, topic: str, options: dict[str, Any]) -> None:
+        try:
+            work(url, topic, options)
+        except Exception as error:
+            self.error = error
+
+    def _run_blocking(self, url: str, topic: str, options: dict[str, Any]) -> None:
+        consumer = zsq.Consumer(topic, "c", url=url, **options)
+        self._close = consumer.close
+        self._begun.set()
+        concurrency = self._concurrency
+        consumer.run(
+            lambda message: self.seen.put(message.body), concurrency=concurrency, signals=False
+        )
+
+    def _run_asyncio(self, url: str, topic: str, options: dict[str, Any]) -> None:
+        async def main() -> None:
+            consumer = zsq.aio.Consumer(topic, "c", url=url, **options)
+            loop = asyncio.get_running_loop()
+            self._close = lambda: asyncio.run_coroutine_threadsafe(consumer.close(), loop)
+            self._begun.set()
+
+            async def handle(message: zsq.aio.Message) -> None:
+                self.seen.put(message.body)
+
+            await consumer.run(handle, concurrency=self._concurrency, signals=False)
+
+        asyncio.run(main())
+
+    def expect(self, body: bytes) -> None:
+        """Wait until this body was handled. Others may be handled before, twice."""
+        while self.seen.get(timeout=WAIT_S) != body:
+            pass
+
+    def ended(self) -> BaseException | None:
+        """Wait until `run` has ended, and return its error."""
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+        return self.error
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._close()
+        assert self.ended() is None or self.error is not None
+
+
+@pytest.fixture(
+    params=[("blocking", 1), ("blocking", 4), ("asyncio", 1), ("asyncio", 4)],
+    ids=lambda param: f"{param[0]}-{param[1]}",
+)
+def run(request: pytest.FixtureRequest) -> Iterator[Callable[..., Running]]:
+    """Start `run` in a thread, and close its consumer at the end of the test."""
+    made: list[Running] = []
+
+    def start(url: str, topic: str, **options: Any) -> Running:
+        kind, concurrency = request.param
+        made.append(Running(kind, concurrency, url, topic, **options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    return request.node.callspec.id.replace("_", "-")  # type: ignore[no-any-return]
+
+
+def publish(url: str, topic: str, body: bytes) -> None:
+    with zsq.Producer(url) as producer:
+        producer.publish(topic, body)
+
+
+def close_and_open(admin: zsq.Admin, topic: str, refused: Callable[[], None]) -> None:
+    admin.close_topic(topic, to="consumers")
+    refused()
+    admin.open_topic(topic)
+
+
+def delete_topic(admin: zsq.Admin, topic: str, refused: Callable[[], None]) -> None:
+    admin.delete_topic(topic, force=True)
+
+
+def delete_channel(admin: zsq.Admin, topic: str, refused: Callable[[], None]) -> None:
+    admin.delete_channel(topic, "c", force=True)
+
+
+@pytest.mark.parametrize("event", [close_and_open, delete_topic, delete_channel])
+def test_run_goes_on_after_an_operator_has_intervened(
+    shared: Broker,
+    run: Callable[..., Running],
+    topic: str,
+    event: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    publish(shared.ipc, topic, b"before")
+    running = run(shared.ipc, topic)
+    running.expect(b"before")
+    warning = f"channel {topic}/c: refused by the broker for 1 s (E_CLOSED "
+    with zsq.Admin(shared.ipc) as admin, caplog.at_level(logging.INFO, "zsq"):
+        event(admin, topic, lambda: wait_for(lambda: warning in caplog.text))
+        wait_for(lambda: has_consumer(admin, topic), what="the consumer")
+        publish(shared.ipc, topic, b"after")
+        running.expect(b"after")
+        assert "run ends" not in caplog.text
+        running.close()
+        assert running.ended() is None
+    assert caplog.text.count(f"{topic}/c: run ends: the consumer was closed") == 1
+
+
+def has_consumer(admin: zsq.Admin, topic: str) -> bool:
+    try:
+        return bool(admin.stats(topic, "c")["topics"][0]["channels"][0]["client_count"])
+    except (zsq.ZsqError, LookupError):
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("door", ["ipc", "tcp"])
+def test_run_goes_on_when_the_broker_is_back(
+    broker: Broker,
+    run: Callable[..., Running],
+    number: int,
+    door: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = broker.ipc if door == "ipc" else broker.tcp
+    publish(url, "t", b"before")
+    running = run(url, "t")
+    running.expect(b"before")
+    assert broker.process is not None
+    if number == signal.SIGTERM:
+        broker.process.terminate()
+    else:
+        broker.signal_all(number)
+    broker.process.wait(WAIT_S)
+    wait_for(lambda: "channel t/c: " in caplog.text, what="a warning")
+    broker.start()
+    publish(url, "t", b"after")
+    running.expect(b"after")
+
+
+def test_run_waits_for_a_place_in_the_channel(
+    shared: Broker, run: Callable[..., Running], topic: str
+) -> None:
+    """A second consumer takes over when the first one leaves."""
+    publish(shared.ipc, topic, b"one")
+    first = zsq.Consumer(topic, "c", url=shared.ipc, max_consumers=1)
+    message = first.receive(WAIT_S)
+    assert message is not None
+    message.finish(sync=True)
+    running = run(shared.ipc, topic)
+    publish(shared.ipc, topic, b"two")
+    message = first.receive(WAIT_S)
+    assert message is not None
+    first.close()
+    running.expect(b"two")
+
+
+def test_a_final_refusal_ends_run_with_the_error(
+    shared: Broker, run: Callable[..., Running], topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with zsq.Admin(shared.ipc) as admin:
+        admin.create_topic(topic)
+        admin.create_channel(topic, "c")
+    running = run(shared.ipc, topic, ordered=True)
+    error = running.ended()
+    assert isinstance(error, zsq.UsageError)
+    assert caplog.text.count(f"{topic}/c: run ends: UsageError: {error}") == 1
+
+
+def test_a_topic_that_run_may_not_create_ends_it(
+    tmp_path: Path, run: Callable[..., Running], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker(tmp_path / "data", "--auto-create", "publishers")
+    try:
+        broker.start()
+        error = run(broker.ipc, "absent").ended()
+        assert isinstance(error, zsq.NotFound)
+        publish(broker.ipc, "t", b"a")
+        running = run(broker.ipc, "t")
+        running.expect(b"a")
+        with zsq.Admin(broker.ipc) as admin:
+            admin.delete_topic("t", force=True)
+        assert isinstance(running.ended(), zsq.NotFound)
+        assert caplog.text.count("run ends: NotFound: E_NOT_FOUND ") == 2
+    finally:
+        broker.close()
+
+
+def test_run_with_a_timeout_ends_when_no_broker_answers(
+    broker: Broker, run: Callable[..., Running], caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(broker.ipc, "t", b"a")
+    running = run(broker.ipc, "t", timeout=2)
+    running.expect(b"a")
+    broker.signal_all(signal.SIGKILL)
+    assert isinstance(running.ended(), zsq.BrokerUnreachable)
+    assert caplog.text.count("t/c: run ends: BrokerUnreachable: ") == 1
+
+
+def test_a_topic_with_parts_is_awaited_and_not_created(
+    tmp_path: Path, run: Callable[..., Running]
+) -> None:
+    with running_cluster(tmp_path) as cluster, zsq.Admin(cluster.url) as admin:
+        admin.create_topic("t", parts=2)
+        running = run(cluster.url, "t")
+        publish(cluster.url, "t", b"before")
+        running.expect(b"before")
+        admin.delete_topic("t", force=True)
+        wait_for(lambda: "t" not in admin.topics())
+        admin.create_topic("t", parts=3)
+        publish(cluster.url, "t", b"after")
+        running.expect(b"after")
