@@ -379,9 +379,8 @@ class _Running(_Copying):
                 raise Refused(E_INTERNAL, text) from None
             self.writer.drop(_place(row))
         else:
-            self.topic(
-                name, row, start=taken["start"], end=taken["end"], missing_chunks=taken["missing"]
-            )
+            lacks = {"missing_chunks": taken["missing"], "damaged_messages": taken["damaged"]}
+            self.topic(name, row, start=taken["start"], end=taken["end"], **lacks)
         self._let_go(name)
 
     def _let_go(self, name: str) -> None:

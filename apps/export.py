@@ -85,13 +85,22 @@ class ExportPlan:
 
 @dataclass
 class ExportReport:
-    """Result of one run: the files that it wrote. `ends` has the end of each log."""
+    """Result of one run: the files that it wrote. `ends` has the end of each log. `gaps` has the
+    first ranges of each log that were left out, as (first offset, count).
+    """
 
     files: list[Path] = field(default_factory=list)
     messages: int = 0
     bytes: int = 0
     lost: int = 0
+    gaps: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
+
+    def note(self, name: str, blocks: RangeReader) -> None:
+        """Note what the reader has left out."""
+        if blocks.lost:
+            self.lost += blocks.lost
+            self.gaps.setdefault(name, []).extend(blocks.gaps)
 
 
 class Span(NamedTuple):
@@ -306,7 +315,7 @@ def _to_file(
                 for block in blocks:
                     file.add(block, span)
                     advance(block.count)
-                report.lost += blocks.lost
+                report.note(log.name, blocks)
             report.ends[log.name] = span.stop
             if len(logs) == 1:
                 file.describe(log.metadata(*span))
@@ -391,7 +400,7 @@ def _write_span(
                 file.add(block, span)
                 at = min(block.next_offset, span.stop)
                 advance(block.count)
-            report.lost += blocks.lost
+            report.note(log.name, blocks)
             if file is not None:
                 yield _finished(file, log, start, span.stop), file.messages
                 file = None

@@ -30,6 +30,22 @@ def unread(start: int, stop: int, emptied: Iterable[Sequence[int]]) -> int:
     )
 
 
+def without(ranges: Iterable[Range], gaps: Iterable[Range]) -> tuple[Range, ...]:
+    """Return the parts of `ranges` that are in no gap. Both are (first, count), and ascend."""
+    gaps = tuple(gaps)
+    found: list[Range] = []
+    for first, count in ranges:
+        stop = first + count
+        for gap, size in gaps:
+            if gap < stop and gap + size > first:
+                if gap > first:
+                    found.append((first, gap - first))
+                first = gap + size
+        if first < stop:
+            found.append((first, stop - first))
+    return tuple(found)
+
+
 def within(numbers: Sequence[Any]) -> bool:
     """Return True if all numbers are integers from 0 to NUMBER_MAX.
 

@@ -197,6 +197,7 @@ class Backups:
             "start": taken.start,
             "end": taken.end,
             "missing": missing,
+            "damaged": self._store.log.reader.damage.messages,
         }
         self._answer(
             Done(

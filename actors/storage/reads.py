@@ -15,9 +15,10 @@ from typing import Any, Final, NamedTuple
 
 from ...storage.errors import Damaged, NotHere, OutOfReach, Unreadable
 from ...storage.log.log import Log
-from ...transport.block.block import Block
+from ...transport.block.block import Block, missing
 from ...transport.errors import E_BAD_ARGUMENT, E_BUCKET, E_INTERNAL, Refused, UsageError, ZsqError
 from ...transport.wire import protocol as p
+from ..primitives.ranges import without
 from ..runtime.port import Envelope, Mail, Port
 from ..settings import options
 
@@ -161,15 +162,18 @@ class Reads:
         offset = max(message.offset, self._log.start)
         blocks = self._read(offset, min(max(1, message.bytes_max), bytes_max), end)
         next_offset = self._log.skip(blocks[-1].next_offset if blocks else offset)
+        lost = without(missing(offset, blocks, next_offset), self._log.gaps)
         port.send(
-            mail.envelope, p.Blocks(message.request, self._log.start, end, next_offset), blocks
+            mail.envelope,
+            p.Blocks(message.request, self._log.start, end, next_offset, lost),
+            blocks,
         )
 
     def _read(self, offset: int, bytes_max: int, end: int) -> list[Block]:
         """Read blocks, and raise an alarm for each damaged place.
 
         The log notes damaged blocks as holes when it finds them, and the next read skips the holes.
-        Readers see a gap.
+        The reply names them as lost.
         """
         while True:
             try:
@@ -202,8 +206,6 @@ class Reads:
             "start": self._log.start,
             "head": self._readers_end(),
         }
-        if gaps := self._log.reader.damage.gaps:
-            data["gaps"] = tuple(tuple(gap) for gap in gaps)
         archived = self._archive()
         if archived is not None:
             data["archive"] = archived._asdict()

@@ -1,7 +1,6 @@
 """Root command, which loads all other commands and turns errors into exit codes.
 
-An error becomes one line on stderr. The exit codes are 0 done, 1 failed, 2 wrong usage, 3 broker
-not reached.
+An error becomes one line on stderr. `exit_codes.py` has the exit codes.
 
 `zsq --help` must be immediate, so nothing here imports ZeroMQ, rich or the client. A command is
 imported when it is used, and imports what it needs when it runs.
@@ -23,10 +22,12 @@ from ... import __version__
 from ...transport.errors import (
     E_INTERNAL,
     BrokerUnreachable,
+    DataLoss,
     UsageError,
     ZsqError,
     options_as_flags,
 )
+from .exit_codes import DATA_LOST, DONE, FAILED, NOT_REACHED, WRONG_USAGE
 from .output import say
 
 if TYPE_CHECKING:
@@ -149,12 +150,6 @@ class Elsewhere(click.Command):
         check_runs_brokers(f"zsq {self.name}")
 
 
-DONE: Final = 0
-FAILED: Final = 1
-WRONG_USAGE: Final = 2
-NOT_REACHED: Final = 3
-
-
 SECTIONS: Final = {
     "Run a broker": {
         "serve": CommandPlace("run.serve:serve", "Run the broker in the foreground.", linux=True),
@@ -228,7 +223,7 @@ def app(url: str | None, key_file: str | None) -> None:
 
     Start a broker with `zsq serve --data-dir DIR`, then use `zsq pub` and `zsq sub`.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broker not reached.
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broker not reached, 4 messages are lost.
     """
 
 
@@ -260,6 +255,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), WRONG_USAGE)
     except BrokerUnreachable as error:
         return _fail(str(error), NOT_REACHED)
+    except DataLoss as error:
+        return _fail(str(error), DATA_LOST)
     except ZsqError as error:
         return _fail(str(error), FAILED)
     except BrokenPipeError:

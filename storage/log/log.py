@@ -582,6 +582,11 @@ class Log:
         """
         return self._reader.read(offset, bytes_max, min(end, self._active.end_offset), blocks_max)
 
+    @property
+    def gaps(self) -> Sequence[Hole]:
+        """The offsets that the log skips because it was restored from a bucket, ascending."""
+        return self._reader.damage.gaps
+
     def skip(self, offset: int) -> int:
         """Return `offset`, or the end of the hole that contains it."""
         return self._reader.skip(offset)

@@ -115,7 +115,7 @@ def test_pages_of_messages_say_what_does_not_exist(window: Window, broker: Broke
     page.route("**/api/search?*", created_again)
     window.press("Search")
     window.sees("0 messages found. Searched to the end, offset 2")
-    window.sees("1 offset does not exist (any more).")
+    window.sees("1 message cannot be read.")
     page.unroute("**/api/search?*")
     page.route("**/api/search?*", deleted)
     window.press("Search")

@@ -83,6 +83,7 @@ class FakeRange:
         self._span = Span(start, stop)
         self._fails = fails
         self.lost = 0
+        self.gaps: list[tuple[int, int]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -96,6 +97,7 @@ class FakeRange:
             if self._fails:
                 raise DataLoss("E_DATA_LOSS", "removed")
             self.lost = min(stop, self._world.oldest) - start
+            self.gaps.append((start, self.lost))
         for block in self._world.blocks:
             if block.next_offset > max(start, self._world.oldest) and block.first_offset < stop:
                 yield block
@@ -241,6 +243,7 @@ def test_lost_messages_stop_an_export_unless_they_may_be_left_out(
         to(tmp_path)
     report = to(tmp_path, skip_lost=True)
     assert (report.lost, report.messages) == (5, 5)
+    assert [*report.gaps.values()] == [[(5, 5)]]
     assert to(tmp_path).files == []
     assert offsets(tmp_path) == [*range(5), *range(10, 15)]
 

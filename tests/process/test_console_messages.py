@@ -114,7 +114,8 @@ def test_a_topic_that_was_created_again_lacks_the_offsets_of_the_old_one(
     told = web.get("/search", params=query).json()
     assert (told["missing"], [one["offset"] for one in told["messages"]]) == (2, [3])
     [line] = web.get("/download", params=query).text.splitlines()
-    cut = "the offsets 1 to 2 do not exist (any more)"
+    why = "the topic now begins at offset 3; older messages were removed"
+    cut = f"offsets 1 to 2 of topic twice cannot be read: {why}"
     assert json.loads(line) == {"cut": cut, "next_offset": 3}
     [line] = web.get("/download", params=query | {"offset": 3}).text.splitlines()
     assert json.loads(line)["body"] == "new"

@@ -22,7 +22,7 @@ from zsq.actors.gateways.http.web.places import Limiters, RequestPlace, give_pla
 from zsq.actors.security.access import Access
 from zsq.actors.security.policy import EVERYBODY, AccessPolicy, Principal
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
-from zsq.transport.block.block import Block
+from zsq.transport.block.block import Block, missing
 from zsq.transport.client.core.message import Fetched
 from zsq.transport.errors import E_NOT_FOUND, NotFound
 
@@ -171,7 +171,9 @@ class FakeSource:
                 found.append(block)
                 size += block.length
         start, head = await self.head()
-        return Fetched(start, head, found, found[-1].next_offset if found else head)
+        after = found[-1].next_offset if found else max(offset, head)
+        lost = missing(max(offset, start), found, after)
+        return Fetched(start, head, found, after, lost)
 
 
 class Visitor:

@@ -15,7 +15,7 @@ import pytest
 import zmq
 from support.fake_stages import FakeStages
 
-from zsq.transport.block.block import Block, check_block, cut, pack, with_place
+from zsq.transport.block.block import Block, check_block, cut, missing, pack, with_place
 from zsq.transport.errors import E_HELLO, E_NOT_FOUND, E_SEQUENCE
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire import sockets
@@ -215,10 +215,11 @@ class FakeBroker:
         blocks = tuple(block for block in self.log if block.next_offset > message.offset)[:10]
         start = self.log[0].first_offset if self.log else self.head
         next_offset = blocks[-1].next_offset if blocks else message.offset
+        lost = tuple(missing(max(message.offset, start), blocks, next_offset))
         self.say(
             self.ends["2"],
             envelope,
-            p.Blocks(message.request, start, self.head, next_offset),
+            p.Blocks(message.request, start, self.head, next_offset, lost),
             blocks,
         )
 

@@ -108,6 +108,7 @@ __all__ = [
     "cut",
     "decode_header",
     "encode_header",
+    "missing",
     "open_block",
     "pack",
     "with_place",
@@ -578,6 +579,22 @@ def _bitmap(present: Iterable[bool]) -> bytes:
         if there:
             bits |= 1 << (count - 1)
     return bits.to_bytes((count + 7) // 8, "little")
+
+
+def missing(offset: int, blocks: Iterable[Block], stop: int) -> list[tuple[int, int]]:
+    """Return the ranges from `offset` to `stop` that no block has, as (first offset, count).
+
+    `blocks` ascend.
+    """
+    found: list[tuple[int, int]] = []
+    for first, end in (
+        *((block.first_offset, block.next_offset) for block in blocks),
+        (stop, stop),
+    ):
+        if first > offset:
+            found.append((offset, first - offset))
+        offset = max(offset, end)
+    return found
 
 
 def with_place(block: Block, first_offset: int, time_ns: int) -> Block:

@@ -115,14 +115,9 @@ class ArchivedEnd(TypedDict):
 
 
 class Place(Ends):
-    """`archive` is missing if the broker has no bucket.
-
-    `gaps` are the offsets that the topic skips because it was restored from a bucket, as (first
-    offset, count). It is missing if there are none.
-    """
+    """`archive` is missing if the broker has no bucket."""
 
     archive: NotRequired[ArchivedEnd]
-    gaps: NotRequired[Sequence[tuple[int, int]]]
 
 
 class Size(Ends):

@@ -544,7 +544,9 @@ class Blocks(Wire):
     durable end of the topic (the next offset).
 
     `next_offset`: the offset at which to continue. It is above the end of the last block if the
-    messages after that block are lost because of damage.
+    messages after that block cannot be read. `lost`: the damaged messages from the requested offset
+    to `next_offset`, as (first offset, count). Offsets that are neither in a block nor in `lost`
+    were removed by retention, or were never given to a message.
     """
 
     op: ClassVar[int] = 41
@@ -552,6 +554,7 @@ class Blocks(Wire):
     start: int
     head: int
     next_offset: int
+    lost: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

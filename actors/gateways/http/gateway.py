@@ -193,7 +193,8 @@ class HttpGateway(AsyncActor[HttpStart]):
         self._authenticator = Authenticator(asked, told.auth_http_method) if asked else None
         self._authority = HttpAuthority(self._authenticator, policy, FirstUse(self._admin.topics))
         doors = (
-            partial(Reader, url, timeout=ADMIN_S),
+            # What is missing is shown in the answers. It need not be in the broker's log each time.
+            partial(Reader, url=url, timeout=ADMIN_S, on_data_loss="ignore"),
             partial(ActingProducer, url, timeout=PUBLISH_S, via="http"),
         )
         keys = keys_for_others(self.given.security)

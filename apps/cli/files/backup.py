@@ -88,6 +88,11 @@ def lines(manifest: Manifest, backup: Path) -> list[str]:
                 f"warning: topic {name}: {missing} of its log files are missing in the data "
                 "directory; see zsq stats"
             )
+        if damaged := topic.get("damaged_messages"):
+            said.append(
+                f"warning: topic {name}: {damaged:,} of its messages are damaged, and so they are "
+                "in the backup; see zsq fsck"
+            )
     return said
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,6 +14,8 @@ from ..quantities import BoundedSize, TopicPosition
 
 if TYPE_CHECKING:
     from ...export import ExportReport
+
+GAPS_SHOWN: Final = 20
 
 
 @click.command()
@@ -107,7 +109,11 @@ def lines(report: ExportReport, to: Path) -> list[str]:
     files = f"{len(report.files)} files, " if len(report.files) > 1 else ""
     said = [f"{to}: {report.messages:,} messages, {files}{report.bytes:,} bytes"]
     if report.lost:
-        said.append(f"warning: {report.lost:,} messages no longer exist and were left out")
+        said.append(f"warning: {report.lost:,} messages cannot be read and were left out")
+        for name, gaps in report.gaps.items():
+            shown = [f"{first} to {first + count - 1}" for first, count in gaps[:GAPS_SHOWN]]
+            more = " and others" if len(gaps) > GAPS_SHOWN else ""
+            said.append(f"{name}: without offsets {', '.join(shown)}{more}")
     return said
 
 
@@ -116,6 +122,7 @@ def summary(report: ExportReport) -> dict[str, object]:
         "messages": report.messages,
         "bytes": report.bytes,
         "lost": report.lost,
+        "gaps": report.gaps,
         "files": [str(path) for path in report.files],
         "ends": report.ends,
     }

@@ -187,9 +187,10 @@ def _line(one: Peeked) -> str:
 
 
 def _summary(topic: str, channel: str | None, found: Peek, topic_paused: bool) -> str:
+    missing = f"; {found.missing:,} messages cannot be read" if found.missing else ""
     if channel is None:
         ends = f"zsq: topic {topic} ends at offset {found.head}"
-        return f"{ends}, paused" if topic_paused else ends
+        return (f"{ends}, paused" if topic_paused else ends) + missing
     held = (
         ", ".join(f"{count:,} {state}" for state, count in found.counts.items() if count)
         or "no messages held"
@@ -202,7 +203,7 @@ def _summary(topic: str, channel: str | None, found: Peek, topic_paused: bool) -
         text += (
             f"; no message for it up to offset {found.looked_to}; later messages were not checked"
         )
-    return text
+    return text + missing
 
 
 class PeekedObject(MessageObject, total=False):

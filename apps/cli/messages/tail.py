@@ -21,6 +21,7 @@ import click
 
 from ....transport.errors import E_BAD_ARGUMENT, E_PARTS, BrokerUnreachable, Refused, UsageError
 from ....transport.message_object import as_object
+from ..exit_codes import DATA_LOST, DONE
 from ..manage.settings import resolved
 from ..options import Stopping, followed, stop_signals, with_broker_followed
 from ..output import json_lines_option, say
@@ -40,6 +41,7 @@ Begin = Callable[["Reader"], int]
 FOLLOW_S: Final = 0.1  # seconds between requests at the end of the topic
 PART_S: Final = 2.0  # seconds until a part does not delay the others any more
 AWAY_S: Final = 5.0  # seconds until a part that did not answer is asked again
+RANGES_SHOWN: Final = 100  # ranges of missing messages that are printed for a topic or a part
 _ENDS: Final = ("earliest", "latest")
 NEWEST_MAX: Final = 10_000  # repeats a constant of transport, whose import would delay help
 
@@ -87,9 +89,12 @@ def tail(
     as_json: bool,
     url: str,
     timeout: float,
-) -> None:
+) -> int:
     """Write the messages of TOPIC from an offset or a time. No channel takes part, and nothing is
     finished.
+
+    Messages that are damaged, or that retention removes before they are read, are left out. Their
+    offsets are printed on stderr, and the exit code is then 4.
     """
     if start is not None and last:
         raise UsageError(E_BAD_ARGUMENT, "--from and --last exclude each other; give one of them")
@@ -108,7 +113,7 @@ def tail(
             with stopping.interruptible():
                 parts = _parts(topic, url, timeout)
         except KeyboardInterrupt:
-            return  # no broker was reached
+            return DONE  # no broker was reached
         where = "latest" if follow else "earliest"
         if start is not None:
             if parts and not isinstance(start, datetime) and str(start) not in _ENDS:
@@ -121,11 +126,16 @@ def tail(
             timeout = PART_S if parts else followed(timeout)
         logs = []
         for name in parts or (topic,):
-            reader = Reader(name, url=url, timeout=timeout, patient=follow)
+            reader = Reader(name, url=url, timeout=timeout, patient=follow, on_data_loss="ignore")
             shown = matching(wanted, objects_from(name) if as_json else bodies_from)
             begin = beginning(where, last)
             logs.append(Log(name, stack.enter_context(reader), begin, shown, is_part=bool(parts)))
         follow_logs(logs, sys.stdout.buffer, count, stopping, follow)
+    lost = sum(log.lost for log in logs)
+    if not lost:
+        return DONE
+    say(f"zsq: {lost:,} messages could not be read and were left out", err=True)
+    return DATA_LOST
 
 
 def _parts(topic: str, url: str, timeout: float) -> list[str]:
@@ -157,8 +167,8 @@ def beginning(where: Any, last: int | None = None) -> Begin:
         if isinstance(where, datetime):
             return reader.offset_at(int(where.timestamp() * 1e6) * 1000)
         if str(where) in _ENDS:
-            fetched = reader.read(0, 1)
-            return fetched.start if str(where) == "earliest" else fetched.head
+            start, head = reader.head()
+            return start if str(where) == "earliest" else head
         return int(where)
 
     return begin
@@ -169,7 +179,8 @@ class Log:
     """A topic or a part, and where it is read on.
 
     `offset` is -1, and `end` is not known, before its broker has answered. `end`: the head at that
-    time. `away_s`: when a part whose broker is away is asked again (monotonic), or 0.
+    time. `away_s`: when a part whose broker is away is asked again (monotonic), or 0. `lost`: the
+    number of messages that could not be read, in `ranges` ranges. `is_begun` is True after a read.
     """
 
     name: str
@@ -180,6 +191,9 @@ class Log:
     offset: int = -1
     end: int = 0
     away_s: float = 0.0
+    lost: int = 0
+    is_begun: bool = False
+    ranges: int = 0
 
     def is_at_end(self) -> bool:
         return 0 <= self.end <= self.offset
@@ -188,7 +202,7 @@ class Log:
         """Read on. The first call finds where to begin."""
         if self.offset < 0:
             offset = self.begin(self.reader)
-            self.end = self.reader.read(0, 1).head
+            self.end = self.reader.head()[1]
             self.offset = offset
         return self.reader.read(self.offset)
 
@@ -196,6 +210,22 @@ class Log:
         """Return the lines of a block, without `follow` only those before the end."""
         found = self.shown(block, self.offset)[: None if follow else max(0, self.end - self.offset)]
         return [line for line in found if line is not None]
+
+    def step_over(self, found: Fetched, stop: int, follow: bool) -> None:
+        """Continue at `stop`, and print which messages before it are missing.
+
+        Messages that retention had removed before the command began are not counted as lost.
+        """
+        from ....transport.client.core.message import missing_in
+
+        end = stop if follow else min(stop, self.end)
+        for missing in missing_in(found, self.offset or found.start, end):
+            self.ranges += 1
+            if self.ranges <= RANGES_SHOWN:
+                say(f"zsq: {missing.text(self.name)}", err=True)
+            if self.is_begun or missing.first >= found.start:
+                self.lost += missing.stop - missing.first
+        self.offset = max(self.offset, stop)
 
 
 def follow_logs(
@@ -221,15 +251,16 @@ def _follow(
                 continue
             before = log.offset
             for block in fetched.blocks:
+                if not left:
+                    break
+                log.step_over(fetched, block.first_offset, follow)
                 lines = log.lines(block, follow)[:left]
                 write_lines(out, lines)
                 left -= len(lines)
                 log.offset = max(log.offset, block.next_offset)
             if left:
-                # All messages before this offset that were not read are lost.
-                log.offset = max(log.offset, fetched.next_offset)
-            if log.offset == before < fetched.start:
-                log.offset = fetched.start  # retention has removed the older ones
+                log.step_over(fetched, fetched.next_offset, follow)
+            log.is_begun = True
             has_moved = has_moved or log.offset != before
         if not has_moved:
             if not follow:

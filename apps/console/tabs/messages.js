@@ -68,7 +68,8 @@ export function messagesTab({ topic, model, query, signal }) {
     list.update(shown.messages);
     const last = shown.messages.at(-1);
     const range = (from, to) => `${count(from).exact} to ${count(to).exact}`;
-    setText(where, [last && range(shown.messages[0].offset, last.offset), shown.head > shown.start && `of ${range(shown.start, shown.head - 1)}`].filter(Boolean).join(" "));
+    const lost = shown.missing ? `, ${count(shown.missing).exact} of them cannot be read` : "";
+    setText(where, [last && range(shown.messages[0].offset, last.offset), shown.head > shown.start && `of ${range(shown.start, shown.head - 1)}`].filter(Boolean).join(" ") + lost);
     older.disabled = shown.from <= shown.start;
     newer.disabled = shown.next_offset >= shown.head;
     const first = list.table.sort[1] < 0 ? last : shown.messages[0];

@@ -56,7 +56,7 @@ export function searchTab({ topic, model, query, signal }) {
   const tell = (answer, found, state) => {
     const searched = answer.end > answer.start ? Math.floor((100 * (answer.next_offset - answer.start)) / (answer.end - answer.start)) : 100;
     const where = [`offset ${count(answer.next_offset).exact}`, answer.searched_to_ms !== null && moment(answer.searched_to_ms).text].filter(Boolean).join(", ");
-    const missing = answer.missing ? ` ${plural(answer.missing, "offset does", "offsets do")} not exist (any more).` : "";
+    const missing = answer.missing ? ` ${plural(answer.missing, "message")} cannot be read.` : "";
     const left = answer.undecoded ? ` ${plural(answer.undecoded, "body is", "bodies are")} too large to be decoded.` : "";
     setText(progress, `${plural(found, "message")} found. ${state} ${where}${state === "Searching:" ? ` (${searched} %)` : ""}.${left}${missing}`);
   };

@@ -16,20 +16,22 @@ const STARTS = [["0", "from now on"], ["10", "from 10 back"], ["100", "from 100 
 export function tailTab({ topic, model, signal }) {
   const start = h("select", { "aria-label": "Where to start" }, STARTS.map(([value, text]) => h("option", { value }, text)));
   const toggle = button("Follow", () => (running ? stop("Stopped.") : void follow()), { kind: "main" });
-  const clear = button("Clear", () => { [rows, shown, dropped] = [[], 0, 0]; list.clear(); draw(); });
+  const clear = button("Clear", () => { [rows, shown, dropped, missing] = [[], 0, 0, 0]; list.clear(); draw(); });
   const state = h("span.quiet", { role: "status" });
   const failed = h("p.note.warn", { hidden: true, role: "alert" });
   const list = new MessageList({ topic, label: `New messages of ${topic}`, way: -1, empty: empty("No message yet", "Messages appear here when they are published.") });
   const isPart = topic.includes("#");
   const element = h("div.stack", {}, isPart && h("p.note", {}, "This follows one part of the topic. Follow its other parts on their pages, in the console of their broker."), h("div.toolbar", {}, start, toggle, clear, state), failed, list.element);
   let running = null;
-  let [rows, shown, dropped] = [[], 0, 0];
+  let [rows, shown, dropped, missing] = [[], 0, 0, 0];
   let word = "";
 
   const draw = () => {
     setText(toggle, running ? "Stop" : "Follow");
     start.disabled = running !== null;
-    const counts = shown || dropped ? `${plural(shown, "message")} shown${dropped ? `, ${count(dropped).exact} left out because too many came at once` : ""}.` : "";
+    const left = dropped ? `, ${count(dropped).exact} left out because too many came at once` : "";
+    const lost = missing ? `, ${count(missing).exact} cannot be read` : "";
+    const counts = shown || dropped || missing ? `${plural(shown, "message")} shown${left}${lost}.` : "";
     setText(state, [word, counts].filter(Boolean).join(" "));
   };
   const stop = (text) => {
@@ -41,6 +43,7 @@ export function tailTab({ topic, model, signal }) {
   const take = (data) => {
     shown += data.messages.length;
     dropped += data.dropped;
+    missing += data.missing;
     rows = [...rows, ...data.messages].slice(-KEPT);
     list.update(rows);
     if (list.chosen === null && rows.length) list.choose(rows.at(-1));

@@ -16,13 +16,12 @@ them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Final, Protocol
 
 from ....transport.client.blocking.client import Reader
-from ....transport.client.blocking.range_reader import RangeReader
-from ....transport.client.core.message import StoredMessage, message_at
+from ....transport.client.core.message import Missing, StoredMessage, message_at, missing_in
 from ....transport.errors import E_BAD_ARGUMENT, E_DATA_LOSS, DataLoss, UsageError
 from ....transport.names import part_name
 from .connections import (
@@ -244,11 +243,12 @@ def _next(
     while len(messages) < count:
         found = reader.read(offset)
         if offset > found.head:  # the broker was restored to an earlier state
-            _check_gap(reader, found.head, offset, skip_lost)
+            why = f"the topic now ends at offset {found.head}"
+            _check_missing(reader, [Missing(found.head, offset, why)], skip_lost)
             return messages, found.head
         for block in found.blocks:
-            if block.first_offset > offset:
-                _check_gap(reader, offset, block.first_offset, skip_lost)
+            before = missing_in(found, offset, max(offset, block.first_offset))
+            _check_missing(reader, before, skip_lost)
             first = max(0, offset - block.first_offset)
             stop = min(block.count, first + count - len(messages))
             messages += [message_at(reader.topic, block, index) for index in range(first, stop)]
@@ -257,22 +257,14 @@ def _next(
                 return messages, offset
         if found.next_offset <= offset:
             break
-        _check_gap(reader, offset, found.next_offset, skip_lost)
+        _check_missing(reader, missing_in(found, offset, found.next_offset), skip_lost)
         offset = found.next_offset
     return messages, offset
 
 
-def _check_gap(reader: Reader, start: int, stop: int, skip_lost: bool) -> None:
-    """Raise `DataLoss` if these offsets are lost. A restored topic has offsets that it skips."""
-    place = reader._same_place()
-    with RangeReader(
-        place["url"],
-        reader.topic,
-        start,
-        stop,
-        fail_on_data_loss=not skip_lost,
-        key_file=place["key_file"],
-        transport=place["transport"],
-    ) as blocks:
-        for _ in blocks:
-            pass
+def _check_missing(reader: Reader, ranges: Iterable[Missing], skip_lost: bool) -> None:
+    """Raise `DataLoss` if there is a range, unless `skip_lost`."""
+    for missing in ranges:
+        if not skip_lost:
+            text = f"{missing.text(reader.topic)}. To leave them out, give skip_lost"
+            raise DataLoss(E_DATA_LOSS, text)

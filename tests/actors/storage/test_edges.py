@@ -210,6 +210,7 @@ class Log:
     """A log that records how much is read."""
 
     start = 10
+    gaps = ()
 
     def __init__(self) -> None:
         self.sizes: list[int] = []

@@ -77,7 +77,8 @@ def test_a_read_asks_for_something() -> None:
 
 
 def test_a_message_is_found_in_its_block_only() -> None:
-    found = Fetched(0, 100, [with_place(pack([b"a", b"b", b"c"]), 10, 1)], 13)
+    block = with_place(pack([b"a", b"b", b"c"]), 10, 1)
+    found = Fetched(0, 100, [block], 14, [(9, 1), (13, 1)])
     assert [stored("t", offset, found).body for offset in (10, 12)] == [b"a", b"c"]
     for offset in (9, 13):
         with pytest.raises(NotFound, match="it was damaged"):

@@ -491,7 +491,8 @@ class Reader(ReaderBase, Asker):
     """Read a topic by offset. See `zsq.Reader`."""
 
     async def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:
-        return await self._carry_out(reading.read(offset, bytes_max))
+        request = reading.read_on(self.topic, offset, bytes_max, self._on_data_loss)
+        return await self._carry_out(request)
 
     async def head(self) -> tuple[int, int]:
         return await self._carry_out(reading.head())

@@ -37,7 +37,7 @@ from ..core.administration import Side
 from ..core.asking import Place
 from ..core.message import Batch, Fetched, Message, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek, Peeked
-from ..core.reading import BYTES_ANY, Archive, Measured
+from ..core.reading import BYTES_ANY, Archive, Measured, OnDataLoss
 from .arrow_reader import ARROW_BYTES, record_batches
 from .asker import Asker, AskerBase
 from .consumer import Consumer
@@ -83,7 +83,7 @@ class ReaderBase(AskerBase):
     @overload
     def __init__(
         self, topic: str, *, part: int | None = None, url: Url = None, timeout: float | None = TIMEOUT_S, patient: bool = False,
-        key_file: KeyFile = None, transport: str | None = None,
+        on_data_loss: OnDataLoss = "warn", key_file: KeyFile = None, transport: str | None = None,
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
@@ -100,14 +100,16 @@ class ReaderBase(AskerBase):
     @url_last("topic")
     def __init__(
         self, topic: str, *, part: int | None = None, url: Url = None, timeout: float | None = TIMEOUT_S, patient: bool = False,
-        key_file: KeyFile = None, transport: str | None = None,
+        on_data_loss: OnDataLoss = "warn", key_file: KeyFile = None, transport: str | None = None,
     ) -> None:  # fmt: skip
+        reading.check_loss_option(on_data_loss)
         topic = topic if part is None else part_name(topic, part)
         target = Target("reader", check_name(topic), create=False)
         super().__init__(
             url, target, timeout, patient=patient, key_file=key_file, transport=transport
         )
         self.topic = topic
+        self._on_data_loss = on_data_loss
 
 
 class Admin(AdminBase, Asker):
@@ -454,14 +456,20 @@ class Reader(ReaderBase, Asker):
     - `url`, `key_file`, `transport`: see `Producer`.
     - `patient`: Also wait, up to `timeout`, for a topic that failed and is being started again, and
       for a bucket that does not return the messages. Otherwise this raises `Refused` at once.
+    - `on_data_loss`: What `read` does when it passes messages that are damaged, or that retention
+      removed before it reached them. "warn" logs a warning (logger `zsq`) with their offsets and
+      the reason, and goes on. "fail" raises `DataLoss` instead. "ignore" does neither. The damaged
+      ones are always in `Fetched.lost`.
     """
 
     def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:
         """Return consecutive blocks, beginning at `offset` (see `Fetched`).
 
-        They have about `bytes_max` bytes together. At least one block is returned if any exists.
+        They have about `bytes_max` bytes together. At least one block is returned if any exists. A
+        read at offset 0 begins at the oldest message that is kept.
         """
-        return self._carry_out(reading.read(offset, bytes_max))
+        request = reading.read_on(self.topic, offset, bytes_max, self._on_data_loss)
+        return self._carry_out(request)
 
     def head(self) -> tuple[int, int]:
         """Return (oldest kept offset, next offset of the topic): the range that can be read now."""

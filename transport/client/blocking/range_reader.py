@@ -12,8 +12,8 @@ from ...names import check_name
 from ...wire.address import Target
 from ...wire.addresses import Url
 from ...wire.credentials import KeyFile
-from ..core.message import Fetched
-from ..core.reading import fetch, fetched, gaps, skipped, whole
+from ..core.message import Fetched, missing_in
+from ..core.reading import fetch, fetched, whole
 from ..core.requester import Request
 from .asker import Asker
 from .producer import TIMEOUT_S
@@ -95,15 +95,13 @@ class RangeReader(Asker):
                 for block in found.blocks:
                     if block.first_offset >= self.end:
                         break
-                    if block.first_offset > offset:
-                        self._note(offset, block.first_offset, found)
+                    self._note(offset, block.first_offset, found)
                     yield block
                     offset = block.next_offset
                 if ahead is None:
                     reached = self.end
-                if offset < min(reached, self.end):
-                    self._note(offset, min(reached, self.end), found)
-                    offset = reached
+                self._note(offset, min(reached, self.end), found)
+                offset = max(offset, reached)
         finally:
             if ahead is not None:
                 self._forget(ahead)
@@ -129,37 +127,15 @@ class RangeReader(Asker):
             )
             raise DataLoss(E_DATA_LOSS, text)
 
-    def _is_skipped(self, first: int, stop: int) -> bool:
-        """Return True if the topic never had these offsets, because it was restored."""
-        for begin, end in skipped(self._reply(self._send(gaps()))):
-            if begin <= first < end:
-                first = end
-        return first >= stop
-
     def _note(self, first: int, stop: int, found: Fetched) -> None:
-        if found.start <= first < found.head and self._is_skipped(first, stop):
-            return
-        if self._fails:
-            if first < found.start:
-                why = (
-                    f"the topic now begins at offset {found.start}, because retention removed "
-                    "older messages"
+        for missing in missing_in(found, first, stop):
+            if self._fails:
+                advice = (
+                    "To leave them out, set fail_on_data_loss=False (Spark: failOnDataLoss=false, "
+                    "zsq export: --skip-lost)"
                 )
-            elif first >= found.head:
-                why = f"the topic now ends at offset {found.head}"
-            else:
-                why = "they were damaged, and the broker moved them aside; see its log"
-            advice = (
-                "To leave them out, set fail_on_data_loss=False (Spark: failOnDataLoss=false, zsq "
-                "export: --skip-lost)"
-            )
-            raise DataLoss(
-                E_DATA_LOSS,
-                (
-                    f"offsets {first} to {stop - 1} of topic {self.topic} cannot be read: {why}. "
-                    f"{advice}"
-                ),
-            )
-        self.lost += stop - first
-        if len(self.gaps) < GAPS_MAX:
-            self.gaps.append((first, stop - first))
+                raise DataLoss(E_DATA_LOSS, f"{missing.text(self.topic)}. {advice}")
+            count = missing.stop - missing.first
+            self.lost += count
+            if len(self.gaps) < GAPS_MAX:
+                self.gaps.append((missing.first, count))

@@ -85,12 +85,59 @@ class Fetched(NamedTuple):
     - `blocks`: Consecutive blocks. The first one contains the requested offset or, if that is lost
       or no longer kept, the block after it. The list is empty if that block does not exist yet.
     - `next_offset`: The offset at which to continue.
+    - `lost`: The damaged messages from the requested offset to `next_offset`, as (first offset,
+      count). No block has them. If the requested offset is below `start`, retention has removed the
+      messages before `start`. They are not in `lost`.
     """
 
     start: int
     head: int
     blocks: list[Block]
     next_offset: int
+    lost: Sequence[tuple[int, int]] = ()
+
+
+DAMAGED: Final = "the broker found damage there; see its log"
+
+
+class Missing(NamedTuple):
+    """Offsets from `first` to `stop` (exclusive) that cannot be read, and the reason."""
+
+    first: int
+    stop: int
+    reason: str
+
+    def text(self, topic: str) -> str:
+        """Return a sentence for people, without its full stop."""
+        last = self.stop - 1
+        offsets = f"offset {last}" if self.first == last else f"offsets {self.first} to {last}"
+        return f"{offsets} of topic {topic} cannot be read: {self.reason}"
+
+
+def removed(first: int, stop: int, start: int) -> Missing:
+    """Return a range that was removed, usually by retention. `start`: the oldest kept offset."""
+    why = f"the topic now begins at offset {start}; older messages were removed"
+    return Missing(first, stop, why)
+
+
+def missing_in(found: Fetched, first: int, stop: int) -> list[Missing]:
+    """Return what is missing between two offsets that a read has passed.
+
+    Offsets that no message ever had, because the topic was restored, are not missing. `stop` may be
+    beyond `next_offset` only if the read has come to the end of the topic.
+    """
+    ranges = [
+        removed(first, found.start, found.start),
+        *(Missing(at, at + count, DAMAGED) for at, count in found.lost),
+        Missing(found.next_offset, stop, f"the topic now ends at offset {found.head}"),
+    ]
+    cut = [one._replace(first=max(first, one.first), stop=min(stop, one.stop)) for one in ranges]
+    return [one for one in cut if one.first < one.stop]
+
+
+def count_missing(found: Fetched, first: int, stop: int) -> int:
+    """Return how many messages are missing between two offsets that a read has passed."""
+    return sum(one.stop - one.first for one in missing_in(found, first, stop))
 
 
 class StoredMessage(NamedTuple):
@@ -116,11 +163,13 @@ def stored(topic: str, offset: int, found: Fetched) -> StoredMessage:
     block = found.blocks[0] if found.blocks else None
     if block is None or not block.first_offset <= offset < block.next_offset:
         following = found.next_offset if block is None else block.first_offset
-        why = (
-            "it was damaged, and the broker moved it aside; the next message has offset "
-            f"{following}"
-        )
-        if offset < found.start:
+        why = f"no message has this offset; the next one has {following}"
+        if any(first <= offset < first + count for first, count in found.lost):
+            why = (
+                "it was damaged, and the broker moved it aside; the next message has offset "
+                f"{following}"
+            )
+        elif offset < found.start:
             why = f"the topic begins at offset {found.start}; older messages were removed"
         elif offset >= found.head:
             why = f"the topic ends at offset {found.head}"

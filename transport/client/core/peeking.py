@@ -16,7 +16,7 @@ from ...wire.dead_letter import addressees
 from ...wire.protocol import Manage
 from . import reading
 from .asking import Asking, Question, ask
-from .message import Fetched, StoredMessage, message_at
+from .message import Fetched, StoredMessage, count_missing, message_at
 
 PEEK_MAX: Final = 1_000  # the most messages of each state
 PEEK_COUNT: Final = 10
@@ -63,6 +63,7 @@ class Peek(NamedTuple):
       enough messages were found, or if the peek found many messages that the channel leaves out (by
       tags or age).
     - `counts`: The number of messages in each state, except "new".
+    - `missing`: How many messages that the search has passed cannot be read.
     """
 
     messages: list[Peeked]
@@ -71,6 +72,7 @@ class Peek(NamedTuple):
     head: int
     paused: bool
     counts: dict[str, int]
+    missing: int = 0
 
 
 def check_count(count: int) -> int:
@@ -113,7 +115,7 @@ def look(topic: str, channel: str | None, data: ChannelLook | None, count: int) 
 def look_at_newest(topic: str, first: int, head: int, count: int) -> Asking[Peek]:
     """Read at most `count` messages of a topic from `first` up to `head`, the newest last."""
     found: list[Peeked] = []
-    at = first
+    at, missing = first, 0
     while at < head and len(found) < count:
         fetched = yield from reading.read(at, READ_BYTES)
         for block in fetched.blocks:
@@ -121,23 +123,24 @@ def look_at_newest(topic: str, first: int, head: int, count: int) -> Asking[Peek
             stop = min(block.count, head - block.first_offset, start + count - len(found))
             messages = (message_at(topic, block, index) for index in range(start, stop))
             found += (Peeked(message.offset, "stored", message) for message in messages)
+        missing += count_missing(fetched, at, min(fetched.next_offset, head))
         if fetched.next_offset <= at:
             break  # nothing more exists
         at = fetched.next_offset
-    return Peek(found, first, min(max(at, first), head), head, False, {})
+    return Peek(found, first, min(max(at, first), head), head, False, {}, missing)
 
 
 def look_at_channel(topic: str, channel: str, data: ChannelLook, count: int) -> Asking[Peek]:
     """Read the messages that belong to the broker's reply about a channel."""
     held = yield from _held(topic, data["held"])
-    new, looked_to = yield from _new(topic, channel, data, count)
+    new, looked_to, missing = yield from _new(topic, channel, data, count)
     found = sorted(
         (*held, *new),
         key=lambda one: STATES.index(one.state) if one.state in STATES else len(STATES),
     )
-    return Peek(
-        found, data["next_offset"], looked_to, data["head"], data["paused"], dict(data["counts"])
-    )
+    counts = dict(data["counts"])
+    place = (data["next_offset"], looked_to, data["head"])
+    return Peek(found, *place, data["paused"], counts, missing)
 
 
 def _held(topic: str, rows: Sequence[HeldRow]) -> Asking[list[Peeked]]:
@@ -169,10 +172,12 @@ def _message(topic: str, offset: int, fetched: Fetched) -> StoredMessage | None:
 
 def _new(
     topic: str, channel: str, data: ChannelLook, count: int
-) -> Asking[tuple[list[Peeked], int]]:
-    """Return (the next messages that were never delivered, the end of the search)."""
+) -> Asking[tuple[list[Peeked], int, int]]:
+    """Return the next messages that were never delivered, the end of the search, and how many
+    messages before it cannot be read.
+    """
     found: list[Peeked] = []
-    at, head, size = max(data["next_offset"], data["start"]), data["head"], 0
+    at, head, size, missing = max(data["next_offset"], data["start"]), data["head"], 0, 0
     while at < head and len(found) < count and size < LOOK_BYTES_MAX:
         fetched = yield from reading.read(at, READ_BYTES if size else ONE_BLOCK)
         for block in fetched.blocks:
@@ -181,10 +186,12 @@ def _new(
                 offset = block.first_offset + index
                 if at <= offset < head and len(found) < count:
                     found.append(Peeked(offset, "new", message_at(topic, block, index)))
+        end = found[-1].offset + 1 if len(found) >= count else min(fetched.next_offset, head)
+        missing += count_missing(fetched, at, end)
         if fetched.next_offset <= at:
             break
         at = fetched.next_offset
-    return found, found[-1].offset + 1 if len(found) >= count else min(at, head)
+    return found, found[-1].offset + 1 if len(found) >= count else min(at, head), missing
 
 
 def _wanted(block: Block, channel: str, data: ChannelLook) -> list[int]:

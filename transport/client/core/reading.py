@@ -5,15 +5,27 @@ No I/O.
 
 from __future__ import annotations
 
+import logging
 import operator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
-from ...errors import E_BAD_ARGUMENT, CorruptBlock, UsageError
+from ...errors import (
+    E_BAD_ARGUMENT,
+    E_BAD_COMMAND,
+    E_DATA_LOSS,
+    CorruptBlock,
+    DataLoss,
+    UsageError,
+)
 from ...wire.answers import Ends, Place, Size
-from ...wire.protocol import Blocks, Done, Fetch, Measure, OffsetAt
+from ...wire.protocol import Blocks, Fetch, Measure, OffsetAt
 from .asking import END, Asking, Question, Reply, ask
-from .message import Fetched, StoredMessage, stored
+from .message import Fetched, StoredMessage, missing_in, stored
 
+log = logging.getLogger("zsq")
+
+OnDataLoss = Literal["warn", "fail", "ignore"]
+LOSS_OPTIONS: Final = get_args(OnDataLoss)
 BYTES_ANY: Final = (1 << 63) - 1  # this value means no bound
 NEWEST_MAX: Final = 10_000
 
@@ -70,7 +82,11 @@ def fetch(offset: int, bytes_max: int) -> Question:
 def fetched(reply: Reply) -> Fetched:
     answer, blocks = reply
     assert isinstance(answer, Blocks)
-    return Fetched(answer.start, answer.head, blocks, answer.next_offset)
+    try:
+        lost = [(whole("offset", first), whole("count", count)) for first, count in answer.lost]
+    except (TypeError, ValueError):
+        raise UsageError(E_BAD_COMMAND, "lost messages must be pairs of numbers") from None
+    return Fetched(answer.start, answer.head, blocks, answer.next_offset, lost)
 
 
 def read(offset: int, bytes_max: int) -> Asking[Fetched]:
@@ -87,6 +103,33 @@ def read(offset: int, bytes_max: int) -> Asking[Fetched]:
             if attempt == 2:
                 raise
     raise AssertionError("unreachable")
+
+
+def check_loss_option(on_data_loss: str) -> None:
+    if on_data_loss not in LOSS_OPTIONS:
+        text = f"on_data_loss must be {', '.join(LOSS_OPTIONS)}, not {on_data_loss!r:.40}"
+        raise UsageError(E_BAD_ARGUMENT, text)
+
+
+def read_on(topic: str, offset: int, bytes_max: int, on_data_loss: OnDataLoss) -> Asking[Fetched]:
+    """Read blocks, and report the messages between `offset` and `next_offset` that are missing.
+
+    A read at offset 0 asks for the oldest message that is kept. What retention has removed before
+    that one is not missing.
+    """
+    offset = whole("offset", offset)
+    found = yield from read(offset, bytes_max)
+    if on_data_loss == "ignore":
+        return found
+    for missing in missing_in(found, offset or found.start, found.next_offset):
+        if on_data_loss == "fail":
+            advice = (
+                f"To leave them out, read on from offset {missing.stop}, or choose another value "
+                "for on_data_loss"
+            )
+            raise DataLoss(E_DATA_LOSS, f"{missing.text(topic)}. {advice}")
+        log.warning("%s", missing.text(topic))
+    return found
 
 
 def head() -> Asking[tuple[int, int]]:
@@ -106,18 +149,6 @@ def archive() -> Asking[Archive | None]:
     found: Place = yield from ask(Question(lambda number: OffsetAt(number, 0, 1)))
     told = found.get("archive")
     return None if told is None else Archive(told["url"], told["end"])
-
-
-def gaps() -> Question:
-    """Return the question for the offsets that a restored topic skips. `skipped` has its answer."""
-    return Question(lambda number: OffsetAt(number, 0, 1))
-
-
-def skipped(reply: Reply) -> list[tuple[int, int]]:
-    """Return the ranges of offsets that a restored topic skips: first offset and end."""
-    answer, _ = reply
-    assert isinstance(answer, Done)
-    return [(first, first + count) for first, count in answer.data.get("gaps", ())]
 
 
 def newest(count: int) -> Asking[int]:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.block.block import Block
-from .....transport.client.core.message import StoredMessage, parse_id, part_in_id
+from .....transport.client.core.message import StoredMessage, count_missing, parse_id, part_in_id
 from .....transport.names import part_of
 from .....transport.whole_topic import whole_topic
 from ....runtime.process import private_bytes
@@ -236,18 +236,17 @@ class ReadHandlers:
         async with self._looks.turn(holder_of(request)), self._open(topic) as reader:
             start, head = await reader.head()
             first = max(await self._first(parameters, reader, topic, node, count), start)
-            found, after = await _read(topic, reader, first, head, count)
+            found, after, missing = await _read(topic, reader, first, head, count)
             told = [bodies.message(one, node, room) for one in found]
-        return answer(
-            {"start": start, "head": head, "from": first, "next_offset": after, "messages": told}
-        )
+        place = {"start": start, "head": head, "from": first, "next_offset": after}
+        return answer({**place, "missing": missing, "messages": told})
 
     async def body(self, request: Request) -> Response:
         parameters = parameters_of(request)
         topic, offset = _topic(parameters), number(parameters, "offset", -1, 0, 1 << 62)
         async with self._looks.turn(holder_of(request)), self._open(topic) as reader:
             _, head = await reader.head()
-            found, _ = await _read(topic, reader, offset, head, 1)
+            found, *_ = await _read(topic, reader, offset, head, 1)
         if offset < 0 or not found or found[0].offset != offset:
             raise ApiError(404, f"E_NOT_FOUND topic {topic} has no message {offset}")
         headers = {
@@ -307,24 +306,28 @@ class ReadHandlers:
 
 async def _read(
     topic: str, reader: TopicReader, first: int, head: int, count: int
-) -> tuple[list[StoredMessage], int]:
-    """Return messages from `first` on, and the offset to continue at. Damaged parts are skipped."""
+) -> tuple[list[StoredMessage], int, int]:
+    """Return messages from `first` on, the offset to continue at, and how many before it cannot be
+    read.
+    """
     found: list[StoredMessage] = []
-    at, size = first, 0
+    at, size, missing = first, 0, 0
     while at < head:
         fetched = await reader.read(at, READ_BYTES if found else 1)
+        passed = at
         for block in fetched.blocks:
             for one in _of_block(topic, block, at, head):
                 if len(found) < count and size < HELD_BYTES_MAX:
                     found.append(one)
                     size += len(one.body)
                     at = one.offset + 1
-        if len(found) >= count or size >= HELD_BYTES_MAX:
+        is_full = len(found) >= count or size >= HELD_BYTES_MAX
+        if not is_full:
+            at = max(at, fetched.next_offset)
+        missing += count_missing(fetched, passed, min(at, head))
+        if is_full or (fetched.next_offset <= passed and not fetched.blocks):
             break
-        if fetched.next_offset <= at and not fetched.blocks:
-            break
-        at = max(at, fetched.next_offset)
-    return found, at
+    return found, at, missing
 
 
 def _of_block(topic: str, block: Block, first: int, head: int) -> Any:

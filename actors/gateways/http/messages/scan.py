@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Final
 
-from .....transport.client.core.message import StoredMessage
+from .....transport.client.core.message import Fetched, Missing, StoredMessage, missing_in
 from ..console.answers import stored_message
 from ..console.source import TopicReader
 from .matching import PAUSE, Undecoded, Wanted, matches
@@ -27,11 +27,10 @@ class Scan:
     `at` is the offset at which it continues. `time_ns` is the time of the last block that it has
     searched. `bytes` is the size of all blocks so far.
 
-    Offsets may not exist: retention removed them, they are damaged, or the topic was deleted and
+    Messages may be missing: retention removed them, they are damaged, or the topic was deleted and
     created again meanwhile, which begins at the end of the old one. A read then skips them without
-    an error. `missing` is their number, and `gap` the last of these ranges, as first offset and
-    end. With `whole`, the scan ends after the first gap, so that a copy of the range cannot have a
-    hole that nobody notices.
+    an error. `missing` is their number, and `gap` the last of these ranges. With `whole`, the scan
+    ends after the first gap, so that a copy of the range cannot have a hole that nobody notices.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Scan:
         self.time_ns = 0
         self.bytes = 0
         self.missing = 0
-        self.gap: tuple[int, int] | None = None
+        self.gap: Missing | None = None
 
     @property
     def done(self) -> bool:
@@ -77,7 +76,7 @@ class Scan:
         while not self.done:
             fetched = await self._reader.read(self.at, READ_BYTES)
             for block in fetched.blocks:
-                if self._skip(block.first_offset):
+                if self._skip(fetched, block.first_offset):
                     return
                 start = max(0, self.at - block.first_offset)
                 stop = min(block.count, self._end - block.first_offset)
@@ -97,18 +96,20 @@ class Scan:
                     return
             if not fetched.blocks and fetched.next_offset <= self.at:
                 return  # nothing more can be read now
-            if self._skip(fetched.next_offset):
+            if self._skip(fetched, fetched.next_offset):
                 return
 
-    def _skip(self, to: int) -> bool:
-        """Continue at `to` or at the end, and count what is between.
+    def _skip(self, found: Fetched, to: int) -> bool:
+        """Continue at `to` or at the end, and count what is missing before that.
 
         Return True if the scan ends here.
         """
         to = min(to, self._end)
-        if to <= self.at:
-            return False
-        self.gap = self.at, to
-        self.missing += to - self.at
-        self.at = to
-        return self._whole
+        for missing in missing_in(found, self.at, to):
+            self.gap = missing
+            self.missing += missing.stop - missing.first
+            self.at = missing.stop
+            if self._whole:
+                return True
+        self.at = max(self.at, to)
+        return False

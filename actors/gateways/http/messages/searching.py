@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypedDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .....transport.client.core.message import id_of
+from .....transport.client.core.message import id_of, removed
 from .....transport.errors import ZsqError
 from .....transport.message_object import as_object
 from .....transport.names import part_of
@@ -66,8 +66,8 @@ class SearchAnswer(TypedDict):
 
     `from`, `next_offset`, `end`: where it began, where the next step continues, and where the
     search ends. `searched_to_ms`: the time of the last block that was searched, or None.
-    `undecoded`: the messages that were too large to be decoded for `field`. `missing`: the offsets
-    of the range that do not exist.
+    `undecoded`: the messages that were too large to be decoded for `field`. `missing`: the
+    messages of the range that cannot be read, because retention removed them or they are damaged.
     """
 
     start: int
@@ -83,7 +83,9 @@ class SearchAnswer(TypedDict):
 
 
 class Range(NamedTuple):
-    """The offsets to search. `missing` are those before `first` that were asked for."""
+    """The offsets to search. `missing` are those before `first` that were asked for, and that
+    retention has removed.
+    """
 
     first: int
     end: int
@@ -235,7 +237,8 @@ class Searching:
             async with self._open(asked.topic) as reader:
                 first, end, missing = await asked.range(reader, *await reader.head())
                 if missing:
-                    yield gap_line(at, at + missing)
+                    gap = removed(at, at + missing, first)
+                    yield cut_line(gap.text(asked.topic), gap.stop)
                     return
                 scan = Scan(reader, asked.topic, first, end, asked.wanted, whole=True)
                 why = ""
@@ -247,7 +250,7 @@ class Searching:
                 if why:
                     yield cut_line(why, at)
                 elif scan.gap is not None:
-                    yield gap_line(*scan.gap)
+                    yield cut_line(scan.gap.text(asked.topic), scan.gap.stop)
                 elif not scan.done:
                     yield cut_line("it was not read to its end in time", scan.at)
         except ZsqError as error:
@@ -285,10 +288,3 @@ def cut_line(why: str, next_offset: int) -> bytes:
     """Return the last line of a download that is not complete."""
     told: dict[str, Any] = {"cut": why, "next_offset": next_offset}
     return json.dumps(told).encode() + b"\n"
-
-
-def gap_line(first: int, end: int) -> bytes:
-    """Return the last line of a download that ends because these offsets do not exist."""
-    many = f"the offsets {first} to {end - 1} do not exist (any more)"
-    one = f"the offset {first} does not exist (any more)"
-    return cut_line(one if end == first + 1 else many, end)

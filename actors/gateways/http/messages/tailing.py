@@ -108,13 +108,16 @@ class Tailing:
             _, head = await reader.head()
             # The topic may end earlier than `at`, for example after a restore.
             turn = pace.turn(min(at, head), head, now_s)
-            shown, after = await self._read(reader, topic, turn.first, turn.take, each, node)
+            shown, after, missing = await self._read(
+                reader, topic, turn.first, turn.take, each, node
+            )
             pace.shown(len(shown))
             if await rights.have_changed():  # also during the read, so nothing of it is shown
                 break
             at = after
-            if shown or turn.dropped:
-                told = {"messages": shown, "dropped": turn.dropped, "offset": at, "head": head}
+            if shown or turn.dropped or missing:
+                left_out = {"dropped": turn.dropped, "missing": missing}
+                told = {"messages": shown, **left_out, "offset": at, "head": head}
                 yield event("messages", told)
                 silent_s = time.monotonic()
             elif now_s - silent_s >= KEEP_S:
@@ -132,10 +135,12 @@ class Tailing:
 
     async def _read(
         self, reader: TopicReader, topic: str, first: int, count: int, each: int, node: int
-    ) -> tuple[list[ShownMessage], int]:
-        """Return these messages, and the offset at which to continue."""
+    ) -> tuple[list[ShownMessage], int, int]:
+        """Return these messages, the offset at which to continue, and the number of messages that
+        cannot be read.
+        """
         if not count:
-            return [], first
+            return [], first, 0
         room = Room(each, EVENT_BYTES_MAX)
         shown: list[ShownMessage] = []
         scan = Scan(reader, topic, first, first + count, _ALL)
@@ -145,4 +150,4 @@ class Tailing:
         ):
             async for one in found:
                 shown.append(message(one, node, room))
-        return shown, scan.at
+        return shown, scan.at, scan.missing

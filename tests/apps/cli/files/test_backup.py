@@ -64,6 +64,7 @@ class House:
                 "start": 0,
                 "end": 4,
                 "missing": 0,
+                "damaged": 0,
                 "newest": NEWEST,
                 "newest_bytes": 4,
             }

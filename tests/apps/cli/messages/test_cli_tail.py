@@ -21,6 +21,10 @@ class Part:
         self.block = pack(list(bodies), first_offset=0)
         self.away = away
 
+    def head(self) -> tuple[int, int]:
+        found = self.read(0)
+        return found.start, found.head
+
     def read(self, offset: int, bytes_max: int = 0) -> Fetched:
         self.away -= 1
         if self.away >= 0:
@@ -60,3 +64,34 @@ def test_the_error_is_raised_where_nothing_else_can_be_read(is_part: bool, follo
     log = log_of("t", Part(b"a", away=1), is_part=is_part)
     with pytest.raises(BrokerUnreachable):
         tail.follow_logs([log], io.BytesIO(), None, Stopping(), follow=follow)
+
+
+def test_what_retention_removes_ahead_of_a_tail_is_lost_but_not_what_it_removed_before(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Log:
+        """A log whose older messages are removed at each read."""
+
+        def __init__(self) -> None:
+            self.start = 10
+
+        def head(self) -> tuple[int, int]:
+            return self.start, 40
+
+        def read(self, offset: int, bytes_max: int = 0) -> Fetched:
+            start = self.start
+            self.start += 20
+            block = pack([b"x"] * 5, first_offset=start)
+            return Fetched(start, 40, [block], block.next_offset)
+
+    reader: Any = Log()
+    log = tail.Log("t", reader, tail.beginning(5), tail.bodies_from)
+    out = io.BytesIO()
+    tail.follow_logs([log], out, 10, Stopping(), follow=True)
+    assert (out.getvalue(), log.lost) == (b"x\n" * 10, 15)
+    assert capsys.readouterr().err == (
+        "zsq: offsets 5 to 9 of topic t cannot be read: the topic now begins at offset 10; older "
+        "messages were removed\n"
+        "zsq: offsets 15 to 29 of topic t cannot be read: the topic now begins at offset 30; older "
+        "messages were removed\n"
+    )

@@ -53,7 +53,7 @@ class Topic:
             while True:
                 asked = question.make(1)
                 assert isinstance(asked, p.Fetch)
-                start, head, blocks, next_offset = self.read(asked.offset, asked.bytes_max)
+                start, head, blocks, next_offset, _ = self.read(asked.offset, asked.bytes_max)
                 question = look.send((p.Blocks(1, start, head, next_offset), blocks))
         except StopIteration as end:
             found: Peek = end.value

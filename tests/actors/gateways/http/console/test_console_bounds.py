@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from zsq.actors.gateways.http.console import reading, sampler
 from zsq.transport.block.block import Block, pack
+from zsq.transport.client.core.message import Fetched
 from zsq.transport.errors import E_TIMEOUT, ZsqError
 
 
@@ -32,11 +32,11 @@ class Log:
             for block in self.blocks
             if block.first_offset <= at < min(block.next_offset, self.damaged)
         ]
-        return SimpleNamespace(blocks=found, next_offset=found[-1].next_offset if found else at)
+        return Fetched(0, 1 << 20, found, found[-1].next_offset if found else at)
 
 
 def read(log: Any, first: int, head: int, count: int) -> tuple[list[int], int]:
-    found, at = asyncio.run(reading._read("t", log, first, head, count))
+    found, at, _ = asyncio.run(reading._read("t", log, first, head, count))
     return [one.offset for one in found], at
 
 

@@ -162,7 +162,7 @@ def test_the_newest_that_are_asked_for_are_bounded() -> None:
         asked.append(count)
         return 40
 
-    reader = SimpleNamespace(newest=newest, damage=SimpleNamespace(gaps=()))
+    reader = SimpleNamespace(newest=newest)
     log = SimpleNamespace(start=10, synced_end=50, reader=reader, offset_at=lambda time_ns: 20)
     harness = Reads(cast("Any", log), lambda: 50, print)
     for count in (0, NEWEST_MAX):
