@@ -41,7 +41,10 @@ class Stored(Protocol):
 
 
 class MessageObject(TypedDict, total=False):
-    """A message as JSON. Only deliveries have `attempts`, and only downloads have `id`."""
+    """A message as JSON. Only deliveries have `attempts`, and only downloads have `id`.
+
+    `only_channel` is the only channel that gets the message.
+    """
 
     topic: str
     offset: int
@@ -56,10 +59,14 @@ class MessageObject(TypedDict, total=False):
     headers: Mapping[str, Header]
     headers_base64: Mapping[str, str]
     attempts: int
+    only_channel: str
 
 
-def as_object(found: Stored) -> MessageObject:
+def as_object(found: Stored, only_channel: str | None = None) -> MessageObject:
     """Return a message for JSON.
+
+    `only_channel`: the only channel that gets the message. Give it only where the user has asked
+    for it, because `zsq pub --json-lines` addresses the message to that channel again.
 
     Bytes that are UTF-8 become text. Other bytes become base64 under a name that ends in `_base64`.
     Headers that are infinite or not a number become text, because JSON does not have them.
@@ -90,6 +97,8 @@ def as_object(found: Stored) -> MessageObject:
         shown["headers"] = texts
     if others:
         shown["headers_base64"] = others
+    if only_channel is not None:
+        shown["only_channel"] = only_channel
     return shown
 
 

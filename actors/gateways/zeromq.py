@@ -20,6 +20,7 @@ them when a link is opened, with each order, and when the rules change.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from typing import Any, Final, NamedTuple
 
 import zmq
 
+from ...transport.block.block_format import decode_header, is_addressed
 from ...transport.errors import (
     E_BAD_COMMAND,
     E_FORBIDDEN,
@@ -196,6 +198,7 @@ ALLOWED: Final[dict[str, frozenset[int]]] = {
     ),
 }
 # The gateway decodes protocol messages with these opcodes. It forwards all others unread.
+_PUBLISHES: Final = frozenset((p.Pub.op, p.PubDelayed.op))
 _LOOKED_AT: Final = frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.OpenStage))
 VIA: Final = "zeromq"  # this gateway's name in the audit log
 PUSH_FRAMES: Final = 5  # the frames of a push: route, empty, control, header, columns
@@ -380,6 +383,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 self._seen[client] = time.monotonic_ns()
                 if op in _LOOKED_AT and not self._look(client, link, frames):
                     continue
+                if op in _PUBLISHES and not self._may_address(client, link, frames):
+                    continue
                 if link.kind == "supervisor" and op != p.Bye.op:
                     self._wait_for_turn(client, link, frames[2])
                 elif not link.port.send_frames([*link.envelope, *frames[1:]]):
@@ -457,6 +462,23 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 frames[2] = encode(replace(message, by=self._by(link.key, frames[2])))
         except ZsqError as error:
             self._fail(client, getattr(message, "request", 0), error.code, error.text)
+            self._complain(error, frames[2])
+            return False
+        return True
+
+    def _may_address(self, client: bytes, link: _ClientLink, frames: list[Any]) -> bool:
+        """Return True if the block has no messages for one channel, or the client may send them.
+
+        Otherwise the client gets the answer that the topic would give.
+        """
+        if not self.doors.closed or len(frames) < 4 or not is_addressed(frames[3].buffer):
+            return True
+        try:
+            policy.check_address(self.doors.principal(link.key), link.opened.topic)
+        except ZsqError as error:
+            with contextlib.suppress(ZsqError):
+                sequence = decode_header(frames[3].buffer).sequence
+                self.front.send((client,), p.Unstored(sequence, -1, error.code, error.text))
             self._complain(error, frames[2])
             return False
         return True

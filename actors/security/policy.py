@@ -12,7 +12,8 @@ messages.
 A publish creates the topic on first use, and a subscription creates the topic and the channel, as
 far as `create` permits. `dead_letter_topic` and redrive copy bodies from one topic to another, so
 they need more: `subscribe` on the source and `publish` on the target. Otherwise a user with only
-`admin` could read a topic by sending its messages to another one.
+`admin` could read a topic by sending its messages to another one. A message for one channel only is
+withheld from all others, so it needs `admin` of the topic, also from a redrive.
 
 An auth server knows only two permissions, publish and subscribe. A client that may publish to a
 topic may also change it, and a client that may subscribe to a channel may also change the channel.
@@ -336,6 +337,8 @@ def _check_order(
         _check_target(principal, topic)
     if action is Action.REDRIVE:
         _check_target(principal, options.get("to"))
+        if options.get("channel"):
+            check_address(principal, str(options.get("to")))
     if channel and order in ("create", "configure"):
         check_dead_letters(principal, topic, channel, options)
 
@@ -346,6 +349,17 @@ def _check_target(
     """Check the topic that bodies are copied to. `topic` may be of any type."""
     if not (isinstance(topic, str) and principal.may(Action.PUBLISH, topic)):
         raise forbidden(principal, what or f"publish to topic {topic!r:.70}", needs)
+
+
+def check_address(principal: Principal, topic: str) -> None:
+    """Check that the principal may publish messages for one channel of the topic.
+
+    All other channels count such messages as finished. So this needs the permission that emptying
+    or moving those channels needs.
+    """
+    principal.require(
+        Action.MANAGE_TOPIC, topic, what=f"publish messages for one channel of topic {topic!r:.70}"
+    )
 
 
 def check_dead_letters(

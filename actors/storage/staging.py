@@ -57,6 +57,7 @@ from ...transport.errors import (
     ZsqError,
 )
 from ...transport.wire import protocol as p
+from ...transport.wire.dead_letter import check_block_headers
 from ..primitives.rates import RateMeter
 from ..runtime.port import Envelope, Mail, Port, user_of
 from ..runtime.pulses import StagingPulse
@@ -724,6 +725,8 @@ def _check(block: Block, limits: Limits) -> None:
     if header.flags or header.reserved_1 or header.reserved_2 or header.producer_id:
         raise UsageError(
             E_BAD_BLOCK,
-            "a staged block must have no flags, no producer id and empty reserved fields",
+            "a staged block must have no flags (so no message for one channel), no producer id and "
+            "empty reserved fields",
         )
     check_block(block, limits)
+    check_block_headers(block)

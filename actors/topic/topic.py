@@ -34,6 +34,7 @@ from ...transport.errors import (
     ZsqError,
 )
 from ...transport.wire import protocol as p
+from ...transport.wire.dead_letter import check_block_headers
 from ...transport.wire.protocol import RUN_BYTES_MAX
 from ..primitives.rates import RECENT_NS, RateMeter
 from ..runtime.actor import Actor
@@ -310,6 +311,7 @@ class TopicActor(Actor[TopicStart]):
                 )
                 raise UsageError(E_BAD_BLOCK, text)
             check_block(block, self.limits)
+            check_block_headers(block)
             if not 0 <= delay_ms <= p.DELAY_MS_MAX or (delay_ms == 0) != (
                 type(mail.message) is p.Pub
             ):

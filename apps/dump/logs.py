@@ -37,7 +37,7 @@ from ...transport.block.block import (
 )
 from ...transport.block.block_format import ADDRESSED
 from ...transport.errors import ZsqError
-from ...transport.wire.codec import unpack_headers
+from ...transport.wire.codec import user_headers
 from .record import Record, damaged, record, with_bytes
 
 INDEX_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -174,7 +174,7 @@ def messages_of(block: Block, **more: Any) -> Iterator[Record]:
                 },
             )
             if block.headers is not None:
-                found["headers"] = unpack_headers(block.headers.value(index))
+                found["headers"] = user_headers(block.headers.value(index), address=True)
             yield with_bytes(found, body=block.body.value(index))
     except ZsqError as error:
         yield damaged(error, offset=block.first_offset)

@@ -55,7 +55,7 @@ from ...transport.errors import (
     ZsqError,
 )
 from ...transport.names import is_ephemeral
-from ...transport.wire.codec import unpack_headers
+from ...transport.wire.codec import user_headers
 from .importing import ID_HEADER
 from .source import MessageReader, StoredRecord
 
@@ -279,7 +279,7 @@ class _Export:
         self._report.notes.append(f"{text}; left out")
 
     def _converted(self, message: StoredRecord) -> NsqMessage:
-        headers = unpack_headers(message.headers)
+        headers = user_headers(message.headers)
         known = headers.pop(ID_HEADER, "")
         if not (isinstance(known, str) and len(known) == NSQ_ID_BYTES and _HEX.issuperset(known)):
             known = f"{self._registry.node << _NODE_SHIFT | message.offset:0{NSQ_ID_BYTES}x}"

@@ -21,7 +21,7 @@ from ...transport.block.block import Block, Column
 from ...transport.block.block_columns import join_columns, slice_bitmap
 from ...transport.block.block_format import BLOCK_COUNT_MAX
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
-from ...transport.wire.codec import pack_headers
+from ...transport.wire.codec import CHANNEL_HEADER, pack_headers
 from .schema import HEADERS
 
 __all__ = ["BLOCK_BYTES", "Packer", "rows_as_batches", "several_topics", "topic_of"]
@@ -111,6 +111,11 @@ def _packed(row: list[Any] | None) -> bytes | None:
         if header is not None
     ]
     found = dict(pairs)
+    if CHANNEL_HEADER in found:
+        raise _wrong(
+            f"header {CHANNEL_HEADER!r} addresses a message to one channel, which a write of Spark "
+            "cannot do: leave it out"
+        )
     if None in found:
         raise _wrong("a header has a null key; filter such headers out")
     if len(found) < len(pairs):

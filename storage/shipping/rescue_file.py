@@ -27,7 +27,7 @@ from crc32c import crc32c
 
 from ...transport.block.block import Block
 from ...transport.errors import UsageError
-from ...transport.wire.codec import HeaderValue, pack_headers, unpack_headers
+from ...transport.wire.codec import HeaderValue, pack_headers, user_headers
 from .. import documents
 from ..errors import Damaged, ForeignDirectory
 from ..files import Files
@@ -343,15 +343,8 @@ def _message_of(block: Block, index: int, offset: int) -> RescuedMessage:
     )
     return RescuedMessage(
         offset, block.time_of(index), block.body.value(index) or b"", key, tag,
-        None if packed is None else _headers(packed),
+        None if packed is None else user_headers(packed),
     )  # fmt: skip
-
-
-def _headers(packed: bytes) -> dict[str, HeaderValue]:
-    try:
-        return unpack_headers(packed)
-    except UsageError:  # an old version did not check them; readers see none either
-        return {}
 
 
 def message_row(message: RescuedMessage) -> dict[str, Any]:

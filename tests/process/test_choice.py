@@ -15,8 +15,7 @@ from zsq.transport.block.block import Block, pack
 from zsq.transport.block.block_format import ADDRESSED, IN_GROUP
 from zsq.transport.client.core.producer_session import PendingBlock
 from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_BLOCK
-from zsq.transport.wire.codec import HeaderValue
-from zsq.transport.wire.dead_letter import CHANNEL_HEADER
+from zsq.transport.wire.codec import CHANNEL_HEADER, HeaderValue
 
 
 def row(broker: Broker, channel: str, topic: str = "t") -> dict[str, Any]:

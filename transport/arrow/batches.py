@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from ..block.block import Block, Column
 from ..block.block_format import BLOCK_COUNT_MAX
 from ..errors import E_BAD_ARGUMENT, UsageError
-from ..wire.codec import HeaderValue, unpack_headers
+from ..wire.codec import HeaderValue, user_headers
 
 __all__ = ["COLUMNS", "HEADERS", "BatchMaker", "aligned", "arrow_schema"]
 
@@ -159,7 +159,7 @@ def _header_rows(block: Block) -> pa.Array:
         found = known.get(packed)
         if found is None:
             assert packed is not None
-            headers = unpack_headers(packed)
+            headers = user_headers(packed)
             found = known[packed] = (list(headers), [_as_bytes(one) for one in headers.values()])
         keys += found[0]
         values += found[1]

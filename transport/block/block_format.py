@@ -56,6 +56,12 @@ _CRC: Final = struct.Struct("<I")
 assert _HEAD.size + _CRC.size == HEADER_BYTES
 
 Buffer = bytes | bytearray | memoryview
+_FLAGS_AT: Final = 6  # the position of the lower byte of the flags
+
+
+def is_addressed(header: Buffer) -> bool:
+    """Return True if the 64 bytes of a header have the flag ADDRESSED. Nothing else is checked."""
+    return len(header) == HEADER_BYTES and bool(header[_FLAGS_AT] & ADDRESSED)
 
 
 class Header(NamedTuple):

@@ -13,13 +13,13 @@ from __future__ import annotations
 import dataclasses
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from typing import Any, Final, get_type_hints, is_typeddict
+from itertools import accumulate, chain
+from typing import Any, Final, cast, get_type_hints, is_typeddict
 
 import msgpack
 
-from ..block.block import Block, Header, decode_header
-from ..errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_TOO_BIG, UsageError
+from ..block.block import Block, Column, Header, decode_header
+from ..errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_BAD_COMMAND, E_TOO_BIG, UsageError
 from .protocol import (
     FRAMES_MAX,
     OPTIONS_BYTES_MAX,
@@ -44,6 +44,14 @@ _ASKING: Final[frozenset[type[Wire]]] = frozenset({Open, Lookup, Manage, Stats})
 _ASKING_OPS: Final = frozenset(message.op for message in _ASKING)
 _CONTAINERS: Final = frozenset({tuple, dict})
 HeaderValue = str | bytes | int | float | bool | None
+_PACKABLE: Final = (str, bytes, bytearray, memoryview, int, float)
+_NAMES: Final[frozenset[type]] = frozenset({str})
+_VALUES: Final[frozenset[type]] = frozenset({str, bytes, int, float, bool, type(None)})
+CHECKED_BYTES: Final = 128 * 1024  # of headers that are unpacked at the same time
+# The header of a message that is for one channel only (see dead_letter.py). It is an address, and
+# no header that users see.
+CHANNEL_HEADER: Final = "zsq-channel"
+UNREADABLE: Final = "zsq-unreadable"  # the name under which headers are shown that are not valid
 
 
 def field_kinds(message: type[Wire]) -> dict[str, type]:
@@ -261,18 +269,103 @@ def frames_blocks(frames: Sequence[Any]) -> list[Block]:
 def pack_headers(headers: Mapping[str, HeaderValue]) -> bytes:
     """Return message headers as one msgpack map, as a block contains them.
 
-    Raises `UsageError` (E_TOO_BIG) for more than HEADERS_MAX headers.
+    Raises `UsageError`: E_TOO_BIG for more than HEADERS_MAX headers, and E_BAD_ARGUMENT for a name
+    that is not text, or a value of another type than `HeaderValue`.
     """
     if len(headers) > HEADERS_MAX:
         raise UsageError(
             E_TOO_BIG, f"a message has {len(headers)} headers; the limit is {HEADERS_MAX}"
         )
+    for name, value in headers.items():
+        if not isinstance(name, str):
+            raise UsageError(E_BAD_ARGUMENT, f"the name of a header must be text, not {name!r:.40}")
+        if value is not None and not isinstance(value, _PACKABLE):
+            text = (
+                f"header {name!r:.40} must be text, bytes, a number, a boolean or None, not "
+                f"{type(value).__name__}"
+            )
+            raise UsageError(E_BAD_ARGUMENT, text)
     try:
         return bytes(msgpack.packb(dict(headers)))
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(
             E_BAD_ARGUMENT, f"headers must map text to text, bytes or numbers: {error}"
         ) from None
+
+
+def user_headers(data: bytes | None, *, address: bool = False) -> dict[str, HeaderValue]:
+    """Return the headers of one message as users see them. This never raises.
+
+    A client of another kind may have stored headers that are not valid, before the broker refused
+    them. They are shown unchanged under the name UNREADABLE, because one message must not stop a
+    reader. The address of a message for one channel is left out, unless `address` is True.
+    """
+    try:
+        headers = unpack_headers(data)
+    except UsageError:
+        return {UNREADABLE: data or b""}
+    if not address:
+        headers.pop(CHANNEL_HEADER, None)
+    kinds = {type(value) for value in headers.values()}
+    if not (kinds <= _VALUES and {type(name) for name in headers} <= _NAMES):
+        return {UNREADABLE: data or b""}
+    return headers
+
+
+def check_headers(column: Column) -> None:
+    """Check the headers of all messages of a block, which a client has packed.
+
+    Raises `UsageError` (E_BAD_BLOCK) unless each value is one msgpack map from text to text, bytes,
+    numbers, booleans or nil. Values that are equal are checked once. The maps are unpacked one
+    after the other by one unpacker, and their types are compared as sets. For a thousand different
+    messages with two headers each this takes half of the time of a loop over the messages.
+    """
+    distinct = {*column.values()}
+    distinct -= {None, b""}
+    maps = cast("list[bytes]", list(distinct))
+    if len(column.data) <= CHECKED_BYTES:
+        _check_maps(maps)
+        return
+    begin = size = 0
+    for end, packed in enumerate(maps, 1):
+        size += len(packed)
+        if size >= CHECKED_BYTES or end == len(maps):
+            _check_maps(maps[begin:end])
+            begin, size = end, 0
+
+
+def _check_maps(maps: Sequence[bytes]) -> None:
+    """Check some headers. They are short, because a map of one byte takes 64 bytes in memory."""
+    unpacker = msgpack.Unpacker(
+        None, max_buffer_size=0, max_array_len=0, max_map_len=HEADERS_MAX, max_ext_len=0
+    )
+    unpacker.feed(b"".join(maps))
+    unpack, tell = unpacker.unpack, unpacker.tell
+    found: list[dict[Any, Any]] = []
+    try:
+        for end in accumulate(map(len, maps)):
+            found.append(unpack())
+            if tell() != end:
+                raise ValueError("headers must be one map")
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise _bad_headers(str(error) or "they end too early") from None
+    if {*map(type, found)} - {dict}:
+        raise _bad_headers("they are not a map")
+    if {*map(type, chain.from_iterable(found))} - _NAMES:
+        raise _bad_headers("a name is not text")
+    kinds = {*map(type, chain.from_iterable(map(dict.values, found)))} - _VALUES
+    if kinds:
+        raise _bad_headers(f"a value is of type {kinds.pop().__name__}")
+
+
+def _bad_headers(why: str) -> UsageError:
+    return UsageError(
+        E_BAD_BLOCK,
+        (
+            f"the headers of a message are not valid ({why}); they map text to text, bytes, "
+            "numbers, true, false or nil"
+        ),
+    )
 
 
 def unpack_headers(data: bytes | None) -> dict[str, HeaderValue]:

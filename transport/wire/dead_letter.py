@@ -15,12 +15,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from ..block.block import Block
+from ..block.block import Block, Column
 from ..block.block_format import ADDRESSED, HEADERS_BYTES_MAX
-from ..errors import E_BAD_ARGUMENT, UsageError
-from .codec import HEADERS_MAX, HeaderValue, pack_headers, unpack_headers
+from ..errors import E_BAD_ARGUMENT, E_BAD_BLOCK, UsageError
+from .codec import (
+    CHANNEL_HEADER,
+    HEADERS_MAX,
+    HeaderValue,
+    check_headers,
+    pack_headers,
+    unpack_headers,
+)
 
-CHANNEL_HEADER: Final = "zsq-channel"
 # The name of the header as it appears in a msgpack map.
 _PACKED: Final = bytes([0xA0 | len(CHANNEL_HEADER)]) + CHANNEL_HEADER.encode()
 assert len(CHANNEL_HEADER) < 32
@@ -45,16 +51,47 @@ def addressees(block: Block) -> Iterator[tuple[int, str]]:
     A message with invalid headers is not addressed to one channel.
     """
     column = block.headers
-    if column is None or _PACKED not in bytes(column.data):
+    if not block.header.flags & ADDRESSED or column is None:
+        return
+    yield from _named(column)
+
+
+def check_block_headers(block: Block) -> None:
+    """Check the headers of a block of a client.
+
+    Raises `UsageError` (E_BAD_BLOCK) if they are not valid, or if one has an address and the block
+    does not have the flag. Rights and channels go by the flag.
+    """
+    column = block.headers
+    if column is None:
+        return
+    check_headers(column)
+    if not block.header.flags & ADDRESSED and any(_named(column)):
+        text = (
+            f"a message has the header {CHANNEL_HEADER}, but its block does not have the flag "
+            f"{ADDRESSED}; a block of a stage may have neither"
+        )
+        raise UsageError(E_BAD_BLOCK, text)
+
+
+def _named(column: Column) -> Iterator[tuple[int, str]]:
+    if _PACKED not in bytes(column.data):
         return
     for index, packed in enumerate(column.values()):
-        if packed and _PACKED in packed:
-            try:
-                channel = unpack_headers(packed).get(CHANNEL_HEADER)
-            except UsageError:
-                continue
-            if isinstance(channel, str):
-                yield index, channel
+        channel = addressee(packed)
+        if channel is not None:
+            yield index, channel
+
+
+def addressee(packed: bytes | None) -> str | None:
+    """Return the channel to which headers address their message, or None."""
+    if not packed or _PACKED not in packed:
+        return None
+    try:
+        channel = unpack_headers(packed).get(CHANNEL_HEADER)
+    except UsageError:
+        return None
+    return channel if isinstance(channel, str) else None
 
 
 PREFIX: Final = "zsq-dead-"

@@ -49,7 +49,7 @@ def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> 
     with Reader(topic, url=url, timeout=timeout) as reader:
         found = reader.message(offset)
     if as_json:
-        tell(as_object(found))
+        tell(as_object(found, found.only_channel))
         return
     out = sys.stdout.buffer
     out.write(body_for(out)(found.body) + b"\n")
@@ -221,7 +221,10 @@ def _object(one: Peeked) -> PeekedObject:
         shown |= {"consumer": one.consumer, "held_s": one.held_s, "left_s": one.left_s}
     if one.due_ns:
         shown["due_ns"] = one.due_ns
-    return {**shown, "lost": True} if one.message is None else {**shown, **as_object(one.message)}
+    message = one.message
+    if message is None:
+        return {**shown, "lost": True}
+    return {**shown, **as_object(message, message.only_channel)}
 
 
 def _short(text: str, characters: int = NAME_CHARACTERS) -> str:

@@ -92,6 +92,9 @@ def entry_of(line: bytes, number: int) -> PublishEntry:
 
     Raises `UsageError` (E_BAD_ARGUMENT) with the line's number and the reason.
     """
+    from ....transport.names import check_name
+    from ....transport.wire.codec import CHANNEL_HEADER
+
     try:
         found = json.loads(line)
         if not isinstance(found, dict):
@@ -110,18 +113,23 @@ def entry_of(line: bytes, number: int) -> PublishEntry:
             found.get("headers", {}),
             found.get("headers_base64", {}),
         )
+        only = found.get("only_channel")
         if (
             not isinstance(tag, str | None)
+            or not isinstance(only, str | None)
             or not isinstance(headers, dict)
             or not isinstance(encoded, dict)
         ):
-            raise TypeError("tag must be a string, headers and headers_base64 must be objects")
+            raise TypeError(
+                "tag and only_channel must be strings, headers and headers_base64 must be objects"
+            )
         return PublishEntry(
             body,
             key,
             tag,
             headers
             | {name: base64.b64decode(value, validate=True) for name, value in encoded.items()}
+            | ({} if only is None else {CHANNEL_HEADER: check_name(only, "channel")})
             or None,
         )
     except (ValueError, TypeError, RecursionError) as error:
@@ -219,13 +227,14 @@ def pub(
     messages are durable.
 
     With --json-lines each line has its own body, key, tag and headers; missing ones come from the
-    options. Its topic, offset and times are ignored. With --delay the broker keeps the messages,
+    options. Its topic, offset and times are ignored. A line with only_channel (see zsq tail
+    --addresses) is delivered by that channel only. With --delay the broker keeps the messages,
     durably, until they are due; see `zsq delayed`.
     """
     from ....transport.client.blocking.client import Producer
     from ....transport.client.core.lane import as_attributes, as_delay_ms
     from ....transport.names import check_name
-    from ....transport.wire.dead_letter import CHANNEL_HEADER
+    from ....transport.wire.codec import CHANNEL_HEADER
 
     check_name(topic)
     as_delay_ms(delay)

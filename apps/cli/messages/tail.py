@@ -77,6 +77,14 @@ NEWEST_MAX: Final = 10_000  # repeats a constant of transport, whose import woul
     show_default=True,
     help="At the end of the topic, wait for more messages, or stop.",
 )
+@click.option(
+    "--addresses",
+    is_flag=True,
+    help=(
+        "With --json, also print only_channel for messages that only one channel gets, such as "
+        "redriven ones. zsq pub --json-lines then addresses the copies too."
+    ),
+)
 @json_lines_option
 @with_broker_followed
 def tail(
@@ -86,6 +94,7 @@ def tail(
     last: int | None,
     pattern: str | None,
     follow: bool,
+    addresses: bool,
     as_json: bool,
     url: str,
     timeout: float,
@@ -127,7 +136,7 @@ def tail(
         logs = []
         for name in parts or (topic,):
             reader = Reader(name, url=url, timeout=timeout, patient=follow, on_data_loss="ignore")
-            shown = matching(wanted, objects_from(name) if as_json else bodies_from)
+            shown = matching(wanted, objects_from(name, addresses) if as_json else bodies_from)
             begin = beginning(where, last)
             logs.append(Log(name, stack.enter_context(reader), begin, shown, is_part=bool(parts)))
         follow_logs(logs, sys.stdout.buffer, count, stopping, follow)
@@ -305,15 +314,19 @@ def matching(wanted: re.Pattern[bytes] | None, shown: Shown) -> Shown:
     return lines
 
 
-def objects_from(topic: str) -> Shown:
-    """Return a function that writes messages as JSON, with all stored data."""
+def objects_from(topic: str, addresses: bool = False) -> Shown:
+    """Return a function that writes messages as JSON, with all stored data.
+
+    Which messages are for one channel only is written with `addresses`.
+    """
     from ....transport.client.core.message import message_at
 
     def lines(block: Block, offset: int) -> list[bytes]:
         first = max(0, offset - block.first_offset)
+        messages = [message_at(topic, block, index) for index in range(first, block.count)]
         return [
-            json.dumps(as_object(message_at(topic, block, index))).encode()
-            for index in range(first, block.count)
+            json.dumps(as_object(one, one.only_channel if addresses else None)).encode()
+            for one in messages
         ]
 
     return lines

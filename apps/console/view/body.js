@@ -170,6 +170,7 @@ export function messageView(message, topic, moment) {
   fact("Stored", h("span", { title: `${moment.exact} (${message.time_ns} ns since 1970)` }, moment.text));
   if (message.key) fact("Key", h("code", {}, shortText(message.key)));
   if (message.tag) fact("Tag", h("code", {}, message.tag));
+  if (message.only_channel) fact("Only for channel", h("code", {}, message.only_channel));
   for (const [name, value] of headers) fact(h("code", {}, name), h("span.mono", {}, shortText(value)));
   const element = h("article.message", { "aria-label": `Message ${message.offset}` },
     h("header", {}, h("h2", {}, `Message ${message.offset}`)),

@@ -25,8 +25,8 @@ from zsq.actors.channel.lease import Changes, Subscriber
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, gather, pack, with_place
 from zsq.transport.settings import ChannelSettings
-from zsq.transport.wire.codec import pack_headers
-from zsq.transport.wire.dead_letter import CHANNEL_HEADER, with_address
+from zsq.transport.wire.codec import CHANNEL_HEADER, pack_headers
+from zsq.transport.wire.dead_letter import with_address
 
 S = 1_000_000_000
 PEERS: list[tuple[bytes, ...]] = [(b"a",), (b"b",), (b"c",)]

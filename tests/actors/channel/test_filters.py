@@ -22,8 +22,8 @@ from zsq.actors.settings import options
 from zsq.actors.statistics.schema import COUNTERS
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.settings import ChannelSettings
-from zsq.transport.wire.codec import pack_headers
-from zsq.transport.wire.dead_letter import CHANNEL_HEADER, with_address
+from zsq.transport.wire.codec import CHANNEL_HEADER, pack_headers
+from zsq.transport.wire.dead_letter import with_address
 
 if TYPE_CHECKING:
     from tests.actors.conftest import ChannelHarness

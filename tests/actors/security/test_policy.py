@@ -98,6 +98,7 @@ def who_may(message: p.Wire) -> frozenset[str]:
         ("delayed", "t", "", {"do": "list"}, {"reader", ""}),
         ("delayed", "t", "", {"do": "count"}, LOOKERS),
         ("redrive", "t", "", {"to": "t"}, {"redriver", ""}),
+        ("redrive", "t", "", {"to": "t", "channel": "c"}, {""}),
         ("redrive", "t", "", {"to": "u"}, {""}),
         ("redrive", "t", "", {"to": 3}, set()),
         ("redrive", "t", "", {}, set()),

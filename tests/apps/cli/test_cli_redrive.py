@@ -111,8 +111,8 @@ def test_letters_come_back_to_their_channel_only(broker: LocalBroker, run: Run) 
         headers["own"],
         headers["zsq-redriven-offset"],
         headers["zsq-redriven-error"],
-        headers["zsq-channel"],
-    ) == (1, 0, "why", "c")
+        "zsq-channel" in headers,
+    ) == (1, 0, "why", False)
     assert not [name for name in headers if name.startswith("zsq-dead-")]
     assert take(broker, "t", "other", 0) == []
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from zsq.transport.block.block_format import HEADERS_BYTES_MAX
 from zsq.transport.wire import dead_letter as d
-from zsq.transport.wire.codec import HEADERS_MAX, pack_headers, unpack_headers
-from zsq.transport.wire.dead_letter import CHANNEL_HEADER
+from zsq.transport.wire.codec import CHANNEL_HEADER, HEADERS_MAX, pack_headers, unpack_headers
 
 ABOUT: dict[str, Any] = {
     d.TOPIC: "t",

@@ -12,8 +12,8 @@ import pytest
 from zsq.transport.block.block import Block, cut, open_block, pack
 from zsq.transport.block.block_format import ADDRESSED
 from zsq.transport.client.core.lane import Gather, pack_many, packed
-from zsq.transport.wire.codec import HeaderValue, pack_headers
-from zsq.transport.wire.dead_letter import CHANNEL_HEADER, addressees, with_address
+from zsq.transport.wire.codec import CHANNEL_HEADER, HeaderValue, pack_headers
+from zsq.transport.wire.dead_letter import addressees, with_address
 
 ONE: Mapping[str, HeaderValue] = {"a": 1, CHANNEL_HEADER: "one"}
 OTHER: Mapping[str, HeaderValue] = {"a": 1, "zsq-dead-channel": "one"}
@@ -77,8 +77,10 @@ def test_the_flag_goes_with_the_wire_and_with_a_cut() -> None:
     ],
 )
 def test_a_header_that_names_no_channel_addresses_none(headers: bytes) -> None:
-    block = pack([b"x", b"y"], headers=[headers, pack_headers(ONE)])
-    assert list(addressees(block)) == [(1, "one")]
+    column = [headers, pack_headers(ONE)]
+    block = pack([b"x", b"y"], headers=column)
+    assert list(addressees(with_address(block, column))) == [(1, "one")]
+    assert list(addressees(block)) == [], "without the flag, no channel looks"
 
 
 def test_a_block_without_headers_addresses_none() -> None:

@@ -16,9 +16,11 @@ from datetime import timedelta
 from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from ...block.block import Block
+from ...block.block_format import ADDRESSED
 from ...errors import E_BAD_ARGUMENT, E_NOT_FOUND, NotFound, UsageError
 from ...names import PART_SHIFT
-from ...wire.codec import HeaderValue, unpack_headers
+from ...wire.codec import HeaderValue, user_headers
+from ...wire.dead_letter import addressee
 from ...wire.protocol import BACKOFF, DEAD, ERROR_TEXT_MAX, REQUEUE_DELAY_MS_MAX
 from .consumer_session import EVERY, LeasedBlock
 
@@ -143,7 +145,10 @@ def count_missing(found: Fetched, first: int, stop: int) -> int:
 class StoredMessage(NamedTuple):
     """One message as it is stored in the log.
 
-    `timestamp_ns`: when it was stored, or the time that it was published with.
+    - `timestamp_ns`: When it was stored, or the time that it was published with.
+    - `headers`: What is not valid is shown as bytes under the name `zsq-unreadable`.
+    - `only_channel`: The only channel that gets the message, for example after a redrive. It is no
+      header, so a copy of the message goes to all channels.
     """
 
     topic: str
@@ -153,6 +158,7 @@ class StoredMessage(NamedTuple):
     key: bytes | None
     tag: str | None
     headers: dict[str, HeaderValue]
+    only_channel: str | None = None
 
 
 def stored(topic: str, offset: int, found: Fetched) -> StoredMessage:
@@ -183,9 +189,15 @@ def message_at(topic: str, block: Block, index: int) -> StoredMessage:
         for column in (block.key, block.tag, block.headers)
     )
     return StoredMessage(
-        topic, block.first_offset + index, block.time_of(index), block.body.value(index) or b"", key,
-        None if tag is None else tag.decode(errors="replace"), {} if headers is None else unpack_headers(headers),
-    )  # fmt: skip
+        topic,
+        block.first_offset + index,
+        block.time_of(index),
+        block.body.value(index) or b"",
+        key,
+        None if tag is None else tag.decode(errors="replace"),
+        user_headers(headers),
+        addressee(headers) if block.header.flags & ADDRESSED else None,
+    )
 
 
 def id_of(offset: int, node: int, part: int | None) -> str:
@@ -281,7 +293,7 @@ class MessageView:
     def headers(self) -> dict[str, HeaderValue]:
         """The headers, or {}. Each call returns its own mapping."""
         column = self._batch.block.headers
-        return {} if column is None else unpack_headers(column.value(self._index))
+        return {} if column is None else user_headers(column.value(self._index))
 
     @property
     def id(self) -> str:

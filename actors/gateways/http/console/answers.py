@@ -16,13 +16,12 @@ from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .....transport.block.block import Block
 from .....transport.client.core.message import StoredMessage, id_of
 from .....transport.client.core.peeking import Peek, Peeked
 from .....transport.errors import E_BAD_ARGUMENT, UsageError
 from .....transport.names import part_of
 from .....transport.wire.answers import DelayedRow, ScheduleRow
-from .....transport.wire.codec import HeaderValue, unpack_headers
+from .....transport.wire.codec import HeaderValue
 from ..web.body import JsonObject, Parameters, Share, share_of
 from ..web.places import Limiters
 from ..web.responses import ApiError, api_error
@@ -86,8 +85,6 @@ BODY_BYTES: Final = 4096
 BODY_BYTES_MAX: Final = 1024 * 1024
 ALL_BYTES_MAX: Final = 4 * 1024 * 1024  # the most bytes of bodies in one reply
 KEY_BYTES_MAX: Final = 4096
-UNREADABLE: Final = "(headers that cannot be read)"
-_HEADER_KINDS: Final = (str, bytes, int, float)
 # Control characters except tab and line ends.
 _NO_TEXT: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _MS: Final = 1_000_000
@@ -127,6 +124,7 @@ class ShownMessage(TypedDict):
     size: int
     key: ShownBytes | None
     tag: str | None
+    only_channel: str | None
     headers: dict[str, HeaderValue | ShownBytes]
     body: ShownBytes
 
@@ -201,37 +199,6 @@ def text_of(data: bytes, *, cut: bool) -> str | None:
     return None if _NO_TEXT.search(text) else text
 
 
-def stored_message(topic: str, block: Block, index: int) -> StoredMessage:
-    """Return a message of a block, also if its headers cannot be shown.
-
-    The broker does not read headers. So a publisher with a client of its own may have sent bytes
-    that are no map, or values that no header may have. They are shown as bytes, because the message
-    must not hide all others of an answer.
-    """
-    column = block.headers
-    packed = None if column is None else column.value(index)
-    headers: dict[str, HeaderValue]
-    try:
-        headers = unpack_headers(packed)
-    except UsageError:
-        headers = {UNREADABLE: packed or b""}
-    if not all(
-        isinstance(name, str) and (value is None or isinstance(value, _HEADER_KINDS))
-        for name, value in headers.items()
-    ):
-        headers = {UNREADABLE: packed or b""}
-    key, tag = (None if one is None else one.value(index) for one in (block.key, block.tag))
-    return StoredMessage(
-        topic,
-        block.first_offset + index,
-        block.time_of(index),
-        block.body.value(index) or b"",
-        key,
-        None if tag is None else tag.decode(errors="replace"),
-        headers,
-    )
-
-
 def message(found: StoredMessage, node: int, room: Room) -> ShownMessage:
     headers: dict[str, HeaderValue | ShownBytes] = {
         name: told(value, KEY_BYTES_MAX) if isinstance(value, bytes) else _header(value)
@@ -246,6 +213,7 @@ def message(found: StoredMessage, node: int, room: Room) -> ShownMessage:
         "size": len(found.body),
         "key": None if found.key is None else told(found.key, KEY_BYTES_MAX),
         "tag": found.tag,
+        "only_channel": found.only_channel,
         "headers": headers,
         "body": told(found.body, room.take(len(found.body))),
     }

@@ -30,17 +30,19 @@ from .....transport.client.core.administration import Side
 from .....transport.client.core.asking import END, Place
 from .....transport.client.core.message import id_of
 from .....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, Redrive
-from .....transport.errors import E_FORBIDDEN, Refused, ZsqError
+from .....transport.errors import Refused, ZsqError
 from .....transport.names import check_name, part_of
 from .....transport.reports import ChannelStats
 from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
 from .....transport.whole_topic import whole_topic
+from .....transport.wire.codec import CHANNEL_HEADER
 from ....security.policy import (
     DEAD_LETTER_TOPIC,
     REDRIVE,
     Action,
     Principal,
     actions_of,
+    check_address,
     check_dead_letters,
 )
 from ...limiter import Limiter
@@ -269,14 +271,10 @@ class BackgroundJobs:
         principal = await self._permitted(job)
         for route in plan.unknown(messages):
             # Any publisher may have written the origin in the dead letter.
-            if not principal.may(Action.PUBLISH, route.place.topic):
-                why = (
-                    f"publishing to topic {route.place.topic!r} is not permitted for "
-                    f"{principal.name or 'you'}"
-                )
-                plan.known(route, Refused(E_FORBIDDEN, why))
-                continue
             try:
+                principal.require(Action.PUBLISH, route.place.topic)
+                if route.place.channel:
+                    check_address(principal, route.place.topic)
                 await self._source.redrive_to(job.topic, *route.place, route.origin, route.chosen)
             except ZsqError as error:
                 plan.known(route, error)
@@ -492,6 +490,8 @@ class Doing:
             check_name(to)
             if not principal.may(Action.PUBLISH, to):
                 raise api_error("UNAUTHORIZED")
+            if only is not None:
+                check_address(principal, to)
         if only is not None:
             check_name(only, "channel")
         if count is not None and (type(count) is not int or count < 1):
@@ -526,6 +526,8 @@ class Doing:
                 if max(map(len, wanted.bodies)) > size_max:
                     raise api_error("MSG_TOO_BIG")
                 bodies, key, tag, headers, delay = wanted
+                if CHANNEL_HEADER in (headers or ()):
+                    check_address(principal_of(request), topic)
                 with limiters.publishes.place(holder_of(request)):
                     producer = self._open_producer()
                     try:

@@ -10,7 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.block.block import Block
-from .....transport.client.core.message import StoredMessage, count_missing, parse_id, part_in_id
+from .....transport.client.core.message import (
+    StoredMessage,
+    count_missing,
+    message_at,
+    parse_id,
+    part_in_id,
+)
 from .....transport.names import part_of
 from .....transport.whole_topic import whole_topic
 from ....runtime.process import private_bytes
@@ -333,7 +339,7 @@ async def _read(
 def _of_block(topic: str, block: Block, first: int, head: int) -> Any:
     """Return the messages of a block lazily, because only a few may be needed."""
     start, stop = max(0, first - block.first_offset), min(block.count, head - block.first_offset)
-    return (bodies.stored_message(topic, block, index) for index in range(start, stop))
+    return (message_at(topic, block, index) for index in range(start, stop))
 
 
 def _topic(parameters: Parameters) -> str:

@@ -29,8 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from .....transport.block.block import Block, Column
-from .....transport.errors import UsageError
-from .....transport.wire.codec import unpack_body, unpack_headers
+from .....transport.wire.codec import unpack_body, user_headers
 
 PAUSE: Final = -1
 WINDOW_BYTES: Final = 1024 * 1024  # a column is searched in windows of this size
@@ -195,11 +194,7 @@ def _header_fits(block: Block, index: int, wanted: Named) -> bool:
     data = _value(block.headers, index)
     if data is None or wanted.name.encode() not in data:
         return False
-    try:
-        headers = unpack_headers(data)
-    except UsageError:
-        return False
-    value: Any = headers.get(wanted.name, _MISSING)
+    value: Any = user_headers(data).get(wanted.name, _MISSING)
     return value is not _MISSING and _same(value, wanted.value)
 
 

@@ -12,8 +12,13 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Final
 
-from .....transport.client.core.message import Fetched, Missing, StoredMessage, missing_in
-from ..console.answers import stored_message
+from .....transport.client.core.message import (
+    Fetched,
+    Missing,
+    StoredMessage,
+    message_at,
+    missing_in,
+)
 from ..console.source import TopicReader
 from .matching import PAUSE, Undecoded, Wanted, matches
 
@@ -85,7 +90,7 @@ class Scan:
                 for index in matches(block, start, stop, self._wanted, self._undecoded):
                     if index != PAUSE:
                         self.at = block.first_offset + index + 1
-                        yield stored_message(self._topic, block, index)
+                        yield message_at(self._topic, block, index)
                     if time.monotonic() - slice_s > SLICE_S:
                         await asyncio.sleep(0)
                         slice_s = time.monotonic()

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from .....transport.errors import (
     E_BAD_NAME,
     E_CLOSING,
+    E_FORBIDDEN,
     E_LIMIT,
     E_TOO_BIG,
     NotFound,
@@ -113,6 +114,8 @@ def from_zsq(error: ZsqError, *, for_nsq: bool = True) -> ApiError:
     On nsqd's paths only a message can be too big. On ZSQ's own paths it may also be a key, a tag or
     a header, so the sentence says what it is.
     """
+    if error.code == E_FORBIDDEN:
+        return ApiError(403, f"{error.code} {error.text}")
     if error.code == E_CLOSING:
         return api_error("EXITING")
     if error.code == E_BAD_NAME:

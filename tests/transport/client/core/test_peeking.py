@@ -15,6 +15,7 @@ from zsq.transport.client.core.message import Fetched
 from zsq.transport.client.core.peeking import Peek, Peeked, look_at_channel, look_at_newest
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import pack_headers
+from zsq.transport.wire.dead_letter import with_address
 
 S = 1_000_000_000
 SETTINGS = {"tags": "", "max_age_s": -1}
@@ -34,7 +35,7 @@ class Topic:
                 pack_headers({"zsq-channel": "d"}) if index == 9 else None for index in range(10)
             ]
             bodies = [b"%d" % (first + index) for index in range(10)]
-            block = pack(bodies, tags=tags, headers=headers)
+            block = with_address(pack(bodies, tags=tags, headers=headers), headers)
             if number not in gap:
                 self.blocks.append(with_place(block, first, (number + 1) * S))
         self.head = blocks * 10

@@ -18,7 +18,6 @@ from starlette.requests import ClientDisconnect, Request
 from support.console_site import ConsoleSite, Visitor
 
 from zsq.actors.gateways.http.console import console as live
-from zsq.actors.gateways.http.console.answers import UNREADABLE
 from zsq.actors.gateways.http.messages import matching, scan, searching, tailing
 from zsq.actors.gateways.http.messages.pace import BEHIND_MAX, BURST
 from zsq.actors.gateways.http.web.authority import HttpAuthority
@@ -29,7 +28,7 @@ from zsq.actors.security.policy import AccessPolicy
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.client.core.message import Fetched
 from zsq.transport.errors import E_NOT_FOUND, NotFound
-from zsq.transport.wire.codec import pack_headers
+from zsq.transport.wire.codec import UNREADABLE, pack_headers
 
 SECOND_NS = 1_000_000_000
 ACCESS = f"""
