@@ -50,7 +50,8 @@ def die(url: str, key_file: Path | None = None, topic: str = "t") -> None:
         zsq.Admin(url, key_file=key_file) as admin,
         zsq.Producer(url, key_file=key_file) as producer,
     ):
-        admin.create_topic(topic)
+        for name in (topic, "dead"):
+            admin.create_topic(name)
         for channel in ("work", "audit"):
             admin.create_channel(topic, channel, dead_letter_topic="dead", max_attempts=1)
         producer.publish_many(topic, [b"a", b"b", b"c"], headers={"own": 1})

@@ -1,4 +1,4 @@
-"""Tests of headers that are not valid: no client and no block can store them, and no reader ends."""
+"""Tests of headers that are not valid: nothing stores them, and no reader ends at them."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def test_letters_go_only_where_their_sender_may_publish(site: ConsoleSite) -> No
     site.within(lambda: site.console.jobs._send(job, Letters(), None))  # type: ignore[arg-type]
     assert (job.plan.sent, [*job.row(SOME)["reasons"]]) == (
         {},
-        ["publishing to topic 'secret' is not permitted for some"],
+        ["some may not publish to topic 'secret': that needs publish in the broker's access file"],
     )
     assert job.plan._known[
         LetterRoute(ChannelName("secret", "c"), Origin("secret", "u", "c"), False)
