@@ -115,9 +115,9 @@ def test_a_copy_goes_to_all_channels(redriven: Broker, tmp_path: Path) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{redriven.http}/api") as web:
         assert web.get("/download", params={"topic": "t"}).text.count("zsq-channel") == 0
         for path in ("messages", "search"):
-            shown = web.get(f"/{path}", params={"topic": "t", "offset": 0})
-            assert "zsq-channel" not in shown.text
-            found = [one["only_channel"] for one in shown.json()["messages"]]
+            answer = web.get(f"/{path}", params={"topic": "t", "offset": 0})
+            assert "zsq-channel" not in answer.text
+            found = [one["only_channel"] for one in answer.json()["messages"]]
             assert found == [None] * 3 + ["work"] * 3
     with zsq.Reader("t", url=url) as reader:
         assert [reader.message(offset).only_channel for offset in (0, 5)] == [None, "work"]

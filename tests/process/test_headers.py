@@ -100,10 +100,11 @@ class RawProducer:
     """A client of another kind. It packs blocks as it likes."""
 
     def __init__(self, url: str) -> None:
-        self._socket: Any = zmq.Context.instance().socket(zmq.DEALER)
+        context: Any = zmq.Context.instance()
+        self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.connect(url)
-        self._sequence = 0
+        self._sequence: int = 0
 
     def open(self, topic: str) -> None:
         self._ask(p.Open(1, "topic", topic, "", True))
