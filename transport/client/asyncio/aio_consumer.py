@@ -164,7 +164,7 @@ class Consumer(ConsumerBase):
         while not self._closing:
             while self._messages:
                 message = self._messages.popleft()
-                if message._batch.delivery.live:
+                if message._batch.delivery.gives(message._index):
                     if not self._prefetch.is_due:
                         self._taken()
                     message._consumer = self

@@ -60,7 +60,8 @@ class Runner(RunnerBase):
                     continue
                 if message is None:
                     return
-                await self.handle(message)
+                if not self._working.goes_on(message):
+                    await self.handle(message)
         except Exception as error:
             self._fail(error)
 

@@ -313,7 +313,7 @@ class Consumer(ConsumerBase):
                 if not self._fill(deadline_ns):
                     return None
                 messages = self._messages
-            elif message._batch.delivery.live:
+            elif message._batch.delivery.gives(message._index):
                 # If the link was lost, the channel delivers the message again.
                 if not self._prefetch.is_due:
                     self._taken()
@@ -371,7 +371,7 @@ class Consumer(ConsumerBase):
                 except IndexError:
                     message = None
                 if message is not None:
-                    if message._batch.delivery.live:
+                    if message._batch.delivery.gives(message._index):
                         if not self._prefetch.is_due:
                             self._taken()
                         message._consumer = self

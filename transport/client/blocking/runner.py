@@ -22,7 +22,8 @@ class Runner(RunnerBase):
     def work(self) -> None:
         try:
             while (message := self._take()) is not None:
-                self.handle(message)
+                if not self._working.goes_on(message):
+                    self.handle(message)
         except BaseException as error:
             self._fail(error)
 

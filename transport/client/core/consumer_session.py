@@ -18,6 +18,7 @@ that link are committed.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -58,6 +59,7 @@ from ...wire.protocol import (
 )
 from ...wire.rows import check_rows, heartbeat
 from ..link.reaction import Reaction
+from .finish_memory import FinishMemory
 
 EVERY: Final = -1  # an index that stands for all messages of the delivery
 
@@ -125,6 +127,10 @@ class LeasedBlock:
     def live(self) -> bool:
         """True if the lease can still be answered."""
         return self.epoch == self.session.epoch
+
+    def gives(self, index: int) -> bool:
+        """Return True if the program may have this message: its link lasts, and it is not answered."""
+        return self.epoch == self.session.epoch and index not in self.answered
 
     def take(self, count: int) -> None:
         """Note that the program has taken the first `count` messages."""
@@ -309,6 +315,11 @@ class ConsumerSession:
         self.dirty: deque[LeasedBlock] = deque()  # deliveries with finishes to send
         self.taken: deque[LeasedBlock] = deque()  # deliveries with messages to report
         self.unanswered = 0  # messages of this link whose answer was not sent
+        # True if messages that were finished, and come back after a lost link, are finished again.
+        # It is not for a program that takes whole deliveries: it answers for itself.
+        self.remembers = False
+        self.finishes = FinishMemory()
+        self._covering: Confirm | None = None  # the barrier that is being made
         self.words: deque[Wire] = deque()  # messages to send
         self.confirms: dict[int, Confirm] = {}
         self.next_confirm = Confirm()  # of all answers that are noted before the next barrier
@@ -399,13 +410,17 @@ class ConsumerSession:
 
     def _fin(self, delivery: LeasedBlock, indexes: Sequence[int], request: int) -> None:
         if not self._answerable(delivery):
-            self.stale += len(indexes)
+            self._came_late(delivery, indexes)
             return
         if not indexes:  # all answers were sent before; a barrier confirms them
             self.words.append(Fin(request, 0, ()))
             return
         self._note(delivery, indexes)
         self.unconfirmed += len(indexes)
+        if self.remembers:
+            confirm = self._covering or self.next_confirm
+            self.finishes.sent(delivery, indexes, confirm)
+            confirm.wanted = True
         self.words.append(Fin(request, delivery.token, delivery.ranges(indexes)))
 
     def requeue(
@@ -462,7 +477,9 @@ class ConsumerSession:
         # Another thread may note an answer now. If it then sees the old Confirm, this `collect`
         # sends the answer.
         confirm, self.next_confirm = self.next_confirm, Confirm()
+        self._covering = confirm
         self.collect()
+        self._covering = None
         if self.state not in (_S.OPEN, _S.LEAVING) or not (
             self.words or self.unconfirmed or confirm.wanted
         ):
@@ -539,6 +556,10 @@ class ConsumerSession:
             return Reaction.NOTHING
         delivery = LeasedBlock(self, message, block, self.epoch, now_ns)
         self.unanswered += block.count
+        if self.finishes and (indexes := self.finishes.came_back(delivery, now_ns)):
+            self._fin(delivery, indexes, 0)
+            if delivery.closed:
+                return Reaction.NOTHING
         self.held[message.token] = delivery
         self.arrived.append(delivery)
         return Reaction.NOTHING
@@ -580,6 +601,7 @@ class ConsumerSession:
     def lost(self) -> None:
         """Note that the link is lost, and with it all leases and all answers that were not sent."""
         self._step(_E.LOST)
+        self.finishes.lost(time.monotonic_ns())
         self.epoch += 1
         self.arrived.clear()
         self.held.clear()
@@ -610,6 +632,23 @@ class ConsumerSession:
                 E_BAD_COMMAND, f"{event.value} is not allowed in state {self.state.value}"
             )
         self.state = after
+
+    def _came_late(self, delivery: LeasedBlock, indexes: Sequence[int]) -> None:
+        """Remember finishes of a delivery whose link was lost.
+
+        If the messages are here again already, finish them.
+        """
+        self.stale += len(indexes)
+        if not self.remembers or self.over or delivery.live:
+            return
+        now_ns = time.monotonic_ns()
+        self.finishes.came_late(delivery, indexes, now_ns)
+        for newer in list(self.held.values()):
+            if self._answerable(newer) and (
+                again := newer.fresh(self.finishes.came_back(newer, now_ns))
+            ):
+                self._fin(newer, again, 0)
+                self.stale -= len(again)
 
     def _answerable(self, delivery: LeasedBlock) -> bool:
         return delivery.epoch == self.epoch and self.state in (_S.OPEN, _S.LEAVING)

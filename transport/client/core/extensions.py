@@ -54,6 +54,24 @@ class Extensions:
     def end(self, worker: object) -> None:
         self._works.pop(worker, None)
 
+    def adopt(self, delivery: LeasedBlock, index: int, now_ns: int) -> bool:
+        """Return True if a handler works on this message, which has come back on a new link.
+
+        Its lease is extended from now on. When the handler ends, its finish is for this delivery.
+        """
+        for work in list(self._works.values()):
+            old = work.delivery
+            if (
+                not old.live
+                and old.session is delivery.session
+                and old.offset(work.index) == delivery.offset(index)
+                and old.block.time_of(work.index) == delivery.block.time_of(index)
+            ):
+                work.delivery, work.index = delivery, index
+                work.next_ns = now_ns + delivery.timeout_ms * 1_000_000 // SHARE
+                return True
+        return False
+
     def on_time(self, now_ns: int, touch: Touch) -> int:
         """Extend the leases that are due, and return when the next one is."""
         next_ns = FAR_NS
@@ -89,6 +107,13 @@ class Working:
         now_ns = time.monotonic_ns()
         self._extensions.begin(worker, message._batch.delivery, message._index, now_ns)
         return now_ns
+
+    def goes_on(self, message: MessageView) -> bool:
+        """Return True if a handler works on this message already, see `Extensions.adopt`."""
+        delivery = message._batch.delivery
+        return delivery.epoch > 0 and self._extensions.adopt(
+            delivery, message._index, time.monotonic_ns()
+        )
 
     def end(self, worker: object, begun_ns: int) -> None:
         self._extensions.end(worker)

@@ -621,6 +621,8 @@ class ConsumerEngine(Engine):
                     continue
                 if whole:
                     delivery.take(delivery.block.count)
+                else:
+                    delivery.session.remembers = True
                 self.report_soon(time.monotonic_ns())
                 return delivery
             self.raise_refused()

