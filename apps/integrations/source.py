@@ -4,10 +4,12 @@ Kombu asks for messages without waiting, and its event loop needs a descriptor t
 readable. Dramatiq waits for a message or a timeout. So a thread waits for deliveries, and calls
 `wake` for each one.
 
-The same thread touches the messages that are not answered, after a third of their lease. So a task
-may run for any time, and no other worker gets its message. The lease ends only if this process
-ends, hangs, or loses the broker. A transport with a fixed visibility timeout delivers a long task
-again while it still runs.
+A message that arrived is held until `take` gives it to the framework. Until then it has no lease,
+uses no attempt, and the broker may ask for it back for an idle worker. The thread touches the
+messages that were taken and are not answered, after a third of their lease. So a task may run for
+any time, and no other worker gets its message. The lease ends only if this process ends, hangs, or
+loses the broker. A transport with a fixed visibility timeout delivers a long task again while it
+still runs.
 """
 
 from __future__ import annotations
@@ -43,6 +45,11 @@ class Work:
     def __init__(self) -> None:
         self.answers = AnswerMemory()
         self._working: dict[Place, Held] = {}
+
+    def knows(self, message: Message) -> bool:
+        """Return True if the process works on this message, or may have ended it."""
+        place = place_of(message)
+        return place in self._working or place in self.answers
 
     def begin(self, held: Held) -> bool:
         """Return True if the message is to be handled. Else it was dealt with here.
@@ -169,13 +176,15 @@ class Source:
         work: Work,
     ) -> None:
         self.consumer = consumer
-        self.arrived: deque[Held] = deque()
         self.work = work
         self.error: ZsqError | None = None
         self._ready = ready
         self._touch_s = lease_s / TOUCH_SHARE
         self._wake = wake
-        self._open: list[Delivery] = []
+        self._open: dict[int, Delivery] = {}  # by the id of their batch
+        self._lock = threading.Lock()  # held while `_open` changes
+        # Messages that the process might have ended before, and that are to be handled.
+        self._taken: deque[Held] = deque()
         self._closed = False
         self._cancelled = False
         self._leaving = False
@@ -183,19 +192,37 @@ class Source:
 
     def start(self) -> Source:
         """Subscribe, and begin to receive. The channel exists when this returns."""
+        self.consumer.set_ready(self._ready)
         self.consumer.subscribe()
         self._thread.start()
         return self
 
+    @property
+    def arrived(self) -> int:
+        """The number of messages that arrived and that nobody has taken."""
+        return self.consumer._waiting + len(self._taken)
+
     def take(self) -> Held | None:
-        """Return the next message that is to be handled, and whose lease lasts, or None."""
-        while self.arrived:
-            held = self.arrived.popleft()
-            if not held.message.leased:
-                held.drop()
-            elif self.work.begin(held):
+        """Return the next message that is to be handled, or None."""
+        while self._taken:
+            held = self._taken.popleft()
+            if held.message.leased:
+                return held
+            held.drop()
+            self.work.end(held)
+        while (message := self.consumer._take_held()) is not None:
+            if (held := self._begin(message)) is not None:
                 return held
         return None
+
+    def _begin(self, message: Message) -> Held | None:
+        batch = message._batch
+        with self._lock:
+            delivery = self._open.get(id(batch))
+            if delivery is None:
+                delivery = self._open[id(batch)] = Delivery(batch)
+            held = Held(self, delivery, message)
+        return held if self.work.begin(held) else None
 
     def set_ready(self, ready: int) -> None:
         """Change how many messages may be held. 0: receive no more, and keep what is held."""
@@ -205,8 +232,9 @@ class Source:
 
     def give_back(self) -> None:
         """Return the messages to the channel that arrived and that nobody has taken."""
-        while (held := self.take()) is not None:
-            held.requeue()
+        self.consumer._give_held_back()
+        while self._taken:
+            self._taken.popleft().requeue()
 
     def cancel(self) -> None:
         """Receive no more. Messages that were taken can still be answered."""
@@ -226,7 +254,11 @@ class Source:
     @property
     def idle(self) -> bool:
         """True if all messages are answered."""
-        return not self.arrived and not any(delivery.left for delivery in self._open)
+        return not self.arrived and not any(one.left for one in self._deliveries())
+
+    def _deliveries(self) -> list[Delivery]:
+        with self._lock:
+            return list(self._open.values())
 
     def leave(self) -> None:
         """Receive no more, and close when all messages that were taken are answered."""
@@ -253,31 +285,31 @@ class Source:
     def _run(self) -> None:
         while not self._closed:
             try:
-                batch = self.consumer.receive_batch(self._touch_s / 4)
+                # A message that this process works on must not go to another worker. So it does
+                # not wait with the others.
+                known = self.consumer._receive_held(self._touch_s / 4, self.work.knows)
             except ZsqError as error:
                 if not self._closed:
                     self.error = error
                     self._wake()
                 return
-            if batch is not None:
-                self._take_in(batch)
+            if known is not None:
+                self._take_in(known)
             self._touch()
             if self._leaving and self.idle:
                 self.close()
 
-    def _take_in(self, batch: Batch) -> None:
-        delivery = Delivery(batch)
-        held = [Held(self, delivery, message) for message in batch]
-        self._open.append(delivery)
-        self.arrived.extend(held)
+    def _take_in(self, known: list[Message]) -> None:
+        self._taken.extend(held for message in known if (held := self._begin(message)) is not None)
         if self._cancelled:
             self.give_back()
         self._wake()
 
     def _touch(self) -> None:
         now_s = time.monotonic()
-        self._open = [delivery for delivery in self._open if delivery.left]
-        for delivery in self._open:
+        with self._lock:
+            self._open = {key: one for key, one in self._open.items() if one.left}
+        for delivery in self._deliveries():
             if now_s - delivery.touched_s >= self._touch_s:
                 delivery.touched_s = now_s
                 try:

@@ -125,22 +125,18 @@ class ZsqBroker(AsyncBroker):
         )
         self._toucher = asyncio.create_task(self._touch())
         try:
-            while (batch := await consumer.receive_batch()) is not None:
-                for message in batch:
-                    if not message.leased:
-                        continue  # it has waited here too long, and another worker gets it
-                    place = place_of(message)
-                    if place in self._working:
-                        # With the connection, a lease ends. So the message has come back, although
-                        # it is being worked on.
-                        self._working[place] = message
-                    elif self._answers.take(message) is not None:
-                        await self._finish(message)
-                    else:
-                        self._working[place] = message
-                        yield AckableMessage(
-                            data=message.body, ack=functools.partial(self._ack, place)
-                        )
+            # Messages that wait here have no lease, and go to another worker if that one is idle.
+            while (message := await consumer.receive()) is not None:
+                place = place_of(message)
+                if place in self._working:
+                    # With the connection, a lease ends. So the message has come back, although it
+                    # is being worked on.
+                    self._working[place] = message
+                elif self._answers.take(message) is not None:
+                    await self._finish(message)
+                else:
+                    self._working[place] = message
+                    yield AckableMessage(data=message.body, ack=functools.partial(self._ack, place))
         finally:
             # Tasks that run still need their leases. `shutdown` closes the consumer.
             consumer.set_ready(0)

@@ -177,7 +177,7 @@ def test_urgent_messages_come_first(
         # All three have arrived before the first one is delivered.
         channel = connection.default_channel
         wait_for(
-            lambda: sum(len(one.arrived) for one in channel._queue_sources()) == 3,
+            lambda: sum(one.arrived for one in channel._queue_sources()) == 3,
             WAIT_S,
             "three messages",
         )

@@ -317,7 +317,7 @@ class Channel(virtual.Channel):
 
     def _size(self, queue: str) -> int:
         """Return how many messages wait. Those of workers, and delayed ones, do not count."""
-        arrived = sum(len(one.source.arrived) for one in self._in_memory(queue))
+        arrived = sum(one.source.arrived for one in self._in_memory(queue))
         if self._is_transient(queue):
             return arrived
         topics = self._topics(queue).values()

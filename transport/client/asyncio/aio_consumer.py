@@ -145,13 +145,19 @@ class Consumer(ConsumerBase):
         return None if delivery is None else Batch(self, delivery)
 
     async def _take(
-        self, deadline_ns: int, shared: Callable[[], bool] = bool, *, whole: bool = True
+        self,
+        deadline_ns: int,
+        shared: Callable[[], bool] = bool,
+        *,
+        whole: bool = True,
     ) -> LeasedBlock | None:
         if self._closing:
             return None
         turner = self._turner()
         return await turner.carry_out(
-            turner.engine.take(deadline_ns, self._timeout, self._is_closing, shared, whole)
+            turner.engine.take(
+                deadline_ns, self._timeout, self._is_closing, shared, whole, not whole
+            )
         )
 
     async def receive(self, timeout: float | None = None) -> Message | None:

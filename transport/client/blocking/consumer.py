@@ -330,7 +330,7 @@ class Consumer(ConsumerBase):
         if self._filled_by == threading.get_ident() and not self._workers:
             self._window.handled((time.monotonic_ns() - self._filled_ns) / 1e9, self._filled)
         self._filled_by = 0
-        delivery = self._take(deadline_ns, self._is_shared, whole=False)
+        delivery = self._take(deadline_ns, self._is_shared, whole=False, remembers=True)
         if delivery is None:
             return not self._closing and (self._is_shared() or time.monotonic_ns() < deadline_ns)
         self._prefetch.fill(delivery, Batch(self._holder, delivery).messages())
@@ -343,15 +343,70 @@ class Consumer(ConsumerBase):
         return True
 
     def _take(
-        self, deadline_ns: int, shared: Callable[[], bool] = bool, *, whole: bool = True
+        self,
+        deadline_ns: int,
+        shared: Callable[[], bool] = bool,
+        *,
+        whole: bool = True,
+        remembers: bool = False,
     ) -> LeasedBlock | None:
         """Return the next delivery, see `ConsumerEngine.take`."""
         if self._closing:
             return None
         drive = self._drive()
         return drive.carry_out(
-            drive.engine.take(deadline_ns, self._timeout, self._is_closing, shared, whole)
+            drive.engine.take(
+                deadline_ns, self._timeout, self._is_closing, shared, whole, remembers
+            )
         )
+
+    # For the integrations, which hand messages to a framework
+
+    def _receive_held(
+        self, timeout: float, takes: Callable[[Message], bool]
+    ) -> list[Message] | None:
+        """Wait for the next delivery, and hold its messages until `_take_held`.
+
+        Return None after the timeout. Otherwise return the messages for which `takes` is true. They
+        are taken, and not held.
+        """
+        delivery = self._take(until_ns(timeout), whole=False)
+        if delivery is None:
+            return None
+        messages = Batch(self._holder, delivery).messages()
+        taken = [message for message in messages if takes(message)]
+        held = [message for message in messages if message not in taken] if taken else messages
+        for message in taken:
+            message._consumer = self
+        self._prefetch.fill(delivery, held)
+        return taken
+
+    def _take_held(self) -> Message | None:
+        """Return the next message that is held here, or None."""
+        while self._messages:
+            try:
+                message = self._messages.popleft()
+            except IndexError:
+                break
+            if message._batch.delivery.gives(message._index):
+                if not self._prefetch.is_due:
+                    self._taken()
+                message._consumer = self
+                return message
+        return None
+
+    def _give_held_back(self) -> None:
+        """Give all messages back to the channel that are held here."""
+        drive = self._made
+        if drive is not None and drive.pid == os.getpid():
+            with drive.lock:
+                drive.engine.give_all_back()
+                drive.settle()
+
+    @property
+    def _waiting(self) -> int:
+        """The number of messages that are held here."""
+        return len(self._messages)
 
     def batches(self) -> Iterator[Batch]:
         """Iterate over all deliveries, until `close`."""

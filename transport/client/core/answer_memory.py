@@ -95,6 +95,9 @@ class AnswerMemory:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, place: Place) -> bool:
+        return place in self._entries
+
     @contextlib.contextmanager
     def answering(self, message: MessageView, rejected: Reason | None = None) -> Iterator[None]:
         """Remember the answer that is given in this block: a finish, or a reject for a reason."""

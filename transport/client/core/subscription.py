@@ -461,6 +461,11 @@ class ConsumerEngine(Engine):
             session.give_back(delivery, indexes)
         leg.tell(time.monotonic_ns())
 
+    def give_all_back(self) -> None:
+        """Give back all messages that the program has not taken."""
+        for leg in list(self.legs):
+            self.give_back(leg, leg.session.unanswered)
+
     def _adapt(self) -> None:
         """Ask for as many messages as the handlers need now."""
         sessions = [leg.session for leg in self.legs]
@@ -602,8 +607,11 @@ class ConsumerEngine(Engine):
         closing: Callable[[], bool],
         shared: Callable[[], bool],
         whole: bool = True,
+        remembers: bool = False,
     ) -> Steps[LeasedBlock | None]:
         """Return the next delivery. With `whole`, the program has taken all of it.
+
+        `remembers`: see `ConsumerSession.remembers`.
 
         Return None at the deadline, when the consumer closes, or when `shared()` is true. This
         means that another caller took a delivery, and some of its messages still wait.
@@ -621,8 +629,7 @@ class ConsumerEngine(Engine):
                     continue
                 if whole:
                     delivery.take(delivery.block.count)
-                else:
-                    delivery.session.remembers = True
+                delivery.session.remembers = remembers
                 self.report_soon(time.monotonic_ns())
                 return delivery
             self.raise_refused()
