@@ -7,7 +7,7 @@ import functools
 import io
 import re
 import tokenize
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,11 +16,9 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LAYERS: Final = ("actors", "apps", "storage", "transport")
-FILE_LINES_MAX: Final = 1000
 FUNCTION_LINES_MAX: Final = 100
 COLUMNS_MAX: Final = 100
 TABLE_COLUMNS_MAX: Final = 140
-FOLDER_FILES_MAX: Final = 15
 # These files print on stderr that they are ready, or why they are not.
 SPEAKS: Final = (
     "actors/supervisor/supervisor.py",
@@ -181,28 +179,6 @@ def titles(markdown: str) -> list[str]:
     """Return the H1 lines, except those in fenced code."""
     outside = re.sub(r"^(```|~~~).*?^\1", "", markdown, flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"^# .+", outside, flags=re.MULTILINE)
-
-
-def test_files_are_short() -> None:
-    long = {
-        named(path): size
-        for path in sources()
-        if (size := path.read_text().count("\n")) > FILE_LINES_MAX
-    }
-    assert not long, f"at most {FILE_LINES_MAX} lines a file: cut it by its nouns"
-
-
-def full_folders(paths: list[str]) -> dict[str, int]:
-    """Return the folders with more files than allowed, and how many they have."""
-    counts = Counter(path.rpartition("/")[0] for path in paths)
-    return {folder: count for folder, count in counts.items() if count > FOLDER_FILES_MAX}
-
-
-def test_folders_are_small() -> None:
-    assert not full_folders([named(path) for path in sources(*LAYERS)]), (
-        f"at most {FOLDER_FILES_MAX} files a folder: make rooms of it"
-    )
-    assert full_folders([f"actors/a/{number}.py" for number in range(16)]) == {"actors/a": 16}
 
 
 def no_caption(name: str, tree: ast.Module) -> list[str]:

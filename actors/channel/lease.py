@@ -172,7 +172,7 @@ class Subscriber:
 
 
 class Departure(Enum):
-    """How a consumer went."""
+    """The ways in which a consumer goes."""
 
     LEFT = "left"  # it said so
     LOST = "lost"  # its process or its link ended
@@ -190,7 +190,7 @@ class Begun:
 
 @dataclass(slots=True)
 class Lease:
-    """What a consumer holds of one delivery.
+    """The unanswered messages of one delivery.
 
     `held` are the messages that no handler has begun, as far as the consumer has reported. They
     belong to the consumer as long as its link lasts. `begun` are the others, each group with a

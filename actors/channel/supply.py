@@ -15,8 +15,9 @@ Once the cursor has passed a message, the message is *behind* the cursor and in 
 Messages in all states except the last are in *holes*. A hole is a row (start, count, attempts,
 due). Holes are committed in the state store together with the cursor. The attempts of a row are how
 often a handler has begun the message. A run is a hole without its due time: (start, count,
-attempts). The runs of a delivery have the number of that delivery, which is one more. Runs are cut and joined, and single
-messages are not touched. So no cost here depends on the number of messages in a run.
+attempts). The runs of a delivery have the number of that delivery, which is one more. Runs are cut
+and joined, and single messages are not touched. So no cost here depends on the number of messages
+in a run.
 
 A block that is sent whole is not checked here, because its consumer checks it. All other blocks
 are checked before anything is read from them. If a block is not as its producer sent it, memory has

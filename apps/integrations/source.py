@@ -205,11 +205,11 @@ class Source:
     def take(self) -> Held | None:
         """Return the next message that is to be handled, or None."""
         while self._taken:
-            held = self._taken.popleft()
-            if held.message.leased:
-                return held
-            held.drop()
-            self.work.end(held)
+            known = self._taken.popleft()
+            if known.message.leased:
+                return known
+            known.drop()
+            self.work.end(known)
         while (message := self.consumer._take_held()) is not None:
             if (held := self._begin(message)) is not None:
                 return held

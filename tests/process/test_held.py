@@ -1,5 +1,5 @@
-"""Tests of held and begun messages with real programs: deploys, restarts, slow handlers, messages that
-kill their consumer, consumers that were lost, and workers beside a full one.
+"""Tests of held and begun messages with real programs: deploys, restarts, slow handlers, messages
+that kill their consumer, consumers that were lost, and workers beside a full one.
 
 Each program is a file of a few lines, as a user writes it, and prints what its handler begins.
 """

@@ -17,8 +17,8 @@ _S, _E = MessageState, MessageEvent
 Move = tuple[MessageState, MessageEvent, MessageState]
 OF_DELIVERY: Final = {
     "next_delivery": _E.DELIVER, "fin": _E.FINISH, "req": _E.REQUEUE, "subscribe": _E.LEAVE, "unsubscribe": _E.LEAVE, "scan": _E.SCAN,
-    "changes": _E.SAVE, "configure": _E.CONFIGURE, "seek": _E.SEEK, "end": None, "touch": None, "rest": None, "set_ready": None, "note_begun": _E.BEGIN,
-    "recalls": None,
+    "changes": _E.SAVE, "configure": _E.CONFIGURE, "seek": _E.SEEK, "end": None, "touch": None, "rest": None,
+    "set_ready": None, "note_begun": _E.BEGIN, "recalls": None,
 }  # fmt: skip
 OF_SUPPLY: Final = {
     "came_due": _E.CAME_DUE, "committed": _E.COMMITTED, "dead": _E.BURIED, "lost": _E.GONE, "drop_below": _E.GONE, "offer": _E.GONE,

@@ -132,7 +132,8 @@ class Size(Ends):
 class HeldRow(TypedDict):
     """A run of messages that a channel holds.
 
-    Messages in flight have `consumer`, `held_ms` and `left_ms`. Deferred messages have `due_ns`.
+    Messages in flight have `consumer`, `held_ms` and `left_ms`. Those that are held without a
+    handler have `consumer` and `held_ms`. Deferred messages have `due_ns`.
     """
 
     state: str

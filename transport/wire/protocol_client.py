@@ -508,8 +508,8 @@ class Touch(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Answer(Wire):
-    """The reply to Fin, Req, Touch and Begun. `refused`: the ranges that were no longer under this lease
-    and so were not changed.
+    """The reply to Fin, Req, Touch and Begun. `refused`: the ranges that were no longer under this
+    lease and so were not changed.
 
     For a message without a request number, it is sent only if a range was refused. The range (-1,
     0) means the whole delivery, because the channel does not know it, or no longer knows it.

@@ -37,10 +37,10 @@ from itertools import repeat
 from typing import Any, Final, cast
 
 from ....transport.block.block import Block
+from ....transport.client.core.confirm import Confirm
 from ....transport.client.core.consumer_session import (
     ALL,
     EVERY,
-    Confirm,
     ConsumerSession,
     ConsumerState,
     LeasedBlock,

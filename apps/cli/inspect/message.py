@@ -163,6 +163,8 @@ def _line(one: Peeked) -> str:
             f"attempt {one.attempts} with {_short(one.consumer)} for {one.held_s:,.1f} s, "
             f"{one.left_s:,.1f} s left"
         )
+    elif one.state == "held":
+        facts = f"attempt {one.attempts} with {_short(one.consumer)} for {one.held_s:,.1f} s"
     elif one.state == "deferred":
         facts = (
             f"attempts {one.attempts}, due {_when(one.due_ns / 1e9)} (in "
@@ -219,6 +221,8 @@ def _object(one: Peeked) -> PeekedObject:
     shown: PeekedObject = {"offset": one.offset, "state": one.state, "attempts": one.attempts}
     if one.state == "in flight":
         shown |= {"consumer": one.consumer, "held_s": one.held_s, "left_s": one.left_s}
+    elif one.state == "held":
+        shown |= {"consumer": one.consumer, "held_s": one.held_s}
     if one.due_ns:
         shown["due_ns"] = one.due_ns
     message = one.message

@@ -12,8 +12,8 @@ import { Table } from "../view/table.js";
 
 const MS = 3000;
 const COUNT = 50;
-const ORDER = ["in flight", "dying", "requeued", "parked", "deferred", "new"];
-const KINDS = { "in flight": "in flight", deferred: "deferred", requeued: "redelivery", parked: "waits for its key", dying: "to the dead letters", new: "next" };
+const ORDER = ["in flight", "held", "dying", "requeued", "parked", "deferred", "new"];
+const KINDS = { "in flight": "in flight", held: "with a consumer, not begun", deferred: "deferred", requeued: "redelivery", parked: "waits for its key", dying: "to the dead letters", new: "next" };
 
 export function heldTab({ topic, channel, model, signal }) {
   const failed = h("p.note.warn", { hidden: true });
@@ -43,7 +43,7 @@ function columns(model, topic) {
     },
     { key: "state", title: "State", width: "130px", show: (cell, one) => setText(cell, KINDS[one.state] ?? one.state) },
     { key: "consumer", title: "With", rank: 2, width: "20%", show: (cell, one) => { setText(cell, one.consumer ?? ""); cell.title = one.consumer ?? ""; } },
-    { key: "held", title: "For", hint: "how long it has been with the consumer", num: true, width: "84px", rank: 2, show: (cell, one) => figureCell(cell, one.state === "in flight" ? duration(one.held_s) : "", one.held_s) },
+    { key: "held", title: "For", hint: "how long it has been with the consumer", num: true, width: "84px", rank: 2, show: (cell, one) => figureCell(cell, one.state === "in flight" || one.state === "held" ? duration(one.held_s) : "", one.held_s) },
     { key: "left", title: "Comes back", hint: "when its lease ends, or its delay is over", num: true, width: "104px", rank: 3, show: (cell, one) => figureCell(cell, one.state === "in flight" ? { text: `in ${duration(one.left_s).text}`, exact: "" } : one.due_ms ? relative(one.due_ms, model.now()) : "", 1) },
     { key: "attempts", title: "Attempt", num: true, width: "76px", show: (cell, one) => figureCell(cell, count(one.attempts), one.attempts, one.attempts > 1 ? "warn" : "") },
     { key: "body", title: "Body", show: (cell, one) => { setText(cell, one.message ? oneLine(one.message.body) : "(not in the log any more)"); cell.classList.add("mono"); } },

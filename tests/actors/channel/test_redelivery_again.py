@@ -1,5 +1,5 @@
-"""Tests of the numbers of attempts: they are on disk before a message is sent again, and a clean stop
-of the channel uses none.
+"""Tests of the numbers of attempts: they are on disk before a message is sent again, and a clean
+stop of the channel uses none.
 """
 
 from __future__ import annotations

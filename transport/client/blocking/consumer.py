@@ -230,11 +230,12 @@ class Consumer(ConsumerBase):
     `sync=True`, this changes nothing, and `stale` counts it.
 
     - `url`, `key_file`, `transport`: see `Producer`.
-    - `ready`: The largest number of unanswered messages that this consumer holds. In a topic with
-      parts, each part gets an equal share, at least 1. With the default of 2,500, it gets at least
-      1,000.
-    - `message_timeout`: The seconds until an unanswered message goes to another consumer (default
-      60, at most 900).
+    - `ready`: The largest number of unanswered messages that this consumer holds. Without it, the
+      consumer asks for what its handlers need for a second, at most for 2,500 messages, and for
+      nothing before the first call that receives. In a topic with parts, each part gets an equal
+      share, at least 1.
+    - `message_timeout`: The seconds until an unanswered message goes to another consumer, from the
+      moment when the program got it (default 60, at most 900). `run` extends it.
     - `timeout`: The seconds without a broker until a call raises `BrokerUnreachable`. With the
       default (None) or `math.inf`, a call waits without limit. While it waits, the log (`zsq`) gets
       a warning after 1 s, after 10 s, and then every minute.

@@ -19,7 +19,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from .consumer_session import Confirm, ConsumerSession, LeasedBlock
+from .confirm import Confirm
+from .consumer_session import ConsumerSession, LeasedBlock
 from .message import MessageView, Reason, as_error
 
 ENTRIES_MAX: Final = 10_000

@@ -34,7 +34,6 @@ from ...errors import (
     LeaseLost,
     Refused,
     UsageError,
-    ZsqError,
     from_wire,
 )
 from ...wire.protocol import (
@@ -59,6 +58,7 @@ from ...wire.protocol import (
 )
 from ...wire.rows import check_rows, heartbeat
 from ..link.reaction import Reaction
+from .confirm import Confirm
 from .finish_memory import FinishMemory
 
 EVERY: Final = -1  # an index that stands for all messages of the delivery
@@ -129,7 +129,10 @@ class LeasedBlock:
         return self.epoch == self.session.epoch
 
     def gives(self, index: int) -> bool:
-        """Return True if the program may have this message: its link lasts, and it is not answered."""
+        """Return True if the program may get this message.
+
+        Its link lasts, and it is not answered.
+        """
         return self.epoch == self.session.epoch and index not in self.answered
 
     def take(self, count: int) -> None:
@@ -270,22 +273,6 @@ CONSUMER_TABLE: Final[dict[ConsumerState, dict[ConsumerEvent, ConsumerState]]] =
     _S.OPEN: {_E.DELIVER: _S.OPEN, _E.ANSWER: _S.OPEN, _E.LEAVE: _S.LEAVING, _E.LOST: _S.DOWN},
     _S.LEAVING: {_E.DELIVER: _S.LEAVING, _E.ANSWER: _S.LEAVING, _E.LOST: _S.DOWN},
 }
-
-
-class Confirm:
-    """The outcome of a request.
-
-    When `done` is set, `refused` holds the ranges whose lease had ended, and `error` the failure.
-    `wanted` is True if somebody relies on it who does not wait for it, see `AnswerMemory`.
-    """
-
-    __slots__ = ("done", "error", "refused", "wanted")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.wanted = False
-        self.refused: tuple[Range, ...] = ()
-        self.error: ZsqError | None = None
 
 
 class ConsumerSession:

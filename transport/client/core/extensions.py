@@ -2,8 +2,8 @@
 
 A lease is extended after a third of it has passed since the handler began, and again after each
 further third. So the message goes to another consumer only if this process ends, hangs, or loses
-the broker, or when the handler has worked longer than allowed. A fixed time-out would deliver a long
-task again while it still runs.
+the broker, or when the handler has worked longer than allowed. A fixed time-out would deliver a
+long task again while it still runs.
 """
 
 from __future__ import annotations

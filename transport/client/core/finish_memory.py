@@ -1,9 +1,9 @@
 """Finish memory: finishes that the broker may not know, because a link was lost. No I/O.
 
-A program finishes a message, and the link is lost before the broker has confirmed it. Or the link is
-lost while a handler works, and its finish comes afterwards. In both cases the channel delivers the
-message again. If it comes back to the same consumer, the consumer finishes it once more, and the
-program does not see it.
+A program finishes a message, and the link is lost before the broker has confirmed it. Or the link
+is lost while a handler works, and its finish comes afterwards. In both cases the channel delivers
+the message again. If it comes back to the same consumer, the consumer finishes it once more, and
+the program does not see it.
 
 A message is recognized by its offset and its time. The time makes a difference if the topic was
 restored from a backup or created again, because another message may have the offset then. The
@@ -17,14 +17,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-if TYPE_CHECKING:
-    from .consumer_session import Confirm, LeasedBlock
+from ...block.block import Block
+from .confirm import Confirm
 
 MESSAGES_MAX: Final = 10_000
 BYTES_MAX: Final = 16 * 1024 * 1024
 KEEP_S: Final = 600
+
+
+class Delivered(Protocol):
+    """A delivery, of which the memory needs the offsets and the times of its messages."""
+
+    block: Block
+
+    def offset(self, index: int) -> int: ...
 
 
 class FinishMemory:
@@ -32,7 +40,7 @@ class FinishMemory:
 
     def __init__(self) -> None:
         # Finishes that were sent on the present link, with the confirmation that covers them.
-        self._sent: deque[tuple[LeasedBlock, Sequence[int], Confirm]] = deque()
+        self._sent: deque[tuple[Delivered, Sequence[int], Confirm]] = deque()
         self._messages = self._bytes = 0
         # Finishes that the broker may not know: offset -> time of the message.
         self._unknown: dict[int, int] = {}
@@ -42,7 +50,7 @@ class FinishMemory:
         """True if some message must be finished when it comes back."""
         return bool(self._unknown)
 
-    def sent(self, delivery: LeasedBlock, indexes: Sequence[int], confirm: Confirm) -> None:
+    def sent(self, delivery: Delivered, indexes: Sequence[int], confirm: Confirm) -> None:
         """Note finishes that are sent now, and that `confirm` will cover."""
         self._sent.append((delivery, indexes, confirm))
         self._messages += len(indexes)
@@ -62,7 +70,7 @@ class FinishMemory:
         self._sent.clear()
         self._messages = self._bytes = 0
 
-    def came_late(self, delivery: LeasedBlock, indexes: Iterable[int], now_ns: int) -> None:
+    def came_late(self, delivery: Delivered, indexes: Iterable[int], now_ns: int) -> None:
         """Note finishes that cannot be sent, because the link of their delivery was lost."""
         for index in indexes:
             self._unknown[delivery.offset(index)] = delivery.block.time_of(index)
@@ -70,7 +78,7 @@ class FinishMemory:
         while len(self._unknown) > MESSAGES_MAX:
             del self._unknown[next(iter(self._unknown))]
 
-    def came_back(self, delivery: LeasedBlock, now_ns: int) -> list[int]:
+    def came_back(self, delivery: Delivered, now_ns: int) -> list[int]:
         """Return which messages of this delivery were finished before, and forget them."""
         if now_ns >= self._until_ns:
             self._unknown.clear()

@@ -25,7 +25,7 @@ ONE_BLOCK: Final = 1
 READ_BYTES: Final = 1024 * 1024
 # The most bytes that one peek reads. This limits the search in a channel whose tags are rare.
 LOOK_BYTES_MAX: Final = 16 * 1024 * 1024
-STATES: Final = ("requeued", "parked", "new", "in flight", "deferred", "dying")
+STATES: Final = ("requeued", "parked", "new", "in flight", "held", "deferred", "dying")
 _NS_PER_S: Final = 1_000_000_000
 
 
@@ -35,12 +35,13 @@ class Peeked(NamedTuple):
     - `state`: In the order in which they are shown: "requeued" (delivered next, again), "parked"
       (read ahead: held back by an ordered channel, probably because another message of its key goes
       first, or waiting for its turn in a channel with priorities),
-      "new" (delivered next), "in flight", "deferred", "dying" (on its way to the dead letters). For
-      a topic: "stored".
+      "new" (delivered next), "in flight" (begun by a handler), "held" (with a consumer, and no
+      handler has begun it), "deferred", "dying" (on its way to the dead letters). For a topic:
+      "stored".
     - `message`: None if it is lost or removed.
-    - `attempts`: How often it was delivered.
-    - `consumer`, `held_s`, `left_s`: The consumer that holds it, for how long, and the time until
-      its timeout.
+    - `attempts`: The number of its attempt, or how many it has used if no consumer has it.
+    - `consumer`, `held_s`, `left_s`: The consumer that has it, for how long, and the time until its
+      timeout, which runs only in flight.
     - `due_ns`: When a deferred message is due, in ns since 1970.
     """
 

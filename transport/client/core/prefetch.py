@@ -34,7 +34,7 @@ _KEPT: Final = 0.8  # how much of the old estimate stays when a handler was fast
 
 
 class Window:
-    """How many messages a consumer asks for.
+    """The number of messages that a consumer asks for.
 
     With a `fixed` number, it is always that. Otherwise it follows the handlers: `_width` of them
     work at a time, and each takes `_message_s` for a message. Until that is measured, the window is

@@ -42,7 +42,8 @@ from ...wire.protocol import Bye, Recall, Spread, Wire
 from ...wire.spread import PARTS_ASKED_NS, HasParts
 from ..link.link import AGAIN, FAR_NS, Engine, Link, Steps, check_timeout, so_long, until_ns
 from ..link.reaction import Reaction
-from .consumer_session import EVERY, Confirm, ConsumerSession, ConsumerState, LeasedBlock
+from .confirm import Confirm
+from .consumer_session import EVERY, ConsumerSession, ConsumerState, LeasedBlock
 from .extensions import Extensions
 from .prefetch import READY_MOST, Prefetch, Window
 

@@ -14,7 +14,8 @@ import pytest
 
 import zsq
 from zsq.transport.client.core import subscription
-from zsq.transport.client.core.consumer_session import Confirm, ConsumerSession
+from zsq.transport.client.core.confirm import Confirm
+from zsq.transport.client.core.consumer_session import ConsumerSession
 from zsq.transport.client.core.subscription import ConsumerEngine
 from zsq.transport.client.link.link_table import LinkState
 from zsq.transport.errors import E_CLOSED, Refused
@@ -99,7 +100,12 @@ def test_a_share_of_the_credit_in_finishes_is_told_before_the_next_delivery_is_t
     monkeypatch.setattr(engine, "start", lambda: None)
     monkeypatch.setattr(engine, "tell", said.append)
     monkeypatch.setattr(ConsumerSession, "untold", untold)
-    delivery = SimpleNamespace(alone=False, take=lambda count: None, block=SimpleNamespace(count=1))
+    delivery = SimpleNamespace(
+        alone=False,
+        take=lambda count: None,
+        block=SimpleNamespace(count=1),
+        session=SimpleNamespace(),
+    )
     engine.session.arrived.append(cast("Any", delivery))
     with pytest.raises(StopIteration) as taken:
         next(engine.take(0, None, lambda: False, lambda: False))
