@@ -385,8 +385,12 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                     continue
                 if op in _PUBLISHES and not self._may_address(client, link, frames):
                     continue
-                if link.kind == "supervisor" and op != p.Bye.op:
-                    self._wait_for_turn(client, link, frames[2])
+                if link.kind == "supervisor":
+                    # The supervisor knows no links, so it need not know that one ends.
+                    if op == p.Bye.op:
+                        self._forget_link(client)
+                    else:
+                        self._wait_for_turn(client, link, frames[2])
                 elif not link.port.send_frames([*link.envelope, *frames[1:]]):
                     self._end_link(client)
                 elif op == p.Bye.op:
@@ -396,7 +400,11 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
     def _wait_for_turn(self, client: bytes, link: _ClientLink, control: Any) -> None:
         """Let a request to the supervisor wait for its turn."""
         frame = bytes(getattr(control, "buffer", control))
-        message = decode(frame)
+        try:
+            message = decode(frame)
+        except ZsqError as error:
+            self._fail(client, 0, error.code, error.text)
+            return
         same = (
             (message.topic, message.channel)
             if isinstance(message, p.Stats)
