@@ -161,7 +161,7 @@ def test_closed_to_consumers_ends_those_that_are_there(broker: Broker) -> None:
         assert admin.open_topic("t", to="consumers") == {"closed": "publishers"}
         again = consumers[1].receive(20)
         assert again is not None
-        assert (again.body, again.attempts) == (b"1", 2)
+        assert (again.body, again.attempts) == (b"1", 1), "it was sent away, and did not fail"
         again.finish(sync=True)
         for consumer in consumers:
             consumer.close()

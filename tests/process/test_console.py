@@ -8,6 +8,7 @@ import base64
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -120,14 +121,18 @@ def test_a_channel_is_shown_with_what_its_consumer_holds(node: Broker, web: http
             shown["channel"]["settings"]["max_attempts"],
         ) == (1, 5, 3)
         assert shown["channel"]["latency"]["count"] == 1
-        held = get(web, "/peek", topic="held", channel="c", count=100)
-        states = {row["state"] for row in held["messages"]}
-        assert states == {"in flight", "new"}
-        assert (
-            sum(row["state"] == "in flight" for row in held["messages"])
-            == held["counts"]["in flight"]
-            == client["in_flight"]
+        wait_for(
+            lambda: (
+                get(web, "/peek", topic="held", channel="c", count=100)["counts"]["in flight"] == 2
+            ),
+            20,
+            "the consumer's report",
         )
+        held = get(web, "/peek", topic="held", channel="c", count=100)
+        states = Counter(row["state"] for row in held["messages"])
+        assert states.keys() == {"in flight", "held", "new"}
+        assert states["in flight"] == held["counts"]["in flight"] == 2
+        assert states["held"] == held["counts"]["held"] == client["in_flight"] - 2
         assert {row["message"]["body"]["text"] for row in held["messages"]} == {
             str(number) for number in range(1, 20)
         }

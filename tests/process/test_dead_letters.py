@@ -90,8 +90,8 @@ def test_messages_that_a_handler_gives_up_become_dead_letters(broker: Broker) ->
 
 
 def test_attempts_count_over_kills_and_a_restart(tmp_path: Path) -> None:
-    """Each kill of the channel is a lost delivery. A message that has used its last attempt becomes
-    a dead letter when the channel runs again, even without a consumer.
+    """Each kill of the channel uses an attempt of what was begun. A message that has used its last
+    attempt becomes a dead letter when the channel runs again, even without a consumer.
     """
     broker = Broker(tmp_path / "data").start()
     try:
@@ -105,6 +105,11 @@ def test_attempts_count_over_kills_and_a_restart(tmp_path: Path) -> None:
                 (b"1", 2),
                 (b"2", 2),
             ]
+            with zsq.Admin(url=broker.ipc) as admin:
+                wait_for(
+                    lambda: admin.peek("t", "c").counts["in flight"] == 2, 20, "that both are begun"
+                )
+                admin.unpause("t", "c")  # this is answered after a commit
             kill(channel_pid(broker))
             wait_for(lambda: row(broker).get("dead_letter_count") == 2, 20, "dead letters")
         assert sorted(body for body, _ in read(broker)) == [b"1", b"2"]

@@ -310,6 +310,10 @@ def test_a_killed_consumers_messages_go_to_others(shared: Broker, url: str, topi
         assert victim.stdout is not None
         assert victim.stdin is not None
         assert victim.stdout.readline().strip() == b"0"
+        with zsq.Admin(url) as admin:
+            wait_for(
+                lambda: admin.peek(topic, "c").counts["in flight"] == 1, 20, "the consumer's report"
+            )
         kill(victim.pid)
         victim.wait(10)
         victim.stdout.close()
