@@ -251,7 +251,11 @@ class ChannelActor(Actor[ChannelStart]):
         port.send(
             mail.envelope,
             p.Subscribed(
-                message.request, self.key, consumer.timeout_ns // _MS, consumer.heartbeat_ns // _MS
+                message.request,
+                self.key,
+                consumer.timeout_ns // _MS,
+                consumer.heartbeat_ns // _MS,
+                self.core.settings.ordered,
             ),
         )
 

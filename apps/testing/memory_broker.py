@@ -387,7 +387,11 @@ class MemoryBroker(WithClients):
                 raise Refused(E_CLOSED, closing.TO_CONSUMERS)
             consumer = consumer_of(message, peer, core, self._now_ns, self._now_ns)
             answer = p.Subscribed(
-                message.request, 1, consumer.timeout_ns // _MS, consumer.heartbeat_ns // _MS
+                message.request,
+                1,
+                consumer.timeout_ns // _MS,
+                consumer.heartbeat_ns // _MS,
+                core.settings.ordered,
             )
             # A step of the clock is longer than heartbeats, and no consumer is lost by it.
             consumer.heartbeat_ns = 1 << 60

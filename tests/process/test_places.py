@@ -143,10 +143,11 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
         found = admin.peek(topic, "c", 3)
         assert shown(found) == [
             (9, "new", 0), (10, "new", 0), (11, "new", 0), (3, "in flight", 1), (4, "in flight", 1), (5, "in flight", 1),
-            (2, "deferred", 1), (1, "deferred", 1),
+            (6, "held", 1), (7, "held", 1), (8, "held", 1), (2, "deferred", 1), (1, "deferred", 1),
         ]  # fmt: skip
         assert {name: count for name, count in found.counts.items() if count} == {
-            "in flight": 6,
+            "in flight": 3,
+            "held": 3,
             "deferred": 2,
         }
         assert (found.next_offset, found.looked_to, found.head, found.paused) == (9, 12, 300, False)
@@ -154,7 +155,7 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
         assert out.consumer == "worker 1"
         assert 0 <= out.held_s < 30
         assert 59 < out.held_s + out.left_s <= 60.1
-        assert 590 < found.messages[6].due_ns / 1e9 - time.time() <= 600
+        assert 590 < found.messages[9].due_ns / 1e9 - time.time() <= 600
         after = row(url, topic, "c")
         for name in (
             "next_offset",

@@ -406,11 +406,14 @@ class Sub(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Subscribed(Wire):
+    """The answer to Sub. `ordered`: the channel delivers the messages of a key in order."""
+
     op: ClassVar[int] = 31
     request: int
     incarnation: int
     message_timeout_ms: int
     heartbeat_ms: int
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,6 +305,7 @@ class ConsumerSession:
         # True if messages that were finished, and come back after a lost link, are finished again.
         # It is not for a program that takes whole deliveries: it answers for itself.
         self.remembers = False
+        self.ordered = False  # the channel delivers the messages of a key in order
         self.finishes = FinishMemory()
         self._covering: Confirm | None = None  # the barrier that is being made
         self.words: deque[Wire] = deque()  # messages to send
@@ -404,7 +405,7 @@ class ConsumerSession:
             return
         self._note(delivery, indexes)
         self.unconfirmed += len(indexes)
-        if self.remembers:
+        if self.remembers and not self.ordered:
             confirm = self._covering or self.next_confirm
             self.finishes.sent(delivery, indexes, confirm)
             confirm.wanted = True
@@ -522,6 +523,7 @@ class ConsumerSession:
         self._step(_E.SUBSCRIBED)
         self.message_timeout_ms = message.message_timeout_ms
         self.heartbeat_ms = heartbeat(message.heartbeat_ms)
+        self.ordered = message.ordered
         if self.ready != self._joined_with:  # it was changed meanwhile
             self.words.append(Ready(self.ready))
         return Reaction.UP
@@ -636,6 +638,8 @@ class ConsumerSession:
             ):
                 self._fin(newer, again, 0)
                 self.stale -= len(again)
+        if self.ordered:
+            self.finishes.forget()
 
     def _answerable(self, delivery: LeasedBlock) -> bool:
         return delivery.epoch == self.epoch and self.state in (_S.OPEN, _S.LEAVING)

@@ -5,6 +5,10 @@ is lost while a handler works, and its finish comes afterwards. In both cases th
 the message again. If it comes back to the same consumer, the consumer finishes it once more, and
 the program does not see it.
 
+In an ordered channel nothing is remembered. Another consumer may get an earlier message of the key
+again, and then the later ones must follow it. Only a message that has come back already, while its
+handler worked, is finished there.
+
 A message is recognized by its offset and its time. The time makes a difference if the topic was
 restored from a backup or created again, because another message may have the offset then. The
 memory is bounded: it keeps the last MESSAGES_MAX finishes that are not confirmed, of blocks of at
@@ -77,6 +81,10 @@ class FinishMemory:
         self._until_ns = now_ns + KEEP_S * 1_000_000_000
         while len(self._unknown) > MESSAGES_MAX:
             del self._unknown[next(iter(self._unknown))]
+
+    def forget(self) -> None:
+        """Finish nothing that comes back."""
+        self._unknown.clear()
 
     def came_back(self, delivery: Delivered, now_ns: int) -> list[int]:
         """Return which messages of this delivery were finished before, and forget them."""

@@ -18,16 +18,16 @@ def block(first: int, count: int, time_ns: int = 7) -> Block:
     return with_place(pack([b"x"] * count), first, time_ns)
 
 
-def opened() -> ConsumerSession:
+def opened(*, ordered: bool = False) -> ConsumerSession:
     session = ConsumerSession(100)
     session.remembers = True
-    join(session)
+    join(session, ordered=ordered)
     return session
 
 
-def join(session: ConsumerSession) -> None:
+def join(session: ConsumerSession, *, ordered: bool = False) -> None:
     sub = session.begin(1_000)
-    session.on_word(Subscribed(sub.request, 1, 5_000, 2_000), [], 0)
+    session.on_word(Subscribed(sub.request, 1, 5_000, 2_000, ordered), [], 0)
     told(session)
 
 
@@ -100,6 +100,21 @@ def test_a_finish_after_the_link_was_lost_is_for_the_next_delivery() -> None:
     assert told(session) == [Fin(0, 9, ((0, 1),))]
     assert not again.gives(0)
     assert session.stale == 0
+
+
+def test_in_an_ordered_channel_messages_follow_an_earlier_one_that_comes_again() -> None:
+    session = opened(ordered=True)
+    first, second = deliver(session, 1, block(0, 1)), deliver(session, 2, block(1, 1))
+    assert first is not None
+    assert second is not None
+    first.finish(0)
+    told(session)
+    session.lost()
+    join(session, ordered=True)
+    assert deliver(session, 8, block(0, 1)) is not None, "its finish was sent, and may be lost"
+    assert deliver(session, 9, block(1, 1)) is not None
+    second.finish(0)
+    assert told(session) == [Fin(0, 9, ())], "its handler worked when it came back"
 
 
 def test_another_message_with_the_offset_is_handled() -> None:
