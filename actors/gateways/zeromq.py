@@ -369,7 +369,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             op = control[1] if len(control) > 1 else 0
             link, key = self.links.get(client), self.doors.key(frames[2])
             if link is not None and (link.key != key or op == p.Open.op):
-                self._drop(client)  # only an Open can begin a new link under this routing id
+                # Only an Open can begin a new link under this routing id.
+                self._drop(client, is_lost=False)
                 link = None
             if op == p.Open.op:
                 self._open(client, frames[2], key)
@@ -729,11 +730,11 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self._seen.pop(client, None)
         return self.links.pop(client, None)
 
-    def _drop(self, client: bytes) -> None:
+    def _drop(self, client: bytes, *, is_lost: bool = True) -> None:
         """Forget the link and tell its actor that the client is gone."""
         link = self._forget_link(client)
         if link is not None and link.kind != "supervisor":
-            link.port.send(link.envelope, p.Bye(is_lost=True))
+            link.port.send(link.envelope, p.Bye(is_lost))
 
     def _end_link(self, client: bytes) -> None:
         if self._forget_link(client) is not None:
@@ -747,11 +748,11 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 policy.check_open(self.doors.principal(link.key), link.opened)
             except ZsqError as error:
                 self._fail(client, 0, error.code, error.text)
-                self._drop(client)
+                self._drop(client, is_lost=False)
                 continue
             # The key belongs to another user now.
             if link.envelope != self._envelope(client, link.kind, link.key):
-                self._drop(client)
+                self._drop(client, is_lost=False)
                 self.front.send((client,), p.Bye())
 
     def on_gone(self, who: str) -> None:

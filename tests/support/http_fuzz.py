@@ -122,4 +122,4 @@ def check(
         assert status != 500, said
     else:
         assert message.startswith(OWN_CODES), said
-        assert status in (400, 404, 503), said
+        assert status in (400, 403, 404, 503), said

@@ -195,7 +195,7 @@ def test_a_client_that_was_silent_for_long_is_forgotten(
     now += 1
     gate.gateway._forget()
     assert {*gate.gateway.links} == {b"b"}
-    assert gate.topic.sent == [[b"a", b"", encode(p.Bye())]]
+    assert gate.topic.sent == [[b"a", b"", encode(p.Bye(is_lost=True))]]
 
 
 def test_a_client_is_told_the_run_directory(gate: Gate) -> None:

@@ -93,7 +93,7 @@ def test_a_forked_child_is_not_handed_what_the_parent_holds(broker: Broker) -> N
     subscription.
     """
     broker.put(b"a", b"b", b"c")
-    consumer = zsq.Consumer("t", "c", url=broker.url)
+    consumer = zsq.Consumer("t", "c", url=broker.url, ready=3)
     first = consumer.receive(5)
     assert first is not None
 

@@ -12,7 +12,15 @@ from typing import Any, cast
 import pytest
 import zmq
 
-from zsq.actors.gateways.zeromq import LINKS_MAX, PushRoute, StageOwners, Unread, ZeroMqGateway
+from zsq.actors.gateways.questions import Questions
+from zsq.actors.gateways.zeromq import (
+    OPENS_AHEAD_MAX,
+    OPENS_MAX,
+    PushRoute,
+    StageOwners,
+    Unread,
+    ZeroMqGateway,
+)
 from zsq.actors.runtime.port import Port
 from zsq.actors.security.curve import COMPLAINT_S, CurveAuthentication
 from zsq.actors.security.policy import EVERYBODY, NOBODY
@@ -101,7 +109,7 @@ class Gate:
             "_opens": {}, "run_directory": {"run": "/run", "run_id": "r"},
             "_request": 0, "pushes_dropped": 0, "push_port": 1, "open_dealer": lambda endpoint, name=b"": self.actor,
             "_routing_id": bytes, "zap": None, "doors": CurveAuthentication(SecurityOptions(str(self.rules), str(key))),
-            "owners": StageOwners(),
+            "owners": StageOwners(), "questions": Questions(), "lookups": Questions(OPENS_MAX, ahead_max=OPENS_AHEAD_MAX),
             "_route": lambda endpoint: b"r", "unread": Unread(),
         }  # fmt: skip
         vars(self.gateway).update(parts)
@@ -272,10 +280,10 @@ def test_links_that_are_being_opened_are_bounded(gate: Gate) -> None:
     assert gate.front.words()[0].code == E_LIMIT
     assert not gate.gateway._opens
     gate.asking.takes = True
-    gate.gateway._opens.update({number: cast("Any", None) for number in range(LINKS_MAX)})
-    gate.hear(A, ETL[0], p.Open(1, "topic", "t", "", False))
-    assert gate.front.words()[0].code == E_LIMIT
-    assert len(gate.gateway._opens) == LINKS_MAX
+    for number in range(OPENS_MAX.each + 1):
+        gate.hear(b"\0" + number.to_bytes(4), ETL[0], p.Open(1, "topic", "t", "", False))
+    assert [told.code for told in gate.front.words()] == [E_LIMIT]
+    assert len(gate.gateway.lookups) == OPENS_MAX.each
 
 
 def test_without_rules_all_is_permitted_and_without_keys_all_are_anonymous(tmp_path: Path) -> None:
@@ -313,7 +321,7 @@ def test_a_client_that_does_not_read_its_answers_loses_its_link(
     monkeypatch.setattr(gate.gateway.unread, "full", lambda client: client == A)
     gate.actor.sent.clear()
     assert gate.answer(A, p.Done(1, {})) == []
-    assert gate.actor.words() == [p.Bye()]
+    assert gate.actor.words() == [p.Bye(is_lost=True)]
     gate.hear(A, ETL[0], p.Open(1, "reader", "t", "", False))
     assert gate.front.words()[-1].code == E_LIMIT
     assert isinstance(gate.open(B, ETL[0]), p.Done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import pytest
@@ -37,6 +38,9 @@ class FakeAdmin:
 
     def __exit__(self, *error: object) -> None:
         pass
+
+    def _near(self, urls: Sequence[str]) -> str:
+        return ",".join(urls)
 
     def handover(self) -> None:
         type(self).orders += 1
