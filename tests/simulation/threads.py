@@ -8,6 +8,7 @@ results varies with the seed.
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -82,6 +83,25 @@ class SimEvent:
         return the_world().wait(
             (self,), self.readable, None if timeout is None else int(timeout * S)
         )
+
+
+class SimQueue:
+    """A queue of clients that were dropped, as `queue.SimpleQueue`."""
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+
+    def readable(self) -> bool:
+        return bool(self._items)
+
+    def put(self, item: Any) -> None:
+        """Add an item. Nobody is woken, because the garbage collector may call this anywhere."""
+        self._items.append(item)
+
+    def get(self, timeout: float) -> Any:
+        if not the_world().wait((self,), self.readable, int(timeout * S)):
+            raise queue.Empty
+        return self._items.popleft()
 
 
 class SimThread:

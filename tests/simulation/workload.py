@@ -293,8 +293,8 @@ class Work:
             if batch is None:
                 self._flush()
                 continue
-            if batch.delivery.expired(world.now_ns):
-                # The batch waited here for too long: another consumer may have its messages now.
+            if not batch.delivery.live:
+                # Its link was lost: another consumer may have its messages now.
                 continue
             # A touch would change both.
             self.until_ns = batch.delivery.received_ns + batch.delivery.timeout_ms * MS
