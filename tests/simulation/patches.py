@@ -152,7 +152,8 @@ def after_import() -> None:
     ):
         importlib.import_module(name)
     care = importlib.import_module("zsq.transport.client.blocking.caretaker")
-    care.caretaker._dropped = threads.SimQueue()
+    care.caretaker.make_queue = threads.SimQueue
+    care.caretaker.forget()
     _patch(secrets, "randbits", lambda real: lambda bits: random.getrandbits(bits))
     _patch(secrets, "token_hex", lambda real: lambda size=16: random.randbytes(size).hex())
     _patch(logging, "shutdown", lambda real: lambda *_: None)

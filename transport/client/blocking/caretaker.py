@@ -21,6 +21,7 @@ import queue
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from ...system import after_fork
@@ -39,14 +40,19 @@ class Kept(Protocol):
 class Caretaker:
     """The clients that a thread looks after, and the thread. `turn_s`: how often it turns them."""
 
-    def __init__(self, turn_s: float = TURN_S) -> None:
+    def __init__(
+        self,
+        turn_s: float = TURN_S,
+        make_queue: Callable[[], queue.SimpleQueue[Kept]] = queue.SimpleQueue,
+    ) -> None:
         self._turn_s = turn_s
+        self.make_queue = make_queue
         self.forget()
 
     def forget(self) -> None:
         """Forget, in a forked child, the clients of the parent and its thread."""
         self._clients: weakref.WeakSet[Kept] = weakref.WeakSet()
-        self._dropped: queue.SimpleQueue[Kept] = queue.SimpleQueue()
+        self._dropped = self.make_queue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
