@@ -134,7 +134,7 @@ class MemoryChannel:
         if self.core.has_more():
             self.core.rest()
             return True
-        return done
+        return done or bool(self.core.supply.wanted)  # their blocks are fetched in the next round
 
     def _bury(self, now_ns: int, publish: Callable[[str, Sequence[Block]], None]) -> bool:
         """Publish dead letters. If they cannot be published, they wait, as at a broker."""
