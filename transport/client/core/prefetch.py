@@ -1,9 +1,9 @@
 """Prefetch: the messages that a consumer holds and that its program has not taken. No I/O.
 
 A message is *held* until the program takes it: `receive` returns it, a loop yields it, or `run`
-gives it to the handler. From then on it is *begun*. The engine reports what was begun (`reports`),
-and the lease of a message runs from that report on. Held messages have no lease. They can be given
-back at any time, because the program has not seen them (`give_back`).
+gives it to the handler. From then on it is *begun*. The engine reports what was begun
+(`ConsumerSession.report`), and the lease of a message runs from that report on. Held messages have
+no lease. They can be given back at any time, because the program has not seen them (`give_back`).
 
 Taking a message costs one `popleft` and one test of a flag. What was begun is not counted for each
 message. It follows from how many messages of a delivery still wait here.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from .consumer_session import ConsumerSession, LeasedBlock
@@ -83,8 +83,9 @@ class Window:
 class Prefetch:
     """The messages that wait in a consumer, in the order in which they were delivered.
 
-    `messages` may be taken from the left by any thread. Everything else happens in `fill`, or under
-    the lock of the engine.
+    Any thread may take `messages` from the left, and may call `fill`. The other methods are called
+    under the lock of the engine. What they find may be older than what other threads do meanwhile.
+    Then a message counts as held that was just taken, and never the other way round.
     """
 
     def __init__(self) -> None:
@@ -102,14 +103,17 @@ class Prefetch:
             self._filled.append(delivery)
 
     def clear(self) -> None:
-        self.messages.clear()
-        self._filled.clear()
+        with self._lock:
+            self.messages.clear()
+            self._filled.clear()
 
     def note_taken(self) -> None:
         """Note for each delivery how many of its messages were taken."""
         self.is_due = False
+        # The deliveries come first. Otherwise one that is filled in between would look taken.
+        filled = tuple(self._filled)
         waiting = len(self.messages)
-        for delivery in reversed(tuple(self._filled)):
+        for delivery in reversed(filled):
             here = min(waiting, delivery.kept)
             waiting -= here
             delivery.take(delivery.kept - here)
@@ -122,22 +126,18 @@ class Prefetch:
         """Remove up to `count` messages of this session, the last ones first, and return them."""
         found: dict[int, tuple[LeasedBlock, list[int]]] = {}
         others: list[Any] = []
-        while count > 0:
-            try:
-                message = self.messages.pop()
-            except IndexError:
-                break
-            delivery: LeasedBlock = message._batch.delivery
-            if delivery.session is not session:
-                others.append(message)
-                continue
-            delivery.kept -= 1
-            found.setdefault(delivery.token, (delivery, []))[1].append(message._index)
-            count -= 1
-        self.messages.extend(reversed(others))
+        with self._lock:
+            while count > 0:
+                try:
+                    message = self.messages.pop()
+                except IndexError:
+                    break
+                delivery: LeasedBlock = message._batch.delivery
+                if delivery.session is not session:
+                    others.append(message)
+                    continue
+                delivery.kept -= 1
+                found.setdefault(delivery.token, (delivery, []))[1].append(message._index)
+                count -= 1
+            self.messages.extend(reversed(others))
         return list(found.values())
-
-
-def reports(taken: Iterable[LeasedBlock]) -> list[tuple[LeasedBlock, list[int]]]:
-    """Return the messages that were begun since the last report and are not answered."""
-    return [(delivery, found) for delivery in taken if (found := delivery.unreported())]
