@@ -88,8 +88,8 @@ class Prefetch:
     Then a message counts as held that was just taken, and never the other way round.
     """
 
-    def __init__(self) -> None:
-        self.messages: deque[Any] = deque()
+    def __init__(self, messages: deque[Any] | None = None) -> None:
+        self.messages: deque[Any] = deque() if messages is None else messages
         # True while messages may have been taken since the last report, and a report is planned.
         self.is_due = False
         self._filled: deque[LeasedBlock] = deque()  # deliveries with messages here

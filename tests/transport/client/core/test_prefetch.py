@@ -4,9 +4,8 @@ and a consumer asks for what its handlers need for a second.
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,15 +42,6 @@ class Consumer:
         return delivery
 
 
-@pytest.fixture
-def switching() -> Iterator[None]:
-    """Let threads take turns as often as possible."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
 def test_what_was_taken_follows_from_what_waits() -> None:
     prefetch = Prefetch()
     consumer = Consumer(prefetch)
@@ -74,31 +64,30 @@ def test_the_last_messages_are_given_back_and_do_not_count_as_taken() -> None:
     assert prefetch.give_back(consumer.session, 9) == [(first, [1])]
 
 
-def test_a_message_that_waits_never_counts_as_taken_whatever_threads_do(switching: None) -> None:
-    prefetch = Prefetch()
+class Counted(deque[Any]):
+    """Messages during whose count another thread runs."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def __len__(self) -> int:
+        count = super().__len__()
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return count
+
+
+def test_a_delivery_that_comes_during_the_count_is_not_taken() -> None:
+    messages = Counted()
+    prefetch = Prefetch(messages)
     consumer = Consumer(prefetch)
-    deliveries: list[LeasedBlock] = []
-    taken = 0
-    done = threading.Event()
-
-    def work() -> None:
-        nonlocal taken
-        for _ in range(1_500):
-            deliveries.append(consumer.fill(3))
-            for _ in range(2):
-                taken += 1
-                prefetch.messages.popleft()
-        done.set()
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    while not done.is_set():
-        prefetch.note_taken()
-        told = sum(delivery.taken for delivery in list(deliveries))
-        assert told <= taken
-    worker.join(60)
+    filled: list[LeasedBlock] = []
+    messages.meanwhile = lambda: filled.append(consumer.fill(3))
     prefetch.note_taken()
-    assert sum(delivery.taken for delivery in deliveries) == taken == 3_000
+    assert [delivery.taken for delivery in filled] == [0]
+    prefetch.messages.popleft()
+    prefetch.note_taken()
+    assert [delivery.taken for delivery in filled] == [1]
 
 
 def test_a_consumer_that_asked_for_nothing_holds_nothing() -> None:
