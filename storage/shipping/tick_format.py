@@ -363,9 +363,8 @@ def _check_base(uuid: str, base: object) -> None:
 
 def _tail(uuid: str, row: Sequence[Any]) -> Tail:
     *fields, chunk_numbers = row
-    tail = Tail(
-        *fields, {whole_number(chunk): whole_number(number) for chunk, number in chunk_numbers}
-    )  # type: ignore[call-arg]
+    numbers = {whole_number(chunk): whole_number(number) for chunk, number in chunk_numbers}
+    tail = Tail._make((*fields, numbers))
     _check_base(uuid, tail.base)
     whole_number(tail.stream, _U64_MAX)
     for number in (tail.sequence, tail.end, tail.reserved, tail.chunk):

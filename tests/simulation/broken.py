@@ -71,8 +71,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "what a seek moved to is delivered before its commit": Defect(
         "actors/channel/core.py",
-        "        if self.supply.moving:\n            return None\n",
-        "",
+        "        if self.supply.moving or self._ending:\n",
+        "        if self._ending:\n",
         ("kill_channel", "kill_topic", "slow_disk"),
         moving=True,
     ),
@@ -116,8 +116,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a lost consumer's messages are taken for finished": Defect(
         "actors/channel/core.py",
-        "            self.supply.back(self._end_lease(token).runs, LOST)",
-        "            self.supply.done(self._end_lease(token).runs)",
+        "                self.supply.back(runs, LOST)",
+        "                self.supply.done(runs)",
     ),
     "a producer numbers a refused block anew at once": Defect(
         "transport/client/core/producer_session.py",

@@ -145,13 +145,14 @@ def cancel_delayed(
 
     def counted(found: p.Done) -> None:
         nonlocal left
-        left = int(found.data["messages"])
+        left = _count(found, "messages")
         go_on()
 
     def cancelled(found: p.Done) -> None:
         nonlocal left
-        left -= int(found.data["cancelled"])
-        if found.data["cancelled"] and found.data["more"]:
+        number = _count(found, "cancelled")
+        left -= number
+        if number and found.data.get("more"):
             go_on()
         else:
             then(None)
@@ -270,3 +271,9 @@ class _EmptyTopic:
 def empty_topic(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
     """Empty a topic, and answer when that is done."""
     _EmptyTopic(requests, message, group)
+
+
+def _count(answer: p.Done, name: str) -> int:
+    """Return a number of a topic's answer, or 0 if the answer has none."""
+    number = answer.data.get(name)
+    return number if isinstance(number, int) else 0

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ..core.extensions import Working
-from ..core.handling import Handling, RunnerBase, raised_by_signal
+from ..core.handling import Handling, Requeue, RunnerBase, raised_by_signal
 
 log = logging.getLogger("zsq")
 
@@ -83,7 +83,7 @@ class Runner(RunnerBase):
             try:
                 self.handling.check_result(result)
             except UsageError as error:
-                await self._requeue(message, error, delay=0)
+                await self._requeue(message, error, {"delay": 0})
                 raise
         if not message.answered:
             with self._answering(message):
@@ -99,7 +99,9 @@ class Runner(RunnerBase):
                 raise
             self.handling.report_callback("on_error", message, second)
 
-    async def _requeue(self, message: Any, error: BaseException, **how: Any) -> None:
+    async def _requeue(
+        self, message: Any, error: BaseException, how: Requeue | None = None
+    ) -> None:
         if not message.answered:
             with self._answering(message):
                 await message.requeue(**(how or self.handling.again(message)), error=error)

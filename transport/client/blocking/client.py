@@ -109,7 +109,7 @@ class ReaderBase(AskerBase):
             url, target, timeout, patient=patient, key_file=key_file, transport=transport
         )
         self.topic = topic
-        self._on_data_loss = on_data_loss
+        self._on_data_loss: OnDataLoss = on_data_loss
 
 
 class Admin(AdminBase, Asker):

@@ -82,6 +82,7 @@ class Abandoned(Protocol):
 
     def finish(self, timeout_s: float) -> str:
         """Wait until it is closed. Return what is missing then, or ""."""
+        ...
 
 
 _open_clients: weakref.WeakKeyDictionary[Any, ClientName | None] = weakref.WeakKeyDictionary()

@@ -189,14 +189,12 @@ class PendingBlock:
 
     def leaf(self, index: int) -> tuple[PendingBlock, int]:
         """Return the piece that has this message, and the message's index there."""
-        pending = self
-        while pending.pieces:
-            for piece in pending.pieces:
-                place = bisect_left(piece.rows, index)
-                if place < len(piece.rows) and piece.rows[place] == index:
-                    break
-            pending, index = piece, place
-        return pending, index
+        for piece in self.pieces:
+            place = bisect_left(piece.rows, index)
+            if place < len(piece.rows) and piece.rows[place] == index:
+                return piece.leaf(place)
+        assert not self.pieces
+        return self, index
 
     def wire_header(self, producer_id: int) -> bytes:
         """Return the block's header with this producer id and its sequence.
