@@ -30,6 +30,7 @@ from ...transport.settings import ChannelOptions, NewChannelSettings
 from ...transport.wire import protocol as p
 from ..primitives.lease_cell import LOST, LeaseWatch, run_dir_of
 from ..runtime.actor import Actor, StartFailed
+from ..runtime.link_ends import LinkEnds
 from ..runtime.port import Mail, Port
 from ..runtime.pulses import ChannelDetails, ChannelPulse
 from ..settings import channel_settings, options
@@ -232,6 +233,14 @@ class ChannelActor(Actor[ChannelStart]):
         scan.route(p.Failed, self.on_failed)
         return scan
 
+    @cached_property
+    def ends(self) -> LinkEnds:
+        """The ends of consumers' connections, which are watched from the first consumer on.
+
+        A monitor costs about 17 KB.
+        """
+        return LinkEnds(self, self.front, self.core.consumers.__contains__, self.core.unsubscribe)
+
     # Consumers
 
     def subscribe(self, port: Port, mail: Mail, message: p.Sub) -> None:
@@ -248,16 +257,17 @@ class ChannelActor(Actor[ChannelStart]):
             message, mail.envelope, self.core, time.monotonic_ns(), time.time_ns()
         )
         self.core.subscribe(consumer)
-        port.send(
-            mail.envelope,
-            p.Subscribed(
-                message.request,
-                self.key,
-                consumer.timeout_ns // _MS,
-                consumer.heartbeat_ns // _MS,
-                self.core.settings.ordered,
-            ),
+        if len(mail.envelope) == 1:  # not behind a gateway, which says itself who is gone
+            self.ends.note(mail.envelope, port.descriptor())
+        answer = p.Subscribed(
+            message.request,
+            self.key,
+            consumer.timeout_ns // _MS,
+            consumer.heartbeat_ns // _MS,
+            self.core.settings.ordered,
         )
+        if not port.send(mail.envelope, answer):
+            self.core.unsubscribe(mail.envelope)
 
     def _consumer(self, mail: Mail) -> Subscriber:
         """Return the consumer that sent this mail, and note that it is alive.

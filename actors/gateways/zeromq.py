@@ -45,7 +45,9 @@ from ...transport.names import part_of
 from ...transport.wire import protocol as p
 from ...transport.wire.address import read_run_id
 from ...transport.wire.codec import decode, encode
+from ...transport.wire.sockets import descriptor_of
 from ..runtime.actor import Actor, StartFailed
+from ..runtime.link_ends import LinkEnds
 from ..runtime.port import Mail, Port, user_label
 from ..runtime.process import memory_bytes
 from ..security import policy
@@ -295,6 +297,12 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         )
         self.push_port = int(
             self.pushes.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+        )
+        self.ends = LinkEnds(
+            self,
+            self.front,
+            lambda peer: peer[0] in self.links,
+            lambda peer: self._drop(peer[0]),
         )
         self.routes: dict[bytes, PushRoute] = {}
         self.pushes_dropped = 0
@@ -586,6 +594,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             message = decode(control.bytes)
             if not isinstance(message, p.Open):
                 raise UsageError(E_BAD_COMMAND, "the first message of a link must be Open")
+            self.ends.note((client,), descriptor_of(control))
             if message.kind not in ALLOWED:
                 raise UsageError(
                     E_BAD_COMMAND,
@@ -650,7 +659,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             self._envelope(client, message.kind, key),
         )
         self._seen[client] = time.monotonic_ns()
-        self.front.send((client,), p.Done(message.request, data))
+        if not self.front.send((client,), p.Done(message.request, data)):
+            self._drop(client)
 
     def _envelope(self, client: bytes, kind: str, key: str) -> tuple[bytes, ...]:
         """Return the envelope that the gateway adds to the link's protocol messages.

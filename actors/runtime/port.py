@@ -18,8 +18,8 @@ import zmq.backend
 from ...transport.block.block import Block
 from ...transport.errors import E_TOO_BIG, UsageError
 from ...transport.wire.codec import decode, encode, frames_blocks
-from ...transport.wire.protocol import FRAME_BYTES_MAX, FRAMES_MAX, Done, Failed, Pulse, Wire
-from ...transport.wire.sockets import send_frames
+from ...transport.wire.protocol import FRAME_BYTES_MAX, FRAMES_MAX, Beat, Done, Failed, Pulse, Wire
+from ...transport.wire.sockets import descriptor_of, send_frames
 from .polling import PolledSocket
 
 log = logging.getLogger("zsq")
@@ -95,6 +95,7 @@ class Port(PolledSocket):
         self.routes: dict[type[Wire], Callable[[Port, Mail, Any], None]] = {}
         # If this is set, it receives the frames itself, and `routes` is not used.
         self.on_readable: Callable[[Port], None] | None = None
+        self._control: Any = None  # the control frame that was received last
 
     def route(self, kind: type[MessageT], handler: Callable[[Port, Mail, MessageT], None]) -> None:
         """Let `handler` take the messages of this class.
@@ -147,7 +148,7 @@ class Port(PolledSocket):
             frame = _recv(socket, _NOW, False)
         if not frame.more:
             return None
-        frame = _recv(socket, _NOW, False)
+        frame = self._control = _recv(socket, _NOW, False)
         control: bytes = frame.bytes
         rest: list[Any] = []
         while frame.more:
@@ -183,6 +184,24 @@ class Port(PolledSocket):
             if error.errno == zmq.EHOSTUNREACH:
                 return False
             raise
+
+    def is_gone(self, envelope: Envelope) -> bool:
+        """Return True if the connection of this peer of a ROUTER has ended.
+
+        The peer gets a Beat if it has not.
+        """
+        self.unchecked = True
+        try:
+            send_frames(self._socket, [*envelope, b"", encode(Beat())])
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return True
+            raise
+        return False
+
+    def descriptor(self) -> int:
+        """Return the descriptor of the connection from which the last message came, or -1."""
+        return -1 if self._control is None else descriptor_of(self._control)
 
     @property
     def closed(self) -> bool:

@@ -225,3 +225,24 @@ def test_a_second_worker_gets_its_share(
     begun = first.begun + second.begun
     assert sorted(begun) == [(offset, 1) for offset in range(40)]
     assert len(second.begun) >= 10
+
+
+@pytest.mark.parametrize("how", ["ipc", "tcp of the same machine", "tcp"])
+def test_the_messages_of_a_killed_consumer_come_back_at_once(
+    broker: Broker, start: Start, how: str
+) -> None:
+    """The channel is idle, and the heartbeats are the default ones: every 4 s and every 30 s."""
+    url = broker.ipc if how == "ipc" else broker.tcp
+    options = {"transport": "tcp"} if how == "tcp" else {}
+    prepare(broker, numbers(3), max_attempts=5)
+    worker = start(url, 600, ready=10, **options)
+    wait_for(lambda: worker.begun == [(0, 1)], 60, "the first message is begun")
+    with zsq.Consumer("t", "c", url=broker.ipc, ready=10) as consumer:
+        worker.end(signal.SIGKILL)
+        found = set()
+        for _ in range(3):
+            message = consumer.receive(4)  # much less than two heartbeats
+            assert message is not None
+            found.add(message.offset)
+            message.finish()
+    assert found == {0, 1, 2}

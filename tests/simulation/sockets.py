@@ -32,13 +32,14 @@ class Frame:
     at once.
     """
 
-    __slots__ = ("bytes", "more", "tracker")
+    __slots__ = ("bytes", "descriptor", "more", "tracker")
 
     def __init__(
         self, data: Any = b"", more: bool = False, *, track: bool = False, copy: bool | None = None
     ) -> None:
         self.bytes = bytes(data)
         self.more = more
+        self.descriptor = -1
         self.tracker = SimpleNamespace(done=True) if track else None
 
     @property
@@ -48,10 +49,12 @@ class Frame:
     def __len__(self) -> int:
         return len(self.bytes)
 
-    def get(self, name: str) -> str:
+    def get(self, name: str | int) -> str | int:
         """Return what libzmq knows about the sender. In the simulation no peer has chosen a routing
         id or has a key.
         """
+        if name == int(zmq.MessageOption.SRCFD):
+            return self.descriptor
         if name not in _METADATA:
             raise zmq.ZMQError(errno.EINVAL)
         return _METADATA[name]
@@ -137,13 +140,14 @@ class SimSocket:
             int(zmq.RECONNECT_IVL_MAX): 0,
             int(zmq.SNDHWM): 1000,
         }
-        self.inbox: deque[Message] = deque()
+        self.inbox: deque[tuple[int, Message]] = deque()  # (descriptor, message)
         # Used for a bound socket, or for a ROUTER that connected.
         self.peers: dict[bytes, Connection] = {}
         self.dialled: list[Connection] = []
         self.endpoints: list[str] = []
         self._parts: list[bytes] = []
         self._rest: deque[bytes] = deque()
+        self._descriptor = -1
         self._next_id = b""
         self._names = 0
         self._monitor: Monitor | None = None
@@ -187,21 +191,24 @@ class SimSocket:
         """Do nothing: the socket connects again by itself, with the same routing id."""
 
     def forget(self, connection: Connection) -> None:
-        self.peers.pop(connection.id_at_far, None)
+        if self.peers.pop(connection.id_at_far, None) is not None:
+            self.tell(zmq.EVENT_DISCONNECTED, connection.number)
 
     def take(self, connection: Connection, routing_id: bytes, message: Message) -> None:
         if not self.alive:
             return
-        self.inbox.append([routing_id, *message] if self.kind == zmq.ROUTER else message)
+        self.inbox.append(
+            (connection.number, [routing_id, *message] if self.kind == zmq.ROUTER else message)
+        )
         if self._asleep and self._edge is not None:
             self._edge.news = True
             self.process.wake(self._edge)
         self._asleep = False
         self.process.wake(self)
 
-    def tell(self, event: int) -> None:
+    def tell(self, event: int, descriptor: int = 0) -> None:
         if self._monitor is not None:
-            self._monitor.told(event)
+            self._monitor.told(event, descriptor)
 
     # Methods that a program calls
 
@@ -227,7 +234,12 @@ class SimSocket:
             return self._edge.fd
         return self.options[option]
 
-    get = getsockopt
+    def get(self, option: int) -> Any:
+        """The binding's own method, which the loop also calls with a monitor."""
+        given: Any = self
+        if isinstance(given, Monitor):
+            return given.getsockopt(option)
+        return SimSocket.getsockopt(self, option)
 
     def getsockopt_string(self, option: int) -> str:
         assert int(option) == int(zmq.LAST_ENDPOINT)
@@ -326,9 +338,14 @@ class SimSocket:
         if not self._rest:
             if not self.inbox:
                 raise zmq.Again()
-            self._rest.extend(self.inbox.popleft())
+            self._descriptor, message = self.inbox.popleft()
+            self._rest.extend(message)
         data = self._rest.popleft()
-        return data if copy else Frame(data, bool(self._rest))
+        if copy:
+            return data
+        frame = Frame(data, bool(self._rest))
+        frame.descriptor = self._descriptor
+        return frame
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         found = [self.recv(flags, copy)]
@@ -361,15 +378,21 @@ class Monitor:
     def setsockopt(self, option: int, value: int) -> None:
         assert (int(option), value) == (int(zmq.RCVHWM), 0), "nothing else is needed"
 
-    def told(self, event: int) -> None:
+    def told(self, event: int, descriptor: int) -> None:
         if int(event) & self._mask:
-            self._inbox.append([_EVENT.pack(int(event), 0), b""])
+            self._inbox.append([_EVENT.pack(int(event), descriptor), b""])
             self._edge.news = True
             self._socket.process.wake(self._edge)
 
     def getsockopt(self, option: int) -> int:
+        if int(option) == int(zmq.EVENTS):
+            self._edge.news = False
+            return int(zmq.POLLIN) if self._inbox else 0
         assert int(option) == int(zmq.FD)
         return self._edge.fd
+
+    def readable(self) -> bool:
+        return bool(self._inbox)
 
     def recv_multipart(self, flags: int = 0) -> list[bytes]:
         self._edge.news = False

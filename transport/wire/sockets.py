@@ -70,6 +70,7 @@ GONE_EVENTS: Final = int(zmq.EVENT_DISCONNECTED)
 GREETED_EVENTS: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 RETRY_EVENTS: Final = int(zmq.EVENT_CLOSED) | int(zmq.EVENT_CONNECT_RETRIED)
 _EVENT: Final = struct.Struct("=HI")
+_SRCFD: Final = int(zmq.MessageOption.SRCFD)
 
 # The binding's own methods avoid the enum conversions of its wrappers. A block needs ten calls.
 _send: Final[Any] = zmq.backend.Socket.send
@@ -216,6 +217,39 @@ def watch(socket: Socket) -> Socket:
     )
     monitor.setsockopt(zmq.RCVHWM, 0)
     return monitor
+
+
+def watch_ends(socket: Socket) -> Socket:
+    """Return a monitor that reports the end of each connection of a bound socket (`read_ends`).
+
+    Its queue has no limit, for the reason that `watch` gives.
+    """
+    monitor: Socket = socket.get_monitor_socket(GONE_EVENTS)
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    return monitor
+
+
+def read_ends(monitor: Socket) -> list[int]:
+    """Return the descriptors of the connections that have ended since the last call."""
+    ended: list[int] = []
+    while True:
+        try:
+            frames = monitor.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return ended
+        ended.append(_EVENT.unpack_from(frames[0])[1])
+
+
+def descriptor_of(frame: Any) -> int:
+    """Return the descriptor of the connection that a received frame came from, or -1.
+
+    ZeroMQ calls the property deprecated, because the descriptor may have been closed and opened
+    again meanwhile. So it may only be a hint.
+    """
+    try:
+        return int(frame.get(_SRCFD))
+    except (zmq.ZMQError, ValueError):
+        return -1
 
 
 def close(socket: Socket, monitor: Socket | None, linger_ms: int = 0) -> None:

@@ -5,6 +5,7 @@ channel reacts when storage reports that messages were removed.
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,9 @@ class Wire(Routed):
         self.sent.append(message)
         return True
 
+    def descriptor(self) -> int:
+        return 9
+
     def take(self) -> list[p.Wire]:
         found, self.sent = self.sent, []
         return found
@@ -74,6 +78,7 @@ class Shell:
             "open_dealer": self.wires.__getitem__,
             "open_router": self.wires.__getitem__,
             "supervisor": self.wires["supervisor"],
+            "ends": SimpleNamespace(note=lambda peer, descriptor: None),
         }
         vars(self.channel).update(parts)
         self.channel.on_start()

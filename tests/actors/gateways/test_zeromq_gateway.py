@@ -64,17 +64,19 @@ class Frame:
     def __len__(self) -> int:
         return len(self.bytes)
 
-    def get(self, name: str) -> str:
-        return {"Peer-Address": "10.0.0.9"}[name]
+    def get(self, name: str | int) -> str | int:
+        return "10.0.0.9" if name == "Peer-Address" else 9
 
 
 class Gate:
     def __init__(self) -> None:
         self.front, self.pushes, self.topic, self.asking = Wire(), Wire(), Wire(), Wire()
+        self.noted: list[tuple[tuple[bytes, ...], int]] = []
         self.gateway = ZeroMqGateway(
             7, "gateway", ZeroMqStart(supervisor="ipc://supervisor", listen="", push="")
         )
         parts: dict[str, Any] = {
+            "ends": self,
             "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {},
             "_opens": {}, "run_directory": {}, "lookups": Questions(), "questions": Questions(),
             "pushes_dropped": 0, "open_dealer": lambda endpoint, name=b"": self.topic, "_routing_id": bytes,
@@ -88,6 +90,9 @@ class Gate:
                 "zap": None,
             }
         )
+
+    def note(self, peer: tuple[bytes, ...], descriptor: int) -> None:
+        self.noted.append((peer, descriptor))
 
     def hear(self, client: bytes, message: p.Wire, *blocks: bytes) -> None:
         self.front.frames.append([client, b"", encode(message), *blocks])
