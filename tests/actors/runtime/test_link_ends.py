@@ -26,6 +26,7 @@ class Host:
         self.port = Port(self.context, zmq.ROUTER)
         self.endpoint = f"ipc://{folder}/front"
         self.port.socket.bind(self.endpoint)
+        self.peers: list[zmq.Socket[bytes]] = []
         self.timers: list[Callable[[], object]] = []
         self.open: set[Envelope] = set()
         self.ended: list[Envelope] = []
@@ -48,6 +49,7 @@ class Host:
     def peer(self) -> tuple[zmq.Socket[bytes], Envelope]:
         """Connect a peer, and note it with its first message."""
         socket: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
+        self.peers.append(socket)
         socket.connect(self.endpoint)
         socket.send_multipart([b"", encode(Beat())])
         assert self.port.socket.poll(5_000)
