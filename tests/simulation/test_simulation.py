@@ -30,7 +30,7 @@ FIRST_SEEDS: Final = {
     "a broker that has lost goes on": 40,
     "a chunk's object is removed before its removal is shipped": 151,
     "readers do not wait until it is known what the bucket has": 522,
-    "the first piece of a topic does not have its rows": 20,
+    "the first piece of a topic does not have its rows": 25,
     "delayed messages that may not move are due all the time": 20,
     "late ticks behind a takeover count": 21,
     "a primary has no heartbeats": 10,
