@@ -336,7 +336,9 @@ def test_storage_is_killed_again_and_again_while_chunks_go(
             with contextlib.suppress(zsq.LeaseLost):
                 message.finish()
             if number % 80 == 79:
-                kill(broker.pids("topic")[0])
+                (killed,) = broker.pids("topic")
+                kill(killed)
+        wait_for(lambda: broker.pids("topic") not in ([], [killed]), 20, "the topic is up again")
         # The finishes just before a kill may be lost, and their messages come again.
         until = time.monotonic() + 60
         while len(seen) < count or not _is_drained(admin):
