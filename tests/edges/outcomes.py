@@ -26,7 +26,7 @@ KILLED: Final = "SIGTERM, SIGHUP, SIGKILL, `os._exit`"
 COLUMNS: Final = (*(ending for ending in ENDINGS if ending not in AT_ONCE), KILLED)
 
 
-def _row(*codes: int, dropped: str = WARNS) -> dict[str, Outcome]:
+def _row(*codes: int | None, dropped: str = WARNS) -> dict[str, Outcome]:
     """Return the outcomes of a row. `codes`: the exit codes of the endings without a kill."""
     cells = [Outcome(COMPLETE, code) for code in codes]
     return dict(zip(COLUMNS, [*cells, Outcome(dropped), Outcome(CUT)], strict=True))
@@ -46,10 +46,14 @@ HELD: Final = {
     "`multiprocessing`, spawn": _row(0, 1, 3, 1),
     "`ProcessPoolExecutor`, fork": _row(0, 1, 3, 130),
     "`os.fork`": _row(0, 1, 3, 130),
+    "cell of a notebook that ran twice": _row(0, 1, 3, 130),
     "asyncio, local of a coroutine": _row(0, 1, 3, 130),
     "asyncio, global of a module": _row(0, 1, 3, 130),
     "asyncio, `async with` block": _row(0, 1, 3, 130, dropped=COMPLETE),
     "asyncio, cancelled task": _row(0, 1, 3, 130),
+    "asyncio, `asyncio.timeout` that ends": _row(0, 1, 3, 130),
+    # Whether Ctrl-C or the group's own cancellation wins depends on the version of Python.
+    "asyncio, `TaskGroup` with a task that fails": _row(0, 1, 3, None),
 }
 
 _LOOP: Final = dict(

@@ -170,6 +170,16 @@ else:
 """,
 }
 
+HOLDINGS["cell of a notebook that ran twice"] = """\
+cell = compile("client = make()", "cell", "single")
+exec(cell, globals())
+exec(cell, globals())
+use(client)
+end()
+del client
+after()
+"""
+
 AIO_HOLDINGS: Final = {
     "asyncio, local of a coroutine": f"""\
 {_AWORK}
@@ -208,6 +218,48 @@ async def main():
     await used.wait()
     task.cancel()
     await asyncio.wait([task])
+    end()
+
+asyncio.run(main())
+after()
+""",
+    "asyncio, `asyncio.timeout` that ends": """\
+async def work():
+    async with asyncio.timeout(None) as limit:
+        client = make()
+        await use(client)
+        limit.reschedule(0)
+        await asyncio.sleep(3600)
+
+async def main():
+    try:
+        await work()
+    except TimeoutError:
+        pass
+    end()
+
+asyncio.run(main())
+after()
+""",
+    "asyncio, `TaskGroup` with a task that fails": """\
+async def work(used):
+    client = make()
+    await use(client)
+    used.set()
+    await asyncio.sleep(3600)
+
+async def fail(used):
+    await used.wait()
+    raise RuntimeError("the other task")
+
+async def main():
+    used = asyncio.Event()
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(work(used))
+            group.create_task(fail(used))
+    except* RuntimeError:
+        pass
     end()
 
 asyncio.run(main())
