@@ -233,7 +233,7 @@ def test_the_messages_of_a_killed_consumer_come_back_at_once(
 ) -> None:
     """The channel is idle, and the heartbeats are the default ones: every 4 s and every 30 s."""
     url = broker.ipc if how == "ipc" else broker.tcp
-    options = {"transport": "tcp"} if how == "tcp" else {}
+    options = {"transport": "auto" if how == "tcp of the same machine" else "tcp"}
     prepare(broker, numbers(3), max_attempts=5)
     worker = start(url, 600, ready=10, **options)
     wait_for(lambda: worker.begun == [(0, 1)], 60, "the first message is begun")
@@ -246,3 +246,16 @@ def test_the_messages_of_a_killed_consumer_come_back_at_once(
             found.add(message.offset)
             message.finish()
     assert found == {0, 1, 2}
+
+
+def test_a_consumer_is_told_how_many_finishes_came_too_late(broker: Broker) -> None:
+    """The program receives ten messages, works on all of them for too long, and finishes them."""
+    prepare(broker, numbers(10))
+    with zsq.Consumer("t", "c", url=broker.tcp, message_timeout=1) as consumer:
+        messages = [consumer.receive(20) for _ in range(10)]
+        wait_for(lambda: row(broker)["timeout_count"] == 10, 20, "all leases have ended")
+        for message in messages:
+            assert message is not None
+            message.finish()
+        with pytest.raises(zsq.LeaseLost, match="^E_LEASE 10 finishes "):
+            consumer.flush()

@@ -247,6 +247,7 @@ class LeasedBlock:
         return tuple(found)
 
 
+WHOLE_MAX: Final = 1_000
 ALL: Final = -1  # the refused range (-1, 0) means that the channel does not know the delivery
 
 
@@ -299,6 +300,9 @@ class ConsumerSession:
         self.arrived: deque[LeasedBlock] = deque()  # deliveries that the user has not taken yet
         # The deliveries of this link that are not completely answered, by their token.
         self.held: dict[int, LeasedBlock] = {}
+        # The last deliveries that were answered completely: token -> number of messages. If the
+        # channel refuses all of one, it does not know how many these were.
+        self._whole: dict[int, int] = {}
         self.dirty: deque[LeasedBlock] = deque()  # deliveries with finishes to send
         self.taken: deque[LeasedBlock] = deque()  # deliveries with messages to report
         self.unanswered = 0  # messages of this link whose answer was not sent
@@ -559,7 +563,7 @@ class ConsumerSession:
         confirm = self.confirms.pop(message.request, None)
         if confirm is None:
             delivery = self.held.get(message.token)
-            every = delivery.block.count if delivery is not None else 1
+            every = delivery.block.count if delivery else self._whole.get(message.token, 1)
             self.stale += sum(every if first == ALL else count for first, count in message.refused)
             return Reaction.NOTHING
         # Every request but Begun is a barrier: all answers sent before it are committed too.
@@ -592,6 +596,7 @@ class ConsumerSession:
         self._step(_E.LOST)
         self.finishes.lost(time.monotonic_ns())
         self.epoch += 1
+        self._whole.clear()
         self.arrived.clear()
         self.held.clear()
         self.taken.clear()
@@ -654,3 +659,6 @@ class ConsumerSession:
             delivery.closed = len(delivery.answered) >= delivery.block.count
         if delivery.closed:
             self.held.pop(delivery.token, None)
+            self._whole[delivery.token] = delivery.block.count
+            if len(self._whole) > WHOLE_MAX:
+                del self._whole[next(iter(self._whole))]
