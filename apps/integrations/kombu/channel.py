@@ -41,7 +41,6 @@ READY: Final = 1000  # messages that a worker without a prefetch limit holds
 GET_S: Final = 0.25  # how long `basic_get` waits for a message of a queue that seems empty
 GET_FILLED_S: Final = 2.0  # and of one in which messages wait, which other workers may take first
 POLL_S: Final = 0.005
-PARK_S: Final = 1.0  # a worker with no room so long returns what it has not begun
 # How long a new consumer waits for a level that has messages, before it delivers from a lower one.
 AWAIT_S: Final = 0.5
 DEFAULT_EXCHANGE: Final = ""
@@ -192,8 +191,6 @@ class Channel(virtual.Channel):
         self._ending: list[Source] = []  # of cancelled consumers that have unanswered messages
         self._on_message: dict[str, tuple[Callable[[Any], None], bool]] = {}
         self._turn = 0
-        self._full_since_s: float | None = None
-        self._parked = False
 
     # Declaring
 
@@ -483,7 +480,6 @@ class Channel(virtual.Channel):
         self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False
     ) -> None:
         self.qos.prefetch_count = prefetch_count
-        self._parked = False
         for source in self._queue_sources():
             source.set_ready(self._ready())
         self.connection.wake()
@@ -494,16 +490,8 @@ class Channel(virtual.Channel):
 
     def deliver(self) -> bool:
         """Give one message to its consumer. Return False if there is none, or no room for it."""
-        if not self._on_message:
+        if not self._on_message or not self.qos.can_consume():
             return False
-        if not self.qos.can_consume():
-            self._full_since_s = self._full_since_s or time.monotonic()
-            return False
-        self._full_since_s = None
-        if self._parked:
-            self._parked = False
-            for source in self._queue_sources():
-                source.set_ready(self._ready())
         queues = list(self._on_message)
         for step in range(len(queues)):
             queue = queues[(self._turn + step) % len(queues)]
@@ -629,16 +617,6 @@ class Channel(virtual.Channel):
         for key in [key for key, until_s in self._awaited.items() if until_s < now_s]:
             del self._awaited[key]
             self.connection.wake()
-        full_s = self._full_since_s
-        if full_s is None or self._parked or now_s - full_s < PARK_S:
-            return
-        if self.qos.can_consume() or not any(one.arrived for one in self._queue_sources()):
-            return
-        # All slots have been taken for a while. Other workers may have free ones.
-        self._parked = True
-        for source in self._queue_sources():
-            source.set_ready(0)
-            source.give_back()
 
     def close(self) -> None:
         """Close the channel. Messages that are not acknowledged return to their queues."""
