@@ -257,5 +257,5 @@ def test_a_consumer_is_told_how_many_finishes_came_too_late(broker: Broker) -> N
         for message in messages:
             assert message is not None
             message.finish()
-        with pytest.raises(zsq.LeaseLost, match="^E_LEASE 10 finishes "):
+        with pytest.raises(zsq.LeaseLost, match=r"^E_LEASE 10 finishes "):
             consumer.flush()

@@ -5,6 +5,7 @@ finished once, and no other message is.
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -152,3 +153,32 @@ def test_ready_is_ignored_after_cls_whatever_it_says(nsq: Broker) -> None:
             client.send(f"RDY {count}")
         client.send(f"FIN {'0' * 16}")
         assert client.frame()[1].startswith(b"E_FIN_FAILED"), "the connection goes on"
+
+
+def test_a_client_that_reads_slowly_is_heard(nsq: Broker) -> None:
+    """Its FINs free what it holds, so they are read while megabytes wait to be read by the client.
+
+    Otherwise both wait for each other: the client for messages that are behind others, and the
+    broker for the client to read.
+    """
+    count, body = 1_500, b"." * 10_000
+    with NsqSocket(nsq.nsq) as client:
+        for _ in range(count // 100):
+            assert client.mpub("slow", *[body] * 100) == "OK"
+    with NsqSocket(nsq.nsq) as client, zsq.Admin(nsq.ipc) as admin:
+        # The kernel takes less than the broker has for the client.
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        client.subscribe("slow", "c", ready=2_500)
+        got = [client.message() for _ in range(100)]
+
+        def row() -> dict[str, int]:
+            found: dict[str, int] = admin.stats("slow", "c")["topics"][0]["channels"][0]
+            return found
+
+        wait_for(lambda: row()["in_flight_count"] > 1_000, 20, "megabytes wait for the client")
+        for message in got:
+            client.answer("FIN", message)
+        wait_for(lambda: row()["finish_count"] == len(got), 20, "its FINs are read")
+        for message in (client.message() for _ in range(count - len(got))):
+            client.answer("FIN", message)
+        wait_for(lambda: row()["finish_count"] == count, 20, "all are finished")

@@ -42,6 +42,9 @@ log = logging.getLogger("zsq")
 
 # Deliveries wait while the socket has not taken more bytes than this.
 HIGH_WATER: Final = 1024 * 1024
+# A client that reads slowly is still read from, because its FINs free what it holds. It is not when
+# this many bytes of answers wait behind the deliveries, because each command may add an answer.
+ANSWERS_MAX: Final = 1024 * 1024
 # The most topics in a client's `pub_counts`. They are those with the most messages.
 TOPICS_SHOWN_MAX: Final = 10
 _FLUSH_BYTES: Final = 64 * 1024
@@ -98,6 +101,9 @@ class Connection(asyncio.Protocol):
         self._rest_bytes = 0
         self._eof = False
         self._stuck = False
+        # Of the output: all that was written, when deliveries stopped, and what the client had read
+        # at the last look.
+        self._sent_bytes = self._stuck_bytes = self._taken_bytes = 0
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
         self._discard_bytes = 0  # bytes that may still arrive after an error
@@ -163,8 +169,9 @@ class Connection(asyncio.Protocol):
         self.gateway.forget(self)
 
     def pause_writing(self) -> None:
-        """Stop deliveries and commands, because the client does not read."""
+        """Stop deliveries, because the client does not read fast enough."""
         self._stuck = True
+        self._stuck_bytes = self._sent_bytes
         if self.subscription is not None:
             self.subscription.pause(True)
         self.look()
@@ -177,7 +184,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def _free(self) -> bool:
-        return self.session.reading and not self._stuck and not self.gateway.publishing.full
+        return self.session.reading and not self._full and not self.gateway.publishing.full
+
+    @property
+    def _full(self) -> bool:
+        """True if the client leaves so many answers unread that it is not read from."""
+        return self._stuck and self._sent_bytes - self._stuck_bytes >= ANSWERS_MAX
 
     # In
 
@@ -189,7 +201,7 @@ class Connection(asyncio.Protocol):
     @property
     def waits_for_client(self) -> bool:
         """True if held bytes are freed only when the client sends more or reads its answers."""
-        return self._stuck or (self._free and not self._waiting)
+        return self._full or (self._free and not self._waiting)
 
     def _keep(self, layer: Layer | None, data: bytes) -> None:
         self._rest.append((layer, data))
@@ -323,14 +335,27 @@ class Connection(asyncio.Protocol):
 
     def _send(self, data: bytes) -> None:
         if self._transport is not None and data:
+            self._sent_bytes += len(data)
             self._transport.write(data)
+
+    def _takes_output(self) -> bool:
+        """Return True if the client has read some of the output that was waiting.
+
+        On a slow link, one message may take longer than two heartbeats, and its answer comes after
+        it.
+        """
+        assert self._transport is not None
+        before = self._taken_bytes
+        self._taken_bytes = self._sent_bytes - self._transport.get_write_buffer_size()
+        return self._stuck and self._taken_bytes > before
 
     def _on_time(self) -> None:
         if self._closing:
             return
         now = time.monotonic_ns()
-        # A client that does not read counts as silent.
-        due = self.session.on_time(now, reading=self._reading or self._stuck)
+        # A client that does not read counts as silent, but not while it reads slowly.
+        reading = (self._reading or self._full) and not self._takes_output()
+        due = self.session.on_time(now, reading=reading)
         self._timer = self.loop.call_later(
             min(3600.0, max(0.001, (due - now) / 1e9)), self._on_time
         )

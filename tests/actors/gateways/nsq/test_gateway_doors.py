@@ -7,6 +7,7 @@ from __future__ import annotations
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -60,8 +61,9 @@ class Frame:
     def __len__(self) -> int:
         return len(self.bytes)
 
-    def get(self, name: str) -> str:
-        return {"User-Id": self._key, "Peer-Address": "10.0.0.9", "Identity": ""}[name]
+    def get(self, name: str | int) -> str | int:
+        found = {"User-Id": self._key, "Peer-Address": "10.0.0.9", "Identity": ""}
+        return found[name] if isinstance(name, str) else -1
 
 
 class Wire:
@@ -105,6 +107,7 @@ class Gate:
             7, "gateway", ZeroMqStart(supervisor="ipc://supervisor", listen="", push="")
         )
         parts: dict[str, Any] = {
+            "ends": SimpleNamespace(note=lambda peer, descriptor: None),
             "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {},
             "_opens": {}, "run_directory": {"run": "/run", "run_id": "r"},
             "_request": 0, "pushes_dropped": 0, "push_port": 1, "open_dealer": lambda endpoint, name=b"": self.actor,

@@ -4,6 +4,7 @@ from a client.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -71,19 +72,34 @@ def test_a_client_that_reads_no_answers_is_no_longer_read_from() -> None:
     """
     said: list[str] = []
     transport = SimpleNamespace(
-        pause_reading=lambda: said.append("pause"), resume_reading=lambda: said.append("resume")
+        pause_reading=lambda: said.append("pause"),
+        resume_reading=lambda: said.append("resume"),
+        write=lambda data: None,
     )
     publishing = SimpleNamespace(full=False)
+    soon: list[Callable[[], object]] = []
+    turns = SimpleNamespace(call_soon=soon.append, call_later=lambda *_: None)
     gateway = SimpleNamespace(
-        loop=None, limits=NsqLimits(), publishing=publishing, paused={}, intake=Intake(loop(), {})
+        loop=None,
+        limits=NsqLimits(),
+        publishing=publishing,
+        paused={},
+        intake=Intake(turns, {}),
+        publish=lambda topic, bodies, defer_ms, answer: answer(""),
     )
     connection = RealConnection(cast("Any", gateway))
     connection._transport = cast("Any", transport)
     connection.data_received(b"  V2")
     connection.pause_writing()
-    assert said == ["pause"]
+    assert said == [], "its FINs free what it holds"
+    while not said or said[-1] == "resume":  # each publish is answered
+        connection.data_received(1_000 * b"PUB t\n\0\0\0\1x")
+        while soon:
+            soon.pop(0)()
     connection.resume_writing()
-    assert said == ["pause", "resume"]
+    while soon:
+        soon.pop(0)()
+    assert said[-2:] == ["pause", "resume"]
 
 
 def test_no_client_is_read_from_while_too_many_publishes_are_unanswered() -> None:
