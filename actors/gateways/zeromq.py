@@ -45,7 +45,7 @@ from ...transport.names import part_of
 from ...transport.wire import protocol as p
 from ...transport.wire.address import read_run_id
 from ...transport.wire.codec import decode, encode
-from ...transport.wire.sockets import descriptor_of
+from ...transport.wire.sockets import bytes_moved, descriptor_of
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.link_ends import LinkEnds
 from ..runtime.port import Mail, Port, user_label
@@ -209,6 +209,9 @@ LINKS_MAX: Final = 10_000
 OPENS_MAX: Final = Bound(2 * LINKS_MAX, LINKS_MAX)
 OPENS_AHEAD_MAX: Final = 256
 _COMPLAINT_CHARS: Final = 500
+# While a producer is silent, the gateway looks this often whether its bytes arrive. A large block on
+# a slow link may take longer than two heartbeats, which wait behind it.
+MOVES_LOOK_MS: Final = 2_000.0
 # A link that is silent for this long is dropped.
 _SILENT_NS: Final = 3 * p.HEARTBEAT_MS_MAX * 1_000_000
 # The fields of the reply to Lookup that a client gets.
@@ -228,6 +231,7 @@ class _ClientLink(NamedTuple):
     key: str  # the user's key
     route: bytes  # the first frame of the pushes, on the link of a stage
     envelope: tuple[bytes, ...]  # the client's id; on a stage's link the user's label precedes it
+    descriptor: int = -1  # of the connection, if it is known
 
     @property
     def kind(self) -> str:
@@ -241,6 +245,7 @@ class _Opening(NamedTuple):
     asked: p.Open
     key: str
     lookup: p.Lookup
+    descriptor: int = -1
 
 
 class PushRoute:
@@ -309,6 +314,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self.actors: dict[str, Port] = {}  # endpoint -> the gateway's dealer socket
         self.links: dict[bytes, _ClientLink] = {}
         self._seen: dict[bytes, int] = {}
+        self._moved: dict[bytes, int] = {}  # of silent producers: bytes that have moved so far
         self._opens: dict[int, _Opening] = {}  # by the ticket of the lookup
         self.lookups = Questions(OPENS_MAX, ahead_max=OPENS_AHEAD_MAX)
         self.questions = Questions()
@@ -322,6 +328,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self.asking.route(p.Failed, self.on_failed)
         self.asking.route(p.Spread, self.on_spread)
         self.every(30_000, self._forget)
+        self.every(MOVES_LOOK_MS, self._look_for_moves)
         self.obey_reload(p.ReloadGateway, self.take_rules)
         return {
             "endpoint": self.front.socket.getsockopt_string(zmq.LAST_ENDPOINT),
@@ -629,7 +636,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             self.lookups.ask(
                 self._holder(client, key),
                 Asker(client, message.request),
-                (_Opening(client, message, key, lookup),),
+                (_Opening(client, message, key, lookup, descriptor_of(control)),),
                 len(encode(lookup)),
             )
         except ZsqError as error:
@@ -641,8 +648,9 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             self.doors.complain(f"{self.doors.address(frame)}: {error.text[:_COMPLAINT_CHARS]}")
 
     def _attach(
-        self, client: bytes, message: p.Open, key: str, endpoint: str, data: dict[str, Any]
-    ) -> None:
+        self, client: bytes, message: p.Open, key: str, endpoint: str, data: dict[str, Any],
+        descriptor: int = -1,
+    ) -> None:  # fmt: skip
         port = self.actors.get(endpoint)
         if port is None:
             port = self.actors[endpoint] = self.open_dealer(endpoint, self._routing_id())
@@ -657,8 +665,11 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             key,
             data.get("route", b""),
             self._envelope(client, message.kind, key),
+            descriptor,
         )
         self._seen[client] = time.monotonic_ns()
+        if message.kind == "topic":
+            self._moved[client] = bytes_moved(descriptor)
         if not self.front.send((client,), p.Done(message.request, data)):
             self._drop(client)
 
@@ -690,11 +701,11 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         opening = self._opened(message.request)
         if opening is None:
             return
-        client, asked, key, _ = opening
+        client, asked, key, _, descriptor = opening
         data: dict[str, Any] = {name: message.data[name] for name in _TOLD if name in message.data}
         if asked.kind == "stage":
             data |= {"push_port": self.push_port, "route": self._route(message.data["push"])}
-        self._attach(client, asked, key, message.data[asked.kind], data)
+        self._attach(client, asked, key, message.data[asked.kind], data, descriptor)
 
     def _answered(self, ticket: int) -> _Opening | None:
         """Forget a lookup, and send what waits for its answer."""
@@ -738,6 +749,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self.owners.ended(client)
         self.questions.left(client)
         self._seen.pop(client, None)
+        self._moved.pop(client, None)
         return self.links.pop(client, None)
 
     def _drop(self, client: bytes, *, is_lost: bool = True) -> None:
@@ -787,6 +799,18 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         limit = time.monotonic_ns() - _SILENT_NS
         for client in [client for client, seen_ns in self._seen.items() if seen_ns < limit]:
             self._drop(client)
+
+    def _look_for_moves(self) -> None:
+        """Send a heartbeat for each producer that is silent while its bytes arrive."""
+        now_ns = time.monotonic_ns()
+        for client, before in list(self._moved.items()):
+            if now_ns - self._seen[client] < MOVES_LOOK_MS * 1_000_000:
+                continue
+            link = self.links[client]
+            self._moved[client] = bytes_moved(link.descriptor)
+            if self._moved[client] > before:
+                self._seen[client] = now_ns
+                link.port.send(link.envelope, p.Beat())
 
     def on_stop(self) -> bool:
         for client in list(self.links):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Message = list[bytes]
 _numbers = itertools.count(1)
 RETRY_MS: Final = 100  # libzmq's default
+NO_DESCRIPTOR: Final = 1 << 30
 
 
 class Flight:
@@ -57,6 +58,8 @@ class Connection:
         self.endpoint = endpoint
         self.far: SimSocket | None = None
         self.number = next(_numbers)
+        # No real descriptor has this number.
+        self.descriptor = NO_DESCRIPTOR + self.number
         self.epoch = 0  # grows each time the connection is established or ends
         self.closed = False
         self.id_at_near = routing_id  # the other end's routing id at a ROUTER that connected

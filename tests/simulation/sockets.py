@@ -192,13 +192,13 @@ class SimSocket:
 
     def forget(self, connection: Connection) -> None:
         if self.peers.pop(connection.id_at_far, None) is not None:
-            self.tell(zmq.EVENT_DISCONNECTED, connection.number)
+            self.tell(zmq.EVENT_DISCONNECTED, connection.descriptor)
 
     def take(self, connection: Connection, routing_id: bytes, message: Message) -> None:
         if not self.alive:
             return
         self.inbox.append(
-            (connection.number, [routing_id, *message] if self.kind == zmq.ROUTER else message)
+            (connection.descriptor, [routing_id, *message] if self.kind == zmq.ROUTER else message)
         )
         if self._asleep and self._edge is not None:
             self._edge.news = True

@@ -452,6 +452,9 @@ class Link:
         self._backoff = Backoff()
         self._socket: sockets.Socket | None = None
         self._monitor: sockets.Socket | None = None
+        # The descriptor of the connection, from its first message on, and the bytes that had moved
+        # at the last look. -1: there was no message yet.
+        self._descriptor = self._moved_bytes = -1
         self._fds = (-1, -1)
         self._request = 1
         self._since_ns = 0  # when this attempt began
@@ -575,6 +578,7 @@ class Link:
             sockets.close(socket, None)
             raise
         self._socket, self._monitor = socket, monitor
+        self._descriptor = self._moved_bytes = -1
         self._fds = (int(socket.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD)))
         self.engine.watch(self, *self._fds)
         self.engine.sooner(0)  # the descriptors are edge-triggered: turn now, to see earlier events
@@ -809,6 +813,8 @@ class Link:
                 break
             taken += 1
             self.heard_ns = now_ns
+            if self._moved_bytes < 0:
+                self._descriptor, self._moved_bytes = sockets.descriptor_of(frames[-1]), 0
             self._answered = self.touched = True
             self._direct_heard = self._direct_heard or bool(self.address.run_id)
             try:
@@ -990,6 +996,18 @@ class Link:
             return self._again_ns
         return self._since_ns + ATTEMPT_NS
 
+    def _moves(self, now_ns: int) -> bool:
+        """Return True if bytes have arrived or left since the last call, so that the peer lives.
+
+        On a slow link, a large frame may take longer than two heartbeats, and a heartbeat waits
+        behind it.
+        """
+        before, self._moved_bytes = self._moved_bytes, sockets.bytes_moved(self._descriptor)
+        if self._moved_bytes <= before:
+            return False
+        self.heard_ns = now_ns
+        return True
+
     def _flush(self, now_ns: int) -> None:
         while self._outbox and self._socket is not None:
             if not sockets.send_frames(self._socket, self._outbox[0]):
@@ -1001,7 +1019,7 @@ class Link:
         if not self.heartbeat_ms:
             return FAR_NS
         heartbeat_ns = self.heartbeat_ms * MS
-        if now_ns - self.heard_ns > 2 * heartbeat_ns:
+        if now_ns - self.heard_ns > 2 * heartbeat_ns and not self._moves(now_ns):
             self._die(now_ns, f"nothing arrived for {2 * self.heartbeat_ms} ms, two heartbeats")
             return self._again_ns
         # A heartbeat is due when one side was silent for an interval.

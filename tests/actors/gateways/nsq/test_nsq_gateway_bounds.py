@@ -78,7 +78,7 @@ def test_a_client_that_reads_no_answers_is_no_longer_read_from() -> None:
     )
     publishing = SimpleNamespace(full=False)
     soon: list[Callable[[], object]] = []
-    turns = SimpleNamespace(call_soon=soon.append, call_later=lambda *_: None)
+    turns: Any = SimpleNamespace(call_soon=soon.append, call_later=lambda *_: None)
     gateway = SimpleNamespace(
         loop=None,
         limits=NsqLimits(),

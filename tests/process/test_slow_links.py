@@ -1,0 +1,61 @@
+"""Tests of clients behind a slow link: what takes longer than two heartbeats arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+from support.broker import Broker, wait_for
+from support.slow_link import SlowLink
+
+import zsq
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+LARGE: Final = b"." * 400_000
+BYTES_PER_S: Final = 40_000  # at most; the message takes 10 to 20 s
+COUNT: Final = 300
+
+
+@pytest.fixture
+def link(broker: Broker) -> Iterator[SlowLink]:
+    one = SlowLink(broker.tcp, BYTES_PER_S)
+    yield one
+    one.close()
+
+
+def test_a_large_message_arrives_over_a_slow_link(broker: Broker, link: SlowLink) -> None:
+    """Heartbeats wait behind it, at each end of the link."""
+    with (
+        zsq.Producer(link.url, heartbeat_ms=3_000, timeout=120) as producer,
+        zsq.Admin(broker.tcp) as admin,
+    ):
+        producer.publish("t", LARGE)
+        row = admin.stats("t")["topics"][0]
+        assert (row["head"], len(row["publishers"])) == (1, 1)
+    with zsq.Consumer("t", "c", url=link.url, heartbeat_ms=2_000) as consumer:
+        message = consumer.receive(120)
+        assert message is not None
+        assert (message.body, message.attempts) == (LARGE, 1)
+        message.finish(sync=True)
+
+
+def test_a_backlog_is_handled_over_a_slow_link(broker: Broker, link: SlowLink) -> None:
+    """All defaults but a short lease. What waits in the link has no lease, and uses no attempt."""
+    with zsq.Producer(broker.tcp) as producer, zsq.Admin(broker.tcp) as admin:
+        admin.create_topic("t")
+        admin.create_channel("t", "c", max_attempts=2)
+        producer.publish_many("t", [b"." * 1_000] * COUNT)
+        with zsq.Consumer("t", "c", url=link.url, message_timeout=1) as consumer:
+            for _, message in zip(range(COUNT), consumer, strict=False):
+                assert message.attempts == 1
+                message.finish()
+            consumer.flush()
+
+        def is_done() -> bool:
+            row = admin.stats("t", "c")["topics"][0]["channels"][0]
+            ends = (row["finish_count"], row["timeout_count"], row["dead_letter_count"])
+            return ends == (COUNT, 0, 0)
+
+        wait_for(is_done, 20, "all are finished, once")
