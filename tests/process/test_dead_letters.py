@@ -99,18 +99,13 @@ def test_attempts_count_over_kills_and_a_restart(tmp_path: Path) -> None:
         with zsq.Consumer("t", "c", url=broker.ipc, max_attempts=2) as consumer:
             # This commit also stores rows for the other two messages.
             take(consumer, 3)[0].finish(sync=True)
-            kill(channel_pid(broker))
+            kill_when_begun(broker)
             again = take(consumer, 2)
             assert sorted((message.body, message.attempts) for message in again) == [
                 (b"1", 2),
                 (b"2", 2),
             ]
-            with zsq.Admin(url=broker.ipc) as admin:
-                wait_for(
-                    lambda: admin.peek("t", "c").counts["in flight"] == 2, 20, "that both are begun"
-                )
-                admin.unpause("t", "c")  # this is answered after a commit
-            kill(channel_pid(broker))
+            kill_when_begun(broker)
             wait_for(lambda: row(broker).get("dead_letter_count") == 2, 20, "dead letters")
         assert sorted(body for body, _ in read(broker)) == [b"1", b"2"]
         assert broker.stop() == 0
@@ -123,6 +118,14 @@ def test_attempts_count_over_kills_and_a_restart(tmp_path: Path) -> None:
         ), "once"
     finally:
         broker.close()
+
+
+def kill_when_begun(broker: Broker) -> None:
+    """Kill the channel when the attempts of two messages are on disk."""
+    with zsq.Admin(url=broker.ipc) as admin:
+        wait_for(lambda: admin.peek("t", "c").counts["in flight"] == 2, 20, "that both are begun")
+        admin.unpause("t", "c")  # this is answered after a commit
+    kill(channel_pid(broker))
 
 
 def channel_pid(broker: Broker, name: str = "channel t/c") -> int:

@@ -28,7 +28,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with running(tmp_path) as made:
         with zsq.Admin(made.url) as admin:
             admin.create_topic("t", parts=PARTS, brokers=[0])
-            admin.create_channel("t", "c")
+            admin.create_channel("t", "c", ordered=True)
         yield made
 
 
@@ -85,7 +85,7 @@ def test_a_part_moves_and_comes_back_with_all_that_belongs_to_it(cluster: Cluste
     with (
         zsq.Admin(cluster.url) as admin,
         zsq.Producer(cluster.url) as producer,
-        zsq.Consumer("t", "c", url=cluster.url) as consumer,
+        zsq.Consumer("t", "c", url=cluster.url, ordered=True) as consumer,
     ):
         finished: list[bytes] = []
 
@@ -251,7 +251,7 @@ def test_nothing_is_lost_or_stored_twice_when_brokers_are_killed_during_moves(
     offsets = [offset for offset, _ in found]
     assert offsets == sorted(set(offsets))
     received: set[Any] = set()
-    with zsq.Consumer("t", "c", url=cluster.url, timeout=60) as consumer:
+    with zsq.Consumer("t", "c", url=cluster.url, timeout=60, ordered=True) as consumer:
         while len(received) < len(acknowledged):
             message = consumer.receive(timeout=60)
             assert message is not None, f"{len(acknowledged) - len(received)} did not come"
