@@ -354,3 +354,23 @@ def reaches(node: Broker) -> bool:
         return httpx.get(f"http://127.0.0.1:{node.http}/ping", timeout=5).text == "OK"
     except httpx.TransportError:
         return False
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST /pub?topic=halves HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nab",
+        b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+def test_a_client_that_sends_no_more_gets_its_answer(node: Broker, request_: bytes) -> None:
+    """Otherwise it would repeat a publish that is stored."""
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", node.http), timeout=20) as sock:
+            sock.sendall(request_)
+            sock.shutdown(socket.SHUT_WR)
+            answer = b""
+            while data := sock.recv(65_536):
+                answer += data
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert answer.endswith(b"OK")

@@ -135,6 +135,7 @@ class BoundedProtocol(H11Protocol):
         # This is a time of time.monotonic. uvloop's clock counts only milliseconds, and two clients
         # can connect within one millisecond.
         self._idle_since_s = 0.0
+        self._eof_since_s = 0.0  # when the client said that it sends no more
         self._served = False  # the client has received an answer
         self._unsent = 0
         self._unsent_since_s = 0.0
@@ -159,6 +160,15 @@ class BoundedProtocol(H11Protocol):
         if self.at_work:
             self._head_since_s = None
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer a complete request before the connection ends.
+
+        The client sends no more, but may read on. If it got no answer, it would repeat a publish
+        that is stored. An answer that has begun is a stream, whose client is gone.
+        """
+        self._eof_since_s = self.loop.time()
+        return self.has_request and self.cycle is not None and not self.cycle.response_started
+
     @property
     def dispensable(self) -> tuple[bool, bool, float]:
         """The sort key by which connections are closed to make room, the smallest key first.
@@ -181,6 +191,9 @@ class BoundedProtocol(H11Protocol):
         self._served = True
         self._idle_since_s = time.monotonic()
         super().on_response_complete()  # this may start a request whose bytes arrived before
+        if self._eof_since_s and not self.at_work:
+            self.transport.close()
+            return
         if not self.at_work:
             self._head_since_s = self.loop.time() if self.conn.trailing_data[0] else None
 
@@ -211,6 +224,9 @@ class BoundedProtocol(H11Protocol):
     def sweep(self, now_s: float) -> None:
         limits = self._server.limits
         if self._head_since_s is not None and now_s - self._head_since_s > limits.head_s:
+            self.transport.abort()
+            return
+        if self._eof_since_s and now_s - self._eof_since_s > limits.request_s:
             self.transport.abort()
             return
         unsent = self.transport.get_write_buffer_size()
