@@ -73,7 +73,7 @@ def test_a_client_that_reads_too_slowly_is_disconnected(reads: str) -> None:
         get_write_buffer_size=lambda: unsent[0], abort=lambda: cut.append(now)
     )
     protocol._server = SimpleNamespace(limits=limits)
-    protocol._head_since_s, protocol._unsent = None, 0
+    protocol._head_since_s, protocol._unsent, protocol._eof_since_s = None, 0, 0.0
     protocol._unsent_since_s = protocol._stalled_since_s = 0.0
     while now < 2 * limits.request_s and not cut:
         protocol.sweep(now)
