@@ -409,7 +409,8 @@ class ConsumerSession:
             return
         self._note(delivery, indexes)
         self.unconfirmed += len(indexes)
-        if self.remembers and not self.ordered:
+        # The program learns that a finish with a request failed, and may have undone its work.
+        if self.remembers and not self.ordered and not request:
             confirm = self._covering or self.next_confirm
             self.finishes.sent(delivery, indexes, confirm)
             confirm.wanted = True
@@ -486,7 +487,10 @@ class ConsumerSession:
     def take_missed(self) -> int:
         """Return how many finishes were lost with their link or came too late since the last
         call.
+
+        The program learns of these, and may undo its work. So it gets them again.
         """
+        self.finishes.forget()
         missed = self.unconfirmed_lost + self.stale - self.stale_told
         self.unconfirmed_lost = 0
         self.stale_told = self.stale
@@ -550,6 +554,7 @@ class ConsumerSession:
         delivery = LeasedBlock(self, message, block, self.epoch, now_ns)
         self.unanswered += block.count
         if self.finishes and (indexes := self.finishes.came_back(delivery, now_ns)):
+            self.unconfirmed_lost -= len(indexes)  # the next confirmation covers them
             self._fin(delivery, indexes, 0)
             if delivery.closed:
                 return Reaction.NOTHING

@@ -142,3 +142,34 @@ def test_the_memory_is_bounded(name: str, value: int, monkeypatch: pytest.Monkey
     join(session)
     back = [deliver(session, 10 + number, block(2 * number, 2)) for number in range(5)]
     assert sum(one is None for one in back) == (1 if name == "MESSAGES_MAX" else 0)
+
+
+def test_a_finish_whose_failure_the_program_learned_is_not_repeated() -> None:
+    """It may have undone its work, and waits for the message."""
+    session = opened()
+    delivery = deliver(session, 1, block(0, 2))
+    assert delivery is not None
+    confirm = session.finish_sync(delivery, [0])
+    delivery.finish(1)
+    told(session)
+    session.lost()
+    assert confirm.error is not None
+    join(session)
+    again = deliver(session, 9, block(0, 2))
+    assert again is not None
+    assert [again.gives(index) for index in range(2)] == [True, False]
+    assert session.take_missed() == 1, "the other one is sent again, and will be confirmed"
+
+
+def test_after_a_flush_that_failed_messages_come_again() -> None:
+    session = opened()
+    delivery = deliver(session, 1, block(0, 2))
+    assert delivery is not None
+    delivery.finish(EVERY)
+    told(session)
+    session.lost()
+    assert session.take_missed() == 2
+    join(session)
+    again = deliver(session, 9, block(0, 2))
+    assert again is not None
+    assert [again.gives(index) for index in range(2)] == [True, True]
