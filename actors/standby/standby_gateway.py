@@ -9,11 +9,12 @@ Over HTTP, for people, load balancers and monitoring:
 |---|---|
 | /ping | 200: the process lives |
 | /ready | 503: send nothing here |
-| /health, /stats, /stats?format=json | what the standby does, as JSON |
+| /health | 200: the process lives, and what it does, as JSON |
+| /stats, /stats?format=json | the same |
 | /metrics | the same, for Prometheus |
 
-With an access file, everyone may use only the first two paths, and nobody the others: a standby
-checks no tokens.
+A standby checks no tokens. So with an access file, /health shows only the role and the state, and
+nobody may use the last two.
 """
 
 from __future__ import annotations
@@ -268,14 +269,20 @@ def reply_to(path: str, status: StandbyStatus, *, is_open: bool) -> tuple[int, s
         return 200, "text/plain; charset=utf-8", b"OK"
     if where == "/ready":
         return 503, "text/plain; charset=utf-8", f"{status.sentence()}\n".encode()
+    if where == "/health" and not is_open:
+        return _json({"role": status.role, "state": status.state})
     if not is_open:
-        return 403, "text/plain; charset=utf-8", b"a standby with an access file shows only /ping\n"
+        refusal = "a standby with an access file shows only /ping, /ready and /health\n"
+        return 403, "text/plain; charset=utf-8", refusal.encode()
     if where in ("/health", "/stats", "/"):
-        body = json.dumps({"status": "standby", **asdict(status)}, indent=2)
-        return 200, "application/json", f"{body}\n".encode()
+        return _json(asdict(status))
     if where == "/metrics":
         return 200, "text/plain; version=0.0.4; charset=utf-8", metrics(status).encode()
     return 503, "text/plain; charset=utf-8", f"{status.sentence()}\n".encode()
+
+
+def _json(data: dict[str, Any]) -> tuple[int, str, bytes]:
+    return 200, "application/json", f"{json.dumps(data, indent=2)}\n".encode()
 
 
 def metrics(status: StandbyStatus) -> str:

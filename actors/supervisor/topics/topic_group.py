@@ -347,6 +347,7 @@ class TopicGroup:
             cache_bytes=given.bucket_cache_bytes if archived else 0,
             ship_lag_s=given.bucket_lag_s if archived else 0.0,
             woken=woken,
+            failed=self.cause is not None,
             refused_count=stored.get("refused_count", 0) if woken else 0,
             removed_bytes=stored.get("removed_bytes", 0) if woken else 0,
         )
@@ -821,10 +822,8 @@ class TopicGroup:
     def _is_quiet(self, now: int) -> bool:
         """Return True if no process starts or has news, and no request waits for one."""
         waits = self._waiting or self._settling or self.deleting or self._channels_later
-        unproved = self.cause is not None and not storage_pulse(self).get("appends")
         return not (
             waits
-            or unproved
             or self._failed_channels
             or self.row.in_memory
             or any(map(is_ephemeral, self.channels))

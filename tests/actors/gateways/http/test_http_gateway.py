@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from zsq.actors.gateways.http.api.publish import FAILURES_MAX, GatheredPublisher, WriteFailures
+from zsq.actors.gateways.http.api.publish import GatheredPublisher
 from zsq.actors.gateways.http.gateway import (
     first_tcp_port,
     http_limits,
@@ -23,7 +23,7 @@ from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.nsq.publishing import Gatherer
 from zsq.actors.runtime.actor import StartFailed
 from zsq.actors.settings.options import NsqOptions
-from zsq.transport.errors import E_CLOSED, E_CLOSING, E_DISK_FULL, E_TOPIC_FULL, Refused, from_wire
+from zsq.transport.errors import E_CLOSING, E_TOPIC_FULL, Refused
 
 
 def test_listen_addresses_are_split_and_bad_ones_are_refused() -> None:
@@ -186,17 +186,6 @@ def test_all_gatherers_hear_that_the_broker_stops() -> None:
         assert [cast("Refused", task.exception()).code for task in waiting] == [E_CLOSING] * 3
 
     asyncio.run(run())
-
-
-def test_failed_writes_are_noted_and_forgotten() -> None:
-    noted = WriteFailures()
-    noted.note("t", from_wire(E_CLOSED, "by a person"))
-    assert not noted.by_topic
-    for number in range(FAILURES_MAX + 5):
-        noted.note(f"t{number}", from_wire(E_DISK_FULL, "why"))
-    assert len(noted.by_topic) == FAILURES_MAX
-    noted.note("t0", None)
-    assert "t0" not in noted.by_topic
 
 
 def test_the_largest_message_fits_into_a_counted_body() -> None:
