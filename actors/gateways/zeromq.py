@@ -48,6 +48,7 @@ from ...transport.wire.codec import decode, encode
 from ...transport.wire.sockets import descriptor_of
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.link_ends import LinkEnds
+from ..runtime.listening import bind, reason_of
 from ..runtime.port import Mail, Port, user_label
 from ..runtime.process import memory_bytes
 from ..security import policy
@@ -335,12 +336,11 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         port.socket.setsockopt(zmq.TCP_MAXRT, _SILENT_NS // 1_000_000)
         self.doors.guard(port)
         try:
-            port.socket.bind(f"tcp://{listen}")
-        except zmq.ZMQError as error:
-            reason = zmq.strerror(error.errno or 0)
+            bind(port.socket, listen)
+        except (OSError, zmq.ZMQError) as error:
             text = (
-                f"cannot listen on tcp://{listen}: {reason}; choose another {option}, or stop "
-                "the process that uses it"
+                f"cannot listen on tcp://{listen}: {reason_of(error)}; choose another {option}, "
+                "or stop the process that uses it"
             )
             raise StartFailed(text) from None
         return self._listen(port)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import ssl
 import threading
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from ...transport.wire import protocol as p
 from ...transport.wire.codec import decode, encode
 from ...transport.wire.sockets import make_context
 from ..runtime.actor import StartFailed
+from ..runtime.listening import bind, join_place, open_sockets, reason_of
 from ..runtime.port import Port
 from ..security.access import AccessError
 from ..security.curve import ZAP_ENDPOINT, CurveAuthentication
@@ -47,6 +49,7 @@ POLL_MS: Final = 200
 REQUEST_S: Final = 10.0  # a client that is silent for so long is disconnected
 CONNECTIONS_MAX: Final = 64  # over HTTP; more are closed at once
 SERVER: Final = "zsq"
+BACKLOG: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +87,13 @@ class _HttpServer(ThreadingHTTPServer):
     """A server with a thread for each connection, and a limit of connections."""
 
     daemon_threads = True
-    request_queue_size = 128
 
-    def __init__(self, place: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, sock: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
         self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        super().__init__(place, handler)
+        host, port = sock.getsockname()[:2]
+        super().__init__((host, port), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = sock
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
@@ -114,7 +119,7 @@ class StandbyGateway:
         self._given = given
         self._ends = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._http: _HttpServer | None = None
+        self._http: list[_HttpServer] = []
         self.endpoint = ""
         self.places: list[str] = []
 
@@ -135,9 +140,9 @@ class StandbyGateway:
     def close(self) -> None:
         """Free the addresses."""
         self._ends.set()
-        if self._http is not None:
-            self._http.shutdown()
-            self._http.server_close()
+        for server in self._http:
+            server.shutdown()
+            server.server_close()
         for thread in self._threads:
             thread.join()
 
@@ -162,14 +167,14 @@ class StandbyGateway:
         front.socket.setsockopt(zmq.LINGER, 0)
         doors.guard(front)
         try:
-            front.socket.bind(f"tcp://{self._given.gateway}")
-        except zmq.ZMQError as error:
+            bind(front.socket, self._given.gateway)
+        except (OSError, zmq.ZMQError) as error:
             front.close()
             if zap is not None:
                 zap.close()
             context.term()
             raise StartFailed(
-                f"cannot listen on tcp://{self._given.gateway}: {zmq.strerror(error.errno or 0)}; "
+                f"cannot listen on tcp://{self._given.gateway}: {reason_of(error)}; "
                 "choose another --listen, or stop the process that uses it"
             ) from None
         self.endpoint = front.socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -216,7 +221,6 @@ class StandbyGateway:
     # HTTP
 
     def _open_http(self, http: HttpOptions) -> None:
-        host, _, port = http.listen.rpartition(":")
         status = self._status
         is_open = not self._given.security.access_file
 
@@ -245,21 +249,25 @@ class StandbyGateway:
                 """Log nothing, as the broker does."""
 
         try:
-            self._http = _HttpServer((host.strip("[]"), int(port)), Handler)
+            tls: ssl.SSLContext | None = None
             if http.tls_cert:
                 tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 tls.load_cert_chain(http.tls_cert, http.tls_key)
-                self._http.socket = tls.wrap_socket(
-                    self._http.socket, server_side=True, do_handshake_on_connect=False
-                )
+            self._http = [_HttpServer(sock, Handler) for sock in open_sockets(http.listen, BACKLOG)]
         except OSError as error:
             raise StartFailed(
-                f"cannot listen on http://{http.listen}: {error.strerror or error}; choose another "
+                f"cannot listen on http://{http.listen}: {reason_of(error)}; choose another "
                 "--http-listen"
             ) from None
-        scheme = "https" if http.tls_cert else "http"
-        self.places.append(f"{scheme}://{host}:{self._http.server_address[1]}")
-        self._run("http", self._http.serve_forever)
+        scheme = "http" if tls is None else "https"
+        for server in self._http:
+            if tls is not None:
+                server.socket = tls.wrap_socket(
+                    server.socket, server_side=True, do_handshake_on_connect=False
+                )
+            host, port = server.server_address[:2]
+            self.places.append(f"{scheme}://{join_place(str(host), port)}")
+            self._run("http", server.serve_forever)
 
 
 def reply_to(path: str, status: StandbyStatus, *, is_open: bool) -> tuple[int, str, bytes]:

@@ -511,6 +511,15 @@ def test_a_prefix_separates_applications(connect: Connect, broker: Broker, name:
         assert f"mine.{name}" not in admin.topics()
 
 
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [("zsq://[fd00::7]:5000/x", "tcp://[fd00::7]:5000"), ("zsq://box", "tcp://box:4153")],
+)
+def test_the_broker_url_may_have_an_address_of_ipv6(url: str, wanted: str) -> None:
+    with Connection(url) as connection:
+        assert connection.transport.place.url == wanted
+
+
 def test_a_broker_that_is_not_there_is_a_connection_error(name: str) -> None:
     with Connection("zsq://127.0.0.1:1", connect_timeout=0.5) as connection:
         started = time.monotonic()

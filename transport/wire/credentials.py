@@ -152,7 +152,8 @@ def open_to_others(
     right to write. They must not have the right to read a secret either, except that the group may
     read a secret that belongs to root. So several services without root's rights can share the key
     of a certificate, and Kubernetes can mount it: with `fsGroup`, a secret's files belong to root,
-    and their group may always read them, also if the broker runs as root. Windows has no such numbers and rights, so nothing is checked there.
+    and their group may always read them, also if the broker runs as root. Windows has no such
+    numbers and rights, so nothing is checked there.
     """
     own, owner, mode = user_id(), found.st_uid, stat.S_IMODE(found.st_mode)
     if own is None:

@@ -20,6 +20,7 @@ from zsq.transport.nsq.tls import server_context
 from zsq.transport.wire.credentials import open_to_others, read_key_file
 
 OWN, ROOT, OTHER = 1_000, 0, 1_001
+MOUNTED = "for a mounted secret: defaultMode: 0440 and fsGroup in Kubernetes, mode: 0440 in Docker"
 FILE, FOLDER = stat.S_IFREG, stat.S_IFDIR
 
 
@@ -77,15 +78,13 @@ FILE, FOLDER = stat.S_IFREG, stat.S_IFDIR
             ROOT,
             FILE | 0o644,
             True,
-            "/a b has mode 0644, so that other users may read it: chmod 640 '/a b' "
-            "(for a mounted secret: defaultMode: 0440 and fsGroup in Kubernetes, mode: 0440 in Docker)",
+            f"/a b has mode 0644, so that other users may read it: chmod 640 '/a b' ({MOUNTED})",
         ),
         (
             ROOT,
             FILE | 0o660,
             True,
-            "/a b has mode 0660, so that other users may change it: chmod 640 '/a b' "
-            "(for a mounted secret: defaultMode: 0440 and fsGroup in Kubernetes, mode: 0440 in Docker)",
+            f"/a b has mode 0660, so that other users may change it: chmod 640 '/a b' ({MOUNTED})",
         ),
         (
             OTHER,

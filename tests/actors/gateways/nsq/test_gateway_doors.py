@@ -7,6 +7,7 @@ from __future__ import annotations
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -60,7 +61,9 @@ class Frame:
     def __len__(self) -> int:
         return len(self.bytes)
 
-    def get(self, name: str) -> str:
+    def get(self, name: str | int) -> str | int:
+        if isinstance(name, int):
+            return -1  # no descriptor
         return {"User-Id": self._key, "Peer-Address": "10.0.0.9", "Identity": ""}[name]
 
 
@@ -111,6 +114,7 @@ class Gate:
             "_routing_id": bytes, "zap": None, "doors": CurveAuthentication(SecurityOptions(str(self.rules), str(key))),
             "owners": StageOwners(), "questions": Questions(), "lookups": Questions(OPENS_MAX, ahead_max=OPENS_AHEAD_MAX),
             "_route": lambda endpoint: b"r", "unread": Unread(),
+            "ends": SimpleNamespace(note=lambda peer, descriptor: None),
         }  # fmt: skip
         vars(self.gateway).update(parts)
 
