@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...transport.errors import E_LIMIT, Refused, ZsqError
@@ -25,14 +25,23 @@ log = logging.getLogger("zsq")
 
 
 class Processes:
-    """All processes of a running broker except the supervisor."""
+    """All processes of a running broker except the supervisor.
+
+    `make_room` is called before each start, and frees what a start needs on a full disk.
+    """
 
     def __init__(
-        self, table: ProcessTable, port: Port, run_dir: str, processes_max: int = 0
+        self,
+        table: ProcessTable,
+        port: Port,
+        run_dir: str,
+        processes_max: int = 0,
+        make_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.table = table
         self._port = port
         self._run_dir = run_dir
+        self._make_room = make_room
         self._processes_max = processes_max or processes_by_memory()
         # Each start of a process has a new key, which is part of endpoints and lease tokens. Keys
         # begin at a random number, so that the next broker uses other ones.
@@ -77,6 +86,7 @@ class Processes:
                 ),
             )
         self.changes += 1
+        self._make_room()
         try:
             return self.table.start(spec, owner)
         except OSError as error:

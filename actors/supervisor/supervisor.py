@@ -49,6 +49,7 @@ from .handover import Handover
 from .reloading import Fresh, Reloading
 from .service_manager import ServiceManager
 from .singles import SCHEDULER, Singles
+from .start_reserve import StartReserve
 from .topics.broker_state import BrokerState
 from .topics.dormancy import at_rest
 from .topics.registry import Registry
@@ -74,6 +75,7 @@ class Supervisor:
         sleepers: Mapping[str, Sleeper] | None = None,
     ) -> None:
         self.run_dir = run_dir
+        self.reserve = StartReserve(serve_options.data_dir.absolute())
         self._sleepers = sleepers or {}
         self.slept: dict[str, Sleeper] = {}
         """The topics that were asleep when this broker was told to stop."""
@@ -95,7 +97,9 @@ class Supervisor:
         self.table = ProcessTable(
             ACTORS, self._own_endpoint(), serve_options.log_level, serve_options.log_format
         )
-        self.processes = Processes(self.table, self.port, run_dir, serve_options.processes_max)
+        self.processes = Processes(
+            self.table, self.port, run_dir, serve_options.processes_max, self.reserve.lend
+        )
         self.state = BrokerState(
             serve_options, registry, self.processes, self._channel_died, self._unused,
             lambda topic: self.singles.forget_archive(topic),
@@ -511,6 +515,8 @@ class Supervisor:
             return
         self._memory_ns = now
         self._look_for_sockets()
+        if all(child.state != "starting" for child in self.processes.children.values()):
+            self.reserve.keep()
         self.state.registry.settle()
         self.state.registry.remove_left()
         deletion.open_again(self.requests)

@@ -198,6 +198,7 @@ _OURS: Final = frozenset(
         "lock",
         "run",
         "run.json",
+        "reserve",
         "log",
         "zsqd.json",
         "zsqd.lock",

@@ -731,6 +731,11 @@ class TopicGroup:
         log.error("topic %s failed: %s", self.name, self.failure)
         self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
 
+    def retry_soon(self) -> None:
+        """Start at the next tick, if the topic waits until it tries again."""
+        if self._retry_ns:
+            self._retry_ns = time.monotonic_ns()
+
     def stop(self, then: Callable[[], None]) -> None:
         """Stop the channels, then the topic, and call `then` when all have ended.
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.supervisor import supervisor
 from zsq.actors.supervisor.commands.management import Commands
 from zsq.actors.supervisor.commands.requests import Orders
+from zsq.actors.supervisor.start_reserve import StartReserve
 from zsq.actors.supervisor.supervisor import Supervisor
 from zsq.transport.errors import E_LIMIT, Refused, ZsqError
 from zsq.transport.wire import protocol as p
@@ -55,6 +57,7 @@ class Place:
             "commands": SimpleNamespace(on_mail=self.sent.append, noted=lambda key, stats: None),
             "orders": SimpleNamespace(awaits=lambda _, request: request in self.awaited),
             "_signals": 0, "_memory_ns": 0, "_socket_inode": None, "run_dir": "/nowhere",
+            "reserve": StartReserve(Path("/nowhere")),
         }  # fmt: skip
         vars(self.supervisor).update(parts)
 
