@@ -358,14 +358,14 @@ def own_disk(folder: Path) -> Iterator[Path]:
     place.mkdir()
     with image.open("wb") as file:
         file.truncate(64 * MIB)
-    make = subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", image], check=False)
-    mount = ["mount", "-o", "loop", image, place]
+    make = subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=False)
+    mount = ["mount", "-o", "loop", str(image), str(place)]
     if make.returncode or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a file system in a file needs root and loop devices")
     try:
         yield place
     finally:
-        subprocess.run(["umount", place], check=True)
+        subprocess.run(["umount", str(place)], check=True)
 
 
 def fill_to_the_last_byte(path: Path) -> None:
