@@ -52,6 +52,7 @@ class Processes:
         self.changes = 0
         """How often processes were started, ended, or asked for details. Each time costs memory."""
         self._stop_deadlines: dict[int, int] = {}
+        self._told: set[int] = set()  # children of which the log says that they have not stopped
         self._looked_ns = 0
         self._starts_until_ns = 0
         self.more_to_start = False
@@ -157,15 +158,26 @@ class Processes:
     def ended(self, child: Child) -> None:
         """Note that a child is gone."""
         self._stop_deadlines.pop(child.spec.key, None)
+        self._told.discard(child.spec.key)
         self.changes += 1
 
     def kill_late(self) -> None:
         """Kill children that did not stop, or did not start, in time."""
         now = time.monotonic_ns()
         for key, deadline in list(self._stop_deadlines.items()):
+            child = self.children.get(key)
+            if child is not None and key not in self._told and now < deadline:
+                waited_s = child.spec.stop_timeout_s - (deadline - now) / 1e9
+                if waited_s > options.STOP_TOLD_S:
+                    self._told.add(key)
+                    log.warning(
+                        "waiting for %s (pid %d) to stop; it is killed if it takes %g s",
+                        child.spec.title,
+                        child.pid,
+                        child.spec.stop_timeout_s,
+                    )
             if now > deadline:
                 del self._stop_deadlines[key]
-                child = self.children.get(key)
                 if child is not None:
                     log.warning(
                         "%s did not stop within %g s: it is killed",

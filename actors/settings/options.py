@@ -469,6 +469,8 @@ LARGE_CHANGE: Final = 50
 MEMORY_LOOK_MS: Final = 5_000  # interval of that check
 START_TIMEOUT_S: Final = 120.0  # this is long, because recovery reads the last chunk
 STOP_TIMEOUT_S: Final = 10.0
+STOP_TOLD_S: Final = 2.0  # a stop that takes longer says what it waits for
+SIGNALS_AS_ONE_S: Final = 1.0  # signals to stop within this time count as one
 SLEEP_AFTER_S: Final = 60.0
 SLEEP_LOOK_MS: Final = 1_000
 # A channel that ends waits at most this long for its last commit, because storage may have no

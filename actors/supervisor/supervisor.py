@@ -81,6 +81,7 @@ class Supervisor:
         """The topics that were asleep when this broker was told to stop."""
         self.exit_code = 0
         self._signals = 0
+        self._signal_ns = 0
         self._hung_up = False
         self._socket_inode: int | None = None
         self._has_terminal = has_terminal()
@@ -191,6 +192,10 @@ class Supervisor:
                 self._turn(poller, wake_read)
         finally:
             signal.set_wakeup_fd(-1)
+            if self.exit_code != EXIT_NOT_PRIMARY:
+                # The process ends. One more signal must not change its exit code.
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    signal.signal(number, signal.SIG_IGN)
             self.processes.kill_all()
             self.port.close()
             self.context.term()
@@ -287,13 +292,17 @@ class Supervisor:
     def _on_signal(self, number: int, frame: object) -> None:
         """Only note the signal, because it may have interrupted a send between two frames.
 
-        A second signal kills all processes.
+        A second signal kills all processes. Signals that follow the first one at once count as one:
+        a service manager, a shell and a script may each pass one on.
         """
         if number == signal.SIGHUP:
             self._hung_up = True
             return
+        now_ns = time.monotonic_ns()
         self._signals += 1
-        if self._signals > 1:
+        if self._signals == 1:
+            self._signal_ns = now_ns
+        elif now_ns - self._signal_ns > options.SIGNALS_AS_ONE_S * 1e9:
             self.processes.kill_all()
 
     def _on_hang_up(self) -> None:
