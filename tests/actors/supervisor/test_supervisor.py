@@ -56,7 +56,7 @@ class Place:
             "singles": SimpleNamespace(of_kind=lambda kind: [self.scan_loop]),
             "commands": SimpleNamespace(on_mail=self.sent.append, noted=lambda key, stats: None),
             "orders": SimpleNamespace(awaits=lambda _, request: request in self.awaited),
-            "_signals": 0, "_memory_ns": 0, "_socket_inode": None, "run_dir": "/nowhere",
+            "_signals": 0, "exit_code": 0, "_memory_ns": 0, "_socket_inode": None, "run_dir": "/nowhere",
             "reserve": StartReserve(Path("/nowhere")),
         }  # fmt: skip
         vars(self.supervisor).update(parts)
