@@ -260,7 +260,16 @@ class Actor(Generic[StartT]):
         try:
             self._loop()
         except Exception as error:
-            log.exception("%s ends after an unexpected error", self.title)
+            if is_out_of_files(error):
+                # The place in the code that wanted one more says nothing about the cause.
+                log.error(
+                    "%s ends, because no file descriptor is free (%s); raise the limit of open "
+                    "files (LimitNOFILE, ulimit -n)",
+                    self.title,
+                    error,
+                )
+            else:
+                log.exception("%s ends after an unexpected error", self.title)
             self.supervisor.send(
                 (),
                 Failed(

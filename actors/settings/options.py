@@ -347,7 +347,7 @@ RETRY_S_MAX: Final = 60.0  # longest delay between attempts to start a topic tha
 # try, up to FILES_RETRY_S_MAX.
 FILES_RETRY_S: Final = 0.25
 FILES_RETRY_S_MAX: Final = 1.0
-FILES_WAIT_S: Final = 10.0  # a request for such a topic waits this long before it fails
+FILES_WAIT_S: Final = 3.0  # a request for such a topic waits this long before it fails
 LOCK_WAIT_S: Final = 10.0
 # An actor that failed ends this much later, so that its last messages are sent.
 LAST_WORDS_S: Final = 0.2
