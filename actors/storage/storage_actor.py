@@ -430,6 +430,10 @@ class StorageActor:
             return self._withholds
         return self._lease.withholds()
 
+    def check_lease(self) -> None:
+        """Raise `Refused` if nothing was acknowledged for so long that a standby may be primary."""
+        self._lease.check()
+
     @property
     def is_fenced(self) -> bool:
         """True if another broker has taken over. What has no answer then gets none."""
