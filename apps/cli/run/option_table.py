@@ -98,6 +98,9 @@ class GivenOptions:
         Path("data"), _FOLDER,
         "Directory for all data. Created if it is missing; its parent must exist. Also set by ZSQ_DATA_DIR.", variable="ZSQ_DATA_DIR",
     )  # fmt: skip
+    must_exist: bool = _flag(
+        "Refuse to start if DIR has no broker's data, for example because its disk is not mounted."
+    )
     listen: str = _row(LISTEN, _PLACE, "Address of the TCP gateway for ZSQ clients.")
     listen_push: str = _row(
         "",
