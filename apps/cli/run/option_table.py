@@ -314,10 +314,7 @@ class GivenOptions:
     nsq_max_msg_timeout: float | None = _row(
         None,
         _TIME,
-        (
-            "Longest time that a client may hold a message, with TOUCH (15m, which is also the "
-            "maximum)."
-        ),
+        ("Longest time that a client may hold a message, with TOUCH (15m, at most 24h)."),
     )
     nsq_max_req_timeout: float | None = _row(None, _TIME, "Longest delay of REQ and DPUB (1h).")
     nsq_max_heartbeat_interval: float | None = _row(

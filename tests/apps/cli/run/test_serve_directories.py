@@ -1,4 +1,4 @@
-"""Tests of the directories that `zsq serve` needs: that of its data, and one for temporary files."""
+"""Tests of the directories of `zsq serve`: that of its data, and one for temporary files."""
 
 from __future__ import annotations
 
