@@ -33,7 +33,7 @@ PRIORITIES_MIN: Final = 2
 PRIORITIES_MAX: Final = 10
 ATTEMPTS_MAX: Final = 65_535  # NSQ's protocol has 16 bits for the number
 BACKOFF_S_MAX: Final = 3_600.0  # the longest delay of a requeue
-# As long as the longest message timeout, so that a touch never shortens a lease.
+# The default, and the least: a handler that touches its message has this long at least.
 HOLD_S_MIN: Final = 900.0
 KEEP_BYTES: Final = 1024 * MIB
 MAX_BYTES_MIN: Final = 8 * MIB  # one block of the largest size always fits into an empty topic

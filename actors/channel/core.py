@@ -654,7 +654,8 @@ class ChannelCore:
         if lease is None or lease.consumer.peer != peer:
             return (UNKNOWN_DELIVERY,)
         most_s = self.settings.max_hold_s
-        hold_ns = 0 if most_s == NONE else int(most_s * 1e9)
+        # A touch never shortens a lease.
+        hold_ns = 0 if most_s == NONE else max(int(most_s * 1e9), lease.consumer.timeout_ns)
         rows = lease.rows
         lease.extend(ranges, now_ns + lease.consumer.timeout_ns, hold_ns)
         self._lease_rows += lease.rows - rows

@@ -26,7 +26,6 @@ from ..statistics.cluster import (
     alone,
     merge,
     seen_in_overview,
-    seen_in_stats,
 )
 
 ASK_S: Final = 2.0  # the time limit of a client of another broker
@@ -69,11 +68,6 @@ Look = Callable[[Asked], Awaitable[Seen]]
 async def by_overview(admin: Asked) -> Seen:
     """Ask only the supervisor, which answers from memory."""
     return seen_in_overview(await admin.overview(processes=True))
-
-
-async def by_stats(admin: Asked) -> Seen:
-    """Ask for all statistics, which also have the lag of each part."""
-    return seen_in_stats(await admin.stats())
 
 
 class ClusterAsking:

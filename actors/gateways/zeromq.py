@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +38,7 @@ from ...transport.errors import (
     E_NOT_FOUND,
     E_TOO_BIG,
     E_UNREACHABLE,
+    Refused,
     UsageError,
     ZsqError,
 )
@@ -48,8 +49,9 @@ from ...transport.wire.codec import decode, encode
 from ...transport.wire.sockets import bytes_moved, descriptor_of
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.link_ends import LinkEnds
+from ..runtime.listening import bind, reason_of
 from ..runtime.port import Mail, Port, user_label
-from ..runtime.process import memory_bytes
+from ..runtime.process import is_out_of_files, memory_bytes
 from ..security import policy
 from ..security.access import ANONYMOUS, AccessError
 from ..security.curve import ZAP_ENDPOINT, CurveAuthentication
@@ -280,6 +282,18 @@ class PushRoute:
         self.port.socket.setsockopt(zmq.SNDHWM, mark)
 
 
+@contextlib.contextmanager
+def _files_needed() -> Iterator[None]:
+    """Refuse one link, and not end the gateway with all its links, if no descriptor is free."""
+    try:
+        yield
+    except (zmq.ZMQError, OSError) as error:
+        if not is_out_of_files(error):
+            raise
+        text = "the broker's gateway has no free file descriptor for another topic or channel"
+        raise Refused(E_LIMIT, f"{text}; raise its limit (LimitNOFILE, ulimit -n)") from None
+
+
 class ZeroMqGateway(Actor[ZeroMqStart]):
     sockets_max = options.SOCKETS_MAX
 
@@ -342,12 +356,11 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         port.socket.setsockopt(zmq.TCP_MAXRT, _SILENT_NS // 1_000_000)
         self.doors.guard(port)
         try:
-            port.socket.bind(f"tcp://{listen}")
-        except zmq.ZMQError as error:
-            reason = zmq.strerror(error.errno or 0)
+            bind(port.socket, listen)
+        except (OSError, zmq.ZMQError) as error:
             text = (
-                f"cannot listen on tcp://{listen}: {reason}; choose another {option}, or stop "
-                "the process that uses it"
+                f"cannot listen on tcp://{listen}: {reason_of(error)}; choose another {option}, "
+                "or stop the process that uses it"
             )
             raise StartFailed(text) from None
         return self._listen(port)
@@ -653,7 +666,9 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
     ) -> None:  # fmt: skip
         port = self.actors.get(endpoint)
         if port is None:
-            port = self.actors[endpoint] = self.open_dealer(endpoint, self._routing_id())
+            with _files_needed():
+                port = self.open_dealer(endpoint, self._routing_id())
+            self.actors[endpoint] = port
         # If a client on the same machine knows the run directory, it connects to the actors
         # directly. With access control it must not, because only the gateway checks permissions.
         if not self.doors.closed:
@@ -692,7 +707,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         """
         name = endpoint.rpartition("/")[2].encode()
         if name not in self.routes:
-            port = Port(self.context, zmq.PUSH, mark=options.PUSH_GATEWAY_MARK)
+            with _files_needed():
+                port = Port(self.context, zmq.PUSH, mark=options.PUSH_GATEWAY_MARK)
             port.socket.connect(endpoint)
             self.routes[name] = PushRoute(endpoint, port)
         return name
@@ -703,9 +719,12 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             return
         client, asked, key, _, descriptor = opening
         data: dict[str, Any] = {name: message.data[name] for name in _TOLD if name in message.data}
-        if asked.kind == "stage":
-            data |= {"push_port": self.push_port, "route": self._route(message.data["push"])}
-        self._attach(client, asked, key, message.data[asked.kind], data, descriptor)
+        try:
+            if asked.kind == "stage":
+                data |= {"push_port": self.push_port, "route": self._route(message.data["push"])}
+            self._attach(client, asked, key, message.data[asked.kind], data, descriptor)
+        except Refused as error:
+            self._fail(client, asked.request, error.code, error.text)
 
     def _answered(self, ticket: int) -> _Opening | None:
         """Forget a lookup, and send what waits for its answer."""

@@ -250,7 +250,8 @@ class Actor(Generic[StartT]):
                 else type(error).__name__
             )
             code = OUT_OF_FILES if is_out_of_files(error) else code
-            self.supervisor.send((), Failed(self.key, code, str(error)))
+            text = error.text if isinstance(error, ZsqError) else str(error)
+            self.supervisor.send((), Failed(self.key, code, text))
             self.end_at_once(3)
         self.supervisor.send((), Born(self.key, self.key, data))
         # Imported objects live as long as the process, so the collector need not look at them
@@ -259,7 +260,16 @@ class Actor(Generic[StartT]):
         try:
             self._loop()
         except Exception as error:
-            log.exception("%s ends after an unexpected error", self.title)
+            if is_out_of_files(error):
+                # The place in the code that wanted one more says nothing about the cause.
+                log.error(
+                    "%s ends, because no file descriptor is free (%s); raise the limit of open "
+                    "files (LimitNOFILE, ulimit -n)",
+                    self.title,
+                    error,
+                )
+            else:
+                log.exception("%s ends after an unexpected error", self.title)
             self.supervisor.send(
                 (),
                 Failed(

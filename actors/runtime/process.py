@@ -19,6 +19,8 @@ from typing import Final
 
 import setproctitle
 
+from .listening import ALL_HOSTS, join_place, split_place
+
 _NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -136,9 +138,9 @@ def advertised(gateway: str, given: tuple[str, ...] = ()) -> tuple[str, ...]:
     """
     if given:
         return given
-    host, _, port = gateway.rpartition(":")
-    if not host or port == "0":
+    if not gateway:
         return ()
-    if host in ("*", "0.0.0.0", "[::]"):
-        host = socket.gethostname()
-    return (f"tcp://{host}:{port}",)
+    host, port = split_place(gateway)
+    if not port:
+        return ()
+    return (f"tcp://{join_place(socket.gethostname() if host in ALL_HOSTS else host, port)}",)

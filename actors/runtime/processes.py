@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...transport.errors import E_LIMIT, Refused, ZsqError
@@ -25,14 +25,23 @@ log = logging.getLogger("zsq")
 
 
 class Processes:
-    """All processes of a running broker except the supervisor."""
+    """All processes of a running broker except the supervisor.
+
+    `make_room` is called before each start, and frees what a start needs on a full disk.
+    """
 
     def __init__(
-        self, table: ProcessTable, port: Port, run_dir: str, processes_max: int = 0
+        self,
+        table: ProcessTable,
+        port: Port,
+        run_dir: str,
+        processes_max: int = 0,
+        make_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.table = table
         self._port = port
         self._run_dir = run_dir
+        self._make_room = make_room
         self._processes_max = processes_max or processes_by_memory()
         # Each start of a process has a new key, which is part of endpoints and lease tokens. Keys
         # begin at a random number, so that the next broker uses other ones.
@@ -43,6 +52,7 @@ class Processes:
         self.changes = 0
         """How often processes were started, ended, or asked for details. Each time costs memory."""
         self._stop_deadlines: dict[int, int] = {}
+        self._told: set[int] = set()  # children of which the log says that they have not stopped
         self._looked_ns = 0
         self._starts_until_ns = 0
         self.more_to_start = False
@@ -77,6 +87,7 @@ class Processes:
                 ),
             )
         self.changes += 1
+        self._make_room()
         try:
             return self.table.start(spec, owner)
         except OSError as error:
@@ -147,15 +158,26 @@ class Processes:
     def ended(self, child: Child) -> None:
         """Note that a child is gone."""
         self._stop_deadlines.pop(child.spec.key, None)
+        self._told.discard(child.spec.key)
         self.changes += 1
 
     def kill_late(self) -> None:
         """Kill children that did not stop, or did not start, in time."""
         now = time.monotonic_ns()
         for key, deadline in list(self._stop_deadlines.items()):
+            child = self.children.get(key)
+            if child is not None and key not in self._told and now < deadline:
+                waited_s = child.spec.stop_timeout_s - (deadline - now) / 1e9
+                if waited_s > options.STOP_TOLD_S:
+                    self._told.add(key)
+                    log.warning(
+                        "waiting for %s (pid %d) to stop; it is killed if it takes %g s",
+                        child.spec.title,
+                        child.pid,
+                        child.spec.stop_timeout_s,
+                    )
             if now > deadline:
                 del self._stop_deadlines[key]
-                child = self.children.get(key)
                 if child is not None:
                     log.warning(
                         "%s did not stop within %g s: it is killed",

@@ -138,7 +138,6 @@ class StoragePulse(
     publishes are refused because of the bucket, or "".
     """
 
-    appends: int
     backup: bool
     head: int
     waiting: int

@@ -426,9 +426,9 @@ def _all(actions: Actions | Action, method: str, *paths: str) -> dict[tuple[str,
 
 
 PATHS: Final[Mapping[tuple[str, str], Actions]] = {
-    # The console's files contain no data. To unknown clients, /ping shows only whether the broker
-    # is healthy.
-    **_all(Action.OPEN, "GET", "/ping", "/", "/console/{name:path}"),
+    # The console's files contain no data. To unknown clients, /ping and /health show only whether
+    # the broker is healthy.
+    **_all(Action.OPEN, "GET", "/ping", "/ready", "/health", "/", "/console/{name:path}"),
     **_all(Action.SEE, "GET", "/info", "/stats", "/metrics", "/lookup", "/topics", "/channels", "/nodes", "/config/{option}"),
     **_all(Action.CONFIGURE, "PUT", "/config/{option}"),
     **_all(Action.PUBLISH, "POST", "/pub", "/mpub", "/api/topic/publish"),

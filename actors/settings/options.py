@@ -347,7 +347,7 @@ RETRY_S_MAX: Final = 60.0  # longest delay between attempts to start a topic tha
 # try, up to FILES_RETRY_S_MAX.
 FILES_RETRY_S: Final = 0.25
 FILES_RETRY_S_MAX: Final = 1.0
-FILES_WAIT_S: Final = 10.0  # a request for such a topic waits this long before it fails
+FILES_WAIT_S: Final = 3.0  # a request for such a topic waits this long before it fails
 LOCK_WAIT_S: Final = 10.0
 # An actor that failed ends this much later, so that its last messages are sent.
 LAST_WORDS_S: Final = 0.2
@@ -469,6 +469,8 @@ LARGE_CHANGE: Final = 50
 MEMORY_LOOK_MS: Final = 5_000  # interval of that check
 START_TIMEOUT_S: Final = 120.0  # this is long, because recovery reads the last chunk
 STOP_TIMEOUT_S: Final = 10.0
+STOP_TOLD_S: Final = 2.0  # a stop that takes longer says what it waits for
+SIGNALS_AS_ONE_S: Final = 1.0  # signals to stop within this time count as one
 SLEEP_AFTER_S: Final = 60.0
 SLEEP_LOOK_MS: Final = 1_000
 # A channel that ends waits at most this long for its last commit, because storage may have no

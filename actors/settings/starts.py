@@ -30,7 +30,8 @@ class StorageStart:
 
     `front`, `reader`, `stage` and `push` are the endpoints where it listens, and `scan` is the
     endpoint of the scan loop. `create` means that the topic is new and its directory must be
-    created. `closed` means closed to publishers. `woken` means that the topic was asleep.
+    created. `closed` means closed to publishers. `woken` means that the topic was asleep. `failed`
+    means that its last process failed, so this one must show that it can write.
     `refused_count` and `removed_bytes` are what it counted before. `archive` is the endpoint of the
     archive actor, `bucket` the URL of the bucket, and `cache_bytes` the size of the cache for
     chunks in the bucket. Without a bucket they are "", "" and 0. `ship_lag_s` is the bound within
@@ -55,6 +56,7 @@ class StorageStart:
     in_memory: bool = False
     message_bytes_max: int = MESSAGE_BYTES_MAX
     woken: bool = False
+    failed: bool = False
     refused_count: int = 0
     removed_bytes: int = 0
     archive: str = ""

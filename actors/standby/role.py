@@ -41,7 +41,7 @@ from ...transport.wire.credentials import open_to_others
 from ..runtime import forkserver, logs
 from ..runtime.actor import StartFailed
 from ..runtime.process import advertised, set_title
-from ..settings.options import ServeOptions
+from ..settings.options import SIGNALS_AS_ONE_S, ServeOptions
 from ..supervisor.reloading import Fresh
 from ..supervisor.serve import serve
 from ..supervisor.service_manager import ServiceManager
@@ -127,6 +127,7 @@ class _Standing:
         self._data_dir = given.data_dir.absolute()
         self._ends = threading.Event()  # a signal came, or the thread has ended
         self._is_told = False
+        self._told_s = 0.0
         # The variables must stay in the environment: the supervisor needs them later.
         self._service = ServiceManager(dict(os.environ))
 
@@ -191,8 +192,10 @@ class _Standing:
     def _on_signal(self, number: int, frame: object) -> None:
         if number == signal.SIGHUP:
             return  # the settings are read when this broker is primary
-        if self._is_told:
+        now_s = time.monotonic()
+        if self._is_told and now_s - self._told_s > SIGNALS_AS_ONE_S:
             os._exit(1)
+        self._told_s = self._told_s if self._is_told else now_s
         self._is_told = True
         self._ends.set()
 

@@ -9,17 +9,19 @@ Over HTTP, for people, load balancers and monitoring:
 |---|---|
 | /ping | 200: the process lives |
 | /ready | 503: send nothing here |
-| /health, /stats, /stats?format=json | what the standby does, as JSON |
+| /health | 200: the process lives, and what it does, as JSON |
+| /stats, /stats?format=json | the same |
 | /metrics | the same, for Prometheus |
 
-With an access file, everyone may use only the first two paths, and nobody the others: a standby
-checks no tokens.
+A standby checks no tokens. So with an access file, /health shows only the role and the state, and
+nobody may use the last two.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import socket
 import ssl
 import threading
 from collections.abc import Callable
@@ -34,6 +36,7 @@ from ...transport.wire import protocol as p
 from ...transport.wire.codec import decode, encode
 from ...transport.wire.sockets import make_context
 from ..runtime.actor import StartFailed
+from ..runtime.listening import bind, join_place, open_sockets, reason_of
 from ..runtime.port import Port
 from ..security.access import AccessError
 from ..security.curve import ZAP_ENDPOINT, CurveAuthentication
@@ -46,6 +49,7 @@ POLL_MS: Final = 200
 REQUEST_S: Final = 10.0  # a client that is silent for so long is disconnected
 CONNECTIONS_MAX: Final = 64  # over HTTP; more are closed at once
 SERVER: Final = "zsq"
+BACKLOG: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,13 @@ class _HttpServer(ThreadingHTTPServer):
     """A server with a thread for each connection, and a limit of connections."""
 
     daemon_threads = True
-    request_queue_size = 128
 
-    def __init__(self, place: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, sock: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
         self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        super().__init__(place, handler)
+        host, port = sock.getsockname()[:2]
+        super().__init__((host, port), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = sock
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
@@ -113,7 +119,7 @@ class StandbyGateway:
         self._given = given
         self._ends = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._http: _HttpServer | None = None
+        self._http: list[_HttpServer] = []
         self.endpoint = ""
         self.places: list[str] = []
 
@@ -134,9 +140,9 @@ class StandbyGateway:
     def close(self) -> None:
         """Free the addresses."""
         self._ends.set()
-        if self._http is not None:
-            self._http.shutdown()
-            self._http.server_close()
+        for server in self._http:
+            server.shutdown()
+            server.server_close()
         for thread in self._threads:
             thread.join()
 
@@ -161,14 +167,14 @@ class StandbyGateway:
         front.socket.setsockopt(zmq.LINGER, 0)
         doors.guard(front)
         try:
-            front.socket.bind(f"tcp://{self._given.gateway}")
-        except zmq.ZMQError as error:
+            bind(front.socket, self._given.gateway)
+        except (OSError, zmq.ZMQError) as error:
             front.close()
             if zap is not None:
                 zap.close()
             context.term()
             raise StartFailed(
-                f"cannot listen on tcp://{self._given.gateway}: {zmq.strerror(error.errno or 0)}; "
+                f"cannot listen on tcp://{self._given.gateway}: {reason_of(error)}; "
                 "choose another --listen, or stop the process that uses it"
             ) from None
         self.endpoint = front.socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -215,7 +221,6 @@ class StandbyGateway:
     # HTTP
 
     def _open_http(self, http: HttpOptions) -> None:
-        host, _, port = http.listen.rpartition(":")
         status = self._status
         is_open = not self._given.security.access_file
 
@@ -244,21 +249,25 @@ class StandbyGateway:
                 """Log nothing, as the broker does."""
 
         try:
-            self._http = _HttpServer((host.strip("[]"), int(port)), Handler)
+            tls: ssl.SSLContext | None = None
             if http.tls_cert:
                 tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 tls.load_cert_chain(http.tls_cert, http.tls_key)
-                self._http.socket = tls.wrap_socket(
-                    self._http.socket, server_side=True, do_handshake_on_connect=False
-                )
+            self._http = [_HttpServer(sock, Handler) for sock in open_sockets(http.listen, BACKLOG)]
         except OSError as error:
             raise StartFailed(
-                f"cannot listen on http://{http.listen}: {error.strerror or error}; choose another "
+                f"cannot listen on http://{http.listen}: {reason_of(error)}; choose another "
                 "--http-listen"
             ) from None
-        scheme = "https" if http.tls_cert else "http"
-        self.places.append(f"{scheme}://{host}:{self._http.server_address[1]}")
-        self._run("http", self._http.serve_forever)
+        scheme = "http" if tls is None else "https"
+        for server in self._http:
+            if tls is not None:
+                server.socket = tls.wrap_socket(
+                    server.socket, server_side=True, do_handshake_on_connect=False
+                )
+            host, port = server.server_address[:2]
+            self.places.append(f"{scheme}://{join_place(str(host), port)}")
+            self._run("http", server.serve_forever)
 
 
 def reply_to(path: str, status: StandbyStatus, *, is_open: bool) -> tuple[int, str, bytes]:
@@ -268,14 +277,20 @@ def reply_to(path: str, status: StandbyStatus, *, is_open: bool) -> tuple[int, s
         return 200, "text/plain; charset=utf-8", b"OK"
     if where == "/ready":
         return 503, "text/plain; charset=utf-8", f"{status.sentence()}\n".encode()
+    if where == "/health" and not is_open:
+        return _json({"role": status.role, "state": status.state})
     if not is_open:
-        return 403, "text/plain; charset=utf-8", b"a standby with an access file shows only /ping\n"
+        refusal = "a standby with an access file shows only /ping, /ready and /health\n"
+        return 403, "text/plain; charset=utf-8", refusal.encode()
     if where in ("/health", "/stats", "/"):
-        body = json.dumps({"status": "standby", **asdict(status)}, indent=2)
-        return 200, "application/json", f"{body}\n".encode()
+        return _json(asdict(status))
     if where == "/metrics":
         return 200, "text/plain; version=0.0.4; charset=utf-8", metrics(status).encode()
     return 503, "text/plain; charset=utf-8", f"{status.sentence()}\n".encode()
+
+
+def _json(data: dict[str, Any]) -> tuple[int, str, bytes]:
+    return 200, "application/json", f"{json.dumps(data, indent=2)}\n".encode()
 
 
 def metrics(status: StandbyStatus) -> str:

@@ -176,7 +176,7 @@ def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) 
     of_channels = {name: said_of(channel_pulse(child)) for name, child in group.channels.items()}
     said += [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
     said += [f"alarm: {text}" for text in alarms]
-    return said + _not_written_since(group)
+    return said
 
 
 def write_trouble(group: TopicView, disk: DiskView) -> str:
@@ -193,7 +193,7 @@ def write_trouble(group: TopicView, disk: DiskView) -> str:
     said = [text for text in causes if text]
     if not said and (full := _disk_full(group)):
         said = [_refused_text(group, disk, full)]
-    return "; ".join([*said, *_not_written_since(group)])
+    return "; ".join(said)
 
 
 def _disk_full(group: TopicView) -> str:
@@ -206,12 +206,6 @@ def _refused_text(group: TopicView, disk: DiskView, full: str) -> str:
     The text is short if the broker's health has the details.
     """
     return REFUSED_TEXT if disk.says_why(group.name) else f"publishes are refused: {full}"
-
-
-def _not_written_since(group: TopicView) -> list[str]:
-    if group.failure and group.topic is not None and not storage_pulse(group).get("appends"):
-        return [f"started again and not written to since: {group.failure}"]
-    return []
 
 
 def _topic(

@@ -28,7 +28,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, Protocol
 
-from ...storage.directory.store import Store, StoreOptions, TopicIdentity, create_store, open_store
+from ...storage.directory.store import (
+    Store,
+    StoreOptions,
+    TopicIdentity,
+    check_writable,
+    create_store,
+    open_store,
+)
 from ...storage.errors import DiskFull, Locked, NotHere, StoreFailed
 from ...storage.files import Files
 from ...storage.log.log import SyncTicket
@@ -187,7 +194,6 @@ class StorageActor:
         self.mode = "always" if self.answers_shipped else given.sync
         self.store = self._open()
         self._log = self.store.log
-        self._appends = 0
         self._sealed = False
         self._said_full = ("", "", False)
         self._written: deque[_Pending] = deque()
@@ -389,13 +395,18 @@ class StorageActor:
         deadline = time.monotonic() + options.LOCK_WAIT_S
         while True:
             try:
-                return open_store(files, given.directory, store_options, identity)
+                store = open_store(files, given.directory, store_options, identity)
             except Locked as error:  # held by a previous process that is being killed
                 if time.monotonic() > deadline:
                     raise StartFailed(
                         f"{error}; waited {options.LOCK_WAIT_S:g} s for the lock"
                     ) from None
                 time.sleep(0.02)
+            else:
+                break
+        if given.failed:
+            check_writable(files, given.directory)
+        return store
 
     # Shipping
 
@@ -418,6 +429,10 @@ class StorageActor:
         if self.answers_shipped:
             return self._withholds
         return self._lease.withholds()
+
+    def check_lease(self) -> None:
+        """Raise `Refused` if nothing was acknowledged for so long that a standby may be primary."""
+        self._lease.check()
 
     @property
     def is_fenced(self) -> bool:
@@ -730,7 +745,6 @@ class StorageActor:
         end = self._durable_end()
         while self._written and self._written[0].end <= end:
             done = self._written.popleft()
-            self._appends += 1
             if self.mode != "interval" and done.request:
                 self._listener.appended(done.request, done.first_offset, done.time_ns)
             elif self.mode != "interval":
@@ -780,7 +794,6 @@ class StorageActor:
             self._written.append(_Pending(0, 0, 0, self._log.synced_end, []))
             self._answer_durable()
             return
-        self._appends += 1
         self._listener.head_moved(self._log.synced_end)
 
     def gone(self, who: str) -> None:
@@ -899,7 +912,6 @@ class StorageActor:
 
     def statistics(self) -> StoragePulse:
         return {
-            "appends": self._appends,
             "backup": self._backup.state is not BackupState.IDLE,
             "start": self._log.start,
             "head": self._log.synced_end,

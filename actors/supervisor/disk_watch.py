@@ -129,15 +129,23 @@ class DiskWatch:
             self._refused_before = self._refused.total
 
     def _measure(self) -> None:
+        was_full = self._is_below_reserve
         try:
             self.free_bytes = self._files.free_bytes(self._directory)
             self.reserve_bytes = reserve_bytes(self._files, self._directory)
         except OSError:
             self.free_bytes = None  # the error of the next write describes the problem
+        if was_full and not self._is_below_reserve:
+            for group in self._broker.groups.values():
+                group.retry_soon()  # space may be what its start lacked
+
+    @property
+    def _is_below_reserve(self) -> bool:
+        return self.free_bytes is not None and self.free_bytes < self.reserve_bytes
 
     def _trouble(self) -> str:
         said = []
-        if self.free_bytes is not None and self.free_bytes < self.reserve_bytes:
+        if self.free_bytes is not None and self._is_below_reserve:
             said.append(describe(self._directory, self.free_bytes, self.reserve_bytes))
         full = {
             name: text

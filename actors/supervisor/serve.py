@@ -23,6 +23,7 @@ from ..settings.options import ServeOptions
 from . import run_directory as rundir
 from .data_dir import clear_imports_at_start
 from .reloading import Fresh
+from .start_reserve import StartReserve
 from .supervisor import Supervisor
 from .topics import sleepers
 from .topics.registry import Registry
@@ -48,6 +49,7 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
             said(f"zsq: the data directory {why}")
             return 1
         lock = files.lock(str(data_dir / "lock"))
+        StartReserve(data_dir).lend()
         registry = Registry(files, data_dir, serve_options.node_id)
         registry.open()
         claimed = rundir.claim(registry.uuid, _copy_of(files, data_dir))
@@ -83,6 +85,7 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
     finally:
         registry.memory.close()
         rundir.clear(data_dir, run_dir)
+        StartReserve(data_dir).keep()
         claimed.close()
         files.close(lock)
 

@@ -49,6 +49,7 @@ from .handover import Handover
 from .reloading import Fresh, Reloading
 from .service_manager import ServiceManager
 from .singles import SCHEDULER, Singles
+from .start_reserve import StartReserve
 from .topics.broker_state import BrokerState
 from .topics.dormancy import at_rest
 from .topics.registry import Registry
@@ -74,11 +75,13 @@ class Supervisor:
         sleepers: Mapping[str, Sleeper] | None = None,
     ) -> None:
         self.run_dir = run_dir
+        self.reserve = StartReserve(serve_options.data_dir.absolute())
         self._sleepers = sleepers or {}
         self.slept: dict[str, Sleeper] = {}
         """The topics that were asleep when this broker was told to stop."""
         self.exit_code = 0
         self._signals = 0
+        self._signal_ns = 0
         self._hung_up = False
         self._socket_inode: int | None = None
         self._has_terminal = has_terminal()
@@ -95,7 +98,9 @@ class Supervisor:
         self.table = ProcessTable(
             ACTORS, self._own_endpoint(), serve_options.log_level, serve_options.log_format
         )
-        self.processes = Processes(self.table, self.port, run_dir, serve_options.processes_max)
+        self.processes = Processes(
+            self.table, self.port, run_dir, serve_options.processes_max, self.reserve.lend
+        )
         self.state = BrokerState(
             serve_options, registry, self.processes, self._channel_died, self._unused,
             lambda topic: self.singles.forget_archive(topic),
@@ -187,6 +192,10 @@ class Supervisor:
                 self._turn(poller, wake_read)
         finally:
             signal.set_wakeup_fd(-1)
+            if self.exit_code != EXIT_NOT_PRIMARY:
+                # The process ends. One more signal must not change its exit code.
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    signal.signal(number, signal.SIG_IGN)
             self.processes.kill_all()
             self.port.close()
             self.context.term()
@@ -283,13 +292,17 @@ class Supervisor:
     def _on_signal(self, number: int, frame: object) -> None:
         """Only note the signal, because it may have interrupted a send between two frames.
 
-        A second signal kills all processes.
+        A second signal kills all processes. Signals that follow the first one at once count as one:
+        a service manager, a shell and a script may each pass one on.
         """
         if number == signal.SIGHUP:
             self._hung_up = True
             return
+        now_ns = time.monotonic_ns()
         self._signals += 1
-        if self._signals > 1:
+        if self._signals == 1:
+            self._signal_ns = now_ns
+        elif now_ns - self._signal_ns > options.SIGNALS_AS_ONE_S * 1e9:
             self.processes.kill_all()
 
     def _on_hang_up(self) -> None:
@@ -511,6 +524,8 @@ class Supervisor:
             return
         self._memory_ns = now
         self._look_for_sockets()
+        if all(child.state != "starting" for child in self.processes.children.values()):
+            self.reserve.keep()
         self.state.registry.settle()
         self.state.registry.remove_left()
         deletion.open_again(self.requests)

@@ -30,6 +30,7 @@ from ...transport.errors import (
     E_BAD_COMMAND,
     E_CLOSING,
     E_LIMIT,
+    Refused,
     UsageError,
     ZsqError,
 )
@@ -353,13 +354,31 @@ class TopicActor(Actor[TopicStart]):
                 # The producer sends its blocks again on a new link, and gets the same answer.
                 self.ordering.bye(peer)
 
+    def _answer_early(self) -> None:
+        """Answer the producers that waited, or send them on if the wait becomes too long.
+
+        The refusal says why. Without it, a producer would only know that nothing came.
+        """
+        refusal: p.Failed | None = None
+        if self.storage.withholds_answers:
+            try:
+                self.storage.check_lease()
+            except Refused as error:
+                refusal = p.Failed(0, error.code, error.text)
+            else:
+                return
+        early, self._early = self._early, {}
+        for peer, answer in early.items():
+            if refusal is None:
+                answer()
+            else:
+                self.front.send(peer, refusal)
+
     # Storage
 
     def on_turn(self) -> None:
-        if self._early and not self.storage.withholds_answers:
-            early, self._early = self._early, {}
-            for answer in early.values():
-                answer()
+        if self._early:
+            self._answer_early()
         while self._closings and self.ordering.idle():
             self.answer_order(self._closings.pop())
         while self._may_append() and (append := self.ordering.next_append()) is not None:

@@ -25,7 +25,9 @@ BLOCK_COUNT_MAX: Final = 10_000
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
 MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024  # the highest limit that a broker can be set to
 
-TIMEOUT_S: Final = 10.0
+# As in Python. A standby with the default patience takes over within half of it, so that a script
+# with defaults goes on.
+TIMEOUT_S: Final = 30.0
 HINT_S: Final = 1.0  # seconds before a user at a terminal gets a hint
 NAMES_S: Final = 2.0  # seconds to wait for the names among which a similar one is looked for
 KEY_FILE: Final = "ZSQ_KEY_FILE"

@@ -48,6 +48,19 @@ def there(path: Path) -> Path:
     return path
 
 
+def temporary(data_dir: Path) -> Iterator[CheckResult]:
+    """Check whether a directory for temporary files can be written."""
+    try:
+        yield CheckResult(OK, "temporary files", f"go to {tempfile.gettempdir()}")
+    except FileNotFoundError:
+        yield CheckResult(
+            ADVICE,
+            "temporary files",
+            f"no usual directory can be written; the broker uses {data_dir.absolute()}/tmp",
+            "set TMPDIR to a directory that this user may write, such as a tmpfs",
+        )
+
+
 def directory(data_dir: Path) -> Iterator[CheckResult]:
     """Check whether a broker could start on the directory, and what it contains."""
     path = data_dir.absolute()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from ... import __version__
+from ...actors.runtime.listening import open_sockets, reason_of, split_place
 from ...storage.errors import REFUSED_TEXT
 from ...transport.client.blocking.client import Admin
 from ...transport.errors import ZsqError
@@ -28,19 +28,19 @@ def ports(places: Sequence[str], broker_pid: int) -> Iterator[CheckResult]:
     """
     free: list[str] = []
     for place in places:
-        host, _, port = place.rpartition(":")
-        failure = _listen(host.strip("[]"), int(port))
-        if failure == 0:
+        _, port = split_place(place)
+        failure = _listen(place)
+        if failure is None:
             free.append(place)
-        elif failure != errno.EADDRINUSE:
+        elif failure.errno != errno.EADDRINUSE:
             yield CheckResult(
                 PROBLEM,
                 "ports",
-                f"cannot listen at {place}: {os.strerror(failure)}",
+                f"cannot listen at {place}: {reason_of(failure)}",
                 "use another address: --listen, --nsq-listen, --http-listen",
             )
         else:
-            pids = owners(int(port))
+            pids = owners(port)
             if broker_pid and any(_is_below(pid, broker_pid) for pid in pids):
                 yield CheckResult(OK, "ports", f"{place}: used by this directory's broker")
                 continue
@@ -58,18 +58,14 @@ def ports(places: Sequence[str], broker_pid: int) -> Iterator[CheckResult]:
         yield CheckResult(OK, "ports", f"free: {', '.join(free)}")
 
 
-def _listen(host: str, port: int) -> int:
-    """Try to listen. Return the error number, or 0 if the port is free."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listen(place: str) -> OSError | None:
+    """Try to listen as the gateways do. Return the error, or None if the port is free."""
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # Ports of connections that are closing count as free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            probe.listen(1)
+        for probe in open_sockets(place, 1):
+            probe.close()
     except OSError as error:
-        return error.errno or errno.EIO
-    return 0
+        return error
+    return None
 
 
 def owners(port: int, proc: Path = Path("/proc")) -> set[int]:

@@ -60,6 +60,7 @@ from .replay import replay
 
 CHUNK_BYTES: Final = 256 * 1024 * 1024
 _IDENTITY_BYTES_MAX: Final = 4096
+WRITTEN_BYTES: Final = 4096  # one page: the bytes that `check_writable` writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +378,28 @@ def _encode_identity(identity: TopicIdentity) -> bytes:
         }
     )
     return f"{line}\n{crc32c(line.encode()):08x}\n".encode()
+
+
+def check_writable(files: Files, directory: str) -> None:
+    """Write and sync a small file in a topic's directory, and remove it.
+
+    A topic that failed does this at its next start, so that its health shows what is so now and not
+    what was so at its last append. A full disk is no error here: the topic serves consumers.
+
+    Raises `StoreFailed`.
+    """
+    path = f"{directory}/{IDENTITY_NAME}{TEMPORARY_SUFFIX}"
+    try:
+        if files.exists(path):
+            files.remove(path)
+        try:
+            files.write_file(path, bytes(WRITTEN_BYTES))
+        finally:
+            if files.exists(path):
+                files.remove(path)
+    except OSError as error:
+        if not is_full(error):
+            raise StoreFailed(f"{directory} cannot be written: {error}") from error
 
 
 def _mend_identity(files: Files, directory: str, identity: TopicIdentity) -> list[str]:

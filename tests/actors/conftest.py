@@ -49,12 +49,13 @@ class ChannelHarness:
         sample_rate: int = 0,
         *,
         reports: bool = False,
+        timeout_ns: int = TIMEOUT_NS,
     ) -> None:
         consumer = Subscriber(
             peer,
             peer[0].decode(),
             ready,
-            TIMEOUT_NS,
+            timeout_ns,
             heartbeat_ns,
             self.now_ns,
             0,

@@ -106,8 +106,8 @@ def test_the_parts_of_the_chart_fit_together() -> None:
     assert {row["targetPort"]: row["port"] for row in service["ports"]} == ports
     listens = [value for name, value in variables().items() if name.count("LISTEN")]
     assert sorted(int(value.rpartition(":")[2]) for value in listens) == sorted(ports.values())
-    for probe in ("readinessProbe", "startupProbe"):
-        assert container()[probe]["httpGet"] == {"path": "/ping", "port": "http"}
+    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+        assert container()[probe]["httpGet"] == {"path": "/health", "port": "http"}
 
 
 @pytest.mark.parametrize("kind", sorted(documents()))

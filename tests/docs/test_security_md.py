@@ -166,7 +166,8 @@ def test_the_limits_on_the_page_are_those_of_the_code() -> None:
         f"| {size[intake.HELD_BYTES_MAX]}; {size[intake.STRANGERS_BYTES_MAX]} |",
         f"| {TOPICS_COUNTED_MAX}; {TOPICS_SHOWN_MAX} |",
         (
-            f"| {auth.ASKED_MAX}; {auth.ASKED_BY_ADDRESS_MAX}; {auth.WAITING_MAX:,} and "
+            f"| {auth.ASKED_MAX}; {auth.ASKED_BY_ADDRESS_MAX}; {auth.WAITING.in_all:,}, "
+            f"{auth.WAITING.each:,} for one address, and "
             f"{auth.WAIT_S:g} s |"
         ),
         (

@@ -511,6 +511,15 @@ def test_a_prefix_separates_applications(connect: Connect, broker: Broker, name:
         assert f"mine.{name}" not in admin.topics()
 
 
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [("zsq://[fd00::7]:5000/x", "tcp://[fd00::7]:5000"), ("zsq://box", "tcp://box:4153")],
+)
+def test_the_broker_url_may_have_an_address_of_ipv6(url: str, wanted: str) -> None:
+    with Connection(url) as connection:
+        assert connection.transport.place.url == wanted
+
+
 def test_a_broker_that_is_not_there_is_a_connection_error(name: str) -> None:
     with Connection("zsq://127.0.0.1:1", connect_timeout=0.5) as connection:
         started = time.monotonic()
@@ -575,8 +584,8 @@ def test_levels_are_the_next_lower_step() -> None:
 def test_options_are_checked_before_anything_is_sent(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for value in (0.5, 901):
-        with pytest.raises(zsq.UsageError, match="message_timeout must be 1 to 900 seconds"):
+    for value in (0.5, 86_401):
+        with pytest.raises(zsq.UsageError, match="message_timeout must be 1 to 86400 seconds"):
             connect(message_timeout=value).connect()
     assert not caplog.records
     connect(message_timeot=5, visibility_timeout=3600, max_retries=1).connect()

@@ -164,7 +164,7 @@ def test_a_task_that_ended_just_before_the_broker_was_killed_does_not_run_again(
 
 
 @pytest.mark.parametrize(
-    "given", [{"url": "127.0.0.1:4153"}, {"ready": 0}, {"message_timeout": 901}]
+    "given", [{"url": "127.0.0.1:4153"}, {"ready": 0}, {"message_timeout": 86_401}]
 )
 def test_wrong_options_are_refused_at_once(given: dict[str, Any]) -> None:
     with pytest.raises(zsq.UsageError, match="E_BAD_ARGUMENT"):

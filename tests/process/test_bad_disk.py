@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import urllib.error
@@ -199,7 +200,7 @@ def sabotaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
         one.close()
 
 
-def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_bad_until_an_append(
+def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_good_again(
     sabotaged: tuple[Broker, Path],
 ) -> None:
     broker, flag = sabotaged
@@ -217,13 +218,9 @@ def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_bad_until_an_app
             30,
             "bad health, or good again",
         )
+        wait_for(lambda: admin.stats("t")["topics"][0]["health"] == "OK", 10, "good health again")
         receipt.wait(30)
         producer.publish("t", b"200")
-        wait_for(
-            lambda: admin.stats("t")["topics"][0]["health"] == "OK",
-            10,
-            "good health after an append",
-        )
         with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
             seen: list[int] = []
             while len(seen) < 201:
@@ -317,8 +314,10 @@ def test_a_full_disk_is_seen_in_health_metrics_alarms_and_log(small: SmallDiskBr
         assert small.log.read_text().count("the disk is full") == 1, (
             "once at its begin, and then once a minute"
         )
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/pub?topic=t", BODY * 1000, timeout=10)
         ballast.unlink()
-        wait_for(lambda: ping(port)[0] == 200, 20, "good health again")
+        wait_for(lambda: ping(port)[0] == 200, 20, "good health again, without a publish over HTTP")
         assert metrics(port)["zsq_disk_full"] == 0
         wait_for(
             lambda: "the disk has space again" in small.log.read_text(),
@@ -350,3 +349,64 @@ def test_publishes_to_a_topic_that_was_deleted_to_make_room_stay_counted(
         )
         assert "; 30 publishes were refused in that time" in small.log.read_text()
         assert admin.stats()["disk"]["refused_count"] == 30
+
+
+@contextlib.contextmanager
+def own_disk(folder: Path) -> Iterator[Path]:
+    """Mount a file system of 64 MiB whose last byte any user may take."""
+    image, place = folder / "image", folder / "disk"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 * MIB)
+    make = subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=False)
+    mount = ["mount", "-o", "loop", str(image), str(place)]
+    if make.returncode or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system in a file needs root and loop devices")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def fill_to_the_last_byte(path: Path) -> None:
+    def is_full() -> bool:
+        for size in (MIB, 512):
+            with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+        os.sync()  # what was removed may be free only now
+        return os.statvfs(path).f_bavail == 0
+
+    wait_for(is_full, what="a disk without a free byte")
+
+
+@pytest.mark.parametrize("ends", ["stop", "kill"])
+def test_a_broker_starts_and_is_drained_without_a_free_byte(tmp_path: Path, ends: str) -> None:
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("needs mkfs.ext4")
+    with own_disk(tmp_path) as disk:
+        broker = Broker(disk / "data")
+        broker.log = tmp_path / "log"
+        try:
+            broker.start()
+            with zsq.Admin(broker.tcp) as admin, zsq.Producer(broker.tcp) as producer:
+                admin.create_channel("t", "c")
+                producer.publish_many("t", [BODY] * 50)
+            wait_for(lambda: (disk / "data" / "reserve").exists(), what="the reserve")
+            if ends == "stop":
+                assert broker.stop() == 0
+            else:
+                pids = [actor["pid"] for actor in broker.actors()]
+                broker.signal_all(signal.SIGKILL)
+                broker.wait_gone(pids)
+            fill_to_the_last_byte(disk / "ballast")
+            broker.start()
+            consume(broker, 50)
+            with zsq.Producer(broker.tcp) as producer, pytest.raises(Refused) as refused:
+                producer.publish("t", BODY)
+            assert refused.value.code == E_DISK_FULL
+            (disk / "ballast").unlink()
+            with zsq.Producer(broker.tcp) as producer:
+                wait_for(lambda: accepted(producer), 5, "a publish after there is room")
+        finally:
+            broker.close()

@@ -87,6 +87,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 def test_http_is_served_only_with_tls_and_by_permission(guarded: Guarded) -> None:
     with guarded.client() as nobody, guarded.client("etl") as etl, guarded.client("boss") as boss:
         assert nobody.get("/ping").text == "OK"
+        assert nobody.get("/ready").text == "OK"
+        assert nobody.get("/health").json() == {"role": "primary", "health": "OK"}
         assert nobody.get("/stats").status_code == 401
         assert etl.post("/pub?topic=clicks", content=b"x").text == "OK"
         assert etl.post("/pub?topic=other", content=b"x").status_code == 403

@@ -16,7 +16,7 @@ import pytest
 from support.broker import Broker, kill, wait_for
 
 import zsq
-from zsq.transport.errors import ZsqError
+from zsq.transport.errors import E_LIMIT, ZsqError
 
 MIB = 1 << 20
 
@@ -36,13 +36,13 @@ def pid_of(broker: Broker, name: str) -> int:
 
 
 @contextlib.contextmanager
-def no_more_files(pid: int) -> Iterator[None]:
-    """Keep the open files of the process, but let it open no others."""
+def no_more_files(pid: int, spare: int = 0) -> Iterator[None]:
+    """Keep the open files of the process, but let it open at most `spare` others."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     lowest_free = next(
         number for number in range(1 << 20) if not os.path.lexists(f"/proc/{pid}/fd/{number}")
     )
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free + spare, before[1]))
     try:
         yield
     finally:
@@ -167,6 +167,29 @@ def test_a_gateway_without_free_files_keeps_its_connections(broker: Broker) -> N
                 message.finish()
         with zsq.Producer(broker.tcp, timeout=30) as later:
             later.publish("t", b"later")
+
+
+def test_a_gateway_without_files_for_another_topic_refuses_it_and_lives(broker: Broker) -> None:
+    names = [f"t{number}" for number in range(8)]
+    with zsq.Admin(broker.ipc) as admin:
+        for name in names:
+            admin.create_topic(name)
+    gateway = pid_of(broker, "gateway zeromq")
+    with contextlib.ExitStack() as open_links, no_more_files(gateway, spare=10):
+        refused = None
+        for name in names:
+            producer = open_links.enter_context(
+                zsq.Producer(broker.tcp, timeout=10, transport="tcp")
+            )
+            try:
+                producer.publish(name, b"x")
+            except ZsqError as error:
+                refused = error
+                break
+        assert refused is not None
+        assert (refused.code, "no free file descriptor" in refused.text) == (E_LIMIT, True)
+    assert pid_of(broker, "gateway zeromq") == gateway
+    assert "Traceback" not in broker.log.read_text()
 
 
 def test_publishes_go_on_soon_after_all_processes_lacked_files(broker: Broker) -> None:

@@ -4,7 +4,9 @@ failures, and random requests.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
 import struct
 import threading
@@ -20,6 +22,8 @@ from support.http_fuzz import Requests, check
 from support.nsq_socket import NsqSocket
 
 import zsq
+from zsq.storage.files import Files
+from zsq.storage.log.log_format import LOCK_NAME
 
 
 @pytest.fixture(scope="module")
@@ -309,18 +313,28 @@ def test_any_request_gets_a_documented_answer(client: httpx.Client, seed: int) -
     ok(client.get("/ping"), "OK")
 
 
-def test_a_topic_that_fails_makes_the_node_unhealthy_until_it_writes_again(
+def test_a_topic_that_fails_makes_the_node_unhealthy_until_it_is_up_again(
     node: Broker, client: httpx.Client
 ) -> None:
     ok(client.post("/pub?topic=sick", content=b"x"), "OK")
+    (folder,) = [
+        identity.parent
+        for identity in node.data_dir.glob("topics/*/topic")
+        if '"sick"' in identity.read_text()
+    ]
     (pid,) = [actor["pid"] for actor in node.actors() if actor["name"] == "topic sick"]
+    assert node.process is not None
+    os.kill(node.process.pid, signal.SIGSTOP)
     kill(pid)
+    node.wait_gone([pid])
+    lock = Files().lock(str(folder / LOCK_NAME))  # its successor waits for it
+    os.kill(node.process.pid, signal.SIGCONT)
     wait_for(lambda: client.get("/ping").status_code == 500, what="an unhealthy node")
     said = client.get("/ping").text
     assert said.startswith("NOK - topic sick: ")
     assert client.get("/stats?format=json").json()["health"].startswith("NOK - ")
-    ok(client.post("/pub?topic=sick", content=b"y"), "OK")
-    wait_for(lambda: client.get("/ping").text == "OK", what="a healthy one")
+    Files().close(lock)
+    wait_for(lambda: client.get("/ping").text == "OK", what="a healthy one again")
 
 
 def test_a_taken_port_is_told(node: Broker, tmp_path: Path) -> None:

@@ -42,6 +42,29 @@ def test_a_signal_in_the_middle_of_the_start_ends_it(tmp_path: Path, signals: in
         serve.wait()
 
 
+def test_three_signals_at_once_are_one_clean_stop(broker: Broker) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish("t", b"body")
+    assert broker.process is not None
+    for _ in range(3):
+        broker.process.send_signal(signal.SIGTERM)
+    assert broker.process.wait(20) == 0
+    assert "did not stop" not in broker.log.read_text()
+
+
+def test_a_stop_says_what_it_waits_for(broker: Broker) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish("t", b"body")
+    [pid] = [actor["pid"] for actor in broker.actors() if actor["name"] == "topic t"]
+    os.kill(pid, signal.SIGSTOP)
+    assert broker.process is not None
+    broker.process.terminate()
+    broker.wait_said(f"waiting for topic t (pid {pid}) to stop; it is killed if it takes 10 s")
+    os.kill(pid, signal.SIGCONT)
+    assert broker.process.wait(20) == 0
+    assert "did not stop" not in broker.log.read_text()
+
+
 def test_a_channel_whose_messages_are_not_known_is_not_deleted(broker: Broker) -> None:
     """While a channel is started again, it cannot say which messages it holds. Without force it is
     not deleted, and its backlog is kept.

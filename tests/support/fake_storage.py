@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from zsq.actors.settings.starts import StorageStart
 from zsq.actors.storage.storage_actor import Recovered
 from zsq.transport.block.block import Block
-from zsq.transport.errors import ZsqError
+from zsq.transport.errors import Refused, ZsqError
 from zsq.transport.settings import Retention
 
 STORAGE = StorageStart(
@@ -78,6 +78,7 @@ class FakeStorage:
         self.ships = True
         self.waits_for_bucket = False
         self.withholds_answers = False
+        self.lease_error: Refused | None = None
         self.is_fenced = False
 
     def recovered(self) -> Recovered:
@@ -85,6 +86,10 @@ class FakeStorage:
 
     def may_append(self, messages: int = 0) -> bool:
         return not self.waits_for_bucket
+
+    def check_lease(self) -> None:
+        if self.lease_error is not None:
+            raise self.lease_error
 
     def born(self) -> dict[str, Any]:
         return {"channels": [], "alarms": []}

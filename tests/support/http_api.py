@@ -16,7 +16,7 @@ import uvloop
 
 from zsq.actors.gateways.http.api.lookup import LookupNode
 from zsq.actors.gateways.http.app import Guard, make_app
-from zsq.actors.gateways.http.gateway import open_listener
+from zsq.actors.gateways.http.gateway import open_listeners
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.http.web.origins import Origins
 from zsq.actors.gateways.http.web.places import Limiters
@@ -224,7 +224,7 @@ class Served:
             origins=Origins(["a", "x"]),
         )
         self.server = HttpServer(self.app, self.limiters.limits)
-        sock = open_listener("127.0.0.1:0")
+        [sock] = open_listeners("127.0.0.1:0")
         self.port = sock.getsockname()[1]
         await self.server.listen(sock, self._context)
         self._ready.set()

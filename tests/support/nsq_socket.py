@@ -23,9 +23,9 @@ class NsqSocket:
     socket.
     """
 
-    def __init__(self, place: int | str, timeout_s: float = 10.0) -> None:
+    def __init__(self, place: int | str, timeout_s: float = 10.0, host: str = "127.0.0.1") -> None:
         if isinstance(place, int):
-            self.socket = socket.create_connection(("127.0.0.1", place), timeout=timeout_s)
+            self.socket = socket.create_connection((host, place), timeout=timeout_s)
         else:
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.socket.settimeout(timeout_s)

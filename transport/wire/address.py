@@ -192,7 +192,7 @@ class Address:
 
 
 def tcp_endpoint(host: str, port: int) -> str:
-    """Return ZeroMQ's endpoint of a numeric address."""
+    """Return ZeroMQ's endpoint of a numeric address, or the URL of a host."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 

@@ -151,7 +151,9 @@ def open_to_others(
     those of PostgreSQL: The owner must be this user or root. The group and others must not have the
     right to write. They must not have the right to read a secret either, except that the group may
     read a secret that belongs to root. So several services without root's rights can share the key
-    of a certificate. Windows has no such numbers and rights, so nothing is checked there.
+    of a certificate, and Kubernetes can mount it: with `fsGroup`, a secret's files belong to root,
+    and their group may always read them, also if the broker runs as root. Windows has no such
+    numbers and rights, so nothing is checked there.
     """
     own, owner, mode = user_id(), found.st_uid, stat.S_IMODE(found.st_mode)
     if own is None:
@@ -161,11 +163,16 @@ def open_to_others(
         return (
             f"{path} belongs to user {owner}, not to this user ({own}) or root: chown {own} {named}"
         )
-    of_root = owner == 0 != own
+    of_root = owner == 0
     if not mode & (0o022 if not secret else 0o027 if of_root else 0o077):
         return ""
+    mounted = (
+        " (for a mounted secret: defaultMode: 0440 and fsGroup in Kubernetes, mode: 0440 in Docker)"
+        if secret and of_root
+        else ""
+    )
     wanted = (
-        ("640" if of_root else "600")
+        ("640" if of_root and own else "600")
         if secret
         else "700"
         if stat.S_ISDIR(found.st_mode)
@@ -173,5 +180,5 @@ def open_to_others(
     )
     return (
         f"{path} has mode {mode:04o}, so that other users may "
-        f"{'change' if mode & 0o022 else 'read'} it: chmod {wanted} {named}"
+        f"{'change' if mode & 0o022 else 'read'} it: chmod {wanted} {named}{mounted}"
     )

@@ -115,7 +115,9 @@ HEARTBEAT_MS_MAX: Final = 60_000
 LOCAL_HEARTBEAT_MS: Final = 5_000
 MESSAGE_TIMEOUT_MS: Final = 60_000
 MESSAGE_TIMEOUT_MS_MIN: Final = 1_000
-MESSAGE_TIMEOUT_MS_MAX: Final = 900_000
+# As long as a time-out of nsqd may be that anybody sets. A consumer that has ended loses its leases
+# at once, so a long one only delays what a stuck handler holds.
+MESSAGE_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
 REQUEUE_DELAY_MS_MAX: Final = 3_600_000
 # Special values for the delay of a requeue. BACKOFF means the channel's backoff. DEAD sends the
 # messages to the dead letters. EXPIRED requeues them without delay and counts this as a time-out.

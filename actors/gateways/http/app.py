@@ -235,9 +235,7 @@ def make_app(
     parts = Parts(broker, publisher, node, limiters)
     told = nsq or NsqOptions()
     config = Config(settings(node, limiters.limits, told, log_level), limiters, changes or {})
-    telling = Telling(
-        parts.stats, parts.publishing.failures, node, told, parts.metrics, parts.asked
-    )
+    telling = Telling(parts.stats, node, told, parts.metrics, parts.asked)
     table = paths(parts, telling, config)
     for more in (console, messages):
         table |= more.paths() if more is not None else {}
@@ -282,6 +280,8 @@ def paths(parts: Parts, telling: Telling, config: Config) -> dict[str, dict[str,
     }
     get: dict[str, Handler] = {
         "/ping": telling.ping,
+        "/ready": telling.ready,
+        "/health": telling.health,
         "/info": telling.info,
         "/stats": telling.stats,
         "/metrics": telling.metrics,

@@ -6,7 +6,6 @@ is neither, every client may do everything.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import socket
@@ -22,6 +21,7 @@ from ....transport.wire.protocol import ReloadHttpGateway
 from ....transport.wire.spread import check_named
 from ...runtime.actor import StartFailed
 from ...runtime.async_actor import FINISH_S, AsyncActor
+from ...runtime.listening import ALL_HOSTS, join_place, open_sockets, reason_of, split_place
 from ...security.access import AccessError
 from ...security.curve import load_rules
 from ...security.policy import AccessPolicy
@@ -65,44 +65,20 @@ PUBLISH_S: Final = 20.0  # the time limit of the console's publishes, less than 
 ADMIN_S: Final = 25.0
 
 
-def split_address(listen: str) -> tuple[str, int]:
-    """Split HOST:PORT, [HOST]:PORT, or :PORT (all interfaces). Raises `StartFailed` otherwise."""
-    host, colon, port = listen.rpartition(":")
-    if (
-        not colon
-        or not (port.isascii() and port.isdecimal() and int(port) < 65536)
-        or (":" in host and not host.startswith("["))
-    ):
-        raise StartFailed(f"--http-listen must be HOST:PORT, not {listen!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+def open_listeners(listen: str) -> list[socket.socket]:
+    """Return the listening sockets. Raises `StartFailed` if that fails.
 
-
-def open_listener(listen: str) -> socket.socket:
-    """Return a listening socket. Raises `StartFailed` if that fails.
-
-    It is opened first, so that a port in use is found before other resources are opened.
+    They are opened first, so that a port in use is found before other resources are opened.
     """
-    host, port = split_address(listen)
     try:
-        found = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, kind, protocol, _, address = found[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            sock.listen(BACKLOG)
-        except OSError:
-            sock.close()
-            raise
+        return open_sockets(listen, BACKLOG)
+    except UsageError as error:
+        raise StartFailed(f"--http-listen: {error.text}") from None
     except OSError as error:
         raise StartFailed(
-            f"cannot listen on http://{listen}: {error.strerror or error}; choose another "
+            f"cannot listen on http://{listen}: {reason_of(error)}; choose another "
             "--http-listen, or stop the process that uses it"
         ) from None
-    sock.setblocking(False)
-    return sock
 
 
 def first_tcp_port(listen: tuple[str, ...]) -> int:
@@ -123,10 +99,7 @@ def make_node(nsq: NsqOptions | None, host: str, port: int) -> LookupNode:
     """
     hostname = socket.gethostname()
     told = nsq or NsqOptions()
-    try:
-        everywhere = not host or ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        everywhere = False
+    everywhere = host in ALL_HOSTS
     return LookupNode(
         version=NsqLimits().version,
         hostname=hostname,
@@ -183,10 +156,10 @@ class HttpGateway(AsyncActor[HttpStart]):
         policy = AccessPolicy(access) if access is not None else None
         limiters = Limiters(self._limits)
         self._certificates = Certificates(options.tls_cert, options.tls_key)
-        sock = open_listener(options.listen)
-        host, port = sock.getsockname()[:2]
+        sockets = open_listeners(options.listen)
+        host, port = sockets[0].getsockname()[:2]
         url = os.path.dirname(self.given.supervisor)
-        node = make_node(options.nsq, split_address(options.listen)[0], port)
+        node = make_node(options.nsq, split_place(options.listen)[0], port)
         self._admin = ActingAdmin(url, timeout=ADMIN_S, via="http")
         self._publisher = GatheredPublisher(lambda: Gatherer(url, via="http"))
         asked = told.auth_http_addresses
@@ -222,11 +195,12 @@ class HttpGateway(AsyncActor[HttpStart]):
         )
         self._server = HttpServer(self._app, self._limits)
         self._app.metrics.connections.set_function(lambda: len(self._server.connections))
-        await self._server.listen(sock, self._certificates.context)
+        for sock in sockets:
+            await self._server.listen(sock, self._certificates.context)
         self._console.start()
         self.obey_reload(ReloadHttpGateway, self.take_settings)
         scheme = "https" if self._certificates.context else "http"
-        shown = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        shown = f"{scheme}://{join_place(host, port)}"
         return {"places": [shown], "endpoint": shown}
 
     def take_settings(self, told: ReloadHttpGateway) -> None:

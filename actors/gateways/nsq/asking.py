@@ -18,6 +18,7 @@ from urllib.parse import urlencode, urlsplit
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
 from ....transport.nsq.tls import client_context
 from ....transport.resolver import NotResolved, first_connection
+from ...runtime.listening import join_place
 
 CONNECT_S: Final = 2.0
 REQUEST_S: Final = 5.0
@@ -40,11 +41,7 @@ class Url(NamedTuple):
     path: str
 
     def __str__(self) -> str:
-        return f"{'https' if self.secure else 'http'}://{joined(self.host, self.port)}"
-
-
-def joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return f"{'https' if self.secure else 'http'}://{join_place(self.host, self.port)}"
 
 
 def parse_url(text: str) -> Url:
@@ -152,7 +149,7 @@ def _request(url: Url, parameters: dict[str, str], post: bool) -> bytes:
     target = url.path if post or not form else f"{url.path}?{form}"
     lines = [
         f"{'POST' if post else 'GET'} {target} HTTP/1.1",
-        f"Host: {joined(url.host, url.port)}",
+        f"Host: {join_place(url.host, url.port)}",
         "Connection: close",
     ]
     lines += ["User-Agent: zsq", "Accept: application/vnd.nsq; version=1.0"]

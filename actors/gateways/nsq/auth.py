@@ -31,13 +31,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
-from ....transport.errors import E_BAD_ARGUMENT, UsageError
+from ....transport.errors import E_BAD_ARGUMENT, Refused, UsageError
 from ....transport.nsq.permissions import AuthState, BadAuthorization, parse_state
 from ....transport.nsq.tls import client_context
 from ...runtime.actor import StartFailed
 from ...security.access import Access, AccessError
 from ...security.curve import load_rules
 from ...security.policy import NOBODY, AccessPolicy, Principal, granted
+from ..limiter import Bound, Limiter
 from .asking import CONNECT_S, REQUEST_S, NotAnswered, Way, ask, parse_url
 
 METHODS: Final = ("get", "post")
@@ -49,7 +50,8 @@ AUTHORIZATIONS_KNOWN_MAX: Final = 100_000  # the most authorizations in all kept
 # Further requests wait for a slot.
 ASKED_MAX: Final = 64
 ASKED_BY_ADDRESS_MAX: Final = ASKED_MAX // 2  # of ASKED_MAX, the most for clients of one address
-WAITING_MAX: Final = 10_000  # the most requests that run or wait for a slot; further requests fail
+# The most requests that run or wait for a slot, in all and for each address. Further requests fail.
+WAITING: Final = Bound(10_000, 5_000)
 WAIT_S: Final = 10.0  # a request that gets no slot within this time fails
 
 
@@ -76,7 +78,7 @@ class _Slots:
     """The ASKED_MAX slots that requests need. One address can use at most half of them."""
 
     def __init__(self) -> None:
-        self.waiting = 0  # the number of requests that run or wait
+        self.places = Limiter("requests to auth servers", WAITING, "try again later")
         self._all = asyncio.Semaphore(ASKED_MAX)
         # A semaphore is kept as long as a request uses it.
         self._by_address: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
@@ -162,12 +164,10 @@ class Authenticator:
         task = self._asking.get((who, False)) or (self._asking.get((who, True)) if fresh else None)
         if task is None:  # clients that need the same reply share one request
             slots = self._slots[fresh]
-            if slots.waiting >= WAITING_MAX:
-                raise AuthFailed(
-                    f"{WAITING_MAX} requests to auth servers are waiting already, which is the "
-                    "limit"
-                )
-            slots.waiting += 1
+            try:
+                slots.places.take(f"address {who.remote_ip}")
+            except Refused as error:
+                raise AuthFailed(error.text) from None
             task = self._asking[who, fresh] = asyncio.create_task(self._ask(who, slots))
             task.add_done_callback(lambda done: self._answered(who, fresh, done))
         # Cancelling one caller does not cancel the shared request.
@@ -216,7 +216,7 @@ class Authenticator:
         raise AuthFailed("; ".join(failures) or "no auth server is configured")
 
     def _answered(self, who: Who, fresh: bool, task: asyncio.Task[AuthState]) -> None:
-        self._slots[fresh].waiting -= 1
+        self._slots[fresh].places.give_back(f"address {who.remote_ip}")
         del self._asking[who, fresh]
         if task.cancelled() or task.exception() is not None:
             return  # a kept earlier reply stays valid for its time

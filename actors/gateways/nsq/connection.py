@@ -30,6 +30,7 @@ from ....transport.nsq.layers import Layer, LayerError, Layers
 from ....transport.nsq.limits import BYTES_BEFORE_AUTH_MAX, NsqLimits
 from ....transport.nsq.session import Session
 from ....transport.wire.protocol import Spread
+from ...runtime.listening import join_place
 from ...runtime.pulses import NsqClientReport
 from ...statistics.statistics import label_of
 from .consuming import Subscription
@@ -120,7 +121,9 @@ class Connection(asyncio.Protocol):
         self._transport = own = cast("asyncio.Transport", transport)
         own.set_write_buffer_limits(HIGH_WATER)
         peer = own.get_extra_info("peername")
-        self.remote = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "unix")
+        self.remote = (
+            join_place(str(peer[0]), peer[1]) if isinstance(peer, tuple) else str(peer or "unix")
+        )
         self.remote_ip = str(peer[0]) if isinstance(peer, tuple) else ""
         if not self.gateway.admit(self):
             own.abort()
@@ -516,8 +519,8 @@ class Connection(asyncio.Protocol):
         session, identity, tls = self.session, self.session.identity, self.layers.tls
         counts = heapq.nlargest(TOPICS_SHOWN_MAX, session.published.items(), key=lambda one: one[1])
         return {
-            "client_id": identity.client_id or self.remote.rpartition(":")[0],
-            "hostname": identity.hostname or self.remote.rpartition(":")[0],
+            "client_id": identity.client_id or self.remote_ip,
+            "hostname": identity.hostname or self.remote_ip,
             "version": "V2",
             "remote_address": self.remote,
             "state": int(session.state) if session.state >= 0 else 0,

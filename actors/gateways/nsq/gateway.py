@@ -32,6 +32,7 @@ from ....transport.nsq.tls import server_context
 from ....transport.wire.protocol import Done, LookAtNames, ReloadNsqGateway
 from ...runtime.actor import StartFailed
 from ...runtime.async_actor import AsyncActor
+from ...runtime.listening import ALL_HOSTS, open_sockets, reason_of, split_place
 from ...runtime.pulses import GatewayDetails
 from ...security.access import AccessError
 from ...security.curve import load_rules
@@ -144,15 +145,9 @@ class NsqGateway(AsyncActor[NsqStart]):
         on, else the machine's name.
         """
         options = self.options
-        host, port = next(
-            (
-                (host, int(port))
-                for host, _, port in (one.rpartition(":") for one in options.listen)
-                if host != "unix"
-            ),
-            ("", 0),
-        )
-        everywhere = host in ("", "0.0.0.0", "[::]", "*")
+        places = [one for one in options.listen if not one.startswith("unix:")]
+        host, port = split_place(places[0]) if places else ("", 0)
+        everywhere = host in ALL_HOSTS
         name = socket.gethostname()
         return Node(
             broadcast_address=options.broadcast_address or (name if everywhere else host),
@@ -169,22 +164,25 @@ class NsqGateway(AsyncActor[NsqStart]):
             if place.startswith("unix:"):
                 path = Path(place.removeprefix("unix:"))
                 _remove_stale(path)
-                server = await self.loop.create_unix_server(
-                    lambda: Connection(self), str(path), backlog=BACKLOG
-                )
+                servers = [
+                    await self.loop.create_unix_server(
+                        lambda: Connection(self), str(path), backlog=BACKLOG
+                    )
+                ]
                 self._paths.append(path)
             else:
-                host, _, port = place.rpartition(":")
-                server = await self.loop.create_server(
-                    lambda: Connection(self), host.strip("[]"), int(port), backlog=BACKLOG
-                )
+                servers = [
+                    await self.loop.create_server(
+                        lambda: Connection(self), sock=sock, backlog=BACKLOG
+                    )
+                    for sock in open_sockets(place, BACKLOG)
+                ]
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
             raise StartFailed(
-                f"cannot listen for NSQ clients on {place}: {reason}; choose another "
+                f"cannot listen for NSQ clients on {place}: {reason_of(error)}; choose another "
                 "--nsq-listen, or stop the process that uses it"
             ) from None
-        self._servers.append(server)
+        self._servers += servers
         return f"nsq://{place}"
 
     # For connections

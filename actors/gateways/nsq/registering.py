@@ -41,8 +41,9 @@ from ....transport.nsq.lookup import (
     registrations,
 )
 from ....transport.resolver import first_connection
+from ...runtime.listening import join_place
 from ..acting import ActingAdmin
-from .asking import NotAnswered, Way, ask, joined, parse_url
+from .asking import NotAnswered, Way, ask, parse_url
 
 log = logging.getLogger("zsq")
 
@@ -197,7 +198,7 @@ class _Lookupd:
         failure = NotAnswered("it has no valid HTTP address")
         for host in dict.fromkeys((session.peer_host, self._host)):
             try:
-                url = parse_url(f"http://{joined(host, session.peer_port)}/channels")._replace(
+                url = parse_url(f"http://{join_place(host, session.peer_port)}/channels")._replace(
                     port=session.peer_port
                 )
                 return parse_channels(await ask(url, {"topic": topic}, _WAY))

@@ -190,6 +190,7 @@ log = logging.getLogger("zsq")
 
 REGISTRY_NAME: Final = "registry.json"
 OLD_NAME: Final = "registry.json.old"
+TEMPORARY_NAME: Final = "tmp"  # where no usual directory for temporary files can be written
 _FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 # Names that a data directory without a registry may contain: an earlier start was interrupted, or
 # zsqd runs there.
@@ -198,6 +199,8 @@ _OURS: Final = frozenset(
         "lock",
         "run",
         "run.json",
+        "reserve",
+        TEMPORARY_NAME,
         "log",
         "zsqd.json",
         "zsqd.lock",

@@ -347,6 +347,7 @@ class TopicGroup:
             cache_bytes=given.bucket_cache_bytes if archived else 0,
             ship_lag_s=given.bucket_lag_s if archived else 0.0,
             woken=woken,
+            failed=self.cause is not None,
             refused_count=stored.get("refused_count", 0) if woken else 0,
             removed_bytes=stored.get("removed_bytes", 0) if woken else 0,
         )
@@ -480,7 +481,7 @@ class TopicGroup:
                 ZsqError(E_CLOSING, f"channel {channel!r} is being deleted; try again in a moment")
             )
             return
-        if self.state is GroupState.FAILED or (self._retry_ns and not self._waits_for_files()):
+        if self.state is GroupState.FAILED or (self._retry_ns and not self._short_ns):
             then(ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
             return
         if channel in self._failed_channels:
@@ -666,19 +667,11 @@ class TopicGroup:
         )
         self._channels_later[channel] = time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9)
 
-    def _waits_for_files(self) -> bool:
-        """Return True if the topic only waits for file descriptors.
-
-        Requests for the topic then wait too, for at most FILES_WAIT_S.
-        """
-        return self._short_ns > 0 and time.monotonic_ns() - self._short_ns < int(
-            options.FILES_WAIT_S * 1e9
-        )
-
     def _start_when_files(self) -> None:
         """Try again soon, because file descriptors are missing.
 
         The cause is outside the topic and may pass, so it does not count as a failure of the topic.
+        Requests wait for the next try. From FILES_WAIT_S on, each try that fails refuses them.
         """
         now = time.monotonic_ns()
         if not self._short_ns:
@@ -691,12 +684,12 @@ class TopicGroup:
         pause_s = min(options.FILES_RETRY_S_MAX, options.FILES_RETRY_S * 2.0**self._tries)
         self._tries += 1
         self._retry_ns = now + int(pause_s * 1e9)
-        if not self._waits_for_files():
+        if now - self._short_ns >= int(options.FILES_WAIT_S * 1e9):
             text = (
                 f"topic {self.name!r} waits for file descriptors: {self.failure}; raise the "
                 "limit of open files (LimitNOFILE, ulimit -n)"
             )
-            self._tell(None, ZsqError(E_TOPIC_FAILED, text))
+            self._tell(None, ZsqError(E_LIMIT, text))
 
     def _start_again(self) -> None:
         self.topic = None
@@ -706,6 +699,7 @@ class TopicGroup:
         if cause.is_out_of_files:
             self._start_when_files()
             return
+        self._short_ns = 0
         if cause.phase is Phase.START and not final:
             pause_s = min(options.RETRY_S_MAX, 2.0**self._tries)
             self._tries += 1
@@ -729,6 +723,11 @@ class TopicGroup:
             )
         log.error("topic %s failed: %s", self.name, self.failure)
         self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
+
+    def retry_soon(self) -> None:
+        """Start at the next tick, if the topic waits until it tries again."""
+        if self._retry_ns:
+            self._retry_ns = time.monotonic_ns()
 
     def stop(self, then: Callable[[], None]) -> None:
         """Stop the channels, then the topic, and call `then` when all have ended.
@@ -821,10 +820,8 @@ class TopicGroup:
     def _is_quiet(self, now: int) -> bool:
         """Return True if no process starts or has news, and no request waits for one."""
         waits = self._waiting or self._settling or self.deleting or self._channels_later
-        unproved = self.cause is not None and not storage_pulse(self).get("appends")
         return not (
             waits
-            or unproved
             or self._failed_channels
             or self.row.in_memory
             or any(map(is_ephemeral, self.channels))

@@ -68,8 +68,21 @@ def stats(
         console.print(table)
     for line in [] if chunks else troubles(found):
         say(line)
+    if why := hidden(found, whole=topic is None and not chunks):
+        say(why, err=True)
     for part, why in found.get("unanswered", {}).items():
         say(f"zsq: part {part} did not answer and is not shown: {why}", err=True)
+
+
+def hidden(found: BrokerStats, *, whole: bool) -> str:
+    """Return which figures the broker leaves out for lack of a permission, or ""."""
+    if not whole:
+        return ""
+    if "disk" not in found:
+        return 'zsq: the disk, the bucket, and the processes need the permission view = ["*"]'
+    if any("name" not in row for row in found.get("processes", ())):
+        return 'zsq: the processes and the receivers of alarms need the permission admin = ["*"]'
+    return ""
 
 
 def head(found: BrokerStats) -> str:

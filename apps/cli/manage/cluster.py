@@ -30,15 +30,27 @@ def cluster(as_json: bool, url: str, timeout: float) -> None:
     within 2 s is shown as away. If a standby follows a broker, the command that hands over is
     shown.
     """
-    from ....actors.gateways.cluster_asking import by_stats
+    from ....actors.gateways.cluster_asking import Asked
+    from ....actors.statistics.cluster import Seen, seen_in_stats
 
-    found = ask_cluster(url, timeout, by_stats)
+    restricted = False
+
+    async def look(admin: Asked) -> Seen:
+        nonlocal restricted
+        stats = await admin.stats()
+        restricted = restricted or "disk" not in stats
+        return seen_in_stats(stats)
+
+    found = ask_cluster(url, timeout, look)
     if as_json:
         tell(
             {**found, "topics": [{**one, "parts": _told(one["parts"])} for one in found["topics"]]}
         )
     else:
         _show(found)
+    if restricted:
+        text = "zsq: epoch, lag, standbys, and other users' topics are not shown without the"
+        say(f'{text} permission view = ["*"]', err=True)
 
 
 def ask_cluster(url: str, timeout: float, look: Look) -> Report:

@@ -32,7 +32,8 @@ ADDRESS_CHARS_MAX: Final = 200
 
 # These two repeat actors/settings/options.py (a test compares them).
 MSG_TIMEOUT_S: Final = 60
-MSG_TIMEOUT_S_MAX: Final = 900
+MSG_TIMEOUT_S_LONGEST: Final = 900  # the default of --nsq-max-msg-timeout
+MSG_TIMEOUT_S_MAX: Final = 24 * 3600
 
 
 def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) -> ServeOptions:
@@ -309,14 +310,14 @@ def given_nsq(given: GivenOptions) -> NsqOptions | None:
 
 
 def _check_timeouts(usual: float | None, longest: float | None) -> None:
-    """Refuse time-outs above 15 minutes, the limit of a channel's leases.
+    """Refuse time-outs above 24 hours, the limit of a channel's leases.
 
     The gateway would otherwise promise times that are refused at SUB.
     """
-    longest = MSG_TIMEOUT_S_MAX if longest is None else longest
+    longest = MSG_TIMEOUT_S_LONGEST if longest is None else longest
     if not 1 <= longest <= MSG_TIMEOUT_S_MAX:
         raise click.UsageError(
-            f"--nsq-max-msg-timeout must be from 1s to 15m, not {spelled(longest)}"
+            f"--nsq-max-msg-timeout must be from 1s to 24h, not {spelled(longest)}"
         )
     usual = MSG_TIMEOUT_S if usual is None else usual
     if not 1 <= usual <= longest:

@@ -85,6 +85,7 @@ def doctor(
     }
     if data_dir is not None:
         checks["data directory"] = partial(of_disk.directory, data_dir)
+        checks["temporary files"] = partial(of_disk.temporary, data_dir)
         checks["broker"] = partial(
             of_net.broker, f"ipc://{data_dir.absolute()}/run", timeout, expected=pid != 0
         )

@@ -98,6 +98,9 @@ class GivenOptions:
         Path("data"), _FOLDER,
         "Directory for all data. Created if it is missing; its parent must exist. Also set by ZSQ_DATA_DIR.", variable="ZSQ_DATA_DIR",
     )  # fmt: skip
+    must_exist: bool = _flag(
+        "Refuse to start if DIR has no broker's data, for example because its disk is not mounted."
+    )
     listen: str = _row(LISTEN, _PLACE, "Address of the TCP gateway for ZSQ clients.")
     listen_push: str = _row(
         "",
@@ -311,10 +314,7 @@ class GivenOptions:
     nsq_max_msg_timeout: float | None = _row(
         None,
         _TIME,
-        (
-            "Longest time that a client may hold a message, with TOUCH (15m, which is also the "
-            "maximum)."
-        ),
+        ("Longest time that a client may hold a message, with TOUCH (15m, at most 24h)."),
     )
     nsq_max_req_timeout: float | None = _row(None, _TIME, "Longest delay of REQ and DPUB (1h).")
     nsq_max_heartbeat_interval: float | None = _row(

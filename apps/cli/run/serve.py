@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -16,6 +18,11 @@ from ....transport.errors import E_BAD_ARGUMENT, UsageError
 from .broker_options import serve_options
 from .config_options import ARGUMENTS, Configured, serve_parameters, standby_parameters
 from .option_table import ROWS, SECRETS, GivenOptions, key
+
+# A directory of a broker or a standby has one of these. (A test compares them with the modules that
+# define them, whose import takes long.)
+DATA_NAMES: Final = ("registry.json", "registry.json.old", "standby.json")
+TEMPORARY_NAME: Final = "tmp"
 
 if TYPE_CHECKING:
     from ....actors.supervisor.reloading import Fresh
@@ -112,6 +119,9 @@ def run(
     options = serve_options(GivenOptions.of(given), os.environ)
     from ....actors.runtime import forkserver
 
+    if not is_standby:
+        check_exists(options.data_dir, given["must_exist"])
+    choose_temporary_directory(options.data_dir)
     # Imports take half of the time of a start. The forkserver does its imports in parallel.
     forkserver.begin()
     if is_standby and not options.bucket_lag_s:
@@ -125,6 +135,43 @@ def run(
     from ....actors.supervisor.serve import serve as serve_broker
 
     return serve_broker(options, again.read)
+
+
+def check_exists(data_dir: Path, must_exist: bool) -> None:
+    """Raise `UsageError` if the directory must have a broker's or standby's data, and has none."""
+    if must_exist and not any((data_dir / name).exists() for name in DATA_NAMES):
+        text = (
+            f"{data_dir.absolute()} has no data of a broker, and --must-exist is given: mount its "
+            "disk. To begin a new broker there, start it once without --must-exist"
+        )
+        raise UsageError(E_BAD_ARGUMENT, text)
+
+
+def choose_temporary_directory(data_dir: Path) -> None:
+    """Use DATA_DIR/tmp if no usual directory for temporary files can be written.
+
+    A container with a read-only root file system may have none. The forkserver needs one for its
+    socket. Raises `UsageError` if the data directory cannot be written either.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        folder = data_dir.absolute() / TEMPORARY_NAME
+    else:
+        return
+    try:
+        data_dir.absolute().mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        text = (
+            f"no directory for temporary files can be written, and neither can {folder} "
+            f"({error.strerror or error}): set TMPDIR to one that this user may write"
+        )
+        raise UsageError(E_BAD_ARGUMENT, text) from None
+    # For this process, and for those that it starts.
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
 
 
 def check_python(version: tuple[int, ...]) -> None:

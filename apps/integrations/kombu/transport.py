@@ -17,6 +17,7 @@ from kombu.transport import virtual
 
 from ....transport.errors import BrokerUnreachable, LeaseLost, NotFound, Refused, UsageError
 from ....transport.system import Waker, wait_readable
+from ....transport.wire.address import tcp_endpoint
 from ..naming import check_lease
 from ..source import Source
 from .channel import READY, Binding, Channel
@@ -80,7 +81,8 @@ class Transport(virtual.Transport):
                 "broker_transport_options = {'key_file': ...}",
             )
         prefix = (info.virtual_host or "").strip("/")
-        url = options.get("url") or f"tcp://{info.hostname or '127.0.0.1'}:{info.port or PORT}"
+        host, port = info.hostname or "127.0.0.1", info.port or PORT
+        url = options.get("url") or tcp_endpoint(host, port)
         return Place(
             url,
             options.get("key_file"),

@@ -12,7 +12,7 @@ from zsq.actors.channel.core import UNKNOWN_DELIVERY
 from zsq.actors.channel.lease import Changes
 from zsq.actors.settings import options
 from zsq.transport.block.block import gather, pack, with_place
-from zsq.transport.wire.protocol import MESSAGE_TIMEOUT_MS_MAX
+from zsq.transport.settings import HOLD_S_MIN
 
 if TYPE_CHECKING:
     from tests.actors.conftest import ChannelHarness
@@ -304,8 +304,8 @@ def test_a_scan_ends_leases_and_a_touch_prolongs_them_up_to_a_limit(
         harness.scan(30)
         if harness.channel.touch(A, token, harness.now_ns):
             break
-    assert harness.now_ns - sent_ns >= MESSAGE_TIMEOUT_MS_MAX * 1_000_000
-    assert harness.now_ns - sent_ns < MESSAGE_TIMEOUT_MS_MAX * 1_000_000 + 30 * S
+    assert harness.now_ns - sent_ns >= HOLD_S_MIN * S
+    assert harness.now_ns - sent_ns < HOLD_S_MIN * S + 30 * S
     assert harness.channel.counters["timeout_count"] == 2
     assert harness.stats() == (2, 0, 0)
 
@@ -529,3 +529,17 @@ def test_a_message_that_always_fails_does_not_keep_others_waiting(harness: Chann
         seen.append(pending.runs[0][0])
         harness.channel.req(A, pending.token, ALL, 0, harness.wall_ns)
     assert seen == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_touch_never_shortens_a_lease_that_is_longer_than_the_longest_hold(
+    harness: ChannelHarness,
+) -> None:
+    harness.join(A, 10, timeout_ns=3_600 * S)
+    harness.come(1)
+    token = harness.send_one().token
+    sent_ns = harness.now_ns
+    harness.scan(800)
+    assert harness.channel.touch(A, token, harness.now_ns) == ()
+    due_ns = harness.channel.next_due(harness.now_ns, harness.wall_ns)
+    assert due_ns is not None
+    assert due_ns >= sent_ns + 3_600 * S - S

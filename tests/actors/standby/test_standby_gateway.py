@@ -72,13 +72,15 @@ def test_paths(path: str, code: int) -> None:
     assert reply_to(path, STATUS, is_open=True)[0] == code
 
 
-@pytest.mark.parametrize("path", ["/health", "/stats", "/metrics", "/"])
+@pytest.mark.parametrize("path", ["/stats", "/metrics", "/"])
 def test_with_an_access_file_only_the_state_is_open_to_everyone(path: str) -> None:
     code, _, body = reply_to(path, STATUS, is_open=False)
     assert code == 403
     assert b"bucket/prefix" not in body
     assert reply_to("/ping", STATUS, is_open=False)[0] == 200
     assert reply_to("/ready", STATUS, is_open=False)[0] == 503
+    code, _, body = reply_to("/health", STATUS, is_open=False)
+    assert (code, json.loads(body)) == (200, {"role": "standby", "state": STATUS.state})
 
 
 def test_metrics_have_a_value_in_each_row() -> None:

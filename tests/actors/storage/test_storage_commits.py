@@ -44,7 +44,7 @@ class Bench:
         syncs = Thread()
         syncs.submit(None, lambda: None)  # this job keeps the thread busy
         parts: dict[str, Any] = {
-            "mode": mode, "store": store, "_log": store.log, "_producers": ProducerTable(table.producers), "_appends": 0,
+            "mode": mode, "store": store, "_log": store.log, "_producers": ProducerTable(table.producers),
             "_sealed": False, "_shortage": Shortage(), "_written": deque(), "_unsynced": deque(),
             "_unleased": [], "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs, "answers_shipped": False, "_shipping": None,
             "_lease": SimpleNamespace(withholds=lambda: False, holds_publishes=lambda: False, check=nothing),

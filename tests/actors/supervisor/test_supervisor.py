@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.supervisor import supervisor
 from zsq.actors.supervisor.commands.management import Commands
 from zsq.actors.supervisor.commands.requests import Orders
+from zsq.actors.supervisor.start_reserve import StartReserve
 from zsq.actors.supervisor.supervisor import Supervisor
 from zsq.transport.errors import E_LIMIT, Refused, ZsqError
 from zsq.transport.wire import protocol as p
@@ -54,7 +56,8 @@ class Place:
             "singles": SimpleNamespace(of_kind=lambda kind: [self.scan_loop]),
             "commands": SimpleNamespace(on_mail=self.sent.append, noted=lambda key, stats: None),
             "orders": SimpleNamespace(awaits=lambda _, request: request in self.awaited),
-            "_signals": 0, "_memory_ns": 0, "_socket_inode": None, "run_dir": "/nowhere",
+            "_signals": 0, "exit_code": 0, "_memory_ns": 0, "_socket_inode": None, "run_dir": "/nowhere",
+            "reserve": StartReserve(Path("/nowhere")),
         }  # fmt: skip
         vars(self.supervisor).update(parts)
 
@@ -141,11 +144,13 @@ def test_the_reason_why_a_child_cannot_start_is_kept(place: Place) -> None:
     assert [mail.message for mail in cast("list[Mail]", place.sent)] == [p.Failed(9, "E_X", "why")]
 
 
-def test_a_second_signal_kills_all_children_at_once(place: Place) -> None:
+def test_a_second_signal_kills_all_children_unless_it_follows_at_once(place: Place) -> None:
     place.add(7)
     place.add(8)
     place.supervisor._on_signal(signal.SIGTERM, None)
-    assert place.killed == []
+    place.supervisor._on_signal(signal.SIGTERM, None)
+    assert place.killed == [], "both are one order to stop"
+    place.supervisor._signal_ns -= int(options.SIGNALS_AS_ONE_S * 1e9)
     place.supervisor._on_signal(signal.SIGTERM, None)
     assert place.killed == [7, 8]
 

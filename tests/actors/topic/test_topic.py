@@ -15,7 +15,7 @@ from zsq.actors.settings.starts import TopicStart
 from zsq.actors.storage.storage_actor import Recovered
 from zsq.actors.topic.topic import TopicActor
 from zsq.transport.block.block import Block, pack
-from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, Refused, UsageError
+from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_STANDBY, Refused, UsageError
 from zsq.transport.wire import protocol as p
 
 
@@ -235,3 +235,15 @@ def test_a_repeated_block_is_not_answered_while_the_lease_is_over(shell: Shell) 
     assert isinstance(welcome, p.Welcome)
     shell.hear("front", p.Pub(), pack([b"x"], producer_id=9, sequence=0))
     assert shell.wires["front"].take() == [p.Stored(((0, 5),))]
+
+
+def test_a_producer_that_waits_for_the_lease_is_told_why(shell: Shell) -> None:
+    shell.storage.withholds_answers = True
+    shell.hear("front", p.Hello(p.PROTOCOL_VERSION, 9, 30_000))
+    shell.topic.on_turn()
+    assert shell.wires["front"].take() == []
+    shell.storage.lease_error = Refused(E_STANDBY, "the bucket is away")
+    shell.topic.on_turn()
+    assert shell.wires["front"].take() == [p.Failed(0, E_STANDBY, "the bucket is away")]
+    shell.topic.on_turn()
+    assert shell.wires["front"].take() == []

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 import pytest
 from support.faulty_files import keep_all
 
-from zsq.storage.directory.store import StoreOptions, TopicIdentity, create_store, open_store
+from zsq.storage.directory.store import (
+    StoreOptions,
+    TopicIdentity,
+    check_writable,
+    create_store,
+    open_store,
+)
 from zsq.storage.errors import DiskFull, ForeignDirectory, Locked, StoreFailed
 from zsq.storage.files import Files
 from zsq.storage.log.log_format import IDENTITY_NAME, LOCK_NAME, STATE_NAME
@@ -304,3 +310,18 @@ def test_a_new_topic_on_a_full_disk_says_so(harness: StorageHarness) -> None:
     harness.files.fail["make_folder"] = {1: errno.ENOSPC}
     with pytest.raises(DiskFull):
         create_store(harness.files, f"{harness.root}/other", TopicIdentity("other", "0" * 32))
+
+
+@pytest.mark.parametrize("call", ["writev", "sync"])
+def test_a_directory_that_cannot_be_written_is_refused(harness: StorageHarness, call: str) -> None:
+    harness.files.fail[call] = {harness.files.log.count(call) + 1: errno.EIO}
+    with pytest.raises(StoreFailed, match="cannot be written"):
+        check_writable(harness.files, harness.directory)
+    before = os.listdir(harness.directory)
+    check_writable(harness.files, harness.directory)
+    assert os.listdir(harness.directory) == before
+
+
+def test_a_full_disk_does_not_keep_a_topic_from_starting(harness: StorageHarness) -> None:
+    harness.files.fail["writev"] = {harness.files.log.count("writev") + 1: errno.ENOSPC}
+    check_writable(harness.files, harness.directory)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import zmq
 
 from zsq.actors.security.access import AccessError
 from zsq.actors.security.curve import load_rules
@@ -19,6 +20,7 @@ from zsq.transport.nsq.tls import server_context
 from zsq.transport.wire.credentials import open_to_others, read_key_file
 
 OWN, ROOT, OTHER = 1_000, 0, 1_001
+MOUNTED = "for a mounted secret: defaultMode: 0440 and fsGroup in Kubernetes, mode: 0440 in Docker"
 FILE, FOLDER = stat.S_IFREG, stat.S_IFDIR
 
 
@@ -76,13 +78,13 @@ FILE, FOLDER = stat.S_IFREG, stat.S_IFDIR
             ROOT,
             FILE | 0o644,
             True,
-            "/a b has mode 0644, so that other users may read it: chmod 640 '/a b'",
+            f"/a b has mode 0644, so that other users may read it: chmod 640 '/a b' ({MOUNTED})",
         ),
         (
             ROOT,
             FILE | 0o660,
             True,
-            "/a b has mode 0660, so that other users may change it: chmod 640 '/a b'",
+            f"/a b has mode 0660, so that other users may change it: chmod 640 '/a b' ({MOUNTED})",
         ),
         (
             OTHER,
@@ -100,15 +102,25 @@ def test_a_file_that_other_users_may_change_or_read_is_refused(
     assert open_to_others("/a b", found, secret=secret) == said
 
 
-def test_a_secret_of_root_is_closed_when_root_runs_the_broker(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("mode", [0o400, 0o440, 0o640])
+def test_a_mounted_secret_may_be_read_by_its_group_also_when_root_runs_the_broker(
+    monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    found = cast("Any", SimpleNamespace(st_uid=0, st_mode=FILE | 0o640))
-    assert (
-        open_to_others("/k", found, secret=True)
-        == "/k has mode 0640, so that other users may read it: chmod 600 /k"
-    )
+    found = cast("Any", SimpleNamespace(st_uid=0, st_mode=FILE | mode))
+    assert open_to_others("/k", found, secret=True) == ""
+
+
+def test_a_secret_volume_of_kubernetes_is_read_through_its_links(tmp_path: Path) -> None:
+    folder = tmp_path / "..2026_11_29"
+    folder.mkdir()
+    public, secret = (half.decode() for half in zmq.curve_keypair())
+    (folder / "broker.key").write_text(f'public = "{public}"\nsecret = "{secret}"\n')
+    (folder / "broker.key").chmod(0o400)
+    (tmp_path / "..data").symlink_to(folder.name)
+    (tmp_path / "broker.key").symlink_to("..data/broker.key")
+    found = read_key_file(str(tmp_path / "broker.key"), ("public", "secret"))
+    assert found == {"public": public, "secret": secret}
 
 
 def test_an_access_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
@@ -132,7 +144,7 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
     key.chmod(0o644)
     with pytest.raises(
         UsageError,
-        match=r"tls-key .*key.pem has mode 0644, so that other users may read it: chmod 600",
+        match=r"tls-key .*key.pem has mode 0644, so that other users may read it: chmod 6[04]0",
     ):
         server_context(cert=str(cert), key=str(key))
     key.chmod(0o600)
@@ -144,9 +156,9 @@ def test_a_curve_key_that_the_group_may_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.key"
     z85 = "a" * 40
     path.write_text(f'public = "{z85}"\nsecret = "{z85}"\n')
-    path.chmod(0o640)
+    path.chmod(0o644)
     with pytest.raises(
         UsageError,
-        match=r"the key file .*x.key has mode 0640, so that other users may read it: chmod 600",
+        match=r"the key file .*x.key has mode 0644, so that other users may read it: chmod 6[04]0",
     ):
         read_key_file(str(path), ("public", "secret"))

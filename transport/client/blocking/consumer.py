@@ -235,7 +235,7 @@ class Consumer(ConsumerBase):
       nothing before the first call that receives. In a topic with parts, each part gets an equal
       share, at least 1.
     - `message_timeout`: The seconds until an unanswered message goes to another consumer, from the
-      moment when the program got it (default 60, at most 900). `run` extends it.
+      moment when the program got it (default 60, at most 86,400). `run` extends it.
     - `timeout`: The seconds without a broker until a call raises `BrokerUnreachable`. With the
       default (None) or `math.inf`, a call waits without limit. While it waits, the log (`zsq`) gets
       a warning after 1 s, after 10 s, and then every minute.

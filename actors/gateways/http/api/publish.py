@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .....transport.errors import E_DISK_FULL, E_TOPIC_FAILED, ZsqError, from_wire
+from .....transport.errors import from_wire
 from ...nsq.publishing import Gatherer
 from ..web.body import Parameters, announced, counted, lines, share_of
 from ..web.places import Limiters
@@ -26,9 +26,6 @@ from .broker import BrokerClient
 
 LANES_MAX: Final = 512
 END_S: Final = 35.0  # the time limit for ending a publisher; a publish has a shorter one
-FAILURES_MAX: Final = 100
-# Codes of errors that are faults of the broker. All other codes are refusals by a rule.
-_FAILS: Final = frozenset({E_DISK_FULL, E_TOPIC_FAILED})
 
 
 class TopicPublisher(Protocol):
@@ -104,22 +101,6 @@ class GatheredPublisher:
             await asyncio.wait(set(self._ends))
 
 
-class WriteFailures:
-    """The topics whose last publish failed because of a fault of the broker.
-
-    As in nsqd, /ping reports a topic until a publish to it succeeds.
-    """
-
-    def __init__(self) -> None:
-        self.by_topic: dict[str, str] = {}
-
-    def note(self, topic: str, error: ZsqError | None) -> None:
-        if error is None:
-            self.by_topic.pop(topic, None)
-        elif error.code in _FAILS and len(self.by_topic) < FAILURES_MAX:
-            self.by_topic[topic] = f"{error.code} {error.text}"
-
-
 class Publishing:
     """The handlers of /pub and /mpub."""
 
@@ -128,7 +109,6 @@ class Publishing:
         self._broker = broker
         self._limits = limiters.limits
         self._limiters = limiters
-        self.failures = WriteFailures()
 
     async def pub(self, request: Request) -> Response:
         limits = self._limits
@@ -138,7 +118,9 @@ class Publishing:
                 raise api_error("MSG_EMPTY")
             parameters = Parameters(request.scope["query_string"])
             topic = parameters.topic()
-            await self._publish(topic, [body], parameters.defer_ms(limits.max_req_timeout_ms))
+            await self._publisher.publish(
+                topic, [body], parameters.defer_ms(limits.max_req_timeout_ms)
+            )
         return text("OK")
 
     async def mpub(self, request: Request) -> Response:
@@ -157,15 +139,7 @@ class Publishing:
             share.take(len(body))  # counted again, because the messages are a copy of the body
             del body
             if bodies:
-                await self._publish(topic, bodies, 0)
+                await self._publisher.publish(topic, bodies, 0)
             else:
                 await self._broker.create_topic(topic)  # nsqd creates the topic too
         return text("OK")
-
-    async def _publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int) -> None:
-        try:
-            await self._publisher.publish(topic, bodies, defer_ms)
-        except ZsqError as error:
-            self.failures.note(topic, error)
-            raise
-        self.failures.note(topic, None)

@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, NotRequired, TypedDict
 
 from .....storage.errors import REFUSED_TEXT
-from .....transport.errors import E_DISK_FULL
 from .....transport.names import base_of
 from .....transport.reports import (
     BrokerStats,
@@ -114,19 +113,18 @@ _MEMORY: Final = (
 )  # fmt: skip
 
 
-def health(stats: BrokerStats, failures: Mapping[str, str]) -> str:
-    """Return "OK", or "NOK - " and the reasons.
+def health(stats: BrokerStats) -> str:
+    """Return "OK", or "NOK - " and what is wrong now, by the broker's own look.
 
-    `failures` has the reasons of failed publishes, by topic.
+    It does not remember failed publishes, as nsqd does. If clients that follow /ping stopped
+    publishing, no publish could end such a memory.
     """
     said = [stats["health"]] if stats.get("health", "OK") != "OK" else []
     # `stats["health"]` already reports a full disk and names the topics that fail because of it.
     disk_full = stats.get("disk", {}).get("full", "")
     for row in stats["topics"]:
         name = row["topic_name"]
-        why = str(row.get("write_trouble", "")) or failures.get(name, "")
-        if disk_full and why.startswith(E_DISK_FULL):
-            why = E_DISK_FULL
+        why = str(row.get("write_trouble", ""))
         if why and not (disk_full and why == REFUSED_TEXT):
             said.append(f"topic {name}: {why}")
     return f"NOK - {'; '.join(said)}" if said else "OK"

@@ -1,4 +1,4 @@
-"""Handlers of /ping, /info, /stats and /metrics."""
+"""Handlers of /ping, /ready, /health, /info, /stats and /metrics."""
 
 from __future__ import annotations
 
@@ -19,28 +19,26 @@ from ..web.responses import answer, plain, text
 from . import metrics
 from .broker import SharedStats
 from .lookup import LookupNode
-from .publish import WriteFailures
 from .stats import as_nsq, as_text, health
 
 # Statistics of this age are used again, because clients request /ping often.
 HEALTH_AGE_S: Final = 1.0
+PRIMARY: Final = "primary"  # a standby has its own gateway
 _MS: Final = 1_000_000
 
 
 class Telling:
-    """The handlers of /ping, /info, /stats and /metrics."""
+    """The handlers of /ping, /ready, /health, /info, /stats and /metrics."""
 
     def __init__(
         self,
         stats: SharedStats,
-        failures: WriteFailures,
         node: LookupNode,
         nsq: NsqOptions,
         counted: metrics.RequestMetrics,
         asked: QueryRequest,
     ) -> None:
         self._stats = stats
-        self._failures = failures
         self._node = node
         self._nsq = nsq
         self._counted = counted
@@ -53,6 +51,28 @@ class Telling:
         except ZsqError as error:
             said = f"NOK - the broker does not answer: {error}"
         return plain(said, 200 if said == "OK" else 500)
+
+    async def ready(self, request: Request) -> Response:
+        """Answer 200 while this broker is the primary and answers. A standby answers 503.
+
+        A problem that /ping reports does not count: consumers can still take what is stored.
+        """
+        await self._asked(request)
+        try:
+            await self._stats.recent(HEALTH_AGE_S)
+        except ZsqError as error:
+            return plain(f"NOK - the broker does not answer: {error}", 503)
+        return plain("OK")
+
+    async def health(self, request: Request) -> Response:
+        """Answer 200 while the broker answers, whatever its role and its problems are."""
+        await self._asked(request)
+        try:
+            stats = await self._stats.recent(HEALTH_AGE_S)
+        except ZsqError as error:
+            said = f"NOK - the broker does not answer: {error}"
+            return answer({"role": PRIMARY, "health": said}, 503)
+        return answer({"role": PRIMARY, "health": self._health(stats, principal_of(request))})
 
     async def info(self, request: Request) -> Response:
         await self._asked(request)
@@ -93,15 +113,10 @@ class Telling:
 
     def _health(self, stats: BrokerStats, principal: Principal) -> str:
         """Return the broker's health. It names only topics that the principal may see."""
-        said = health(stats, self._failures.by_topic)
+        said = health(stats)
         if said == "OK" or principal.may(Action.SEE_ALL):
             return said
-        failures = {
-            topic: why
-            for topic, why in self._failures.by_topic.items()
-            if principal.may(Action.SEE, topic)
-        }
-        partly = health(visible(stats, principal), failures)
+        partly = health(visible(stats, principal))
         return f"NOK - {UNWELL}" if partly == "OK" else partly
 
     async def _about(self, topic: str, principal: Principal) -> tuple[BrokerStats, str]:
@@ -136,7 +151,7 @@ class Telling:
         except ZsqError:
             stats = None
         took_s = time.monotonic() - begun
-        healthy = stats is not None and health(stats, self._failures.by_topic) == "OK"
+        healthy = stats is not None and health(stats) == "OK"
         if stats is not None:
             stats = visible(stats, principal_of(request))
         accept = request.headers.get("accept", "")

@@ -1,10 +1,15 @@
 """Refusal of requests that a browser makes for pages of other origins.
 
 *Rebinding.* A page can make its own name resolve to 127.0.0.1 and then has the same origin as this
-broker. Only the Host header shows this. So the gateway accepts only names that an attacker cannot
-own: addresses, localhost, this machine's name, its broadcast address, and the operator's names. If
-every request needs a token, the check is left out: a page without the token gains nothing, and
-proxies use any name.
+broker. Only the Host header shows this. So from browsers the gateway accepts only names that an
+attacker cannot own: addresses, localhost, this machine's name, its broadcast address, and the
+operator's names. If every request needs a token, the check is left out: a page without the token
+gains nothing, and proxies use any name.
+
+A request comes from a browser if it has a header of `BROWSER_HEADERS`. On plain HTTP, a page that
+reads from its own name sends neither Origin nor Sec-Fetch-*, but always Accept-Language, which no
+script can remove. Publishers, exporters and health checks send none of them, and may use any name,
+such as that of a service. `/api/` checks the name of every client, because it shows messages.
 
 *Forgery.* A page of another origin can send a form to this gateway. Browsers mark such requests by
 Sec-Fetch-Site, which no script can set. Older browsers, and browsers on plain HTTP, mark them by
@@ -24,6 +29,9 @@ from .responses import ApiError
 
 SAFE: Final = frozenset({"GET", "HEAD"})
 OWN_PAGES: Final = frozenset({"same-origin", "none"})  # "none" means the address bar or a bookmark
+BROWSER_HEADERS: Final = frozenset(
+    {b"accept-language", b"origin", b"sec-fetch-dest", b"sec-fetch-mode", b"sec-fetch-site"}
+)
 _SHOWN_CHARS: Final = 100
 
 
@@ -68,7 +76,9 @@ class Origins:
         """
         headers: dict[bytes, bytes] = dict(scope["headers"])
         place = headers.get(b"host", b"").decode("latin-1")
-        if not any_name and place and not self.knows(host_of(place)):
+        in_api = scope["path"].startswith("/api/")
+        is_checked = not any_name and (in_api or not BROWSER_HEADERS.isdisjoint(headers))
+        if is_checked and place and not self.knows(host_of(place)):
             shown = repr((host_of(place) or place)[:_SHOWN_CHARS])
             return ApiError(
                 421,
@@ -77,7 +87,7 @@ class Origins:
                     "--http-allowed-host"
                 ),
             )
-        if scope["method"] in SAFE and not scope["path"].startswith("/api/"):
+        if scope["method"] in SAFE and not in_api:
             return None
         site = headers.get(b"sec-fetch-site")
         if site is not None:

@@ -265,29 +265,34 @@ class HttpServer:
         )
         self.config.load()
         self._loop = asyncio.get_running_loop()
-        self._listener: asyncio.Server | TlsListener | None = None
+        self._listeners: list[asyncio.Server | TlsListener] = []
         self._timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
 
     async def listen(self, sock: socket.socket, context: ssl.SSLContext | None = None) -> None:
-        """Accept connections. With a `context`, only TLS is accepted."""
-        if context is None:
-            self._listener = await self._loop.create_server(
+        """Accept connections, also on this socket. With a `context`, only TLS is accepted."""
+        self._listeners.append(
+            await self._loop.create_server(
                 lambda: BoundedProtocol(self), sock=sock, backlog=BACKLOG
             )
-        else:
-            self._listener = TlsListener(
+            if context is None
+            else TlsListener(
                 sock,
                 context,
                 lambda: BoundedProtocol(self),
                 lambda: self.full and not self.make_room(),
                 self.limits.head_s,
             )
+        )
 
     @property
     def full(self) -> bool:
-        waiting = self._listener.waiting if isinstance(self._listener, TlsListener) else 0
+        waiting = sum(listener.waiting for listener in self._tls_listeners)
         return len(self.state.connections) + waiting >= self.limits.connections_max
+
+    @property
+    def _tls_listeners(self) -> list[TlsListener]:
+        return [one for one in self._listeners if isinstance(one, TlsListener)]
 
     @property
     def connections(self) -> list[BoundedProtocol]:
@@ -309,10 +314,8 @@ class HttpServer:
             key=lambda one: one.dispensable,
             default=new,
         )
-        if (
-            (idle is None or any(idle.dispensable[:2]))
-            and isinstance(self._listener, TlsListener)
-            and self._listener.drop_oldest()
+        if (idle is None or any(idle.dispensable[:2])) and any(
+            listener.drop_oldest() for listener in self._tls_listeners
         ):
             return True
         if idle is not None:
@@ -341,8 +344,8 @@ class HttpServer:
 
     async def close(self, timeout_s: float) -> None:
         """Stop accepting connections. Running requests have `timeout_s` to finish."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         for connection in self.connections:
             connection.shutdown()
         if tasks := set(self.state.tasks):

@@ -11,39 +11,30 @@ from typing import Any, cast
 
 import pytest
 
-from zsq.actors.gateways.http.api.publish import FAILURES_MAX, GatheredPublisher, WriteFailures
+from zsq.actors.gateways.http.api.publish import GatheredPublisher
 from zsq.actors.gateways.http.gateway import (
     first_tcp_port,
     http_limits,
     make_node,
-    open_listener,
-    split_address,
+    open_listeners,
 )
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.nsq.publishing import Gatherer
 from zsq.actors.runtime.actor import StartFailed
 from zsq.actors.settings.options import NsqOptions
-from zsq.transport.errors import E_CLOSED, E_CLOSING, E_DISK_FULL, E_TOPIC_FULL, Refused, from_wire
-
-
-def test_listen_addresses_are_split_and_bad_ones_are_refused() -> None:
-    assert split_address("127.0.0.1:4151") == ("127.0.0.1", 4151)
-    assert split_address("[::1]:4151") == ("::1", 4151)
-    assert split_address(":0") == ("", 0)
-    for wrong in ("4151", "a:b", "::1:4151", "a:65536", "a:-1", ""):
-        with pytest.raises(StartFailed, match="must be HOST:PORT, not"):
-            split_address(wrong)
+from zsq.transport.errors import E_CLOSING, E_TOPIC_FULL, Refused
 
 
 def test_an_address_that_cannot_be_listened_on_is_reported() -> None:
-    with open_listener("127.0.0.1:0") as first:
+    [first] = open_listeners("127.0.0.1:0")
+    with first:
         port = first.getsockname()[1]
         with pytest.raises(
             StartFailed, match=rf"cannot listen on http://127.0.0.1:{port}: Address already in use"
         ):
-            open_listener(f"127.0.0.1:{port}")
+            open_listeners(f"127.0.0.1:{port}")
     with pytest.raises(StartFailed, match=r"cannot listen on http://no\.invalid:4151: "):
-        open_listener("no.invalid:4151")
+        open_listeners("no.invalid:4151")
 
 
 def test_the_node_shows_the_given_addresses_or_its_hostname() -> None:
@@ -186,17 +177,6 @@ def test_all_gatherers_hear_that_the_broker_stops() -> None:
         assert [cast("Refused", task.exception()).code for task in waiting] == [E_CLOSING] * 3
 
     asyncio.run(run())
-
-
-def test_failed_writes_are_noted_and_forgotten() -> None:
-    noted = WriteFailures()
-    noted.note("t", from_wire(E_CLOSED, "by a person"))
-    assert not noted.by_topic
-    for number in range(FAILURES_MAX + 5):
-        noted.note(f"t{number}", from_wire(E_DISK_FULL, "why"))
-    assert len(noted.by_topic) == FAILURES_MAX
-    noted.note("t0", None)
-    assert "t0" not in noted.by_topic
 
 
 def test_the_largest_message_fits_into_a_counted_body() -> None:

@@ -62,8 +62,9 @@ class Frame:
         return len(self.bytes)
 
     def get(self, name: str | int) -> str | int:
-        found = {"User-Id": self._key, "Peer-Address": "10.0.0.9", "Identity": ""}
-        return found[name] if isinstance(name, str) else -1
+        if isinstance(name, int):
+            return -1  # no descriptor
+        return {"User-Id": self._key, "Peer-Address": "10.0.0.9", "Identity": ""}[name]
 
 
 class Wire:
@@ -114,6 +115,7 @@ class Gate:
             "_routing_id": bytes, "zap": None, "doors": CurveAuthentication(SecurityOptions(str(self.rules), str(key))),
             "owners": StageOwners(), "questions": Questions(), "lookups": Questions(OPENS_MAX, ahead_max=OPENS_AHEAD_MAX),
             "_route": lambda endpoint: b"r", "unread": Unread(),
+            "ends": SimpleNamespace(note=lambda peer, descriptor: None),
         }  # fmt: skip
         vars(self.gateway).update(parts)
 

@@ -12,6 +12,7 @@ import pytest
 from support.small_web import Question, SmallWeb, said
 
 import zsq.aio
+from zsq.actors.gateways.limiter import Bound
 from zsq.actors.gateways.nsq import auth
 from zsq.actors.gateways.nsq.auth import (
     ASKED_BY_ADDRESS_MAX,
@@ -243,7 +244,7 @@ def test_the_number_of_remembered_authorizations_is_bounded(
 
 
 def test_questions_at_a_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "WAITING_MAX", ASKED_MAX + 10)
+    monkeypatch.setattr(auth, "WAITING", Bound(ASKED_MAX + 10, 5))
 
     async def main() -> None:
         full = asyncio.Event()
@@ -260,13 +261,31 @@ def test_questions_at_a_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
             ]
             await full.wait()
             assert them.statistics()["asked"] == ASKED_MAX
-            with pytest.raises(AuthFailed, match="waiting already"):
+            with pytest.raises(AuthFailed, match=r"the limit of 74 requests .* is reached"):
                 await them.state(WHO)
             await them.close()
             found = await asyncio.gather(*waiting, return_exceptions=True)
             assert all(isinstance(one, asyncio.CancelledError) for one in found)
             assert len(web.asked) == ASKED_MAX
             assert them.statistics()["asking"] == 0
+
+    run(main())
+
+
+def test_one_address_cannot_take_all_places_of_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "WAITING", Bound(10, 2))
+
+    async def main() -> None:
+        async with SmallWeb(lambda _: None) as web:
+            them = Authenticator([web.address])
+            waiting = [
+                asyncio.create_task(them.state(who_from(number, "10.0.0.1"))) for number in range(3)
+            ]
+            with pytest.raises(AuthFailed, match=r"for address 10\.0\.0\.1 is reached"):
+                await waiting[2]
+            assert them.statistics()["asking"] == 2
+            await them.close()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     run(main())
 

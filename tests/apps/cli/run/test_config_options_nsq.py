@@ -36,11 +36,11 @@ def test_defaults_are_the_actors() -> None:
         actors.HTTP_LISTEN,
     )
     assert actors.NsqOptions().msg_timeout_ms == nsq_options.MSG_TIMEOUT_S * 1000
-    assert (
-        nsq_options.MSG_TIMEOUT_S_MAX * 1000
-        == actors.NsqOptions().max_msg_timeout_ms
-        == MESSAGE_TIMEOUT_MS_MAX
-    )
+    assert actors.NsqOptions().max_msg_timeout_ms == nsq_options.MSG_TIMEOUT_S_LONGEST * 1000
+    assert nsq_options.MSG_TIMEOUT_S_MAX * 1000 == MESSAGE_TIMEOUT_MS_MAX
+    longer = given("--nsq-max-msg-timeout", "1h", "--nsq-msg-timeout", "30m")
+    assert longer is not None
+    assert (longer.max_msg_timeout_ms, longer.msg_timeout_ms) == (3_600_000, 1_800_000)
 
 
 def test_each_nsq_option_reaches_the_gateway() -> None:
@@ -63,7 +63,7 @@ def test_each_nsq_option_reaches_the_gateway() -> None:
     "arguments",
     [
         # This value would be negotiated, and then SUB would be refused.
-        "--nsq-max-msg-timeout 15m1s",
+        "--nsq-max-msg-timeout 24h1s",
         "--nsq-max-msg-timeout 0s",
         "--nsq-max-msg-timeout 30s",  # less than the default time-out
         "--nsq-msg-timeout 16m",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.broker import wait_for
 from support.http_api import NODE, Site
 
 from zsq.actors.gateways.http.api.lookup import TOMBSTONE_S, LookupNode, Tombstones
@@ -239,17 +240,36 @@ def test_ping_answers_ok(site: Site) -> None:
     )
 
 
-def test_ping_tells_of_a_failed_write_until_one_works(site: Site) -> None:
+def test_ping_tells_what_is_so_now_and_forgets_refused_publishes(site: Site) -> None:
     site.broker.there["t"] = set()
     site.broker.fails = from_wire(E_TOPIC_FAILED, "a sync failed")
-    site.post("/pub?topic=t", b"x")
-    answer = site.get("/ping")
-    assert (answer.status_code, answer.text) == (500, "NOK - topic t: E_TOPIC_FAILED a sync failed")
-    site.broker.fails = from_wire(E_TOPIC_FULL, "a rule, and no fault")
-    site.post("/pub?topic=u", b"x")
-    assert site.get("/stats?format=json").json()["health"] == answer.text
-    site.post("/pub?topic=t", b"x")
+    assert site.post("/pub?topic=t", b"x").status_code == 503
     assert site.get("/ping").text == "OK"
+    site.broker.health["t"] = "a sync failed"
+    wait_for(lambda: site.get("/ping").status_code == 500, what="the next look at the broker")
+    assert site.get("/ping").text == "NOK - topic t: a sync failed"
+    assert site.get("/stats?format=json").json()["health"] == "NOK - topic t: a sync failed"
+
+
+def test_a_sick_primary_is_ready_and_alive(site: Site) -> None:
+    site.broker.there["t"] = set()
+    site.broker.health["t"] = "a sync failed"
+    assert site.get("/ping").status_code == 500
+    assert (site.get("/ready").status_code, site.get("/ready").text) == (200, "OK")
+    answer = site.get("/health")
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {"role": "primary", "health": "NOK - topic t: a sync failed"},
+    )
+
+
+@pytest.mark.parametrize("path", ["/ready", "/health"])
+def test_a_gateway_whose_broker_does_not_answer_is_neither_ready_nor_alive(
+    site: Site, path: str
+) -> None:
+    site.broker.fails = from_wire(E_TIMEOUT, "no answer")
+    answer = site.get(path)
+    assert (answer.status_code, "the broker does not answer" in answer.text) == (503, True)
 
 
 def test_ping_when_the_broker_does_not_answer(site: Site) -> None:

@@ -71,9 +71,7 @@ def screen_text(*shown: Any) -> str:
 
 
 def as_json(stats: BrokerStats) -> Any:
-    return as_nsq(stats, health(stats, {}), "", "", clients=True, memory=True)["topics"][0][
-        "channels"
-    ]
+    return as_nsq(stats, health(stats), "", "", clients=True, memory=True)["topics"][0]["channels"]
 
 
 def of_the_console(stats: BrokerStats) -> Any:

@@ -182,7 +182,9 @@ def test_every_path_has_the_permission_that_it_needs() -> None:
     by_action = {
         action: {path for (_, path), one in PATHS.items() if action in one} for action in Action
     }
-    assert by_action[Action.OPEN] == {"/ping", "/", "/console/{name:path}"}
+    assert by_action[Action.OPEN] == {
+        "/ping", "/ready", "/health", "/", "/console/{name:path}",
+    }  # fmt: skip
     assert by_action[Action.ADMINISTER] == {"/api/processes", "/api/audit"}
     assert by_action[Action.READ] | by_action[Action.CONSUME] == {
         "/api/messages",

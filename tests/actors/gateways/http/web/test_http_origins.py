@@ -12,7 +12,7 @@ from support.http_api import Site
 
 from zsq.actors.gateways.http.gateway import make_node, make_origins
 from zsq.actors.gateways.http.web.authority import HttpAuthority
-from zsq.actors.gateways.http.web.origins import Origins, host_of
+from zsq.actors.gateways.http.web.origins import BROWSER_HEADERS, Origins, host_of
 from zsq.actors.security.access import Access
 from zsq.actors.security.policy import AccessPolicy
 from zsq.actors.settings.options import NsqOptions, TlsOptions
@@ -20,6 +20,8 @@ from zsq.actors.settings.options import NsqOptions, TlsOptions
 ORIGINS = Origins(
     ("box.example.org", "box", "queue.example.org"), ("zsq.example.com", "Proxy.Example.com:8443")
 )
+
+BROWSER: dict[str, str | bytes] = {"accept-language": "en"}
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def site() -> Iterator[Site]:
      "queue.example.org", "zsq.example.com", "proxy.example.com", ""],
 )  # fmt: skip
 def test_each_name_of_the_node_is_accepted_as_host(site: Site, host: str) -> None:
-    assert site.get("/stats", headers={"host": host}).status_code == 200
+    assert site.get("/stats", headers=BROWSER | {"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_each_name_of_the_node_is_accepted_as_host(site: Site, host: str) -> Non
 def test_each_other_name_is_refused_as_host(
     site: Site, method: str, target: str, host: str
 ) -> None:
-    answer = site.call(method, target, headers={"host": host.encode("latin-1")})
+    answer = site.call(method, target, headers=BROWSER | {"host": host.encode("latin-1")})
     assert answer.status_code == 421
     said = answer.json()["message"]
     assert said.startswith("E_HOST ")
@@ -61,8 +63,23 @@ def test_each_other_name_is_refused_as_host(
     assert not site.broker.calls
 
 
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [("GET", "/ping"), ("GET", "/metrics"), ("GET", "/health"), ("POST", "/pub?topic=t")],
+)
+def test_clients_that_are_no_browsers_may_use_any_name(
+    site: Site, method: str, target: str
+) -> None:
+    headers = {"host": "zsq.prod.svc.cluster.local:4151"}
+    assert site.call(method, target, b"x", headers=headers).status_code == 200
+    for mark in BROWSER_HEADERS:
+        marked = headers | {mark.decode(): "any"}
+        assert site.call(method, target, b"x", headers=marked).status_code == 421, mark
+    assert site.get("/api/overview", headers=headers).status_code == 421
+
+
 def test_a_refused_host_name_is_shown_as_short_json(site: Site) -> None:
-    answer = site.get("/ping", headers={"host": '<script>"' + "x" * 1000})
+    answer = site.get("/ping", headers=BROWSER | {"host": '<script>"' + "x" * 1000})
     assert answer.headers["content-type"].startswith("application/json")
     assert len(answer.content) < 300
 
@@ -73,7 +90,8 @@ def test_the_host_name_is_not_checked_if_every_user_needs_a_token() -> None:
         with closing(
             Site(origins=ORIGINS, authority=HttpAuthority(policy=AccessPolicy(Access.parse(text))))
         ) as one:
-            assert one.get("/stats", headers={"host": "anything.example"}).status_code == status
+            headers = BROWSER | {"host": "anything.example"}
+            assert one.get("/stats", headers=headers).status_code == status
 
 
 def test_the_node_knows_localhost_its_hostname_and_the_given_names() -> None:
