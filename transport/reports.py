@@ -195,6 +195,7 @@ class Recovery(TypedDict, total=False):
 
 class LogFacts(TypedDict):
     start: int
+    kept_count: int
     disk_refused_count: int
 
 

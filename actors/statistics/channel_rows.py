@@ -87,7 +87,7 @@ def _row(
     # The channel may not know of the newest messages; the topic knows the end.
     if "next_offset" in stats:
         row["depth"] = depth(stats, end)
-        row["backend_depth"] = unread(stats.get("window_end", end), end, stats.get("emptied", ()))
+        row["backend_depth"] = unread(stats.get("window_end", end), end, stats.get("absent", ()))
         row["message_count"] = max(0, end - stats.get("begin", end))
     row["rates"] = {"message_count": coming, **row["rates"]}
     row["drain_s"] = drain_s(
@@ -126,7 +126,7 @@ def visible_end(group: TopicView) -> int:
 
 def depth(stats: ChannelPulse, end: int) -> int:
     """Return the number of messages that wait in a channel that has sent a pulse."""
-    return unread(stats["next_offset"], end, stats.get("emptied", ())) + stats.get(
+    return unread(stats["next_offset"], end, stats.get("absent", ())) + stats.get(
         "requeued_waiting", 0
     )
 

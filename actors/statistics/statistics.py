@@ -29,6 +29,7 @@ from ...transport.reports import (
 )
 from ...transport.wire.codec import first_rows
 from ..primitives.latency import merged
+from ..primitives.ranges import unread
 from ..runtime.process import private_bytes
 from ..runtime.process_table import Child
 from ..runtime.pulses import ChannelDetails, GatewayDetails, NsqClientReport, TopicDetails
@@ -137,7 +138,8 @@ def waiting_count(group: TopicView, end: int = 0) -> int:
     For `end`, see `unfinished`.
     """
     stats = storage_pulse(group)
-    return max(0, max(stats.get("head", 0), end) - stats.get("waiting", 0))
+    head = max(stats.get("head", 0), end)
+    return unread(stats.get("waiting", 0), head, stats.get("gaps", ()))
 
 
 def log_head(group: TopicView) -> int:
@@ -153,7 +155,9 @@ def behind_pause(group: TopicView) -> int:
     topic = topic_pulse(group)
     if not topic.get("paused"):
         return 0
-    return max(0, log_head(group) - max(topic.get("end", 0), storage_pulse(group).get("start", 0)))
+    storage = storage_pulse(group)
+    first = max(topic.get("end", 0), storage.get("start", 0))
+    return unread(first, log_head(group), storage.get("gaps", ()))
 
 
 def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) -> list[str]:

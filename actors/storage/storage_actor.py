@@ -39,6 +39,7 @@ from ...transport.block.block import Block
 from ...transport.block.block_format import ADDRESSED
 from ...transport.errors import E_BAD_BLOCK, E_BUCKET, E_CLOSING, E_DISK_FULL, Refused, UsageError
 from ...transport.wire import protocol as p
+from ..primitives.ranges import unread
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Port
 from ..runtime.pulses import StoragePulse
@@ -903,6 +904,8 @@ class StorageActor:
             "backup": self._backup.state is not BackupState.IDLE,
             "start": self._log.start,
             "head": self._log.synced_end,
+            "kept_count": unread(self._log.start, self._log.synced_end, self._log.absent),
+            "gaps": self._channels.gaps(),
             "waiting": self._channels.waiting,
             "channels": len(self._channels.rows),
             "producers_known": len(self._producers),

@@ -435,7 +435,8 @@ class StreamPlan(_Plan):
             first = max(first, planned.offsets[name])
         if first >= extent.head:
             return Behind(0, 0)
-        return Behind(extent.head - first, self.logs.measure(name, first, extent.head).bytes)
+        measured = self.logs.measure(name, first, extent.head)
+        return Behind(measured.messages, measured.bytes)
 
     def stop_at_present_head(self) -> None:
         """Exclude all later messages from this run (Trigger.AvailableNow)."""

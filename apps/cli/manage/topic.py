@@ -377,7 +377,7 @@ def held_by(found: TopicStats) -> str:
     The text is empty if the topic has no messages. It counts unfinished and delayed messages
     separately.
     """
-    messages, delayed = max(0, found["head"] - found["start"]), int(found.get("delayed_count") or 0)
+    messages, delayed = found["kept_count"], int(found.get("delayed_count") or 0)
     if not messages and not delayed:
         return ""
     left = left_in(found) - delayed

@@ -238,7 +238,7 @@ def test_a_channel_counts_what_the_table_says() -> None:
     """Everything that a channel reports is in the table, except the values that are only for the
     supervisor.
     """
-    private = {"begin", "window_end", "requeued_waiting", "deferred_full", "emptied"}
+    private = {"begin", "window_end", "requeued_waiting", "deferred_full", "absent"}
     assert core().statistics(0).keys() - private <= defaults("channel").keys()
     assert core().counters.keys() == {*COUNTERS}
 

@@ -29,7 +29,7 @@ from zsq.apps.top import Picture, Screen
 from zsq.transport.draining import remaining
 from zsq.transport.reports import BrokerStats
 
-PRIVATE = {"begin", "window_end", "requeued_waiting", "deferred_full", "emptied", "rates_recent"}
+PRIVATE = {"begin", "window_end", "requeued_waiting", "deferred_full", "absent", "rates_recent"}
 """Values that a channel reports only for the supervisor."""
 
 
