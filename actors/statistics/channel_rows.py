@@ -48,17 +48,16 @@ def channel_rows(
     coming = 0.0 if topic.get("paused") else float(topic.get("rates", {}).get("message_count", 0.0))
     rows = []
     for name, child in group.channels.items():
-        stats = channel_pulse(child)
+        stats = channel_pulse(group, name)
         asked = details.get(child.spec.key, {}) if child is not None and details else {}
         row = _row(name, stats, asked, end, coming, coming_recent(topic))
         row["oldest_message_age_s"] = age_s(
             row["depth"] + held(stats), oldest.get(name, 0), wall_ns
         )
-        # Before the channel's first report its content is unknown.
-        up = is_known(group, child) and "next_offset" in stats
+        # Until the channel has reported, its row has what is known of the time before.
         row["health"] = (
             said_of(stats) or "OK"
-            if up
+            if is_known(group, name)
             else "failed"
             if name in group.failed_channels()
             else "starting"

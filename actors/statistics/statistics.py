@@ -112,12 +112,8 @@ def unfinished(group: TopicView, channel: str = "", end: int = 0) -> int | None:
     `end` is the end of a sealed topic's log. Pulses do not count messages that wait for their sync,
     but they are below this end, and they count here.
     """
-    asked = [child for name, child in group.channels.items() if not channel or name == channel]
-    known = [
-        channel_pulse(child)
-        for child in asked
-        if child is not None and is_known(group, child) and "next_offset" in child.stats
-    ]
+    asked = [name for name in group.channels if not channel or name == channel]
+    known = [channel_pulse(group, name) for name in asked if is_known(group, name)]
     if len(known) < len(asked):
         return None
     delayed = 0 if channel else storage_pulse(group).get("delayed_count", 0)
@@ -177,7 +173,7 @@ def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) 
     if storage.get("topic_full"):
         said.append(f"publishes are refused: {storage['topic_full']}")
     said += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
-    of_channels = {name: said_of(channel_pulse(child)) for name, child in group.channels.items()}
+    of_channels = {name: said_of(channel_pulse(group, name)) for name in group.channels}
     said += [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
     said += [f"alarm: {text}" for text in alarms]
     return said + _not_written_since(group)

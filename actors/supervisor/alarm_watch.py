@@ -157,13 +157,12 @@ class AlarmWatch:
     def _figures(self, wall_ns: int) -> dict[AlarmSubject, tuple[float | None, float]]:
         found: dict[AlarmSubject, tuple[float | None, float]] = {}
         for group in self._broker.groups.values():
-            for name, child in group.channels.items():
-                stats = channel_pulse(child)
+            for name in group.channels:
+                stats = channel_pulse(group, name)
                 for figure, threshold in self._thresholds(group, name, stats):
-                    up = is_known(group, child)
                     value = (
                         backlog(group, name, stats, wall_ns)[figure]
-                        if up and "next_offset" in stats
+                        if is_known(group, name)
                         else None
                     )
                     found[AlarmSubject(group.name, name, figure)] = value, threshold
