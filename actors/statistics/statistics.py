@@ -156,8 +156,25 @@ def behind_pause(group: TopicView) -> int:
     return unread(first, log_head(group), storage.get("gaps", ()))
 
 
+def total_depth(group: TopicView) -> int:
+    """Return how many messages wait in all channels together, and for a channel or an unpause.
+
+    It counts what is known: a channel that has never reported counts as empty.
+    """
+    pulses = [channel_pulse(group, name) for name in group.channels]
+    end = visible_end(group)
+    waiting = sum(depth(one, end) for one in pulses if "next_offset" in one)
+    return waiting + (behind_pause(group) if group.channels else waiting_count(group))
+
+
 def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) -> list[str]:
-    """Return a text for each problem of a topic. `alarms` are the alarms about its backlog."""
+    """Return a text for each problem of a topic. `alarms` are the alarms about its numbers."""
+    said = troubles_of_topic(group, disk) + [f"alarm: {text}" for text in alarms]
+    return said + (_not_written_since(group) if group.state in REPORTED else [])
+
+
+def troubles_of_topic(group: TopicView, disk: DiskView) -> list[str]:
+    """Return a text for each problem of a topic that somebody has to look at."""
     if group.state not in REPORTED:
         return [f"{group.state.value} {group.failure}".strip()]
     storage = storage_pulse(group)
@@ -174,9 +191,7 @@ def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) 
         said.append(f"publishes are refused: {storage['topic_full']}")
     said += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
     of_channels = {name: said_of(channel_pulse(group, name)) for name in group.channels}
-    said += [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
-    said += [f"alarm: {text}" for text in alarms]
-    return said + _not_written_since(group)
+    return said + [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
 
 
 def write_trouble(group: TopicView, disk: DiskView) -> str:

@@ -899,12 +899,17 @@ class StorageActor:
         return found
 
     def statistics(self) -> StoragePulse:
+        floors = tuple(self._channels.floors())
+        holders = [floor for floor in floors if floor.channel and floor.offset < floor.end]
+        holder = min(holders, key=lambda floor: floor.offset, default=None)
         return {
             "appends": self._appends,
             "backup": self._backup.state is not BackupState.IDLE,
             "start": self._log.start,
             "head": self._log.synced_end,
             "kept_count": unread(self._log.start, self._log.synced_end, self._log.absent),
+            "held_by": holder.channel if holder is not None else "",
+            "held_offset": holder.offset if holder is not None else 0,
             "gaps": self._channels.gaps(),
             "waiting": self._channels.waiting,
             "channels": len(self._channels.rows),
@@ -920,5 +925,5 @@ class StorageActor:
             **self._retention.statistics(),
             **self._delayed.statistics(),
             **self._stages.statistics(),
-            "oldest_ns": self._oldest.refresh(self._channels.floors()),
+            "oldest_ns": self._oldest.refresh(floors),
         }

@@ -282,6 +282,10 @@ def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
         f"on disk    {found['log_bytes']:,} bytes, {found['finished_bytes']:,} of them finished "
         "by all channels"
     )
+    if found["held_by"]:
+        # The parts name their own channels and offsets.
+        where = "" if whole.parts else f", from offset {found['held_offset']} on"
+        say(f"held       {found['held_bytes']:,} bytes by channel {found['held_by']}{where}")
     if found["archived_chunks"] or found["unarchived_bytes"]:
         say(
             f"bucket     {found['archived_bytes']:,} bytes in {found['archived_chunks']:,} files; "
