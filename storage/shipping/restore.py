@@ -37,7 +37,7 @@ from crc32c import crc32c
 
 from ...transport.block.block import IN_GROUP
 from ..archive import archive_format
-from ..archive.archive_format import INDEX, segments_of
+from ..archive.archive_format import CHUNKS, INDEX, chunk_object, segments_of
 from ..archive.chunk_objects import ChunkObjects
 from ..archive.manifests import newest_manifest
 from ..bucket.bucket import Bucket, BucketAway, BucketRefuses, ObjectMissing
@@ -536,9 +536,18 @@ class TopicRestore:
     def _check_archived(self, rows: Mapping[int, ArchivedChunk], start: int) -> None:
         """Check that the bucket has the other chunks. The bytes in them are checked by zsq fsck."""
         objects = ChunkObjects(self._files, self._bucket)
+        uuid = self.shipped.uuid
+        names = {*self._bucket.names(f"{CHUNKS}/{uuid}/")}
         for row in self._missing_files(rows, start):
+            name = chunk_object(uuid, row.base_offset, row.crc)
+            if name not in names:
+                self.restored.problems.append(
+                    f"{self._bucket.url}/{name} is missing: it has the messages from offset "
+                    f"{row.base_offset} to {row.next_offset - 1}"
+                )
+                continue
             try:
-                objects.sums(self.shipped.uuid, row)
+                objects.sums(uuid, row)
             except BucketAway:
                 raise
             except StorageError as error:

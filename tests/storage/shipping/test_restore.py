@@ -260,6 +260,26 @@ def test_an_archived_topic_without_newer_messages_is_restored(harness: ShippingH
     verify(harness, topic, directory, harness.wanted[reader.last.index.number])
 
 
+@pytest.mark.parametrize("suffix", ["", ".index"])
+def test_a_check_finds_an_archived_file_that_is_missing(
+    harness: ShippingHarness, suffix: str
+) -> None:
+    while len(harness.log.chunks) < 4:
+        harness.publish(blocks=2)
+    harness.sync()
+    harness.archive(1)
+    harness.tick()
+    sound, _, _ = restored(harness, "sound", check=True)
+    assert not sound.problems
+    objects = (Path(harness.bucket.url.folder) / "chunk").rglob("*")
+    files = sorted(path for path in objects if path.is_file())
+    lost = next(path for path in files if path.name.endswith(".index") == bool(suffix))
+    lost.unlink()
+    checked, _, _ = restored(harness, "checked", check=True)
+    (problem,) = checked.problems
+    assert lost.name in problem
+
+
 def test_staged_files_are_not_restored(harness: ShippingHarness) -> None:
     key = harness.stage("part", 1)
     harness.seal(key)
