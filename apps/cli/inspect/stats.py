@@ -181,7 +181,7 @@ def tables(
 ) -> list[Table]:
     """Return the tables, `width` columns wide.
 
-    Processes are included only for the `whole` broker. With `is_one`, the topic has lines instead of
+    Processes are included only for the `whole` broker. With `is_one`, the topic has lines and not
     a table (`about_one`), and its name is in no column.
     """
     if grids is None:
