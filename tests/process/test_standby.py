@@ -342,6 +342,31 @@ def test_two_standbys_of_an_empty_bucket_begin_a_broker(tmp_path: Path) -> None:
         two.close()
 
 
+def test_a_list_that_fails_at_the_start_is_tried_again(tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    (bucket / "log").touch()  # so the list of ticks fails
+    more = ("--bucket", f"file://{bucket}")
+    two = Broker(tmp_path / "two", *more, "--first")
+    two.command = "standby"
+    one = Broker(tmp_path / "one", *more)
+    try:
+        two.launch()
+        two.wait_said("cannot find out whether the bucket is empty")
+        (bucket / "log").unlink()
+        one.start()
+        two.wait_said("follows file://")
+        assert two.stop() == 0
+        serve = Broker(tmp_path / "two")
+        serve.launch()
+        assert serve.process is not None
+        assert serve.process.wait(20) == 1
+        assert "is the directory of a standby: start it with `zsq standby`" in serve.log.read_text()
+    finally:
+        one.close()
+        two.close()
+
+
 def test_data_that_was_never_shipped_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     one = Broker(tmp_path / "one")
