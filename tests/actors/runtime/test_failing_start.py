@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import zmq
 
 from zsq.actors.runtime.port import Mail, Port
@@ -21,27 +22,36 @@ from zsq.actors.runtime.worker_thread import WorkerThread
 class Sample(Actor):
     def on_start(self):
         WorkerThread(self.context, "waits")
-        raise StartFailed("no room")
+        raise eval(sys.argv[2])
 
 reading, writing = os.pipe()
 Sample(5, "sample", None).run(sys.argv[1], reading)
 """
 
 
-def test_an_actor_that_cannot_start_reports_why_and_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"), [('StartFailed("no room")', "E_START"), ('KeyError("no room")', "KeyError")]
+)
+def test_an_actor_that_cannot_start_reports_why_and_ends(
+    tmp_path: Path, error: str, code: str
+) -> None:
     """A thread of the actor waits on a socket. If the actor closed its parts in the wrong order,
-    ZeroMQ would abort the process. The actor must also not report that it has started.
+    ZeroMQ would abort the process. The actor must also not report that it has started. The traceback
+    of an error that nobody expected is in the log.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     supervisor = Port(context, zmq.ROUTER)
     supervisor.socket.bind(f"ipc://{tmp_path}/supervisor")
     try:
-        line = [sys.executable, "-c", CHILD, f"ipc://{tmp_path}/supervisor"]
+        line = [sys.executable, "-c", CHILD, f"ipc://{tmp_path}/supervisor", error]
         ended = subprocess.run(line, capture_output=True, timeout=60, check=False)
         assert supervisor.socket.poll(20_000)
         told = [mail.message for mail in supervisor.receive(10) if isinstance(mail, Mail)]
     finally:
         supervisor.close()
         context.destroy(linger=0)
-    assert told == [p.Failed(5, "E_START", "no room")]
-    assert (ended.returncode, ended.stderr) == (3, b"")
+    (failed,) = told
+    assert isinstance(failed, p.Failed)
+    assert (failed.request, failed.code, failed.text.strip("'")) == (5, code, "no room")
+    assert ended.returncode == 3
+    assert (b"Traceback" in ended.stderr and b"in on_start" in ended.stderr) == (code == "KeyError")
