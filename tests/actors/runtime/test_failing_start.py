@@ -36,8 +36,8 @@ def test_an_actor_that_cannot_start_reports_why_and_ends(
     tmp_path: Path, error: str, code: str
 ) -> None:
     """A thread of the actor waits on a socket. If the actor closed its parts in the wrong order,
-    ZeroMQ would abort the process. The actor must also not report that it has started. The traceback
-    of an error that nobody expected is in the log.
+    ZeroMQ would abort the process. The actor must also not report that it has started. The
+    traceback of an error that nobody expected is in the log.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     supervisor = Port(context, zmq.ROUTER)
