@@ -195,12 +195,16 @@ class Recovery(TypedDict, total=False):
 
 class LogFacts(TypedDict):
     start: int
+    kept_count: int
+    held_by: str
+    held_offset: int
     disk_refused_count: int
 
 
 class RetentionFacts(TypedDict):
     log_bytes: int
     finished_bytes: int
+    held_bytes: int
     removed_bytes: int
     dropped_count: int
     refused_count: int
@@ -337,8 +341,9 @@ class ProcessStats(TypedDict):
 class AlarmRow(TypedDict):
     """An alarm, as clients and receivers get it.
 
-    An alarm about the broker has an empty topic and channel. `value` is None if it is not known, or
-    no longer known. Times are in ns since 1970.
+    An alarm about a topic has an empty channel. One about the broker has an empty topic, too.
+    `value` is None if it is not known, or no longer known, and if the alarm is about no number.
+    Times are in ns since 1970.
     """
 
     topic: str
@@ -350,9 +355,9 @@ class AlarmRow(TypedDict):
 
 
 class RaisedAlarm(AlarmRow):
-    """An alarm that is raised now. Only alarms about the disk have `text`."""
+    """An alarm that is raised now."""
 
-    text: NotRequired[str]
+    text: str
 
 
 class AlarmEvent(AlarmRow):

@@ -1,8 +1,11 @@
-"""State machine of backlog alarms: it decides when an alarm is raised or cleared. Pure.
+"""State machine of alarms: it decides when an alarm is raised or cleared. Pure.
 
-Two values of each channel are watched: its depth (all messages that wait) and the age of the oldest
-unfinished message. Each has a threshold, which is the channel's setting or else the broker's. A
-threshold of -1 means none.
+These are watched:
+* of a channel its depth (all messages that wait) and the age of its oldest unfinished message,
+* of a topic the depth of all its channels, the bytes that unfinished messages hold, and its health,
+* of the broker the depth of all topics, its settings, and its bucket.
+
+Each number has a threshold. A condition, such as the health, is a sentence about what is wrong.
 
 | state | above the threshold | between | at most 80% of it | unknown |
 |---|---|---|---|---|
@@ -33,6 +36,10 @@ from ...transport.reports import AlarmEvent, RaisedAlarm
 # An alarm is cleared at this share of the threshold. So smaller swings cause only one alarm.
 CLEAR_SHARE: Final = 0.8
 NONE: Final = -1
+DEPTH: Final = "depth"
+AGE: Final = "age_s"
+HELD_BYTES: Final = "held_bytes"
+HEALTH: Final = "health"
 
 
 class AlarmState(Enum):
@@ -82,6 +89,25 @@ class AlarmSubject(NamedTuple):
     figure: str
 
 
+class Watched(NamedTuple):
+    """A number with its threshold, or a condition, as it is now.
+
+    `trouble` says what is wrong with a condition, and `well` is what is said when it is over.
+    """
+
+    value: float | None
+    threshold: float
+    trouble: str = ""
+    well: str = ""
+
+
+NOTHING: Final = Watched(None, 0)
+
+
+def condition(trouble: str, well: str) -> Watched:
+    return Watched(float(bool(trouble)), 0.5, trouble, well)
+
+
 class Event(NamedTuple):
     """A change of an alarm.
 
@@ -101,9 +127,17 @@ class Event(NamedTuple):
 class _Alarm:
     state: AlarmState = AlarmState.QUIET
     held_ns: int = 0  # the time since the state became RISING or FALLING
-    value: float | None = None
-    threshold: float = 0
+    seen: Watched = NOTHING
+    trouble: str = ""  # the last one of a condition
     raised_wall_ns: int = 0
+
+    @property
+    def value(self) -> float | None:
+        return None if self.seen.well else self.seen.value
+
+    @property
+    def threshold(self) -> float:
+        return 0 if self.seen.well else self.seen.threshold
 
 
 def level(value: float | None, threshold: float) -> Level:
@@ -115,7 +149,7 @@ def level(value: float | None, threshold: float) -> Level:
 
 
 class Alarms:
-    """The alarms of all channels. Call `see` regularly, with all channels that have a threshold."""
+    """All alarms but that of the disk. Call `see` regularly, with all that is watched."""
 
     def __init__(self, hold_s: float) -> None:
         self.hold(hold_s)
@@ -127,12 +161,11 @@ class Alarms:
         self._hold_ns = int(hold_s * 1e9)
 
     def see(
-        self, figures: Mapping[AlarmSubject, tuple[float | None, float]], now_ns: int, wall_ns: int
+        self, figures: Mapping[AlarmSubject, Watched], now_ns: int, wall_ns: int
     ) -> list[Event]:
         """Take new values and return the events that follow.
 
-        `figures` maps each watched value to its present value and threshold. Alarms that are not in
-        `figures` end.
+        Alarms that are not in `figures` end.
         """
         passed_ns = now_ns - self._seen_ns if self._seen_ns else 0
         self._seen_ns = now_ns
@@ -140,11 +173,11 @@ class Alarms:
         for place in [place for place in self._alarms if place not in figures]:
             alarm = self._alarms.pop(place)
             if alarm.state in (_S.RAISED, _S.FALLING):
-                alarm.value = None
+                alarm.seen = alarm.seen._replace(value=None)
                 events.append(_event("cleared", place, alarm, wall_ns))
-        for place, (value, threshold) in figures.items():
+        for place, watched in figures.items():
             alarm = self._alarms.get(place) or _Alarm()
-            told = self._step(alarm, value, threshold, passed_ns, wall_ns)
+            told = self._step(alarm, watched, passed_ns, wall_ns)
             if told:
                 events.append(_event(told, place, alarm, wall_ns))
             if alarm.state is _S.QUIET:
@@ -153,15 +186,13 @@ class Alarms:
                 self._alarms[place] = alarm
         return events
 
-    def _step(
-        self, alarm: _Alarm, value: float | None, threshold: float, passed_ns: int, wall_ns: int
-    ) -> str:
+    def _step(self, alarm: _Alarm, watched: Watched, passed_ns: int, wall_ns: int) -> str:
         """Take one value of an alarm. Return the event that follows, or ""."""
-        found = level(value, threshold)
+        found = level(watched.value, watched.threshold)
         before, alarm.state = alarm.state, TRANSITIONS[alarm.state][found]
-        alarm.threshold = threshold
-        if value is not None:
-            alarm.value = value
+        known = alarm.seen.value if watched.value is None else watched.value
+        alarm.seen = watched._replace(value=known)
+        alarm.trouble = watched.trouble or alarm.trouble
         if alarm.state is not before:
             alarm.held_ns = 0
         elif found is not Level.UNKNOWN:
@@ -192,7 +223,7 @@ class Alarms:
         rows: list[RaisedAlarm] = [
             {
                 "topic": place.topic, "channel": place.channel, "figure": place.figure, "value": alarm.value,
-                "threshold": alarm.threshold, "raised_ns": alarm.raised_wall_ns,
+                "threshold": alarm.threshold, "raised_ns": alarm.raised_wall_ns, "text": _text(place, alarm),
             }
             for place, alarm in self._alarms.items()
             if alarm.state in (_S.RAISED, _S.FALLING)
@@ -200,31 +231,31 @@ class Alarms:
         return sorted(rows, key=lambda row: (row["raised_ns"], row["topic"], row["channel"]))
 
 
-def describe(place: AlarmSubject, value: float | None, threshold: float) -> str:
-    """Return a sentence about a value: `clicks/archive: depth 1,234 (alarm above 1,000)`."""
-    where = _where(place)
-    if place.figure == "depth":
-        return (
-            f"{where}: depth {'unknown' if value is None else f'{value:,.0f}'} (alarm above "
-            f"{threshold:,.0f})"
-        )
-    return (
-        f"{where}: oldest message {'unknown' if value is None else f'{value:,.1f} s'} old "
-        f"(alarm above {threshold:,g} s)"
-    )
+def _text(place: AlarmSubject, alarm: _Alarm) -> str:
+    """Return a sentence: `clicks/archive: depth 1,234 (alarm above 1,000)`."""
+    where, value, threshold = _where(place), alarm.value, alarm.threshold
+    if alarm.seen.well:
+        return f"{where}: {alarm.trouble}"
+    if place.figure == AGE:
+        age = "unknown" if value is None else f"{value:,.1f} s"
+        return f"{where}: oldest message {age} old (alarm above {threshold:,g} s)"
+    name, unit = ("depth", "") if place.figure == DEPTH else ("unfinished messages hold", " bytes")
+    size = "unknown" if value is None else f"{value:,.0f}"
+    return f"{where}: {name} {size}{unit} (alarm above {threshold:,.0f}{unit})"
 
 
 def _where(place: AlarmSubject) -> str:
-    return f"{place.topic}/{place.channel}"
+    return "/".join(filter(None, (place.topic, place.channel))) or "broker"
 
 
 def _event(event: str, place: AlarmSubject, alarm: _Alarm, wall_ns: int) -> Event:
-    gone = event == "cleared" and alarm.value is None
-    said = (
-        f"{_where(place)}: the channel or its threshold was removed"
-        if gone
-        else describe(place, alarm.value, alarm.threshold)
-    )
+    if event == "cleared" and alarm.seen.value is None:
+        kind = "channel" if place.channel else "topic"
+        said = f"{_where(place)}: the {kind} or its threshold was removed"
+    elif event == "cleared" and alarm.seen.well:
+        said = f"{_where(place)}: {alarm.seen.well}"
+    else:
+        said = _text(place, alarm)
     return Event(
         event,
         place,

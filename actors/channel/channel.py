@@ -29,6 +29,7 @@ from ...transport.names import is_ephemeral
 from ...transport.settings import ChannelOptions, NewChannelSettings
 from ...transport.wire import protocol as p
 from ..primitives.lease_cell import LOST, LeaseWatch, run_dir_of
+from ..primitives.ranges import Span, unread
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.link_ends import LinkEnds
 from ..runtime.port import Mail, Port
@@ -86,6 +87,7 @@ class OpenedChannel(NamedTuple):
     `holes` are the rows of unfinished messages below the cursor (see `supply.py`). They include the
     deferred rows only if the channel is ordered. `deferred` holds the number of deferred rows, the
     number of their messages, and the next due time. `start` and `end` are the bounds of the log.
+    `gaps` are the spans of offsets that the log skips.
     """
 
     row: ChannelRow
@@ -93,6 +95,7 @@ class OpenedChannel(NamedTuple):
     deferred: tuple[int, int, int]
     start: int
     end: int
+    gaps: Sequence[Span]
 
 
 def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> OpenedChannel:
@@ -123,6 +126,7 @@ def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> Op
                     data["deferred"],
                     data["start"],
                     data["end"],
+                    data["gaps"],
                 )
     raise StartFailed("the topic's storage did not answer within 10 s")
 
@@ -147,10 +151,10 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
         random.random,
     )
     # ZSQ 0.1.0 did not store `begin`.
-    made.begin = row.next_offset if row.begin is None else row.begin
+    begin = row.next_offset if row.begin is None else row.begin
     # Rates are measured from here on.
     made.measurements.sample((), time.monotonic_ns(), time.time_ns())
-    made.supply.go_on_without(row.emptied or ())
+    made.go_on(opened.gaps, begin, row.emptied or ())
     made.supply.drop_below(opened.start)
     return made
 
@@ -549,7 +553,7 @@ class ChannelActor(Actor[ChannelStart]):
             self.core.counters,
             self.settings_own,
             first,
-            self.core.begin,
+            self.core.stored_begin(next_offset),
             tuple(self.supply.emptied),
         )
 
@@ -668,7 +672,7 @@ class ChannelActor(Actor[ChannelStart]):
         """
         self._head = max(self._head, message.head)
         if self._head < message.offset < END and not message.clamp:
-            waiting = max(0, self._head - self.supply.next_offset)
+            waiting = unread(self.supply.next_offset, self._head, self.supply.gaps)
             text = (
                 f"offset {message.offset} is beyond the end of topic {self.given.topic_name!r} at "
                 f"offset {self._head}: channel {self.name!r} would skip {waiting} messages"

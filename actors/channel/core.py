@@ -69,7 +69,7 @@ from ...transport.wire.protocol import (
 )
 from ..primitives.deadlines import DeadlineHeap
 from ..primitives.latency import LatencyWindow, bin_of, merged
-from ..primitives.ranges import check, total
+from ..primitives.ranges import check, total, unread
 from ..primitives.rates import RECENT_NS, SAMPLE_NS, RateMeter
 from ..runtime.pulses import ChannelDetails, DeliveryPulse
 from ..settings import options
@@ -280,9 +280,10 @@ class ChannelCore:
         self.counters = dict.fromkeys(COUNTERS, 0) | renamed(counters)
         self.measurements = Measurements(self.counters)
         self.begin = next_offset
-        """Offset at which the channel began. Messages since then count as received.
+        """The end of the log minus this number is how many messages the channel has received.
 
-        A seek backwards lowers it by the distance.
+        For a channel that was never moved, it is the offset at which the channel began, plus the
+        gaps behind that offset. A seek backwards lowers it by the number of messages.
         """
         self.consumers: dict[Peer, Subscriber] = {}
         choice = ChannelFilter(channel, self.settings, random)
@@ -789,7 +790,7 @@ class ChannelCore:
         """
         for token in list(self._leases):
             self._end_lease(token)
-        self.begin -= max(0, self.supply.next_offset - offset)
+        self.begin -= unread(offset, self.supply.next_offset, self.supply.gaps)
         self.supply.seek(offset)
 
     def skip(self, start: int, stop: int) -> bool:
@@ -797,8 +798,24 @@ class ChannelCore:
         before = self.supply.next_offset
         moved = self.supply.skip(start, stop)
         if moved:
-            self.begin += stop - max(start, before)
+            self.begin += unread(max(start, before), stop, self.supply.gaps)
         return moved
+
+    def go_on(
+        self, gaps: Iterable[Iterable[int]], begin: int, emptied: Iterable[Iterable[int]]
+    ) -> None:
+        """Take over what the storage knows: the log's gaps, and two values of the channel's row.
+
+        The stored `begin` has only the gaps below the cursor. So it stays right when a takeover
+        adds a gap, or retention removes one.
+        """
+        self.supply.gaps = tuple((start, stop) for start, stop in gaps)
+        self.begin = begin + self.supply.gaps_from(self.supply.next_offset)
+        self.supply.go_on_without(emptied)
+
+    def stored_begin(self, next_offset: int) -> int:
+        """Return `begin` as it is stored for a cursor at `next_offset`."""
+        return self.begin - self.supply.gaps_from(next_offset)
 
     # Reports
 

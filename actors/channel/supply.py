@@ -36,7 +36,7 @@ from ...transport.block.block import Block
 from ...transport.errors import E_LIMIT, CorruptBlock, Refused
 from ...transport.settings import ChannelSettings
 from ...transport.wire.protocol import Run
-from ..primitives.ranges import above, total, unread
+from ..primitives.ranges import Span, above, joined, total, unread
 from ..runtime.pulses import SupplyPulse
 from ..settings import options
 from .filters import ChannelFilter, Gathering, count_skipped
@@ -110,9 +110,6 @@ def _next_attempt(runs: Iterable[Run]) -> list[Run]:
     return [(start, count, attempts + 1) for start, count, attempts in runs]
 
 
-Span = tuple[int, int]  # offsets: from, to (exclusive)
-
-
 class Picked(NamedTuple):
     """The next messages for a consumer.
 
@@ -157,6 +154,8 @@ class Supply:
         # Messages that the cursor may still pass in this turn; see `ChannelCore.rest`.
         self.looks = options.LOOKS_MAX
         self.emptied: list[Span] = []
+        # Offsets that the log skips, since before this process. They never had a message.
+        self.gaps: tuple[Span, ...] = ()
         self.again = Redelivery()
         self.apart = Suspects()
         self.deferred = deferred
@@ -289,7 +288,15 @@ class Supply:
 
     def _unread(self, start: int, stop: int) -> int:
         """Return the number of messages in this range, without emptied ones."""
-        return unread(start, stop, self.emptied)
+        return unread(start, stop, self._absent())
+
+    def _absent(self) -> tuple[Span, ...]:
+        """Return the spans from the cursor on that have no message for this channel."""
+        return joined((*self.emptied, *(gap for gap in self.gaps if gap[1] > self.next_offset)))
+
+    def gaps_from(self, offset: int) -> int:
+        """Return how many offsets from `offset` on are in gaps."""
+        return sum(stop - max(start, offset) for start, stop in self.gaps if stop > offset)
 
     def shelve(self, block: Block) -> None:
         """Keep a block that was requested through `wanted`."""
@@ -689,7 +696,7 @@ class Supply:
         return {
             "depth": self._unread(self.next_offset, head) + again,
             "backend_depth": self._unread(self.window_end, head),
-            "emptied": tuple(self.emptied),
+            "absent": self._absent(),
             "deferred_count": self.deferred.messages,
             "deferred_full": self.deferred.is_full(),
             "dying_count": self.dying.messages(),

@@ -111,6 +111,11 @@ class Questions:
         self._give_turn(holder)
         return self._ticket, question.frames
 
+    def asked(self, ticket: int) -> Sequence[Any]:
+        """Return the frames of the request with this ticket, or none if it is not known."""
+        question = self._sent.get(ticket)
+        return () if question is None else question.frames
+
     def answered(self, ticket: int) -> list[Asker]:
         """Return the clients that wait for the answer with this ticket."""
         question = self._sent.pop(ticket, None)

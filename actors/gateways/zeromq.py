@@ -558,7 +558,9 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             except zmq.Again:
                 break
             self._worked = True
-            askers = self.questions.answered(int(frames[0].bytes))
+            ticket = int(frames[0].bytes)
+            asked = self.questions.asked(ticket)
+            askers = self.questions.answered(ticket)
             principals = {
                 asker.client: self.doors.principal(self.links[asker.client].key)
                 for asker in askers
@@ -570,7 +572,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             if self.doors.closed and principals and isinstance(message, p.Done):
                 # All of them are clients of one user.
                 principal = next(iter(principals.values()))
-                message = replace(message, data=policy.visible(message.data, principal))
+                kind = policy.kind_of(asked[1])
+                message = replace(message, data=policy.visible(message.data, principal, kind))
             for asker in askers:
                 if asker.client not in self.links:
                     continue

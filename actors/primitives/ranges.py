@@ -16,18 +16,33 @@ from ...transport.wire.protocol import RANGES_MAX
 NUMBER_MAX: Final = 1 << 62
 
 Run = tuple[int, int, int]
-Range = tuple[int, int]
+Range = tuple[int, int]  # (first, count)
+Span = tuple[int, int]  # (from, to), the end is not included
 
 
 def total(runs: Iterable[Run]) -> int:
     return sum(run[1] for run in runs)
 
 
-def unread(start: int, stop: int, emptied: Iterable[Sequence[int]]) -> int:
-    """Return how many offsets from `start` to `stop` are in none of the `emptied` ranges."""
+def unread(start: int, stop: int, absent: Iterable[Sequence[int]]) -> int:
+    """Return how many offsets from `start` to `stop` are in none of the `absent` spans.
+
+    The spans are (from, to), and disjoint. The end is not included.
+    """
     return max(
-        0, stop - start - sum(max(0, min(high, stop) - max(low, start)) for low, high in emptied)
+        0, stop - start - sum(max(0, min(high, stop) - max(low, start)) for low, high in absent)
     )
+
+
+def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Return the spans, ascending, with those joined that touch or overlap each other."""
+    found: list[Span] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+        else:
+            found.append((start, stop))
+    return tuple(found)
 
 
 def without(ranges: Iterable[Range], gaps: Iterable[Range]) -> tuple[Range, ...]:

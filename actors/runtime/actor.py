@@ -240,8 +240,11 @@ class Actor(Generic[StartT]):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             data = self.on_start()
-        except (ZsqError, StorageError, StartFailed, OSError, zmq.ZMQError) as error:
-            log.debug("%s cannot start: %s", self.title, error)  # the supervisor logs it for people
+        except Exception as error:
+            if isinstance(error, (ZsqError, StorageError, StartFailed, OSError, zmq.ZMQError)):
+                log.debug("%s cannot start: %s", self.title, error)  # the supervisor logs it
+            else:
+                log.exception("%s cannot start because of an unexpected error", self.title)
             code = (
                 error.code
                 if isinstance(error, ZsqError)

@@ -57,9 +57,13 @@ class TopicPulse(OrderingPulse):
 
 
 class SupplyPulse(SupplyFacts):
-    """The supply's part of a channel's pulse. `emptied` are the ranges that an `empty` removed."""
+    """The supply's part of a channel's pulse.
 
-    emptied: Sequence[tuple[int, int]]
+    `absent` are the spans from the cursor on that have no message for this channel: an `empty`
+    removed them, or a takeover skipped them.
+    """
+
+    absent: Sequence[tuple[int, int]]
     deferred_full: bool
     requeued_waiting: int
     window_end: int
@@ -132,7 +136,8 @@ class StoragePulse(
 ):
     """The storage's part of a topic's pulse.
 
-    `waiting` is the offset from which messages wait for a first channel. `oldest_ns` maps each
+    `gaps` are the spans of offsets that takeovers skipped. They never had a message. `waiting` is
+    the offset from which messages wait for a first channel. `oldest_ns` maps each
     channel to the time when its oldest unfinished message was stored. The key "" stands for the
     whole topic. `backup` is True while a backup of the topic is being made. `ship_refused` is why
     publishes are refused because of the bucket, or "".
@@ -140,6 +145,7 @@ class StoragePulse(
 
     backup: bool
     head: int
+    gaps: Sequence[tuple[int, int]]
     waiting: int
     channels: int
     producers_known: int

@@ -324,10 +324,25 @@ def check_message(principal: Principal, message: p.Wire) -> None:
         raise _refused(principal, f"send {type(message).__name__} on this link", NOT_GRANTED)
 
 
+STATS: Final = "stats"
+LOOKUP: Final = "lookup"
+
+
+def kind_of(message: p.Wire) -> str:
+    """Return the kind of a request to the supervisor: its row in `ORDERS`, or that of Stats."""
+    if isinstance(message, p.Manage):
+        return _exact(message.action, message.options)
+    return STATS if isinstance(message, p.Stats) else LOOKUP
+
+
+def _exact(order: str, options: Mapping[str, object]) -> str:
+    return f"{order} {options.get('do')}" if order in _WITH_PARTS else order
+
+
 def _check_order(
     principal: Principal, order: str, topic: str, channel: str, options: Mapping[str, object]
 ) -> None:
-    exact = f"{order} {options.get('do')}" if order in _WITH_PARTS else order
+    exact = _exact(order, options)
     action = ORDERS.get(exact, Action.ADMINISTER)
     what = {Action.SEE: "", Action.SEE_SOME: "", Action.ADMINISTER: exact[:40]}.get(
         action, f"{exact} topic {topic!r}"
@@ -480,22 +495,31 @@ UNWELL: Final = "a topic has a problem; only users who may view the topic see wh
 _OF_PROCESSES: Final = ("kind", "state", "private_bytes", "restarts")
 
 
-def visible(data: _Answer, principal: Principal) -> _Answer:
-    """Return an answer without the rows of topics that the principal may not see.
+def visible(data: _Answer, principal: Principal, kind: str) -> _Answer:
+    """Return an answer without what the principal may not see.
 
-    `data` is the answer to Stats, or to Manage's `list`, `overview`, `cluster` or `schedule`.
-
-    The form of an answer shows its kind, so that a gateway need not remember the request. Answers
-    without `topics` are not changed, except for rows of schedules. A principal that may see every
-    topic may not see what belongs to the broker: the rows of processes, and the receivers of alarms
-    (a webhook's address may be a secret).
+    `kind` is the kind of the request (`kind_of`). The answer to a request about one topic is not
+    changed, because the permission on that topic was checked before. The answer to a request about
+    the whole broker needs a filter in `FILTERS`. Without one, nothing of it is visible.
     """
     if principal.may(Action.ADMINISTER):
         return data
-    if "topics" not in data:
-        if isinstance(rows := data.get("schedules"), list | tuple):
-            return cast("_Answer", {**data, "schedules": _of_topics(rows, principal)})
-        return data
+    if kind in FILTERS:
+        return cast("_Answer", FILTERS[kind](data, principal))
+    about_one = kind == LOOKUP or ORDERS.get(kind, Action.SEE_SOME) is not Action.SEE_SOME
+    return data if about_one else cast("_Answer", {})
+
+
+def _schedules(data: Mapping[str, Any], principal: Principal) -> Mapping[str, Any]:
+    return {"schedules": _of_topics(data["schedules"], principal)}
+
+
+def _topics(data: Mapping[str, Any], principal: Principal) -> Mapping[str, Any]:
+    """Return an answer with rows of topics.
+
+    A principal that may see every topic may not see what belongs to the broker: the rows of
+    processes, and the receivers of alarms (a webhook's address may be a secret).
+    """
     found: dict[str, Any] = dict(data)
     if "processes" in found:
         found["processes"] = [
@@ -509,7 +533,7 @@ def visible(data: _Answer, principal: Principal) -> _Answer:
             for which, rows in alarms.items()
         }
     if principal.may(Action.SEE_ALL):
-        return cast("_Answer", found)
+        return found
     found.pop("disk", None)
     found.pop("gateways", None)
     found.pop("bucket", None)
@@ -537,7 +561,7 @@ def visible(data: _Answer, principal: Principal) -> _Answer:
             "alarms": 0,
             **({} if broker.get("health", "OK") == "OK" else {"health": UNWELL}),
         }
-    return cast("_Answer", found)
+    return found
 
 
 def _of_topics(rows: Any, principal: Principal) -> list[Any]:
@@ -553,3 +577,13 @@ def _producers(rows: Any, principal: Principal) -> list[Any]:
         if counts:
             found.append({**row, "pub_counts": counts})
     return found
+
+
+# The filter of each answer about the whole broker.
+FILTERS: Final[Mapping[str, Callable[[Mapping[str, Any], Principal], Mapping[str, Any]]]] = {
+    STATS: _topics,
+    "list": _topics,
+    "overview": _topics,
+    "cluster": _topics,
+    "schedule list": _schedules,
+}

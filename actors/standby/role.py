@@ -19,6 +19,7 @@ that takes less time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -36,7 +37,7 @@ from ...storage.bucket.bucket_url import parse_bucket_url
 from ...storage.bucket.object_store import open_bucket
 from ...storage.errors import ForeignDirectory, Locked, StorageError
 from ...storage.files import Files
-from ...storage.shipping.tick_format import COPY_NAME, LOG, Copy
+from ...storage.shipping.tick_format import COPY_NAME, LOG, STANDBY_NAME, Copy
 from ...transport.wire.credentials import open_to_others
 from ..runtime import forkserver, logs
 from ..runtime.actor import StartFailed
@@ -54,7 +55,6 @@ from .standby import StandbyLoop, StandbyThread
 from .standby_gateway import StandbyGateway
 from .takeover import (
     FOLLOWED,
-    STANDBY_NAME,
     TOPICS,
     UNFINISHED_NAME,
     Standing,
@@ -225,8 +225,9 @@ class _Standing:
     def _is_there(self, bucket: Bucket) -> bool:
         """Return True if a broker uses this prefix, or if the bucket does not tell."""
         try:
-            bucket.size(BROKER_NAME)
-        except ObjectMissing:
+            with contextlib.suppress(ObjectMissing):
+                bucket.size(BROKER_NAME)
+                return True
             return any(True for _ in bucket.names(f"{LOG}/"))
         except BucketError as error:
             log.error("cannot find out whether the bucket is empty: %s", error)

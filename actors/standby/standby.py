@@ -41,13 +41,12 @@ from ...storage.shipping.standbys import (
     terms_for,
     withdraw,
 )
-from ...storage.shipping.tick_format import Copy, encode_copy
+from ...storage.shipping.tick_format import STANDBY_NAME, Copy, encode_copy
 from ..supervisor.topics.registry_format import decode
 from .patience import Patience
 from .standby_gateway import StandbyStatus
 from .takeover import (
     FOLLOWED,
-    STANDBY_NAME,
     TakeoverFailed,
     fence,
     make_primary,

@@ -37,7 +37,6 @@ log = logging.getLogger("zsq")
 
 FOLLOWED: Final = "standby"  # the folder of the copy, in the data directory
 TOPICS: Final = "topics"
-STANDBY_NAME: Final = "standby.json"
 UNFINISHED_NAME: Final = "unfinished"  # see `mark_unfinished`
 COPY_BYTES_MAX: Final = 64 * 1024
 

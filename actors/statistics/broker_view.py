@@ -72,13 +72,21 @@ class TopicView(Protocol):
 
     def failed_channels(self) -> frozenset[str]: ...
 
+    def reporter(self, channel: str = "") -> Child | None:
+        """Return the process whose last pulse counts, for a channel or for the topic.
+
+        Until a new process has reported, this is the one before it.
+        """
+        ...
+
 
 _NOT_REPORTED: Final[Mapping[str, object]] = {}
 
 
 def topic_pulse(group: TopicView) -> TopicPulse:
-    """Return the last pulse of the topic's process. It is the same object until the next pulse."""
-    return cast("TopicPulse", group.topic.stats if group.topic is not None else _NOT_REPORTED)
+    """Return the last known pulse of the topic. It is the same object until the next pulse."""
+    reporter = group.reporter()
+    return cast("TopicPulse", reporter.stats if reporter is not None else _NOT_REPORTED)
 
 
 def storage_pulse(group: TopicView) -> StoragePulse:
@@ -87,17 +95,20 @@ def storage_pulse(group: TopicView) -> StoragePulse:
     return cast("StoragePulse", found)
 
 
-def is_known(group: TopicView, child: Child | None) -> bool:
-    """Return True if a process exists and its last pulse is still valid.
+def is_known(group: TopicView, channel: str) -> bool:
+    """Return True if a channel's process has sent a pulse, and the pulse is still valid.
 
     The pulse is valid while the process runs, and while its topic sleeps.
     """
+    child = group.channels.get(channel)
     asleep = group.state in (GroupState.DOZING, GroupState.ASLEEP)
-    return child is not None and (child.state == "up" or asleep)
+    return child is not None and (child.state == "up" or asleep) and "next_offset" in child.stats
 
 
-def channel_pulse(child: Child | None) -> ChannelPulse:
-    return cast("ChannelPulse", child.stats if child is not None else _NOT_REPORTED)
+def channel_pulse(group: TopicView, channel: str) -> ChannelPulse:
+    """Return the last known pulse of a channel."""
+    reporter = group.reporter(channel)
+    return cast("ChannelPulse", reporter.stats if reporter is not None else _NOT_REPORTED)
 
 
 class DiskView(Protocol):

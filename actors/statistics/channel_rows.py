@@ -48,17 +48,16 @@ def channel_rows(
     coming = 0.0 if topic.get("paused") else float(topic.get("rates", {}).get("message_count", 0.0))
     rows = []
     for name, child in group.channels.items():
-        stats = channel_pulse(child)
+        stats = channel_pulse(group, name)
         asked = details.get(child.spec.key, {}) if child is not None and details else {}
         row = _row(name, stats, asked, end, coming, coming_recent(topic))
         row["oldest_message_age_s"] = age_s(
             row["depth"] + held(stats), oldest.get(name, 0), wall_ns
         )
-        # Before the channel's first report its content is unknown.
-        up = is_known(group, child) and "next_offset" in stats
+        # Until the channel has reported, its row has what is known of the time before.
         row["health"] = (
             said_of(stats) or "OK"
-            if up
+            if is_known(group, name)
             else "failed"
             if name in group.failed_channels()
             else "starting"
@@ -87,7 +86,7 @@ def _row(
     # The channel may not know of the newest messages; the topic knows the end.
     if "next_offset" in stats:
         row["depth"] = depth(stats, end)
-        row["backend_depth"] = unread(stats.get("window_end", end), end, stats.get("emptied", ()))
+        row["backend_depth"] = unread(stats.get("window_end", end), end, stats.get("absent", ()))
         row["message_count"] = max(0, end - stats.get("begin", end))
     row["rates"] = {"message_count": coming, **row["rates"]}
     row["drain_s"] = drain_s(
@@ -126,7 +125,7 @@ def visible_end(group: TopicView) -> int:
 
 def depth(stats: ChannelPulse, end: int) -> int:
     """Return the number of messages that wait in a channel that has sent a pulse."""
-    return unread(stats["next_offset"], end, stats.get("emptied", ())) + stats.get(
+    return unread(stats["next_offset"], end, stats.get("absent", ())) + stats.get(
         "requeued_waiting", 0
     )
 

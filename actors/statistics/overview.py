@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.wire import answers
-from ..runtime.process_table import Child
 from .broker_view import (
     BrokerView,
     DiskView,
@@ -167,14 +166,14 @@ class Overview:
         topic = topic_pulse(group)
         failed = group.failed_channels()
         changed = False
-        for name, child in group.channels.items():
+        for name in group.channels:
             known = rows.get(name) or rows.setdefault(name, _Known())
-            health = "" if is_known(group, child) else "failed" if name in failed else "starting"
-            stats = channel_pulse(child)
+            health = "" if is_known(group, name) else "failed" if name in failed else "starting"
+            stats = channel_pulse(group, name)
             if known.stats is stats and known.topic is topic and known.health == health:
                 continue
             known.stats, known.topic, known.health = stats, topic, health
-            row = _channel_row(group, name, child, health)
+            row = _channel_row(group, name, health)
             if row != known.row:
                 known.row, known.version, changed = row, self._version, True
         return changed
@@ -239,8 +238,9 @@ def _oldest(unfinished: int, oldest_ns: int) -> int:
     return (oldest_ns or NOT_KNOWN) if unfinished else 0
 
 
-def _channel_row(group: TopicView, name: str, child: Child | None, health: str) -> Row:
-    stats, topic, storage = channel_pulse(child), topic_pulse(group), storage_pulse(group)
+def _channel_row(group: TopicView, name: str, health: str) -> Row:
+    stats, topic, storage = channel_pulse(group, name), topic_pulse(group), storage_pulse(group)
+    channel_ns, topic_ns = _pulsed_ns(group, name), _pulsed_ns(group)
     rates = stats.get("rates", _NOTHING)
     coming = (
         0.0
@@ -249,11 +249,9 @@ def _channel_row(group: TopicView, name: str, child: Child | None, health: str) 
     )
     end = topic.get("end", 0)
     waits = 0
-    if child is not None and "next_offset" in stats:
-        later_s = (
-            (group.topic.pulsed_ns - child.pulsed_ns) / 1e9 if group.topic is not None else 0.0
-        )
-        then = end - int(coming * max(0.0, later_s))
+    if "next_offset" in stats:
+        later_s = max(0, topic_ns - channel_ns) / 1e9
+        then = end - int(coming * later_s)
         waits = max(stats["depth"], depth(stats, then))
     by_name: Mapping[str, Any] = stats
     get = by_name.get
@@ -280,8 +278,13 @@ def _channel_row(group: TopicView, name: str, child: Child | None, health: str) 
             )
         ),
         *(get("latency_recent") or (0, 0, 0)),
-        child.pulsed_ns // _MS if child is not None else 0,
+        channel_ns // _MS,
     )
+
+
+def _pulsed_ns(group: TopicView, channel: str = "") -> int:
+    reporter = group.reporter(channel)
+    return reporter.pulsed_ns if reporter is not None else 0
 
 
 def _known_or(value: float | None) -> float:
@@ -319,5 +322,5 @@ def _topic_row(group: TopicView, channels: dict[str, _Known], disk: DiskView) ->
         _oldest(max(backlog, waiting) + delayed, get("oldest_ns", _NOTHING).get("", 0)),
         *[get(name, 0) for name in _OF_STORAGE.values()],
         group.restarts.count,
-        group.topic.pulsed_ns // _MS if group.topic is not None else 0,
+        _pulsed_ns(group) // _MS,
     )

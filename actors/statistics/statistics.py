@@ -29,6 +29,7 @@ from ...transport.reports import (
 )
 from ...transport.wire.codec import first_rows
 from ..primitives.latency import merged
+from ..primitives.ranges import unread
 from ..runtime.process import private_bytes
 from ..runtime.process_table import Child
 from ..runtime.pulses import ChannelDetails, GatewayDetails, NsqClientReport, TopicDetails
@@ -111,12 +112,8 @@ def unfinished(group: TopicView, channel: str = "", end: int = 0) -> int | None:
     `end` is the end of a sealed topic's log. Pulses do not count messages that wait for their sync,
     but they are below this end, and they count here.
     """
-    asked = [child for name, child in group.channels.items() if not channel or name == channel]
-    known = [
-        channel_pulse(child)
-        for child in asked
-        if child is not None and is_known(group, child) and "next_offset" in child.stats
-    ]
+    asked = [name for name in group.channels if not channel or name == channel]
+    known = [channel_pulse(group, name) for name in asked if is_known(group, name)]
     if len(known) < len(asked):
         return None
     delayed = 0 if channel else storage_pulse(group).get("delayed_count", 0)
@@ -137,7 +134,8 @@ def waiting_count(group: TopicView, end: int = 0) -> int:
     For `end`, see `unfinished`.
     """
     stats = storage_pulse(group)
-    return max(0, max(stats.get("head", 0), end) - stats.get("waiting", 0))
+    head = max(stats.get("head", 0), end)
+    return unread(stats.get("waiting", 0), head, stats.get("gaps", ()))
 
 
 def log_head(group: TopicView) -> int:
@@ -153,11 +151,29 @@ def behind_pause(group: TopicView) -> int:
     topic = topic_pulse(group)
     if not topic.get("paused"):
         return 0
-    return max(0, log_head(group) - max(topic.get("end", 0), storage_pulse(group).get("start", 0)))
+    storage = storage_pulse(group)
+    first = max(topic.get("end", 0), storage.get("start", 0))
+    return unread(first, log_head(group), storage.get("gaps", ()))
+
+
+def total_depth(group: TopicView) -> int:
+    """Return how many messages wait in all channels together, and for a channel or an unpause.
+
+    It counts what is known: a channel that has never reported counts as empty.
+    """
+    pulses = [channel_pulse(group, name) for name in group.channels]
+    end = visible_end(group)
+    waiting = sum(depth(one, end) for one in pulses if "next_offset" in one)
+    return waiting + (behind_pause(group) if group.channels else waiting_count(group))
 
 
 def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) -> list[str]:
-    """Return a text for each problem of a topic. `alarms` are the alarms about its backlog."""
+    """Return a text for each problem of a topic. `alarms` are the alarms about its numbers."""
+    return troubles_of_topic(group, disk) + [f"alarm: {text}" for text in alarms]
+
+
+def troubles_of_topic(group: TopicView, disk: DiskView) -> list[str]:
+    """Return a text for each problem of a topic that somebody has to look at."""
     if group.state not in REPORTED:
         return [f"{group.state.value} {group.failure}".strip()]
     storage = storage_pulse(group)
@@ -173,10 +189,8 @@ def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) 
     if storage.get("topic_full"):
         said.append(f"publishes are refused: {storage['topic_full']}")
     said += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
-    of_channels = {name: said_of(channel_pulse(child)) for name, child in group.channels.items()}
-    said += [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
-    said += [f"alarm: {text}" for text in alarms]
-    return said
+    of_channels = {name: said_of(channel_pulse(group, name)) for name in group.channels}
+    return said + [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
 
 
 def write_trouble(group: TopicView, disk: DiskView) -> str:

@@ -54,7 +54,7 @@ from ...transport.errors import (
 from ...transport.names import check_name, is_ephemeral
 from ...transport.wire import protocol as p
 from ...transport.wire.protocol import Save
-from ..primitives.ranges import within
+from ..primitives.ranges import Span, joined, within
 from ..runtime.port import Envelope, Mail, Port
 from ..settings import options
 from ..settings.channel_settings import made, resolve
@@ -353,6 +353,10 @@ class Channels:
         end: int = self._log.end if self._sync == "interval" else self._log.synced_end
         return end if self.visible_end < 0 else min(end, self.visible_end)
 
+    def gaps(self) -> tuple[Span, ...]:
+        """Return the spans of offsets that takeovers skipped. They never had a message."""
+        return joined((gap.first_offset, gap.next_offset) for gap in self._log.gaps)
+
     def _new_begin(self) -> int:
         """Return the first offset that no channel could see yet.
 
@@ -451,6 +455,7 @@ class Channels:
             "end": self.end(),
             "start": self._log.start,
             "deferred": deferred,
+            "gaps": self.gaps(),
         }
         size = options.SAVE_ROWS_MAX
         for at in range(0, max(len(holes), 1), size):

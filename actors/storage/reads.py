@@ -18,7 +18,7 @@ from ...storage.log.log import Log
 from ...transport.block.block import Block, missing
 from ...transport.errors import E_BAD_ARGUMENT, E_BUCKET, E_INTERNAL, Refused, UsageError, ZsqError
 from ...transport.wire import protocol as p
-from ..primitives.ranges import without
+from ..primitives.ranges import unread, without
 from ..runtime.port import Envelope, Mail, Port
 from ..settings import options
 
@@ -260,14 +260,21 @@ class Reads:
             head if message.end < 0 else self._within(message.end),
         )
         try:
-            size, offset = self._log.measure(start, max(start, end), max(1, message.bytes_max))
+            end = max(start, end)
+            size, offset = self._log.measure(start, end, max(1, message.bytes_max))
         except OutOfReach as error:
             raise refused(error) from None
         port.send(
             mail.envelope,
             p.Done(
                 message.request,
-                {"bytes": size, "offset": offset, "start": self._log.start, "head": head},
+                {
+                    "bytes": size,
+                    "offset": offset,
+                    "start": self._log.start,
+                    "head": head,
+                    "messages": unread(start, end, self._log.absent),
+                },
             ),
         )
 

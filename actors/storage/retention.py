@@ -456,9 +456,11 @@ class RetentionRunner:
 
     def statistics(self) -> RetentionPulse:
         view = self._keeper.on_disk(self._view())
+        log_bytes, finished = sum(view.sizes), finished_bytes(view)
         return {
-            "log_bytes": sum(view.sizes),
-            "finished_bytes": finished_bytes(view),
+            "log_bytes": log_bytes,
+            "finished_bytes": finished,
+            "held_bytes": log_bytes - finished if view.floor < view.end else 0,
             "removed_bytes": self.removed_bytes,
             "dropped_count": self.dropped_count,
             "refused_count": self.refused_count,

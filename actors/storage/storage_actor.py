@@ -46,6 +46,7 @@ from ...transport.block.block import Block
 from ...transport.block.block_format import ADDRESSED
 from ...transport.errors import E_BAD_BLOCK, E_BUCKET, E_CLOSING, E_DISK_FULL, Refused, UsageError
 from ...transport.wire import protocol as p
+from ..primitives.ranges import unread
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Port
 from ..runtime.pulses import StoragePulse
@@ -911,10 +912,17 @@ class StorageActor:
         return found
 
     def statistics(self) -> StoragePulse:
+        floors = tuple(self._channels.floors())
+        holders = [floor for floor in floors if floor.channel and floor.offset < floor.end]
+        holder = min(holders, key=lambda floor: floor.offset, default=None)
         return {
             "backup": self._backup.state is not BackupState.IDLE,
             "start": self._log.start,
             "head": self._log.synced_end,
+            "kept_count": unread(self._log.start, self._log.synced_end, self._log.absent),
+            "held_by": holder.channel if holder is not None else "",
+            "held_offset": holder.offset if holder is not None else 0,
+            "gaps": self._channels.gaps(),
             "waiting": self._channels.waiting,
             "channels": len(self._channels.rows),
             "producers_known": len(self._producers),
@@ -929,5 +937,5 @@ class StorageActor:
             **self._retention.statistics(),
             **self._delayed.statistics(),
             **self._stages.statistics(),
-            "oldest_ns": self._oldest.refresh(self._channels.floors()),
+            "oldest_ns": self._oldest.refresh(floors),
         }

@@ -1,9 +1,9 @@
-"""Backlog alarms in the supervisor.
+"""Alarms in the supervisor.
 
-The supervisor checks the channels' last pulses once a second, then logs and sends the changes.
-`alarms/backlog.py` decides which alarms are raised and cleared. Nothing is computed where no
+The supervisor checks the last pulses once a second, then logs and sends the changes.
+`alarms/backlog.py` decides which alarms are raised and cleared. No number is computed where no
 threshold is set. Only channels that are up have values. The values of the others are unknown until
-they are up.
+they are up. The sums of a topic and of the broker have their last known values.
 """
 
 from __future__ import annotations
@@ -17,12 +17,30 @@ from typing import TYPE_CHECKING, Final
 
 from ...transport.reports import AlarmEvent, AlarmReceiver, RaisedAlarm
 from ...transport.wire.protocol import Alarm
-from ..alarms.backlog import NONE, Alarms, AlarmSubject, as_json, describe
+from ..alarms.backlog import (
+    AGE,
+    DEPTH,
+    HEALTH,
+    HELD_BYTES,
+    NONE,
+    Alarms,
+    AlarmSubject,
+    Watched,
+    as_json,
+    condition,
+)
 from ..settings import options
 from ..settings.options import AlarmOptions
 from ..settings.starts import AlarmBroker, AlarmStart
-from ..statistics.broker_view import channel_pulse, is_known
+from ..statistics.broker_view import (
+    REPORTED,
+    TopicView,
+    channel_pulse,
+    is_known,
+    storage_pulse,
+)
 from ..statistics.channel_rows import backlog
+from ..statistics.statistics import total_depth, troubles_of_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +57,7 @@ log = logging.getLogger("zsq")
 RECENT_MAX: Final = 100  # the newest events that statistics show
 EVENTS_A_WORD: Final = 500
 KIND: Final = "alarm_teller"
+WELL: Final = "the health is OK again"
 
 
 class AlarmWatch:
@@ -67,8 +86,6 @@ class AlarmWatch:
         self._alarms = Alarms(self.given.hold_s)
         self._recent: deque[AlarmEvent] = deque(maxlen=RECENT_MAX)
         self._due_ns = 0
-        # When each alarm about the broker was raised. Alarms that are not raised are missing.
-        self._broker_ns: dict[str, int] = {}
         self._anew = False  # the receivers are new and have not received any alarm yet
 
     def configure(self, given: AlarmOptions) -> None:
@@ -106,7 +123,7 @@ class AlarmWatch:
         for event in events:
             log.warning("alarm %s", event.text)
         events += self._disk.take_events()  # the disk watch has logged these already
-        told = [*(as_json(event) for event in events), *self._of_broker(wall_ns)]
+        told = [as_json(event) for event in events]
         self._recent.extend(told)
         if self._anew and all(child.state == "up" for child in self._tellers()):
             self._anew = False
@@ -131,43 +148,48 @@ class AlarmWatch:
                     )
                     break
 
-    def _of_broker(self, wall_ns: int) -> list[AlarmEvent]:
-        """Raise an alarm while a gateway does not have the new settings, or the bucket is away.
-
-        These alarms are about the broker, so their topic and channel are empty.
-        """
-        events: list[AlarmEvent] = []
-        for figure, (trouble, well) in self._conditions.items():
-            text, before = trouble(), self._broker_ns.get(figure, 0)
-            if bool(text) == bool(before):
-                continue
-            event = "raised" if text else "cleared"
-            if text:
-                self._broker_ns[figure] = wall_ns
-            else:
-                del self._broker_ns[figure]
-            said = f"{event}: {text or well}"
-            log.warning("alarm %s", said)
-            events.append({
-                "event": event, "topic": "", "channel": "", "figure": figure, "value": None, "threshold": 0, "text": said,
-                "raised_ns": before or wall_ns, "time_ns": wall_ns,
-            })  # fmt: skip
-        return events
-
-    def _figures(self, wall_ns: int) -> dict[AlarmSubject, tuple[float | None, float]]:
-        found: dict[AlarmSubject, tuple[float | None, float]] = {}
+    def _figures(self, wall_ns: int) -> dict[AlarmSubject, Watched]:
+        found = {
+            AlarmSubject("", "", name): condition(trouble(), well)
+            for name, (trouble, well) in self._conditions.items()
+        }
+        total = 0
         for group in self._broker.groups.values():
-            for name, child in group.channels.items():
-                stats = channel_pulse(child)
+            for name in group.channels:
+                stats = channel_pulse(group, name)
                 for figure, threshold in self._thresholds(group, name, stats):
-                    up = is_known(group, child)
                     value = (
                         backlog(group, name, stats, wall_ns)[figure]
-                        if up and "next_offset" in stats
+                        if is_known(group, name)
                         else None
                     )
-                    found[AlarmSubject(group.name, name, figure)] = value, threshold
+                    found[AlarmSubject(group.name, name, figure)] = Watched(value, threshold)
+            depth = self._depth(group)
+            total += depth
+            numbers = (
+                (DEPTH, depth, self.given.topic_depth),
+                (HELD_BYTES, storage_pulse(group).get("held_bytes"), self.given.held_bytes),
+            )
+            for figure, number, threshold in numbers:
+                if threshold != NONE:
+                    found[AlarmSubject(group.name, "", figure)] = Watched(number, threshold)
+            found[AlarmSubject(group.name, "", HEALTH)] = self._health(group)
+        if self.given.total_depth != NONE:
+            found[AlarmSubject("", "", DEPTH)] = Watched(total, self.given.total_depth)
         return found
+
+    def _depth(self, group: TopicView) -> int:
+        """Return the depth of all channels of a topic, if a threshold needs it."""
+        watched = self.given.topic_depth != NONE or self.given.total_depth != NONE
+        return total_depth(group) if watched else 0
+
+    def _health(self, group: TopicView) -> Watched:
+        """Watch the health of a topic. The alarm of a full disk stands for all topics on it."""
+        if group.state not in REPORTED and not group.failure:
+            return Watched(None, 0.5, well=WELL)  # it starts or stops
+        full = storage_pulse(group).get("disk_full") and self._disk.health
+        said = [] if full else troubles_of_topic(group, self._disk)
+        return condition("; ".join(said), WELL)
 
     def _thresholds(
         self, group: TopicGroup, name: str, stats: ChannelPulse
@@ -179,15 +201,15 @@ class AlarmWatch:
         """
         settings = stats.get("settings")
         if settings is None:
-            places = [AlarmSubject(group.name, name, figure) for figure in ("depth", "age_s")]
+            places = [AlarmSubject(group.name, name, figure) for figure in (DEPTH, AGE)]
             return [
                 (place.figure, known)
                 for place in places
                 if (known := self._alarms.threshold(place)) is not None
             ]
         asked = (
-            ("depth", settings.get("alarm_depth"), self.given.depth),
-            ("age_s", settings.get("alarm_age_s"), self.given.age_s),
+            (DEPTH, settings.get("alarm_depth"), self.given.depth),
+            (AGE, settings.get("alarm_age_s"), self.given.age_s),
         )
         resolved = ((figure, default if own is None else own) for figure, own, default in asked)
         return [(figure, threshold) for figure, threshold in resolved if threshold != NONE]
@@ -203,15 +225,8 @@ class AlarmWatch:
         return found if topic else [*self._disk.rows(), *found]
 
     def texts(self, topic: str) -> list[str]:
-        """Return the raised alarms of a topic as texts for its health."""
-        return [
-            describe(
-                AlarmSubject(row["topic"], row["channel"], row["figure"]),
-                row["value"],
-                row["threshold"],
-            )
-            for row in self.rows(topic)
-        ]
+        """Return the raised alarms about numbers of a topic, as texts for its health."""
+        return [row["text"] for row in self.rows(topic) if row["figure"] != HEALTH]
 
     def recent(self) -> list[AlarmEvent]:
         return list(self._recent)
@@ -222,4 +237,6 @@ class AlarmWatch:
 
 def _receivers(given: AlarmOptions) -> AlarmOptions:
     """Return the options without those that only decide when an alarm is raised."""
-    return replace(given, depth=NONE, age_s=NONE, hold_s=0)
+    return replace(
+        given, depth=NONE, age_s=NONE, topic_depth=NONE, total_depth=NONE, held_bytes=NONE, hold_s=0
+    )

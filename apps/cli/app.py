@@ -172,7 +172,7 @@ SECTIONS: Final = {
     "Look": {
         "top": CommandPlace("inspect.top:top", "Watch channels, topics and processes live."),
         "stats": CommandPlace("inspect.stats:stats", "Show topics, channels, consumers and processes."),
-        "alarms": CommandPlace("inspect.alarms:alarms", "Show backlog alarms and their receivers."),
+        "alarms": CommandPlace("inspect.alarms:alarms", "Show alarms and their receivers."),
         "audit": CommandPlace("inspect.alarms:audit", "Show the audit log."),
         "peek": CommandPlace("inspect.message:peek", "Show messages without consuming them."),
         "message": CommandPlace("inspect.message:message", "Show one message, by offset or id."),

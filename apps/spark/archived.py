@@ -206,12 +206,13 @@ class ArchiveLogs:
     ) -> Measured:
         """Estimate the size from the manifest: messages of one chunk count as equally large."""
         extent = self.extent(topic)
-        size = 0.0
+        size, messages = 0.0, 0
         for row in self.manifest(topic).chunks:
             inside = min(stop, row.next_offset) - max(start, row.base_offset)
             if inside > 0:
+                messages += inside
                 size += row.size * inside / (row.next_offset - row.base_offset)
-        return Measured(int(size), stop, extent.start, extent.head)
+        return Measured(int(size), stop, extent.start, extent.head, messages)
 
     def cut(self, spans: Iterable[OffsetRange]) -> list[OffsetRange]:
         """Return the ranges, cut where chunks are missing. Each range names the bucket."""

@@ -29,7 +29,7 @@ query has read up to.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -65,6 +65,7 @@ __all__ = [
 VERSION: Final = 2
 _NAMES_SHOWN: Final = 10
 PARTITION_BYTES: Final = 64 * 1024 * 1024  # a smaller task takes longer to start than to read
+BORDERS_MAX: Final = 256  # the most borders between blocks that are asked for, in each log
 PARTITIONS_MAX: Final = 10_000  # the largest number of partitions of one batch
 
 
@@ -158,27 +159,80 @@ def admit(waiting: Mapping[str, int], most: int) -> dict[str, int]:
     return {topic: min(count, max(1, count * most // total)) for topic, count in waiting.items()}
 
 
+# It returns the offset up to which a range has about so many bytes.
+Border = Callable[[OffsetRange, int], int]
+
+
 def split(
-    spans: Sequence[OffsetRange], partitions_min: int = 0, partition_bytes: int = PARTITION_BYTES
+    spans: Sequence[OffsetRange],
+    partitions_min: int = 0,
+    partition_bytes: int = PARTITION_BYTES,
+    border: Border | None = None,
 ) -> list[OffsetRange]:
     """Cut spans into partitions of about `partition_bytes`.
 
-    The result has at least `partitions_min` partitions if there are as many messages.
+    The result has at least `partitions_min` partitions if there are as many messages. Those of a
+    span have about as many bytes, as far as its blocks permit. Without `border`, they have as many
+    messages.
     """
     spans = [span for span in spans if span.stop > span.start]
+    total_bytes = sum(span.size_bytes for span in spans)
     total = sum(span.stop - span.start for span in spans)
     parts = []
     for span in spans:
         count = span.stop - span.start
+        share, whole = (span.size_bytes, total_bytes) if total_bytes else (count, total)
         by_bytes = -(-span.size_bytes // partition_bytes)
         # This rounds up, because `partitions_min` is a minimum.
-        by_wish = -(-partitions_min * count // total)
+        by_wish = -(-partitions_min * share // whole)
         pieces = min(count, max(1, by_bytes, by_wish), PARTITIONS_MAX)
-        edges = [span.start + count * i // pieces for i in range(pieces + 1)]
-        parts += [
-            OffsetRange(span.topic, start, stop, span.size_bytes // pieces, span.uuid)
-            for start, stop in pairwise(edges)
-        ]
+        parts += _pieces(span, pieces, border)
+    return _at_least(parts, min(partitions_min, total))
+
+
+def _pieces(span: OffsetRange, pieces: int, border: Border | None) -> list[OffsetRange]:
+    """Cut a span at borders of blocks, where that makes pieces of about the same bytes.
+
+    Where a block is larger than a piece, it is cut by the number of its messages.
+    """
+    steps = min(pieces, BORDERS_MAX) if border is not None else 1
+    edges = [span.start]
+    for step in range(1, steps):
+        assert border is not None
+        offset = border(span, max(1, span.size_bytes * step // steps))
+        edges.append(min(max(offset, edges[-1]), span.stop))
+    edges.append(span.stop)
+    weights: dict[tuple[int, int], int] = {}  # the steps of each run of blocks
+    waiting = 0
+    for start, stop in pairwise(edges):
+        waiting += 1
+        if stop > start:
+            weights[start, stop], waiting = waiting, 0
+    last = next(reversed(weights))
+    weights[last] += waiting
+    parts = []
+    for (start, stop), weight in weights.items():
+        number = min(stop - start, max(1, round(weight * pieces / steps)))
+        size = span.size_bytes * weight // steps
+        parts += _even(span._replace(start=start, stop=stop, size_bytes=size), number)
+    return parts
+
+
+def _even(span: OffsetRange, pieces: int) -> list[OffsetRange]:
+    """Cut a span into pieces with as many messages."""
+    count = span.stop - span.start
+    edges = [span.start + count * i // pieces for i in range(pieces + 1)]
+    return [
+        OffsetRange(span.topic, start, stop, span.size_bytes // pieces, span.uuid)
+        for start, stop in pairwise(edges)
+    ]
+
+
+def _at_least(parts: list[OffsetRange], least: int) -> list[OffsetRange]:
+    """Halve the partitions with the most messages until there are enough."""
+    while len(parts) < least:
+        most = max(range(len(parts)), key=lambda at: parts[at].stop - parts[at].start)
+        parts[most : most + 1] = _even(parts[most], 2)
     return parts
 
 
@@ -314,7 +368,10 @@ class _Plan:
         return OffsetRange(topic, start, stop, size_bytes, extent.uuid)
 
     def _split(self, spans: list[OffsetRange]) -> list[OffsetRange]:
-        return split(spans, self._options.partitions_min)
+        def border(span: OffsetRange, size_bytes: int) -> int:
+            return self.logs.measure(span.topic, span.start, span.stop, size_bytes).offset
+
+        return split(spans, self._options.partitions_min, border=border)
 
 
 class BatchPlan(_Plan):
@@ -435,7 +492,8 @@ class StreamPlan(_Plan):
             first = max(first, planned.offsets[name])
         if first >= extent.head:
             return Behind(0, 0)
-        return Behind(extent.head - first, self.logs.measure(name, first, extent.head).bytes)
+        measured = self.logs.measure(name, first, extent.head)
+        return Behind(measured.messages, measured.bytes)
 
     def stop_at_present_head(self) -> None:
         """Exclude all later messages from this run (Trigger.AvailableNow)."""
@@ -537,7 +595,8 @@ class StreamPlan(_Plan):
     def partitions(self, start: StreamPosition, end: StreamPosition) -> list[OffsetRange]:
         """Return the ranges of the micro-batch's tasks.
 
-        The same positions give the same ranges, and a range gives the same messages.
+        The same positions give the same messages, and so does a range. The ranges may be cut
+        elsewhere if the index of a file was made again in the meantime.
         """
         spans = []
         for topic, stop in end.offsets.items():

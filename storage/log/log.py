@@ -587,6 +587,11 @@ class Log:
         """The offsets that the log skips because it was restored from a bucket, ascending."""
         return self._reader.damage.gaps
 
+    @property
+    def absent(self) -> Sequence[tuple[int, int]]:
+        """The offsets without a message, as (from, to): lost ones, and the gaps. Ascending."""
+        return [(hole.first_offset, hole.next_offset) for hole in self._reader.damage.holes]
+
     def skip(self, offset: int) -> int:
         """Return `offset`, or the end of the hole that contains it."""
         return self._reader.skip(offset)

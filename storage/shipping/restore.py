@@ -37,7 +37,7 @@ from crc32c import crc32c
 
 from ...transport.block.block import IN_GROUP
 from ..archive import archive_format
-from ..archive.archive_format import INDEX, segments_of
+from ..archive.archive_format import CHUNKS, INDEX, chunk_object, segments_of
 from ..archive.chunk_objects import ChunkObjects
 from ..archive.manifests import newest_manifest
 from ..bucket.bucket import Bucket, BucketAway, BucketRefuses, ObjectMissing
@@ -65,7 +65,6 @@ from ..log.log_format import (
     parse_chunk_name,
 )
 from ..row_changes import DELAYED, STATE, Frame, decode_frames, read_frames
-from ..state.channel_row import ChannelRow
 from ..state.state import StateBatch, StateStore, Table
 from ..state.store_builder import StoreBuilder
 from .tick_format import Piece
@@ -537,9 +536,18 @@ class TopicRestore:
     def _check_archived(self, rows: Mapping[int, ArchivedChunk], start: int) -> None:
         """Check that the bucket has the other chunks. The bytes in them are checked by zsq fsck."""
         objects = ChunkObjects(self._files, self._bucket)
+        uuid = self.shipped.uuid
+        names = {*self._bucket.names(f"{CHUNKS}/{uuid}/")}
         for row in self._missing_files(rows, start):
+            name = chunk_object(uuid, row.base_offset, row.crc)
+            if name not in names:
+                self.restored.problems.append(
+                    f"{self._bucket.url}/{name} is missing: it has the messages from offset "
+                    f"{row.base_offset} to {row.next_offset - 1}"
+                )
+                continue
             try:
-                objects.sums(self.shipped.uuid, row)
+                objects.sums(uuid, row)
             except BucketAway:
                 raise
             except StorageError as error:
@@ -567,7 +575,7 @@ class TopicRestore:
                 self.restored.gaps = (*self.restored.gaps, bad.hole)
                 self.restored.start = _behind(self.restored.start, [bad.hole])
                 self.restored.end = self.shipped.reserved
-            self._step_over(store, table)
+            self._begin_at_the_end(store)
         finally:
             store.close()
         if bad is not None:
@@ -585,19 +593,11 @@ class TopicRestore:
         keep_bytes(self._files, self._folder, bad, time.time_ns())
         self._files.sync_folder(self._folder)
 
-    def _step_over(self, store: Store, table: Table) -> None:
-        """Let the cursors step over the gaps, so that no channel counts them as unread."""
+    def _begin_at_the_end(self, store: Store) -> None:
+        """Commit the new end. In a topic without messages, the gap is before the first one."""
         end = self.restored.end
-        batch = StateBatch(applied_offset=end, synced_end=end)
-        for name, row in table.channels.items():
-            changed = stepped_over(row, self.restored.gaps)
-            if changed is not row:
-                batch.channel_puts[name] = changed
-        waiting = _behind(table.waiting, self.restored.gaps)
-        batch.waiting = waiting if waiting != table.waiting else None
-        # In a topic without messages, the gap is before the first one.
-        batch.start = end if self.restored.start == end else None
-        store.state.commit(batch)
+        start = end if self.restored.start == end else None
+        store.state.commit(StateBatch(applied_offset=end, synced_end=end, start=start))
 
     def _count(self, store: Store, table: Table) -> None:
         found = self.restored
@@ -639,37 +639,9 @@ def _complete(chunk: Chunk, unfinished: int) -> tuple[int, int, int]:
     return found
 
 
-def stepped_over(row: ChannelRow, gaps: Sequence[Hole]) -> ChannelRow:
-    """Return the row of a channel that steps over these gaps, as if the topic was emptied there."""
-    for gap in gaps:
-        spans = tuple((start, stop) for start, stop in row.emptied or ())
-        first, stop = max(gap.first_offset, row.next_offset), gap.next_offset
-        if first >= stop or any(low <= first and stop <= high for low, high in spans):
-            continue
-        moved = row.next_offset >= first
-        row = replace(
-            row,
-            next_offset=stop if moved else row.next_offset,
-            begin=None if row.begin is None else row.begin + stop - first,
-            emptied=row.emptied if moved else _joined((*spans, (first, stop))),
-        )
-    return row
-
-
 def _behind(offset: int, gaps: Sequence[Hole]) -> int:
     """Return the offset, or the end of the gap that contains it."""
     for gap in gaps:
         if gap.first_offset <= offset < gap.next_offset:
             return gap.next_offset
     return offset
-
-
-def _joined(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return the ranges, ascending, with those joined that touch each other."""
-    found: list[tuple[int, int]] = []
-    for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], stop))
-        else:
-            found.append((start, stop))
-    return tuple(found)

@@ -444,6 +444,7 @@ class Copy(NamedTuple):
 
 
 COPY_NAME: Final = "shipping.json"
+STANDBY_NAME: Final = "standby.json"  # the same file in the directory of a standby
 
 
 def encode_copy(found: Copy) -> bytes:

@@ -25,7 +25,7 @@ from crc32c import crc32c
 
 from ...transport.wire.codec import pack_value
 from .. import documents
-from ..errors import Damaged, Unreadable
+from ..errors import Damaged, ForeignDirectory, Unreadable
 from ..files import Files
 from ..log.log_format import TEMPORARY_SUFFIX
 from .state_rows import (
@@ -153,9 +153,9 @@ def _head(data: bytes) -> tuple[_Head, int]:
     if not isinstance(head, dict):
         raise Damaged("the snapshot's head is damaged")
     if head.get("zsq") != "state snapshot" or head.get("version") != SNAPSHOT_VERSION:
-        raise Damaged(
+        raise ForeignDirectory(
             f"the snapshot has format version {head.get('version')}, and this zsq reads only "
-            f"version {SNAPSHOT_VERSION}"
+            f"version {SNAPSHOT_VERSION}; use a newer zsq"
         )
     return cast("_Head", head), len(line) + 1 + _CHECKSUM_BYTES
 
@@ -228,7 +228,8 @@ def write_snapshot(files: Files, directory: str, data: bytes) -> None:
 def read_snapshot(files: Files, directory: str) -> Snapshot | None:
     """Return the snapshot, or None if there is none.
 
-    Raises `Damaged` if it is damaged. Raises `Unreadable` if the disk could not read it. That may
+    Raises `Damaged` if it is damaged, and `ForeignDirectory` if another version wrote it: a rebuild
+    without it would drop what it has. Raises `Unreadable` if the disk could not read it. That may
     be a temporary failure, so the caller must not continue without the snapshot.
     """
     path = f"{directory}/{SNAPSHOT_NAME}"
@@ -240,6 +241,8 @@ def read_snapshot(files: Files, directory: str) -> Snapshot | None:
         raise Unreadable(f"{path} cannot be read: {error}") from error
     except Damaged as error:
         raise Damaged(f"{path}: {error}") from error
+    except ForeignDirectory as error:
+        raise ForeignDirectory(f"{path}: {error}") from error
 
 
 def commits_of_snapshot(files: Files, directory: str) -> int:
@@ -254,7 +257,7 @@ def commits_of_snapshot(files: Files, directory: str) -> int:
             if files.exists(path)
             else 0
         )
-    except (OSError, Damaged, ValueError, KeyError, TypeError, OverflowError):
+    except (OSError, Damaged, ForeignDirectory, ValueError, KeyError, TypeError, OverflowError):
         return 0
 
 
@@ -262,6 +265,6 @@ def check_snapshot(files: Files, directory: str) -> list[str]:
     """Return the defects of the snapshot as sentences."""
     try:
         read_snapshot(files, directory)
-    except (Damaged, Unreadable) as error:
+    except (Damaged, ForeignDirectory, Unreadable) as error:
         return [str(error)]
     return []

@@ -435,7 +435,7 @@ def _told(
 def _good_snapshot(files: Files, directory: str, uuid: bytes) -> tuple[Snapshot | None, str]:
     try:
         snapshot = read_snapshot(files, directory)
-    except (Damaged, ForeignDirectory) as error:
+    except Damaged as error:
         return None, str(error)
     if snapshot is None:
         return None, "there is no snapshot"

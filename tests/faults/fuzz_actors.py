@@ -172,6 +172,7 @@ class ChannelRig:
             "deferred": (0, 0, 0),
             "holes": ((2, 2, 1, 0),),
             "more": False,
+            "gaps": (),
         }
         told = ChannelStart(
             channel="c", closed=False, topic_name="t", uuid="00" * 16, front="front", topic="topic", storage="storage", scan="scan"

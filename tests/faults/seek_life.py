@@ -331,7 +331,8 @@ class SeekLife(Life):
         if NAME not in table.channels:
             return {}
         holes = [*self.store.state.holes(NAME)]
-        opened = OpenedChannel(table.channels[NAME], holes, (0, 0, 0), self.log.start, self.log.end)
+        row, start, end = table.channels[NAME], self.log.start, self.log.end
+        opened = OpenedChannel(row, holes, (0, 0, 0), start, end, gaps=())
         delivery = make_delivery(8, NAME, opened)
         delivery.subscribe(Subscriber(CONSUMER, "one", READY, FAR_NS, FAR_NS, 0, 0))
         blocks = self.read_all()

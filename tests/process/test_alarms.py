@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import zsq_command
 from support.broker import Broker, kill, wait_for
 from support.receivers import Hook
 
@@ -218,3 +219,81 @@ def test_a_command_that_hangs_ends_with_the_broker(starts: Starts, tmp_path: Pat
         20,
         "the end of all it started",
     )
+
+
+def fill(broker: Broker, topic: str) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        for _ in range(100):
+            producer.publish(topic, b"x" * 1_000_000)
+
+
+def rows(broker: Broker) -> list[tuple[str, str, str]]:
+    return [(row["topic"], row["channel"], row["figure"]) for row in stats(broker)["alarms"]]
+
+
+def test_the_sums_of_a_topic_and_of_the_broker_raise_alarms(starts: Starts) -> None:
+    """No channel is above its threshold, but all together are."""
+    broker = starts("--alarm-depth", "9", "--alarm-topic-depth", "30", "--alarm-total-depth", "40")
+    for topic in ("one", "two"):
+        for number in range(4):
+            channel_of(broker, topic, f"c{number}")
+    publish(broker, "one", 8)
+    publish(broker, "two", 3)
+    wait_for(lambda: rows(broker) == [("", "", "depth"), ("one", "", "depth")], 30, "two alarms")
+    with zsq.Admin(broker.ipc) as admin:
+        assert zsq_command.run_text("--url", broker.ipc, "alarms").stdout.count("raised since") == 2
+        assert "alarm: one: depth 32 (alarm above 30)" in admin.stats("one")["topics"][0]["health"]
+        for number in range(4):
+            admin.empty("one", f"c{number}")
+    wait_for(lambda: rows(broker) == [], 30, "the end of both")
+
+
+def test_a_message_that_holds_the_log_is_shown_and_raises_an_alarm(starts: Starts) -> None:
+    """One unfinished message keeps all later files, although nothing waits."""
+    broker = starts("--alarm-held-bytes", "100KiB", "--keep-bytes", "0")
+    channel_of(broker, "t", "slow")
+    channel_of(broker, "t", "quick")
+    with zsq.Producer(broker.ipc) as producer:
+        for _ in range(20):
+            producer.publish("t", b"x" * 10_000)
+    drain(broker, "t", "quick", 20)
+    with zsq.Consumer("t", "slow", url=broker.ipc) as consumer:
+        first = consumer.receive(20)
+        assert first is not None
+        first.requeue(3600)
+        for _ in range(19):
+            message = consumer.receive(20)
+            assert message is not None
+            message.finish()
+    wait_for(lambda: rows(broker) == [("t", "", "held_bytes")], 30, "the alarm")
+    (row,) = stats(broker, "t")["topics"]
+    assert (row["held_by"], row["held_offset"], row["depth"]) == ("slow", 0, 0)
+    assert row["held_bytes"] > 200_000
+    assert row["oldest_message_age_s"] > 0
+    shown = zsq_command.run_text("--url", broker.ipc, "topic", "show", "t").stdout
+    assert f"held       {row['held_bytes']:,} bytes by channel slow, from offset 0 on" in shown
+    with zsq.Admin(broker.ipc) as admin:
+        admin.empty("t", "slow")
+    wait_for(lambda: rows(broker) == [], 30, "the end of the alarm")
+    assert stats(broker, "t")["topics"][0]["held_by"] == ""
+
+
+def test_alarms_about_the_bucket_and_about_topics_are_in_the_same_list(
+    starts: Starts, tmp_path: Path
+) -> None:
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    broker = starts("--bucket", f"file://{bucket}", "--bucket-lag", "100ms")
+    publish(broker, "t", 1)
+    bucket.rename(tmp_path / "away")
+    publish(broker, "t", 1)
+    wait_for(lambda: ("", "", "bucket") in rows(broker), 60, "the alarm about the bucket")
+    (row,) = [row for row in stats(broker)["alarms"] if row["figure"] == "bucket"]
+    assert row["text"] in zsq_command.run_text("--url", broker.ipc, "alarms").stdout
+    (tmp_path / "away").rename(bucket)
+    wait_for(lambda: ("", "", "bucket") not in rows(broker), 60, "the end of the alarm")
+    with zsq.Admin(broker.ipc) as admin:
+        admin.configure_topic("t", max_bytes=8 << 20, when_full="reject")
+    with pytest.raises(zsq.Refused, match="E_TOPIC_FULL"):
+        fill(broker, "t")
+    wait_for(lambda: ("t", "", "health") in rows(broker), 30, "the alarm about a full topic")

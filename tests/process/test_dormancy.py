@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.broker import Broker, wait_for
+from support.samples import Samples
 
 import zsq
 from zsq.transport.errors import E_NOT_EMPTY, E_NOT_FOUND, NotFound, Refused
@@ -301,3 +302,17 @@ def test_after_a_kill_all_topics_start(tmp_path: Path) -> None:
         assert bodies(one, "kept", 3) == [b"0", b"1", b"2"]
     finally:
         one.close()
+
+
+def test_the_figures_stay_while_a_topic_wakes(sleepy: Broker) -> None:
+    filled(sleepy, "figures", 7)
+    with zsq.Admin(sleepy.ipc) as admin, Samples(sleepy, "figures") as samples:
+        wait_for(lambda: samples.count, what="a sample of the sleeping topic")
+        admin.peek("figures", "c")
+        wait_for(
+            lambda: topic_row(sleepy, "figures")["channels"][0]["health"] == "OK",
+            what="a channel that has reported",
+        )
+        seen = samples.count
+        wait_for(lambda: samples.count > seen + 2, what="more samples")
+    assert samples.found == {(7, 7, 7)}

@@ -87,6 +87,25 @@ def test_a_channel_whose_messages_are_not_known_is_not_deleted(broker: Broker) -
             assert message.body == b"precious"
 
 
+def test_a_broker_that_begins_tells_of_a_channel_when_it_knows_it(broker: Broker) -> None:
+    """Over ipc it answers before it is ready. What is stored is never "not found" or empty then."""
+    names = [f"t{number}" for number in range(10)]
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        for name in names:
+            admin.create_channel(name, "c")
+            producer.publish_many(name, [b"x"] * 3)
+    assert broker.stop() == 0
+    broker.launch()
+    with zsq.Admin(broker.ipc, timeout=60) as admin:
+        for name in reversed(names):
+            (row,) = admin.stats(name, "c")["topics"]
+            (channel,) = row["channels"]
+            assert (row["head"], channel["depth"], channel["health"]) == (3, 3, "OK")
+        with pytest.raises(zsq.NotFound):
+            admin.stats(names[0], "d")
+    broker.wait_ready()
+
+
 def test_questions_make_no_topics(broker: Broker) -> None:
     """Requests about names that do not exist are answered, and nothing is created or kept."""
     with zsq.Admin(broker.ipc) as admin:

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,44 @@ def test_a_handover_loses_nothing_and_can_be_done_again(pair: Pair) -> None:
     assert pair.read(pair.one.tcp) == list(range(102))
 
 
+def test_offsets_that_takeovers_skipped_count_nowhere(pair: Pair) -> None:
+    """Each takeover skips offsets. They are no messages that wait, came, or were lost."""
+    with zsq.Admin(pair.one.tcp, timeout=20) as admin:
+        admin.create_channel(TOPIC, "old")
+    for broker, successor in ((pair.one, pair.two), (pair.two, pair.one)):
+        wait_for(partial(_is_followed, broker), 40, what="the primary knows its standby")
+        assert zsq_command.run_text("--url", broker.tcp, "handover").returncode == 0
+        successor.wait_ready()
+        pair.publish(2, successor.tcp)
+    url = pair.one.tcp
+    with zsq.Admin(url, timeout=20) as admin:
+        admin.create_channel(TOPIC, "new", start="earliest")
+
+        def counts() -> dict[str, tuple[int, int]]:
+            (topic,) = admin.stats(TOPIC)["topics"]
+            assert topic["kept_count"] == 5 < topic["head"]
+            rows = {row["channel_name"]: row for row in topic["channels"]}
+            assert not any(row["lost_count"] + row["dropped_count"] for row in rows.values())
+            return {name: (row["depth"], row["message_count"]) for name, row in rows.items()}
+
+        wait_for(lambda: counts() == {"old": (5, 5), "new": (5, 5)}, what="counts of messages")
+        metrics = httpx.get(f"http://127.0.0.1:{pair.one.http}/metrics").text
+        depths = [line for line in metrics.splitlines() if line.startswith("zsq_channel_depth{")]
+        assert [line.split()[-1] for line in depths] == ["5.0", "5.0"]
+        with zsq.Reader(TOPIC, url=url, timeout=20) as reader:
+            assert reader.measure(0).messages == 5
+        for channel in ("old", "new"):
+            with zsq.Consumer(TOPIC, channel, url=url, timeout=20) as consumer:
+                for _ in range(3):
+                    message = consumer.receive(20)
+                    assert message is not None
+                    message.finish(sync=True)
+        wait_for(lambda: counts() == {"old": (2, 5), "new": (2, 5)}, what="counts of messages")
+        admin.seek(TOPIC, "new", "earliest")
+        wait_for(lambda: counts()["new"][0] == 5, what="counts of messages")
+        assert 8 <= counts()["new"][1] <= 10, "with those that the consumer held"
+
+
 def test_the_schedules_go_on_at_the_standby(pair: Pair) -> None:
     """The new primary has the schedules, and knows what the old one has published of each."""
     with zsq.Admin(pair.one.tcp, timeout=20) as admin:
@@ -199,6 +238,10 @@ def _zombies(parent: int) -> list[str]:
 def _shipping(broker: Broker) -> str:
     with zsq.Admin(broker.tcp, timeout=10) as admin:
         return str(admin.stats()["bucket"]["shipping"])
+
+
+def _is_followed(broker: Broker) -> bool:
+    return _standbys(broker) == 1
 
 
 def _standbys(broker: Broker) -> int:
@@ -294,6 +337,31 @@ def test_two_standbys_of_an_empty_bucket_begin_a_broker(tmp_path: Path) -> None:
             producer.publish(TOPIC, b"x")
         two.launch()
         two.wait_said("follows file://")
+    finally:
+        one.close()
+        two.close()
+
+
+def test_a_list_that_fails_at_the_start_is_tried_again(tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    (bucket / "log").touch()  # so the list of ticks fails
+    more = ("--bucket", f"file://{bucket}")
+    two = Broker(tmp_path / "two", *more, "--first")
+    two.command = "standby"
+    one = Broker(tmp_path / "one", *more)
+    try:
+        two.launch()
+        two.wait_said("cannot find out whether the bucket is empty")
+        (bucket / "log").unlink()
+        one.start()
+        two.wait_said("follows file://")
+        assert two.stop() == 0
+        serve = Broker(tmp_path / "two")
+        serve.launch()
+        assert serve.process is not None
+        assert serve.process.wait(20) == 1
+        assert "is the directory of a standby: start it with `zsq standby`" in serve.log.read_text()
     finally:
         one.close()
         two.close()

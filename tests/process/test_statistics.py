@@ -7,7 +7,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
 from support.broker import Broker, kill, wait_for
+from support.samples import Samples
 from support.stages import TOPIC, write
 
 import zsq
@@ -198,6 +200,33 @@ def test_counters_outlive_the_channels_process(broker: Broker) -> None:
         assert after["rates"].get("finish_count", 0.0) == 0.0, (
             "what was counted before is no growth"
         )
+
+
+@pytest.mark.parametrize("kind", ["channel", "topic"])
+def test_the_figures_stay_while_a_killed_process_is_started_again(
+    broker: Broker, kind: str
+) -> None:
+    """A dashboard or an autoscaler would act on a depth of 0 that lasts only for a moment."""
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_channel(TOPIC, "c")
+        published(broker, 100)
+        wait_for(lambda: row(admin, "c")["depth"] == 100, what="the depth")
+        wait_for(lambda: overview_depth(admin) == 100, what="the depth in the overview")
+        (before,) = broker.pids(kind)
+        with Samples(broker, TOPIC) as samples:
+            kill(before)
+            wait_for(lambda: before not in broker.pids(kind), what="a new process")
+            wait_for(lambda: row(admin, "c")["health"] == "OK", what="a channel that has reported")
+            seen = samples.count
+            wait_for(lambda: samples.count > seen + 2, what="more samples")
+        assert samples.found == {(100, 100, 100)}
+
+
+def overview_depth(admin: zsq.Admin) -> int:
+    view = admin.overview()
+    return int(
+        dict(zip(view["channel_fields"], view["topics"][TOPIC][1]["c"], strict=True))["depth"]
+    )
 
 
 def finish(consumer: zsq.Consumer, count: int) -> None:

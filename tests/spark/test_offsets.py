@@ -5,6 +5,7 @@ partitions.
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -106,3 +107,33 @@ def test_ranges_are_split_by_bytes_and_by_the_wanted_number() -> None:
     ]
     assert len(split([OffsetRange("a", 0, 10), OffsetRange("b", 0, 30)], 8)) == 8
     assert split([OffsetRange("a", 5, 5)]) == []
+
+
+@pytest.mark.parametrize("pieces", [2, 4, 7, 300])
+def test_partitions_have_about_the_same_bytes(pieces: int) -> None:
+    """The first half of the messages has a tenth of the bytes."""
+    sizes = [1] * 5_000 + [9] * 5_000
+
+    def border(span: OffsetRange, size_bytes: int) -> int:
+        offset, total = span.start, 0
+        while offset < span.stop and total + sizes[offset] <= size_bytes:
+            total += sizes[offset]
+            offset += 1
+        return offset
+
+    parts = split([OffsetRange("a", 0, 10_000, sum(sizes))], pieces, border=border)
+    assert (parts[0].start, parts[-1].stop) == (0, 10_000)
+    assert all(one.stop == other.start for one, other in pairwise(parts))
+    assert len(parts) >= pieces
+    mean = sum(sizes) / len(parts)
+    assert max(sum(sizes[part.start : part.stop]) for part in parts) < 1.5 * mean
+
+
+def test_a_large_block_is_cut_by_its_messages() -> None:
+    def border(span: OffsetRange, size_bytes: int) -> int:
+        return 100 if size_bytes < 900 else 110  # the second block has nine tenths of the bytes
+
+    parts = split([OffsetRange("a", 0, 110, 1_000)], 10, border=border)
+    assert [part.stop - part.start for part in parts] == [100, 1, 1, 1, 1, 1, 1, 1, 1, 2]
+    small = split([OffsetRange("a", 0, 3, 1_000)], 3, border=lambda span, size: 2)
+    assert [(part.start, part.stop) for part in small] == [(0, 1), (1, 2), (2, 3)]

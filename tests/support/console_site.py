@@ -105,7 +105,7 @@ class FakeSource:
         if topic not in self.topics:
             raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
         rows = [
-            {**CHANNEL, "channel_name": name, "rates": {}, "drain_s": 0}
+            {**CHANNEL, "channel_name": name, "rates": {}, "drain_s": 0, "depth": 10}
             for name in self.topics[topic]
         ]
         own = {
@@ -114,6 +114,7 @@ class FakeSource:
             "closed": "",
             "head": 10,
             "start": 0,
+            "kept_count": 10,
             "log_bytes": 100,
             "stages": 0,
         }

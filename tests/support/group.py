@@ -34,6 +34,14 @@ def made_with(child: Child) -> NewChannelSettings:
     return child.spec.start.made_with
 
 
+class GroupPulses(SimpleNamespace):
+    """A topic as the statistics see it: its processes with their pulses, and no predecessors."""
+
+    def reporter(self, channel: str = "") -> Child | None:
+        found: Child | None = self.channels.get(channel) if channel else self.topic
+        return found
+
+
 class Broker:
     """A fake that the group uses as its `Processes`, and that the handlers of commands use as the
     state of the broker.

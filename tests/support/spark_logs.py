@@ -64,6 +64,7 @@ class MadeUp:
             size,
             start + max(1, min(stop - start, bytes_max // MESSAGE_BYTES)),
             *self.extent(topic)[:2],
+            stop - start,
         )
 
     def close(self) -> None:

@@ -246,6 +246,7 @@ class FakeBroker:
                 "offset": offset,
                 "start": 0,
                 "head": self.head,
+                "messages": end - message.start,
             },
         )
 

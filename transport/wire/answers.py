@@ -123,10 +123,12 @@ class Place(Ends):
 class Size(Ends):
     """`bytes`: the approximate number of bytes between two offsets.
 
-    `offset`: the offset at which about `bytes_max` of these bytes end.
+    `offset`: the offset at which about `bytes_max` of these bytes end. `messages`: the number of
+    messages that exist between the two.
     """
 
     bytes: int
+    messages: int
 
 
 class HeldRow(TypedDict):

@@ -16,6 +16,7 @@ from ....transport.errors import (
     E_BAD_COMMAND,
     E_CLOSING,
     E_NOT_FOUND,
+    E_TOPIC_FAILED,
     NotFound,
     Refused,
     UsageError,
@@ -452,7 +453,21 @@ class Commands:
 
     def _stats(self, message: p.Stats) -> None:
         group = self._group(message.topic, create=False) if message.topic else None
+        if group is None or group.settled() or group.has_reported():
+            self._tell_stats(message, group)
+        else:
+            # Its channels and figures are not known yet. A start that fails is in the answer.
+            group.rouse(lambda error: self._again(self._stats_of, message, None))
+
+    def _stats_of(self, message: p.Stats) -> None:
+        self._tell_stats(message, self._group(message.topic, create=False))
+
+    def _tell_stats(self, message: p.Stats, group: TopicGroup | None) -> None:
         if message.channel and group is not None and message.channel not in group.channels:
+            if group.state is not GroupState.UP and not group.has_reported():
+                raise Refused(
+                    E_TOPIC_FAILED, f"topic {message.topic!r} {group.state.value}: {group.failure}"
+                )
             raise NotFound(
                 E_NOT_FOUND,
                 f"channel {message.channel!r} of topic {message.topic!r} does not exist",

@@ -30,6 +30,10 @@ EARLY_NS: Final = 2 * _NS
 RETENTION_NS: Final = 3_600 * _NS
 NEVER: Final = 1 << 62
 _RATES: Final = frozenset({"rates", "rates_recent"})
+_OF_PROCESS: Final = frozenset({
+    "appends", "alarms", "state_alarm", "delayed_alarm", "delayed_full", "disk_full", "topic_full", "ship_refused",
+    "dead_letter_alarm", "deferred_full",
+})  # fmt: skip
 
 
 def is_unused(
@@ -77,6 +81,17 @@ def due_ns(storage: StoragePulse) -> int:
     It is `NEVER` if there are none.
     """
     return storage["delayed_next_due_ns"] - EARLY_NS if storage["delayed_count"] else NEVER
+
+
+def last_known(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the last pulse of a process that has ended, until the next process reports.
+
+    Its counts are better than none. Its troubles ended with it.
+    """
+    found = {name: value for name, value in at_rest(stats).items() if name not in _OF_PROCESS}
+    if "storage" in found:
+        found["storage"] = last_known(found["storage"])
+    return found
 
 
 def at_rest(stats: Mapping[str, Any]) -> dict[str, Any]:

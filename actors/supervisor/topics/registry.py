@@ -40,6 +40,7 @@ from typing import Any, Final
 from ....storage.errors import ForeignDirectory, Locked, is_full
 from ....storage.files import Files
 from ....storage.log.log_format import TEMPORARY_SUFFIX
+from ....storage.shipping.tick_format import STANDBY_NAME
 from ....transport.errors import E_DISK_FULL, E_INTERNAL, Refused
 from ....transport.names import is_ephemeral
 from ....transport.settings import MAX_BYTES_MIN
@@ -282,6 +283,11 @@ class Registry:
                 f"{self._data_dir} has lost its {REGISTRY_NAME}: restore it from a backup, or "
                 "rebuild it from the other files with"
                 f" `zsq fsck {self._data_dir} --repair`"
+            )
+        if STANDBY_NAME in present:
+            raise ForeignDirectory(
+                f"{self._data_dir} is the directory of a standby: start it with `zsq standby`, or "
+                "choose another directory for a new broker"
             )
         if present - _OURS:
             raise ForeignDirectory(

@@ -19,8 +19,11 @@ of an import is the digest of what was taken over. Its `state` is `begun` or
 The checksum is CRC-32C, in 8 hex digits, of all other keys as JSON with sorted keys and without
 spaces (ASCII). It covers the content of the file and not its layout. It is computed in the same way
 in every version, so an unknown version can be distinguished from a damaged version number. A file
-without a checksum is accepted once. Earlier versions wrote such files, and a person can edit the
-file that way.
+without a checksum is accepted once, because a person can edit the file that way.
+
+A newer ZSQ may write other keys and values. So a file whose checksum is right is never called
+damaged: a version, a key or a value that this ZSQ does not know is refused by name, and no repair
+touches the file. Every version writes a checksum, so in a file without one it is a mistake.
 
 Rejected: a checksum after the JSON text, as in a topic's identity file. JSON tools could not read
 such a file.
@@ -64,7 +67,7 @@ _LATER: Final = frozenset({"dead_letters_of", "part_of", "hold", "schedules"})
 class RegistryDamaged(ForeignDirectory):
     """The file exists, but its content is not what was written.
 
-    A file of an unknown version raises only `ForeignDirectory`, because no repair can help.
+    A file of another version raises only `ForeignDirectory`: a repair would drop what it has.
     """
 
 
@@ -181,8 +184,8 @@ def checksum(data: Mapping[str, object]) -> str:
 def decode(raw: bytes, path: str) -> Content:
     """Decode the file.
 
-    Raises `RegistryDamaged`, which names the first wrong key, or `ForeignDirectory` if the version
-    is unknown.
+    Raises `RegistryDamaged`, which names the first wrong key, or `ForeignDirectory` if another
+    version of ZSQ wrote it.
     """
     try:
         loaded = documents.loads(raw, parse_constant=_refuse)
@@ -202,8 +205,16 @@ def decode(raw: bytes, path: str) -> Content:
             raise ForeignDirectory(
                 f"{path} has version {version}; this zsq reads only version {VERSION}: upgrade zsq"
             )
+    except _WrongError as error:
+        raise RegistryDamaged(f"{path} is damaged: {error}") from None
+    try:
         return _content(data)
     except _WrongError as error:
+        if CHECKSUM in data:
+            raise ForeignDirectory(
+                f"{path} is whole, but this zsq cannot read it: {error}; another version of zsq "
+                "wrote it, so use that one"
+            ) from None
         raise RegistryDamaged(f"{path} is damaged: {error}") from None
 
 

@@ -66,7 +66,7 @@ def sleepers_of(
             continue
         storage = {**storage_pulse(group), **_STORAGE_COUNTS}
         topic: dict[str, Any] = {**topic_pulse(group), **_COUNTS, "storage": storage}
-        channels = {name: {**channel_pulse(child)} for name, child in group.channels.items()}
+        channels = {name: {**channel_pulse(group, name)} for name in group.channels}
         with contextlib.suppress(OSError):
             files = digest_of(folder(group.row))
             found[group.name] = Sleeper(group.row.uuid, files, topic, channels)

@@ -58,13 +58,14 @@ from ...runtime.child import (
 )
 from ...runtime.process_table import Child
 from ...runtime.processes import Processes
+from ...runtime.pulses import ChannelPulse, TopicPulse
 from ...settings import channel_settings, options
 from ...settings.channel_settings import check_same
 from ...settings.closing import to_consumers, to_publishers
 from ...settings.options import ServeOptions
 from ...settings.starts import ChannelStart, StorageStart, TopicStart, channel_of
-from ...statistics.broker_view import GroupState, channel_pulse, storage_pulse, topic_pulse
-from .dormancy import at_rest, due_ns, is_unused, sleep_ns
+from ...statistics.broker_view import GroupState, storage_pulse, topic_pulse
+from .dormancy import at_rest, due_ns, is_unused, last_known, sleep_ns
 from .registry import Registry
 from .registry_format import TopicRow
 
@@ -250,6 +251,8 @@ class TopicGroup:
         self._asleep = 0  # ASLEEP: how many processes it had
         # Requests that wait until no process of the topic is starting.
         self._settling: list[Then] = []
+        # The processes that have ended, by channel ("": the topic's), with their last pulses.
+        self._predecessors: dict[str, Child] = {}
 
     @property
     def is_dormant(self) -> bool:
@@ -300,6 +303,25 @@ class TopicGroup:
     def failed_channels(self) -> frozenset[str]:
         return frozenset(self._failed_channels)
 
+    def reporter(self, channel: str = "") -> Child | None:
+        child = self.channels.get(channel) if channel else self.topic
+        reported = child is not None and ("next_offset" if channel else "storage") in child.stats
+        return child if reported else self._predecessors.get(channel, child)
+
+    def has_reported(self) -> bool:
+        """Return True if the topic and its channels were up since the broker began.
+
+        Until then, neither all channels nor their figures are known.
+        """
+        reporters = [self.reporter(), *map(self.reporter, self.channels)]
+        return all(one is not None and one.stats for one in reporters)
+
+    def _note_end(self, channel: str, child: Child) -> None:
+        """Keep what an ended process has reported ("" for the topic's), for its successor."""
+        if child.stats:
+            known = last_known(child.stats)
+            self._predecessors[channel] = replace(child, stats=known, state="ended")
+
     def settled(self) -> bool:
         """Return True if no process of the topic is starting."""
         if self.state is GroupState.UP:
@@ -319,7 +341,10 @@ class TopicGroup:
         self._asked_ns = time.monotonic_ns()
         for name, child in self.channels.items():
             if child is not None and child.state == "ended":  # it ended when its topic fell asleep
+                self._note_end(name, child)
                 self.channels[name] = None
+        if self.topic is not None:
+            self._note_end("", self.topic)
         self._forget_ephemeral()
         numbers = [self._processes.new_key() for _ in range(5)]
         given = self._options()
@@ -544,6 +569,7 @@ class TopicGroup:
             return
         if channel and self.channels.get(channel) is child:
             self._starts.done(channel)
+            self._note_end(channel, child)
             self.channels[channel] = None
             self._events.channels_changed()
             if self.state is GroupState.UP and not self._not_made(channel, child.failure):
@@ -561,6 +587,7 @@ class TopicGroup:
             self._stop_next()
             return
         if FATE[child.spec.kind] == "topic_group" and child is self.topic:
+            self._note_end("", child)
             self.cause = child.failure or Failure(
                 Phase.RUN, "", f"{child.spec.title} (pid {child.pid}) ended"
             )
@@ -798,8 +825,16 @@ class TopicGroup:
         after_ns = int(self._options().sleep_after_s * 1e9)
         if not after_ns or now - self._asked_ns < after_ns or not self._is_quiet(now):
             return
-        channels = [channel_pulse(child) for child in self.channels.values()]
-        if not is_unused(topic_pulse(self), channels, now, after_ns):
+        # Pulses of processes that have ended do not count here.
+        if self.topic is None or not is_unused(
+            cast("TopicPulse", self.topic.stats),
+            [
+                cast("ChannelPulse", child.stats if child is not None else {})
+                for child in self.channels.values()
+            ],
+            now,
+            after_ns,
+        ):
             return
         storage = storage_pulse(self)
         if due_ns(storage) - time.time_ns() > after_ns:
@@ -890,6 +925,7 @@ class TopicGroup:
         self._starts.done(channel)
         self._new_settings.pop(channel, None)
         self.channels.pop(channel, None)
+        self._predecessors.pop(channel, None)
         self._tell(channel, ZsqError(E_CLOSING, f"channel {channel!r} was deleted"))
         self._failed_channels.discard(channel)
         self._events.channels_changed()

@@ -31,9 +31,10 @@ class ShownAlarms(TypedDict):
 @json_option
 @with_broker
 def alarms(as_json: bool, url: str, timeout: float) -> None:
-    """Show the backlog alarms that are raised now, the last notifications, and their receivers.
+    """Show the alarms that are raised now, the last notifications, and their receivers.
 
-    Thresholds are set by zsq serve --alarm-depth and --alarm-age, and for one channel by zsq
+    Alarms are about backlogs, the health of topics, the disk, the bucket and the settings.
+    Thresholds are set by zsq serve --alarm-depth and similar options, and for one channel by zsq
     channel set --alarm-depth and --alarm-age.
     """
     from ....transport.client.blocking.client import Admin
@@ -54,7 +55,7 @@ def alarms(as_json: bool, url: str, timeout: float) -> None:
 def describe_alarms(found: ShownAlarms) -> str:
     """Return the lines for users."""
     lines = [
-        f"raised since {_time(row['raised_ns'])}  {_figure(row)}" for row in found["raised"]
+        f"raised since {_time(row['raised_ns'])}  {row['text']}" for row in found["raised"]
     ] or ["no alarm is raised"]
     recent = found["recent"][-RECENT_SHOWN:]
     if recent:
@@ -72,17 +73,6 @@ def describe_alarms(found: ShownAlarms) -> str:
             + (f"; last error: {row['trouble']}" if row["trouble"] else "")
         )
     return "\n".join(lines)
-
-
-def _figure(row: RaisedAlarm) -> str:
-    if "text" in row:  # the alarm about a full disk, which belongs to no channel
-        return row["text"]
-    where = f"{row['topic']}/{row['channel']}"
-    if row["figure"] == "depth":
-        return f"{where}: depth {row['value']:,} (alarm above {row['threshold']:,})"
-    return (
-        f"{where}: oldest message {row['value']:,.0f} s old (alarm above {row['threshold']:,g} s)"
-    )
 
 
 def _time(time_ns: int) -> str:

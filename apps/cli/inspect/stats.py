@@ -62,9 +62,10 @@ def stats(
         return
     console = wide_console()
     grids = [chunk_grid(str(topic), found)] if chunks else None
+    is_one = topic is not None and not chunks and len(found["topics"]) == 1
     if not chunks:
-        say(head(found) + nothing(found, topic))
-    for table in tables(found, whole=topic is None, width=console.width, grids=grids):
+        say(head(found) + (about_one(found) if is_one else "") + nothing(found, topic))
+    for table in tables(found, topic is None, is_one, console.width, grids):
         console.print(table)
     for line in [] if chunks else troubles(found):
         say(line)
@@ -110,6 +111,40 @@ def _of_bucket(found: BucketStats | None) -> str:
     return f"bucket {found['url']}: {', '.join(parts)}\n"
 
 
+def about_one(found: BrokerStats) -> str:
+    """Return the lines about the only topic, which need less room than a table."""
+    (row,) = found["topics"]
+    p99 = _latency(row, 0.99)[0]
+    counts = [
+        f"{row['message_count']:,} published ({row['message_bytes']:,} bytes)",
+        f"{row['depth']:,} wait for a channel or an unpause",
+        f"offsets {row['start']:,} to {row['head']:,}",
+    ]
+    speed = [
+        f"{row['log_bytes']:,} bytes on disk",
+        f"{_rate(row, 'message_count')}/s in",
+        f"oldest unfinished {_age(row.get('oldest_message_age_s', 0))}",
+        *([f"p99 {p99}"] if p99 else []),
+        *([f"bucket lag {_ship_lag(row)}"] if row.get("shipping", _OFF) != _OFF else []),
+    ]
+    rare = _rare("topic", [row])
+    values: Mapping[str, object] = row
+    more = [
+        f"{title} {_number(values.get(name))}"
+        for name, title in zip(rare, _titles("topic", rare), strict=True)
+        if values.get(name)
+    ]
+    lines = [f"topic {row['topic_name']}: {_topic_state(row)}", ", ".join(counts), ", ".join(speed)]
+    return "\n".join([*lines, *([", ".join(more)] if more else []), ""])
+
+
+def _topic_state(topic: TopicStats) -> str:
+    closed = f"closed to {topic['closed']}" if topic.get("closed") else ""
+    flags = [name for name in ("paused", "asleep") if topic.get(name)]
+    state = [*filter(None, (closed, *flags, _word(topic)))]
+    return ", ".join([*(state or ["OK"]), f"sync {topic.get('sync', '?')}"])
+
+
 def nothing(found: BrokerStats, topic: str | None) -> str:
     """Return a sentence that replaces the tables of topics or channels if they are empty."""
     if not found["topics"]:
@@ -152,17 +187,19 @@ def _word(row: Mapping[str, object]) -> str:
 
 def tables(
     found: BrokerStats,
-    *,
     whole: bool,
+    is_one: bool = False,
     width: int = FILE_COLUMNS,
     grids: Sequence[Grid] | None = None,
 ) -> list[Table]:
     """Return the tables, `width` columns wide.
 
-    Processes are included only for the `whole` broker.
+    Processes are included only for the `whole` broker. With `is_one`, the topic has lines and not
+    a table (`about_one`), and its name is in no column.
     """
     if grids is None:
-        grids = [_topics(found), _channels(found), _counted(found), *_clients(found, width)]
+        grids = [] if is_one else [_topics(found)]
+        grids += [_channels(found, is_one), _counted(found, is_one), *_clients(found, width)]
         # Without the permission, the broker sends the rows of processes without names.
         processes = [row for row in found.get("processes", ()) if "name" in row]
         grids += [_processes(processes)] if whole and processes else []
@@ -238,9 +275,6 @@ def _topics(found: BrokerStats) -> Grid:
     lag = ("bucket lag",) if ships else ()
     grid = Grid("topics", ("topic",), (_STATE, *names, *lag, "in/s", "oldest age", "p99"))
     for topic in found["topics"]:
-        closed = f"closed to {topic['closed']}" if topic.get("closed") else ""
-        flags = [name for name in ("paused", "asleep") if topic.get(name)]
-        state = [*filter(None, (closed, *flags, _word(topic)))]
         speed = (
             _rate(topic, "message_count"),
             _age(topic.get("oldest_message_age_s", 0)),
@@ -248,7 +282,7 @@ def _topics(found: BrokerStats) -> Grid:
         )
         grid.add(
             topic["topic_name"],
-            ", ".join([*(state or ["OK"]), f"sync {topic.get('sync', '?')}"]),
+            _topic_state(topic),
             *(_number(topic.get(f, "")) for f in fields),
             *((_ship_lag(topic),) if ships else ()),
             *speed,
@@ -278,20 +312,10 @@ def _titles(level: Level, fields: Sequence[str]) -> list[str]:
     return [titles[field] for field in fields]
 
 
-def _channels(found: BrokerStats) -> Grid:
+def _channels(found: BrokerStats, is_one: bool) -> Grid:
     """Return the table with the present state of the channels."""
-    names = (
-        "depth",
-        "in flight",
-        "deferred",
-        "oldest",
-        "finished/s",
-        "drained in",
-        "p50",
-        "p99",
-        "consumers",
-    )
-    grid = Grid("channels", ("topic", "channel"), (_STATE, *names))
+    names = ("depth", "in flight", "deferred", "oldest age", "finished/s", "drained in")
+    grid = Grid("channels", _channel_names(is_one), (_STATE, *names))
     for topic, channel in _each_channel(found):
         state = filter(None, ("paused" if channel.get("paused") else "", _word(channel)))
         held = (
@@ -303,21 +327,31 @@ def _channels(found: BrokerStats) -> Grid:
             _rate(channel, "finish_count"),
             _drain(channel),
         )
-        end = (*_latency(channel, 0.5, 0.99), _number(channel.get("client_count", "")))
-        grid.add(topic, channel["channel_name"], ", ".join(state), *held, *speed, *end)
+        place = _channel_place(topic, channel, is_one)
+        grid.add(*place, ", ".join(state), *held, *speed)
     return grid
 
 
-def _counted(found: BrokerStats) -> Grid:
-    """Return the table with the counters of the channels."""
+def _channel_names(is_one: bool) -> tuple[str, ...]:
+    return ("channel",) if is_one else ("topic", "channel")
+
+
+def _channel_place(topic: str, channel: ChannelStats, is_one: bool) -> tuple[str, ...]:
+    name = channel["channel_name"]
+    return (name,) if is_one else (topic, name)
+
+
+def _counted(found: BrokerStats, is_one: bool) -> Grid:
+    """Return the table with the consumers, the counters and the latencies of the channels."""
     channels = _each_channel(found)
     common = (row.name for row in rows_of("channel") if row.title and not row.rare)
     fields = (*common, *_rare("channel", [channel for _, channel in channels]))
-    grid = Grid("messages of channels", ("topic", "channel"), _titles("channel", fields))
+    titles = ("consumers", *_titles("channel", fields), "p99")
+    grid = Grid("messages of channels", _channel_names(is_one), titles)
     for topic, channel in channels:
-        grid.add(
-            topic, channel["channel_name"], *(_number(channel.get(field, "")) for field in fields)
-        )
+        numbers = (_number(channel.get(field, "")) for field in ("client_count", *fields))
+        place = _channel_place(topic, channel, is_one)
+        grid.add(*place, *numbers, *_latency(channel, 0.99))
     return grid
 
 
@@ -371,7 +405,7 @@ def _clients(found: BrokerStats, width: int) -> list[Grid]:
     if not clients:
         return []
     shown = [row for row in rows_of("consumer") if row.title]
-    names = (*(row.title for row in shown), "finished/s", "p50", "p99")
+    names = (*(row.title for row in shown), "p99")
     whole = Grid("consumers", ("topic", "channel", "consumer"), names)
     parts: dict[tuple[str, str], Grid] = {}
     for topic, channel, client in clients:
@@ -379,8 +413,7 @@ def _clients(found: BrokerStats, width: int) -> list[Grid]:
             (topic, channel), Grid(f"consumers of {topic}/{channel}", ("consumer",), names)
         )
         name = str(client.get("client_id", ""))
-        figures = (_rate(client, "finish_count"), *_latency(client, 0.5, 0.99))
-        cells = (*(_number(client.get(row.name, "")) for row in shown), *figures)
+        cells = (*(_number(client.get(row.name, "")) for row in shown), *_latency(client, 0.99))
         whole.add(topic, channel, name, *cells)
         part.add(name, *cells)
     return [whole] if len(list(whole.tables(width))) == 1 else list(parts.values())

@@ -282,6 +282,10 @@ def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
         f"on disk    {found['log_bytes']:,} bytes, {found['finished_bytes']:,} of them finished "
         "by all channels"
     )
+    if found["held_by"]:
+        # The parts name their own channels and offsets.
+        where = "" if whole.parts else f", from offset {found['held_offset']} on"
+        say(f"held       {found['held_bytes']:,} bytes by channel {found['held_by']}{where}")
     if found["archived_chunks"] or found["unarchived_bytes"]:
         say(
             f"bucket     {found['archived_bytes']:,} bytes in {found['archived_chunks']:,} files; "
@@ -377,7 +381,7 @@ def held_by(found: TopicStats) -> str:
     The text is empty if the topic has no messages. It counts unfinished and delayed messages
     separately.
     """
-    messages, delayed = max(0, found["head"] - found["start"]), int(found.get("delayed_count") or 0)
+    messages, delayed = found["kept_count"], int(found.get("delayed_count") or 0)
     if not messages and not delayed:
         return ""
     left = left_in(found) - delayed

@@ -142,12 +142,12 @@ def redrive(
                 text = f"topic {dead_topic} has parts: redrive each of them, such as {first}"
                 raise UsageError(E_PARTS, text)
             row = found.row
-            begin, end = row["start"], row["head"]
+            end = row["head"]
             was_there = any(one["channel_name"] == CHANNEL for one in row["channels"])
             producer = stack.enter_context(Producer(url, timeout=timeout))
             run = Run(admin, producer, dead_topic, Redrive(to, channel, end))
             # If there are no dead letters, do not create a channel. It would keep all later ones.
-            if begin == end:
+            if not row["kept_count"]:
                 _tell(run, as_json)
                 return 0
             consumer = stack.enter_context(

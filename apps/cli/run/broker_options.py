@@ -183,6 +183,9 @@ def given_alarms(
     return AlarmOptions(
         depth=-1 if given.alarm_depth is None else given.alarm_depth,
         age_s=-1 if given.alarm_age is None else given.alarm_age,
+        topic_depth=-1 if given.alarm_topic_depth is None else given.alarm_topic_depth,
+        total_depth=-1 if given.alarm_total_depth is None else given.alarm_total_depth,
+        held_bytes=-1 if given.alarm_held_bytes is None else given.alarm_held_bytes,
         hold_s=HOLD_S if given.alarm_hold is None else given.alarm_hold,
         webhooks=given.alarm_webhook,
         webhook_token=secret(TOKEN, environment),

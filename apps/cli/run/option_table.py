@@ -204,6 +204,33 @@ class GivenOptions:
         "Raise an alarm when the oldest waiting message of a channel is older than this.",
         live=True,
     )
+    alarm_topic_depth: int | None = _row(
+        None,
+        _NUMBER,
+        (
+            "Raise an alarm when all channels of a topic together have more waiting messages "
+            "than this."
+        ),
+        live=True,
+    )
+    alarm_total_depth: int | None = _row(
+        None,
+        _NUMBER,
+        (
+            "Raise an alarm when all channels of the broker together have more waiting messages "
+            "than this."
+        ),
+        live=True,
+    )
+    alarm_held_bytes: int | None = _row(
+        None,
+        Value("SIZE", BoundedSize(0)),
+        (
+            "Raise an alarm when the oldest unfinished message of a topic holds more bytes of "
+            "its log than this."
+        ),
+        live=True,
+    )
     alarm_hold: float | None = _row(
         None,
         _TIME,

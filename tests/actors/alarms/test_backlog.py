@@ -19,8 +19,9 @@ from zsq.actors.alarms.backlog import (
     AlarmSubject,
     Event,
     Level,
+    Watched,
     as_json,
-    describe,
+    condition,
     level,
 )
 
@@ -43,7 +44,7 @@ class Watch:
         for value in values:
             self.now += 1
             told += self.alarms.see(
-                {DEPTH: (value, self.threshold)}, self.now * S, (9_000 + self.now) * S
+                {DEPTH: Watched(value, self.threshold)}, self.now * S, (9_000 + self.now) * S
             )
         return [event.event for event in told]
 
@@ -153,23 +154,56 @@ def test_the_alarm_of_a_removed_channel_is_cleared_if_it_was_raised(
 def test_each_figure_of_each_channel_is_one_alarm() -> None:
     found = Alarms(0)
     other = AlarmSubject("clicks", "billing", "depth")
-    events = found.see({DEPTH: (200, 100), AGE: (5.0, 60.0), other: (7, 5)}, S, S)
+    events = found.see(
+        {DEPTH: Watched(200, 100), AGE: Watched(5.0, 60.0), other: Watched(7, 5)}, S, S
+    )
     assert {event.place for event in events} == {DEPTH, other}
     assert len(found.raised()) == 2
 
 
 def test_an_alarm_is_described_in_json_and_in_text() -> None:
-    (event,) = Alarms(0).see({DEPTH: (1_234, 1_000)}, S, 9 * S)
+    (event,) = Alarms(0).see({DEPTH: Watched(1_234, 1_000)}, S, 9 * S)
     assert as_json(event) == {
         "event": "raised", "topic": "clicks", "channel": "archive", "figure": "depth", "value": 1_234, "threshold": 1_000,
         "raised_ns": 9 * S, "time_ns": 9 * S, "text": "raised: clicks/archive: depth 1,234 (alarm above 1,000)",
     }  # fmt: skip
-    assert (
-        describe(AGE, 61.25, 60.0) == "clicks/archive: oldest message 61.2 s old (alarm above 60 s)"
-    )
-    assert (
-        describe(AGE, None, 60.0) == "clicks/archive: oldest message unknown old (alarm above 60 s)"
-    )
+
+
+@pytest.mark.parametrize(
+    ("place", "watched", "text"),
+    [
+        (AGE, Watched(61.25, 60), "clicks/archive: oldest message 61.2 s old (alarm above 60 s)"),
+        (AlarmSubject("t", "", "depth"), Watched(2_000, 5), "t: depth 2,000 (alarm above 5)"),
+        (AlarmSubject("", "", "depth"), Watched(7, 5), "broker: depth 7 (alarm above 5)"),
+        (
+            AlarmSubject("t", "", "held_bytes"),
+            Watched(2_000, 5),
+            "t: unfinished messages hold 2,000 bytes (alarm above 5 bytes)",
+        ),
+        (AlarmSubject("t", "", "health"), condition("it is ill", "well"), "t: it is ill"),
+    ],
+)
+def test_a_raised_alarm_says_what_it_is_about(
+    place: AlarmSubject, watched: Watched, text: str
+) -> None:
+    found = Alarms(0)
+    (event,) = found.see({place: watched}, S, S)
+    assert event.text == f"raised: {text}"
+    assert [row["text"] for row in found.raised()] == [text]
+
+
+def test_a_condition_says_what_is_wrong_now_and_what_is_said_when_it_is_over() -> None:
+    found, place = Alarms(0), AlarmSubject("", "", "bucket")
+    told = []
+    for second, trouble in enumerate(("", "no answer", "refused", "", "")):
+        told += found.see({place: condition(trouble, "it can be used")}, (second + 1) * S, S)
+        if trouble == "refused":
+            (row,) = found.raised()
+            assert (row["text"], row["value"], row["threshold"]) == ("broker: refused", None, 0)
+    assert [event.text for event in told] == [
+        "raised: broker: no answer",
+        "cleared: broker: it can be used",
+    ]
 
 
 @given(st.lists(st.sampled_from([0, 80, 81, 100, 101, 500, None]), max_size=60), st.integers(0, 5))

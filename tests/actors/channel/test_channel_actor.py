@@ -62,6 +62,7 @@ class Shell:
             "deferred": (0, 0, 0),
             "holes": ((2, 2, 1, 0),),
             "more": False,
+            "gaps": (),
         }
         self.wires = {
             "storage": Wire(p.Done(1, data)),

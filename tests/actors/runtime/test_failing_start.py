@@ -23,7 +23,7 @@ from zsq.transport.errors import UsageError
 class Sample(Actor):
     def on_start(self):
         WorkerThread(self.context, "waits")
-        raise ERROR
+        raise eval(sys.argv[2])
 
 reading, writing = os.pipe()
 Sample(5, "sample", None).run(sys.argv[1], reading)
@@ -32,24 +32,32 @@ Sample(5, "sample", None).run(sys.argv[1], reading)
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [('StartFailed("no room")', "E_START"), ('UsageError("E_LIMIT", "no room")', "E_LIMIT")],
+    [
+        ('StartFailed("no room")', "E_START"),
+        ('UsageError("E_LIMIT", "no room")', "E_LIMIT"),
+        ('KeyError("no room")', "KeyError"),
+    ],
 )
 def test_an_actor_that_cannot_start_reports_why_and_ends(
     tmp_path: Path, error: str, code: str
 ) -> None:
     """A thread of the actor waits on a socket. If the actor closed its parts in the wrong order,
-    ZeroMQ would abort the process. The actor must also not report that it has started.
+    ZeroMQ would abort the process. The actor must also not report that it has started. The
+    traceback of an error that nobody expected is in the log.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     supervisor = Port(context, zmq.ROUTER)
     supervisor.socket.bind(f"ipc://{tmp_path}/supervisor")
     try:
-        line = [sys.executable, "-c", CHILD.replace("ERROR", error), f"ipc://{tmp_path}/supervisor"]
+        line = [sys.executable, "-c", CHILD, f"ipc://{tmp_path}/supervisor", error]
         ended = subprocess.run(line, capture_output=True, timeout=60, check=False)
         assert supervisor.socket.poll(20_000)
         told = [mail.message for mail in supervisor.receive(10) if isinstance(mail, Mail)]
     finally:
         supervisor.close()
         context.destroy(linger=0)
-    assert told == [p.Failed(5, code, "no room")]
-    assert (ended.returncode, ended.stderr) == (3, b"")
+    (failed,) = told
+    assert isinstance(failed, p.Failed)
+    assert (failed.request, failed.code, failed.text.strip("'")) == (5, code, "no room")
+    assert ended.returncode == 3
+    assert (b"Traceback" in ended.stderr and b"in on_start" in ended.stderr) == (code == "KeyError")

@@ -15,10 +15,13 @@ from zsq.actors.security import policy
 from zsq.actors.security.access import Access
 from zsq.actors.security.policy import (
     EVERYBODY,
+    FILTERS,
     LINKS,
     NOBODY,
+    ORDERS,
     UNWELL,
     AccessPolicy,
+    Action,
     Principal,
     visible,
 )
@@ -234,7 +237,7 @@ OVERVIEW: dict[str, Any] = {
 
 
 def test_only_the_viewable_part_of_an_answer_is_visible() -> None:
-    found = visible(STATS, USERS["viewer"])
+    found = visible(STATS, USERS["viewer"], "stats")
     assert "gateways" not in found, "it tells of the clients of all topics"
     assert [row["topic_name"] for row in found["topics"]] == ["t"]
     assert found["producers"] == [{"pub_counts": [{"topic": "t"}]}]
@@ -242,7 +245,7 @@ def test_only_the_viewable_part_of_an_answer_is_visible() -> None:
     assert found["recent_alarms"] == []
     assert found["health"] == UNWELL
     assert "'u'" not in repr(found)
-    glance = visible(OVERVIEW, USERS["viewer"])
+    glance = visible(OVERVIEW, USERS["viewer"], "overview")
     assert set(glance["topics"]) == {"t"}
     assert "u" not in repr(glance["alarms"])
     assert glance["broker"]["health"] == UNWELL
@@ -254,16 +257,26 @@ def test_a_user_sees_only_its_topics_of_a_cluster() -> None:
         "topics": [{"topic": "t", "parts": (0, 0)}, {"topic": "u", "parts": (0,)}],
         "directory": 3,
     }
-    shown = visible(answer, USERS["elsewhere"])
+    shown = visible(answer, USERS["elsewhere"], "cluster")
     assert shown == {**answer, "topics": [{"topic": "u", "parts": (0,)}]}
-    assert visible(answer, USERS["all"]) == answer
+    assert visible(answer, USERS["all"], "cluster") == answer
 
 
 def test_facts_about_the_broker_are_only_for_its_admin() -> None:
-    for answer in (STATS, OVERVIEW):
-        found = repr(visible(answer, USERS["all"]))
+    for kind, answer in (("stats", STATS), ("overview", OVERVIEW)):
+        found = repr(visible(answer, USERS["all"], kind))
         assert "SECRET" not in found
         assert "pid" not in found
-        assert visible(answer, EVERYBODY) == answer
-    assert len(visible(STATS, USERS["all"])["topics"]) == 2
-    assert visible({"existed": True}, NOBODY) == {"existed": True}
+        assert visible(answer, EVERYBODY, kind) == answer
+    assert len(visible(STATS, USERS["all"], "stats")["topics"]) == 2
+    assert visible({"existed": True}, NOBODY, "create") == {"existed": True}
+
+
+def test_an_answer_about_the_whole_broker_without_a_filter_is_not_visible() -> None:
+    """A new one would otherwise show all until somebody thinks of it."""
+    answer = {"secrets": ["SECRET"]}
+    assert visible(answer, USERS["viewer"], "a new request") == {}
+    assert visible(answer, USERS["all"], "a new request") == {}
+    assert visible(answer, EVERYBODY, "a new request") == answer
+    whole = {order for order, action in ORDERS.items() if action is Action.SEE_SOME}
+    assert whole < FILTERS.keys(), "each of them has its filter"

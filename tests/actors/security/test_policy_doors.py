@@ -235,9 +235,9 @@ def test_a_schedule_is_added_only_by_a_user_who_may_publish_too() -> None:
 
 def test_the_list_of_schedules_has_only_topics_that_the_user_may_see() -> None:
     rows = ({"topic": "t", "name": "a"}, {"topic": "u", "name": "b"}, {"topic": "t#3", "name": "c"})
-    found = visible({"schedules": rows}, allowed_by_file(Action.SEE))
+    found = visible({"schedules": rows}, allowed_by_file(Action.SEE), "schedule list")
     assert [row["name"] for row in found["schedules"]] == ["a", "c"]
-    assert visible({"schedules": rows}, EVERYBODY)["schedules"] == rows
+    assert visible({"schedules": rows}, EVERYBODY, "schedule list")["schedules"] == rows
 
 
 def test_each_request_to_the_supervisor_needs_its_action() -> None:

@@ -52,7 +52,7 @@ def test_statistics_contain_nothing_of_topics_that_may_not_be_viewed() -> None:
         'subscribe = ["clicks/c"]',
     ):
         principal = user(lists)
-        shown = visible(STATS, principal)
+        shown = visible(STATS, principal, "stats")
         assert "hidden" not in json.dumps(shown)
         assert shown["health"] == UNWELL
         assert shown["topics"] == [{"topic_name": "clicks"}]
@@ -60,7 +60,7 @@ def test_statistics_contain_nothing_of_topics_that_may_not_be_viewed() -> None:
             {"client_id": "a", "pub_counts": [{"topic": "clicks", "count": 1}]}
         ]
         assert shown["alarms"] == [{"topic": "clicks"}]
-    assert visible(STATS, NOBODY)["topics"] == []
+    assert visible(STATS, NOBODY, "stats")["topics"] == []
     assert STATS["topics"] == [{"topic_name": "clicks"}, {"topic_name": "hidden"}], (
         "what is shared is not changed"
     )
@@ -68,12 +68,12 @@ def test_statistics_contain_nothing_of_topics_that_may_not_be_viewed() -> None:
 
 def test_a_user_who_sees_all_topics_does_not_see_facts_of_the_broker() -> None:
     for principal in (user('view = ["*"]'), LOOKING):
-        shown = visible(STATS, principal)
+        shown = visible(STATS, principal, "stats")
         assert shown["topics"] == STATS["topics"]
         assert shown["alarm_receivers"] == []
         assert shown["processes"] == [{"kind": "channel", "private_bytes": 1, "restarts": 0}]
     for one in (user('admin = ["*"]'), EVERYBODY):
-        assert visible(STATS, one) == STATS
+        assert visible(STATS, one, "stats") == STATS
 
 
 def test_grants_of_an_auth_server_permit_only_their_channels() -> None:

@@ -11,11 +11,12 @@ import pytest
 from zsq.actors.settings.options import ServeOptions
 from zsq.actors.standby import role
 from zsq.actors.standby.role import _Standing
-from zsq.actors.standby.takeover import STANDBY_NAME, UNFINISHED_NAME, mark_unfinished
+from zsq.actors.standby.takeover import UNFINISHED_NAME, mark_unfinished
 from zsq.actors.supervisor.topics.registry import OLD_NAME, REGISTRY_NAME
 from zsq.storage.bucket.bucket import BucketAway
 from zsq.storage.errors import ForeignDirectory
 from zsq.storage.files import Files
+from zsq.storage.shipping.tick_format import STANDBY_NAME
 
 
 @pytest.fixture

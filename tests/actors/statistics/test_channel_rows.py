@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from tests.actors.conftest import ChannelHarness, S
+from tests.support.group import GroupPulses
 from zsq.actors.primitives.rates import RECENT_NS, RateMeter
 from zsq.actors.runtime.pulses import ChannelPulse
 from zsq.actors.statistics.broker_view import GroupState
@@ -36,7 +37,7 @@ def row_of(
     topic = SimpleNamespace(
         stats={"paused": paused, "rates": {"message_count": rate}, "storage": storage}
     )
-    group: Any = SimpleNamespace(
+    group: Any = GroupPulses(
         channels={"c": child}, topic=topic, failed_channels=set, state=GroupState.UP
     )
     (row,) = channel_rows(group, end, NOW)
@@ -103,7 +104,7 @@ def test_time_to_drain_follows_from_the_backlog_and_the_rates(
 def test_the_depth_counts_up_to_the_end_that_channels_may_see(
     topic: dict[str, Any], storage: dict[str, Any], end: int
 ) -> None:
-    group: Any = SimpleNamespace(topic=SimpleNamespace(stats=topic | {"storage": storage}))
+    group: Any = GroupPulses(topic=SimpleNamespace(stats=topic | {"storage": storage}))
     assert visible_end(group) == end
     stats = cast("ChannelPulse", {"next_offset": 5, "in_flight_count": 0})
     assert backlog(group, "c", stats, NOW)["depth"] == max(0, end - 5)
@@ -340,7 +341,7 @@ def test_a_burst_half_a_minute_ago_does_not_hide_that_the_backlog_drains() -> No
     }
     child = SimpleNamespace(state="up", stats=stats, data={})
     of_topic = SimpleNamespace(stats={"rates": minute[0], "rates_recent": recent[0]})
-    group: Any = SimpleNamespace(
+    group: Any = GroupPulses(
         channels={"c": child}, topic=of_topic, failed_channels=set, state=GroupState.UP
     )
     (row,) = channel_rows(group, 100_000, NOW, {})

@@ -15,7 +15,7 @@ from typing import Any, Final, cast, get_args, get_type_hints
 
 import pytest
 
-from tests.support.group import a_channel
+from tests.support.group import GroupPulses, a_channel
 from tests.support.shapes import misfits
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.lease import Subscriber
@@ -238,7 +238,7 @@ def test_a_channel_counts_what_the_table_says() -> None:
     """Everything that a channel reports is in the table, except the values that are only for the
     supervisor.
     """
-    private = {"begin", "window_end", "requeued_waiting", "deferred_full", "emptied"}
+    private = {"begin", "window_end", "requeued_waiting", "deferred_full", "absent"}
     assert core().statistics(0).keys() - private <= defaults("channel").keys()
     assert core().counters.keys() == {*COUNTERS}
 
@@ -303,7 +303,7 @@ def test_nsqd_s_answer_has_the_rows_that_nsqd_has_in_its_order() -> None:
 
 
 def test_rows_of_channels_are_those_of_the_table_before_the_first_report_too() -> None:
-    silent: Any = SimpleNamespace(
+    silent: Any = GroupPulses(
         channels={"c": None}, topic=None, storage=None, failed_channels=set, state=GroupState.UP
     )
     assert channel_rows(silent, 0, 0)[0].keys() == defaults("channel").keys()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.group import GroupPulses
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.redelivery import Deferred
 from zsq.actors.settings.options import DEFERRED_ROWS_MAX
@@ -22,8 +23,8 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
     full = rows == DEFERRED_ROWS_MAX
     delivery = ChannelCore(1, 0, [], {}, paused=False, deferred=Deferred(rows, rows, 5))
     child = SimpleNamespace(state="up", stats=delivery.statistics(0), data={})
-    topic = SimpleNamespace(stats={"storage": {}}, data={})
-    group: Any = SimpleNamespace(
+    topic = SimpleNamespace(stats={"storage": {"appends": 1}}, data={})
+    group: Any = GroupPulses(
         name="t",
         channels={"c": child},
         topic=topic,
@@ -78,7 +79,7 @@ def test_the_reason_why_a_topic_cannot_be_written_to_is_reported(
     state: GroupState, failure: str, pulse: dict[str, Any], why: str
 ) -> None:
     """The reason depends on the known state, and not on the text of the health."""
-    group: Any = SimpleNamespace(
+    group: Any = GroupPulses(
         name="t",
         state=state,
         failure=failure,

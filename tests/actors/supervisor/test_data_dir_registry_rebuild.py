@@ -5,6 +5,7 @@ and from the identities of the topics.
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from zsq.actors.supervisor.data_dir import check_data_dir, locked_data_dir
 from zsq.actors.supervisor.topics.registry import Registry, TopicRow
+from zsq.actors.supervisor.topics.registry_format import CHECKSUM, checksum
 from zsq.storage.checks.fsck import Finding
 from zsq.storage.directory.store import StoreOptions, TopicIdentity, create_store
 from zsq.storage.errors import ForeignDirectory
@@ -191,6 +193,18 @@ def test_a_registry_of_an_unknown_version_is_not_changed(data_dir: Path) -> None
     assert "upgrade" in finding.text
     assert finding.repair is None
     assert (data_dir / "registry.json").read_text() == '{"version": 2}'
+
+
+def test_a_registry_with_a_key_of_a_newer_version_is_not_changed(data_dir: Path) -> None:
+    path = data_dir / "registry.json"
+    data = json.loads(path.read_bytes()) | {"colours": {"clicks": "red"}}
+    data[CHECKSUM] = checksum(data)
+    path.write_text(json.dumps(data))
+    before = path.read_bytes()
+    finding = checked(data_dir, repair=True)
+    assert "colours is not a known key; another version of zsq wrote it" in finding.text
+    assert (finding.repair, finding.repaired) == (None, "")
+    assert path.read_bytes() == before
 
 
 class FullDisk(Files):

@@ -70,6 +70,7 @@ def test_a_new_channel_that_storage_refuses_is_removed_from_its_group(
             kind="channel",
         ),
         state="starting",
+        stats={},
         failure=None,
     )
     group.state = GroupState.UP

@@ -433,6 +433,31 @@ def test_pub_prints_the_offset_of_a_single_message_as_json(shell: Shell) -> None
     assert shell("delayed", "cancel", "counted", key) == b"1 cancelled\n"
 
 
+def test_stats_of_one_topic_fit_on_a_small_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with temporary_broker("--no-listen", prefix="zsq-test-") as broker:
+        shell = Shell(broker)
+        for channel in ("archive", "billing"):
+            shell("channel", "create", "clicks", channel)
+        shell("pub", "clicks", "hello")
+        with zsq.Consumer("clicks", "archive", url=broker.url) as consumer:
+            message = consumer.receive(20)
+            assert message is not None
+            lines = shell("stats", "clicks").decode().splitlines()
+            message.finish()
+    assert len(lines) < 24, "with the prompt"
+    assert max(map(len, lines)) <= 80
+    assert "topic clicks: OK, sync always" in lines
+    assert not [line for line in lines if "of 2)" in line], "no table is split"
+    heads = [line.split("  ") for line in lines if line.startswith(("channel ", "consumer "))]
+    assert len(heads) == 3
+    assert all(len(names) == len(set(filter(None, names))) for names in map(_stripped, heads))
+
+
+def _stripped(names: list[str]) -> list[str]:
+    return [name.strip() for name in names if name.strip()]
+
+
 def test_stats_of_a_new_broker_have_no_empty_tables() -> None:
     with temporary_broker("--no-listen", prefix="zsq-test-") as broker:
         shell = Shell(broker)

@@ -17,12 +17,11 @@ from zsq.storage.checks.fsck import check_topic
 from zsq.storage.directory.store import Store, open_store
 from zsq.storage.errors import StorageError
 from zsq.storage.files import Files
-from zsq.storage.log.damage import Hole, gap_texts
+from zsq.storage.log.damage import gap_texts
 from zsq.storage.log.log_format import chunk_name
-from zsq.storage.shipping.restore import RestoredTopic, Target, restore_topics, stepped_over
+from zsq.storage.shipping.restore import RestoredTopic, Target, restore_topics
 from zsq.storage.shipping.tick_format import Copy, Piece
 from zsq.storage.shipping.tick_reader import TickReader
-from zsq.storage.state.channel_row import ChannelRow
 from zsq.transport.block.block import pack
 
 OPTIONS = replace(SMALL, cache_bytes=1)
@@ -111,9 +110,7 @@ def verify(
         assert bodies_of(store) == expected
         table = store.state.load()
         assert set(table.archived) >= set(wanted.table.archived)
-        assert table.channels == {
-            name: stepped_over(row, gaps) for name, row in wanted.table.channels.items()
-        }
+        assert table.channels == wanted.table.channels
         assert table.holes == wanted.table.holes
         assert table.deferred == wanted.table.deferred
         keys = None
@@ -263,6 +260,26 @@ def test_an_archived_topic_without_newer_messages_is_restored(harness: ShippingH
     verify(harness, topic, directory, harness.wanted[reader.last.index.number])
 
 
+@pytest.mark.parametrize("suffix", ["", ".index"])
+def test_a_check_finds_an_archived_file_that_is_missing(
+    harness: ShippingHarness, suffix: str
+) -> None:
+    while len(harness.log.chunks) < 4:
+        harness.publish(blocks=2)
+    harness.sync()
+    harness.archive(1)
+    harness.tick()
+    sound, _, _ = restored(harness, "sound", check=True)
+    assert not sound.problems
+    objects = (Path(harness.bucket.url.folder) / "chunk").rglob("*")
+    files = sorted(path for path in objects if path.is_file())
+    lost = next(path for path in files if path.name.endswith(".index") == bool(suffix))
+    lost.unlink()
+    checked, _, _ = restored(harness, "checked", check=True)
+    (problem,) = checked.problems
+    assert lost.name in problem
+
+
 def test_staged_files_are_not_restored(harness: ShippingHarness) -> None:
     key = harness.stage("part", 1)
     harness.seal(key)
@@ -320,18 +337,6 @@ def test_each_flipped_byte_is_found_or_harmless(harness: ShippingHarness, tmp_pa
         path.write_bytes(data)
     assert found > 200
     assert not sound.problems
-
-
-def test_channels_step_over_gaps() -> None:
-    gap = Hole(10, 5)
-    row = ChannelRow(10, begin=0)
-    assert stepped_over(row, [gap]) == ChannelRow(15, begin=5)
-    behind = stepped_over(ChannelRow(4, begin=0), [gap])
-    assert behind == ChannelRow(4, begin=5, emptied=((10, 15),))
-    assert stepped_over(behind, [gap]) is behind
-    assert stepped_over(behind, [Hole(15, 3)]).emptied == ((10, 18),)
-    past = ChannelRow(20)
-    assert stepped_over(past, [gap]) is past
 
 
 def test_the_name_of_the_chunk_after_a_gap_is_the_reservation(harness: ShippingHarness) -> None:

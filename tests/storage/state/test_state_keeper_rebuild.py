@@ -422,3 +422,21 @@ def test_a_full_disk_keeps_no_commit_from_its_answer(harness: StorageHarness) ->
     found = read_snapshot(harness.files, harness.directory)
     assert found is not None
     assert len(found.rows) == 1
+
+
+def test_a_snapshot_of_another_version_is_refused_by_name_and_nothing_is_rebuilt(
+    harness: StorageHarness,
+) -> None:
+    """A rebuild without it would drop what only it has."""
+    work(harness)
+    harness.abandon()
+    path = harness.path(SNAPSHOT_NAME)
+    line, _, rest = path.read_bytes().partition(b"\n")
+    head = json.dumps(json.loads(line) | {"version": 99}).encode()
+    path.write_bytes(b"%s\n%08x\n" % (head, crc32c(head)) + rest[9:])
+    spoil(harness)
+    before = {one: one.read_bytes() for one in harness.path("state").iterdir()}
+    harness.files.reset()
+    with pytest.raises(ForeignDirectory, match=r"snapshot has format version 99.*use a newer zsq"):
+        harness.open()
+    assert {one: one.read_bytes() for one in harness.path("state").iterdir()} == before

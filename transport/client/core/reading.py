@@ -37,12 +37,15 @@ class Measured(NamedTuple):
     - `offset`: The messages from the requested `start` to this offset have about `bytes_max` bytes.
     - `start`: The oldest offset that is kept.
     - `head`: The next offset of the topic.
+    - `messages`: The number of messages that exist. An offset that was lost, or that a takeover
+      skipped, has none.
     """
 
     bytes: int
     offset: int
     start: int
     head: int
+    messages: int
 
 
 class Archive(NamedTuple):
@@ -174,4 +177,6 @@ def measure(start: int, end: int, bytes_max: int) -> Asking[Measured]:
         )
         raise UsageError(E_BAD_ARGUMENT, f"{text}, not {start}, {end} and {bytes_max}")
     found: Size = yield from ask(Question(lambda number: Measure(number, start, end, bytes_max)))
-    return Measured(found["bytes"], found["offset"], found["start"], found["head"])
+    return Measured(
+        found["bytes"], found["offset"], found["start"], found["head"], found["messages"]
+    )

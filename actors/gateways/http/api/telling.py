@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from .....transport.errors import NotFound, ZsqError
 from .....transport.reports import BrokerStats
-from ....security.policy import UNWELL, Action, Principal, visible
+from ....security.policy import STATS, UNWELL, Action, Principal, visible
 from ....settings.options import NsqOptions
 from ..web.authority import principal_of
 from ..web.body import QueryRequest, legal
@@ -116,7 +116,7 @@ class Telling:
         said = health(stats)
         if said == "OK" or principal.may(Action.SEE_ALL):
             return said
-        partly = health(visible(stats, principal))
+        partly = health(visible(stats, principal, STATS))
         return f"NOK - {UNWELL}" if partly == "OK" else partly
 
     async def _about(self, topic: str, principal: Principal) -> tuple[BrokerStats, str]:
@@ -126,13 +126,13 @@ class Telling:
         """
         if not topic:
             stats = await self._stats.fresh()
-            return visible(stats, principal), self._health(stats, principal)
+            return visible(stats, principal, STATS), self._health(stats, principal)
         overall = await self._stats.recent(HEALTH_AGE_S)
         said = self._health(overall, principal)
-        shown = visible(overall, principal)
+        shown = visible(overall, principal, STATS)
         if legal(topic):
             try:
-                of_topic = visible(await self._stats.fresh(topic), principal)
+                of_topic = visible(await self._stats.fresh(topic), principal, STATS)
             except NotFound:
                 pass
             else:
@@ -153,7 +153,7 @@ class Telling:
         took_s = time.monotonic() - begun
         healthy = stats is not None and health(stats) == "OK"
         if stats is not None:
-            stats = visible(stats, principal_of(request))
+            stats = visible(stats, principal_of(request), STATS)
         accept = request.headers.get("accept", "")
         body, kind = await asyncio.to_thread(
             metrics.render, stats, healthy, took_s, self._counted, accept

@@ -136,7 +136,7 @@ def _people(rows: Iterable[ChannelStats], what: str) -> list[str]:
 
 def _topic_delete(asked: ActionRequest) -> LossReport:
     row = asked.topic
-    stored = max(0, row["head"] - row["start"])
+    stored = row["kept_count"]
     left = remaining(row)
     losses = [
         ActionLoss("messages in the log", stored), ActionLoss("delayed messages", row.get("delayed_count", 0)),
@@ -263,7 +263,8 @@ def _channel_seek(asked: ActionRequest) -> LossReport:
     if asked.to is None:
         raise _bad("to is missing; give to=OFFSET, earliest, latest or time:MS")
     at, to = row.get("next_offset", 0), min(max(asked.to, start), head)
-    again, skipped = max(0, at - to), max(0, to - at)
+    # The head may be behind offsets that never had a message, so the depth is the bound.
+    again, skipped = max(0, at - to), min(max(0, to - at), row["depth"])
     requeued = max(0, row["depth"] - max(0, head - at))
     cleared = [*_held(row)[1:], ActionLoss("messages to be delivered again", requeued)]
     losses = [ActionLoss("messages skipped", skipped), *cleared]
@@ -294,7 +295,7 @@ def _redrive(asked: ActionRequest) -> LossReport:
     if REDRIVE in channels:
         count = sum(loss.number for loss in _held(channels[REDRIVE]))
     else:
-        count = max(0, row["head"] - row["start"])
+        count = row["kept_count"]
     says = [
         (
             f"{count:,} dead letters are sent back as new messages, each to the channel that it "
@@ -321,6 +322,9 @@ _OF_TOPIC: Final = (
     "uuid",
     "retention",
     "finished_bytes",
+    "held_bytes",
+    "held_by",
+    "held_offset",
     "removed_bytes",
     "recovery",
     "delayed_lost",

@@ -20,7 +20,7 @@ from .....transport.client.core.message import (
 from .....transport.names import part_of
 from .....transport.whole_topic import whole_topic
 from ....runtime.process import private_bytes
-from ....security.policy import Action, visible
+from ....security.policy import STATS, Action, visible
 from ...limiter import Limiter
 from ..api.broker import SharedStats
 from ..web.authority import principal_of
@@ -157,7 +157,7 @@ class ReadHandlers:
         topic = _topic(parameters_of(request))
         board, stats = (
             await self._sampler.fresh(topic),
-            visible(await self._stats.fresh(topic), principal_of(request)),
+            visible(await self._stats.fresh(topic), principal_of(request), STATS),
         )
         known = BoardView(principal_of(request), topic, True).whole(board)["topics"].get(topic, {})
         return answer({"now_ms": board.now_ms, **topic_details(stats, topic, known)})

@@ -29,7 +29,8 @@ def a_storage(**changes: Any) -> dict[str, Any]:
         "stage_links": 0, "stages": 0, "backup": False, "archiving": False, "is_shipping": False, "alarms": (),
         "state_alarm": "", "delayed_alarm": "",
         "delayed_full": "", "disk_full": "", "topic_full": "", "delayed_count": 0, "delayed_next_due_ns": 0, "start": 0,
-        "head": 7, "waiting": 7, "oldest_ns": {"": 5, "c": 5}, "refused_count": 3, "removed_bytes": 4, "entered_bytes": 10,
+        "head": 7, "gaps": (), "kept_count": 7, "waiting": 7,
+        "oldest_ns": {"": 5, "c": 5}, "refused_count": 3, "removed_bytes": 4, "entered_bytes": 10,
     } | changes  # fmt: skip
 
 
@@ -44,7 +45,7 @@ def a_topic(storage: dict[str, Any] | None = None, **changes: Any) -> Any:
 def a_pulse(**changes: Any) -> Any:
     return {
         "next_offset": 2, "stirred_ns": NOW - MINUTE, "client_count": 0, "in_flight_count": 0, "dying_count": 0, "deferred_count": 1,
-        "dead_letter_alarm": "", "depth": 4, "window_end": 7, "emptied": (), "begin": 0, "rates": {}, "settings": {},
+        "dead_letter_alarm": "", "depth": 4, "window_end": 7, "absent": (), "begin": 0, "rates": {}, "settings": {},
     } | changes  # fmt: skip
 
 

@@ -148,6 +148,16 @@ def test_a_wrong_value_is_refused_with_its_key(key: str, value: Any) -> None:
     assert key.rpartition(".")[2] in str(error.value)
 
 
+@pytest.mark.parametrize(("key", "value"), WRONG)
+def test_a_value_that_another_version_wrote_is_no_damage(key: str, value: Any) -> None:
+    data = json.loads(spoilt(key, value))
+    data[CHECKSUM] = checksum(data)
+    with pytest.raises(ForeignDirectory) as error:
+        decode(json.dumps(data).encode(), "some/registry.json")
+    assert not isinstance(error.value, RegistryDamaged)
+    assert key.rpartition(".")[2] in str(error.value)
+
+
 def test_a_registry_without_a_checksum_is_accepted_as_not_checked() -> None:
     lines = encode(content()).splitlines()
     assert not decode(b"\n".join(line for line in lines if b"checksum" not in line), "r").checked, (

@@ -179,8 +179,9 @@ def test_alarms_events_and_receivers_are_shown_one_a_line() -> None:
         "value": 1_234,
         "threshold": 1_000,
         "raised_ns": 10**18,
+        "text": "t/c: depth 1,234 (alarm above 1,000)",
     }
-    age = raised | {"figure": "age_s", "value": 90.4, "threshold": 60.0}
+    age = raised | {"figure": "age_s", "text": "t/c: oldest message 90 s old (alarm above 60 s)"}
     event: Any = {"time_ns": 10**18, "text": "raised: t/c: depth 1,234 (alarm above 1,000)"}
     receiver: Any = {
         "name": "command tee",

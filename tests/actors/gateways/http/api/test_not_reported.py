@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from tests.support.group import Broker, a_channel
+from tests.support.group import Broker, GroupPulses, a_channel
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.gateways.http.api.metrics import RequestMetrics, render
 from zsq.actors.gateways.http.api.stats import as_nsq, as_text, health
@@ -29,7 +29,7 @@ from zsq.apps.top import Picture, Screen
 from zsq.transport.draining import remaining
 from zsq.transport.reports import BrokerStats
 
-PRIVATE = {"begin", "window_end", "requeued_waiting", "deferred_full", "emptied", "rates_recent"}
+PRIVATE = {"begin", "window_end", "requeued_waiting", "deferred_full", "absent", "rates_recent"}
 """Values that a channel reports only for the supervisor."""
 
 
@@ -149,13 +149,13 @@ def test_the_defaults_are_of_all_that_a_channel_reports() -> None:
         data={},
         spec=SimpleNamespace(key=1),
     )
-    group: Any = SimpleNamespace(
+    group: Any = GroupPulses(
         channels={"c": child}, topic=None, storage=None, failed_channels=set, state=GroupState.UP
     )
     (row,) = channel_rows(group, 0, 0, {1: delivery.details(1, 1)})
     assert {*delivery.statistics(0)} - PRIVATE <= NOT_REPORTED.keys()
     assert row.keys() - {"channel_name", "health", "latency_bins"} == NOT_REPORTED.keys()
-    silent: Any = SimpleNamespace(
+    silent: Any = GroupPulses(
         channels={"c": None}, topic=None, storage=None, failed_channels=set, state=GroupState.UP
     )
     assert channel_rows(silent, 0, 0)[0].keys() - {"channel_name", "health"} == NOT_REPORTED.keys()

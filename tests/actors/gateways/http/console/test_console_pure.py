@@ -105,7 +105,8 @@ CHANNEL: Any = {
     "next_offset": 75, "paused": False,
 }  # fmt: skip
 TOPIC: Any = {
-    "channels": [CHANNEL], "depth": 0, "delayed_count": 7, "stages": 0, "head": 100, "start": 20, "log_bytes": 5_000, "closed": "",
+    "channels": [CHANNEL], "depth": 0, "delayed_count": 7, "stages": 0, "head": 100, "start": 20,
+    "kept_count": 80, "log_bytes": 5_000, "closed": "",
 }  # fmt: skip
 
 
@@ -134,7 +135,7 @@ def test_deleting_and_emptying_say_what_goes() -> None:
     found = ask("topic.empty", depth=9, channels=[])
     assert counts(found) == {"messages waiting": 9, "delayed messages": 7}
     assert counts(ask("topic.empty", depth=9)) == {"messages waiting": 9}
-    empty = ask("topic.delete", channels=[], start=100, delayed_count=0)
+    empty = ask("topic.delete", channels=[], start=100, kept_count=0, delayed_count=0)
     assert (empty["harmless"], empty["says"]) == (True, ["The topic is empty."])
 
 
