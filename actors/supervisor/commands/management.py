@@ -21,7 +21,7 @@ from ....transport.errors import (
     UsageError,
     ZsqError,
 )
-from ....transport.names import check_name, part_of
+from ....transport.names import check_name, is_ephemeral, part_of
 from ....transport.settings import ChannelOptions, RetentionSettings
 from ....transport.wire import protocol as p
 from ...runtime.port import Mail
@@ -175,6 +175,8 @@ class Commands:
 
     def _lookup(self, message: p.Lookup) -> None:
         there = self._broker.groups.get(message.topic)
+        if message.create and message.is_back and there is None:
+            self._check_not_deleted(message.topic)
         if message.create and (there is None or message.channel not in there.channels):
             dead_letter_topics.check_default(
                 self._broker, message.topic, message.channel, message.settings
@@ -224,6 +226,23 @@ class Commands:
             group.want("", lambda error: self._again(self._lookup, message, error))
         else:
             group.want(message.channel, then, message.settings)
+
+    def _check_not_deleted(self, topic: str) -> None:
+        """Raise `NotFound` if the topic was deleted.
+
+        In a cluster, its parts may have been at other brokers, so only its absence is known here.
+        """
+        if is_ephemeral(topic):
+            return  # it is deleted with its last channel, and is to come back
+        if self._broker.options.cluster or topic in self._broker.registry.ended:
+            raise NotFound(
+                E_NOT_FOUND,
+                (
+                    f"topic {topic!r} was deleted while this client used it, so the client does "
+                    f"not create it again: create it (zsq topic create {topic}), or make a new "
+                    "client"
+                ),
+            )
 
     def _by_rule(self, message: p.Lookup, there: TopicGroup | None) -> p.Lookup:
         """Return the request as `--auto-create` permits it.

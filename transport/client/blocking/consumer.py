@@ -38,7 +38,7 @@ from ..core import message as reasons
 from ..core.asking import on_wire
 from ..core.consumer_session import ConsumerSession, LeasedBlock
 from ..core.extensions import Working, check_extension
-from ..core.handling import Handling
+from ..core.handling import Handling, OnDeleted, awaits_topic
 from ..core.message import Batch, Message
 from ..core.prefetch import Prefetch, Window
 from ..core.subscription import ConsumerEngine, share_of
@@ -548,6 +548,7 @@ class Consumer(ConsumerBase):
         on_error: Callable[[Message, BaseException], object] | None = None,
         signals: bool = True,
         max_extension: float | timedelta | None = None,
+        on_deleted: OnDeleted = "wait",
     ) -> None:
         """Call `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
@@ -567,8 +568,13 @@ class Consumer(ConsumerBase):
         because its handler takes long. `max_extension` bounds that: seconds or a timedelta since
         the handler began. With 0, the lease is the message timeout. In any case it ends at the
         channel's `max_hold_s`, if that is set.
+
+        A topic that is deleted while this consumer is connected is not created again by it. With
+        `on_deleted="wait"`, `run` logs a warning, and goes on when the topic exists again. With
+        "raise", it ends with `NotFound`.
         """
         check_concurrency(concurrency)
+        waits = awaits_topic(on_deleted)
         handling = Handling(handler, requeue_delay, on_error, awaits=False)
         self._check_open()
         max_extension_s = check_extension(max_extension)
@@ -580,7 +586,7 @@ class Consumer(ConsumerBase):
             with self._running():
                 runner.work()
 
-        self._drive().engine.persist()
+        self._drive().engine.persist(awaits_topic=waits)
         with contextlib.ExitStack() as stack:
             stack.enter_context(runner.logged(f"{self.topic}/{self.channel}"))
             stack.callback(self.close)

@@ -47,7 +47,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from ...errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ...wire.protocol import REQUEUE_DELAY_MS_MAX
@@ -56,6 +56,7 @@ from .message import Delay, as_seconds, when_again
 
 log = logging.getLogger("zsq")
 
+OnDeleted = Literal["wait", "raise"]
 COROUTINE: Final = "a coroutine"
 _KINDS: Final[tuple[tuple[Callable[[Any], bool], str], ...]] = (
     (inspect.iscoroutinefunction, COROUTINE),
@@ -230,6 +231,14 @@ class Handling:
             log.warning(text, "inf" if math.isinf(seconds) else f"{seconds:g}", DELAY_S_MAX)
 
 
+def awaits_topic(on_deleted: OnDeleted) -> bool:
+    """Return True if `run` waits for a topic that was deleted. Raise `UsageError` for other values."""
+    if on_deleted not in get_args(OnDeleted):
+        text = f"on_deleted must be {' or '.join(get_args(OnDeleted))}, not {on_deleted!r:.40}"
+        raise UsageError(E_BAD_ARGUMENT, text)
+    return on_deleted == "wait"
+
+
 class RunnerBase:
     """The base of the blocking and the asyncio runner. It logs why `run` ends.
 
@@ -239,8 +248,8 @@ class RunnerBase:
     | SIGTERM or SIGINT, with `signals=True` | It ends. |
     | its task was cancelled (asyncio) | It ends with `CancelledError`. |
     | the topic was closed to consumers (`E_CLOSED`) | It goes on when the topic is open again. |
-    | the topic or the channel was deleted | It creates both again, if it may. |
-    | a topic with parts was deleted | It goes on when the topic exists again. |
+    | the topic was deleted | It goes on when the topic exists again, see `on_deleted`. |
+    | the channel was deleted | It creates the channel again, if it may. |
     | the broker stops, or is gone | It goes on when a broker answers. |
     | the channel has no place for it (`E_LIMIT`) | It goes on when there is a place. |
     | `E_DISK_FULL`, `E_TOPIC_FAILED`, `E_INTERNAL` | It goes on when the broker accepts it. |

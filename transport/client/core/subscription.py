@@ -246,9 +246,9 @@ class ConsumerEngine(Engine):
             self, check_name(topic), check_name(channel, "channel"), session, settings
         )
         self.legs = [self._whole]
-        self._awaited = False  # True if a topic that had parts is to be created again by others
+        self.awaits_topic = False  # True if it waits for a topic that was deleted, if it persists
         self._whole.link.needed = lambda: not self.has_parts
-        self._whole.link.busy = lambda: not self.has_parts and not self._awaited
+        self._whole.link.busy = lambda: not self.has_parts
         self.target = self._whole.target
         self._turn = 0
         self._ask_ns = FAR_NS  # when to ask for new parts
@@ -304,13 +304,14 @@ class ConsumerEngine(Engine):
             for leg in list(self.legs):
                 leg.link.start(now_ns)
 
-    def persist(self) -> None:
+    def persist(self, *, awaits_topic: bool) -> None:
         """Try again after each refusal that may pass, and do not raise it.
 
         The links pause up to a second between attempts, and the log gets warnings as for a broker
         that is gone.
         """
         self.persists = True
+        self.awaits_topic = awaits_topic
         if self.error is not None and self.error.code in PASSING:
             self.error = None  # it came before a call could raise it
         for leg in [self._whole, *self.legs]:
@@ -350,7 +351,6 @@ class ConsumerEngine(Engine):
                 session.over = self._whole.session.over
                 new.append(Leg(self, name, self.target.channel, session, self.target.settings))
         self.has_parts = True
-        self._awaited = False
         self.legs = [leg for leg in self.legs if leg is not self._whole] + new
         self._ask_at(now_ns + PARTS_ASKED_NS)
         for leg in new:
@@ -375,9 +375,9 @@ class ConsumerEngine(Engine):
         self.has_parts = False
         self._ask_ns = FAR_NS
 
-    def _await_topic(self) -> None:
-        """Wait until the topic exists again. It is not created here, because it had parts."""
-        self._awaited = True
+    def _await_topic(self, error: ZsqError) -> None:
+        """Wait until the topic exists again. A client that used it does not create it."""
+        log.warning("%s: %s. Waiting until it exists", self.target, error)
         self._whole.link.passing |= {E_NOT_FOUND}
         self._whole.link.start(time.monotonic_ns())
 
@@ -388,10 +388,11 @@ class ConsumerEngine(Engine):
                 self._take_parts(error.spread)
             elif leg in self.legs:
                 self._leave(leg)
-        elif self.has_parts and error.code == E_NOT_FOUND:
-            self._forget_parts()
-            if self.persists:
-                self._await_topic()
+        elif error.code == E_NOT_FOUND and (self.has_parts or leg.link.is_back):
+            if self.has_parts:
+                self._forget_parts()
+            if self.persists and self.awaits_topic:
+                self._await_topic(error)
             else:
                 self.error = error
         elif self._chosen is not None and error.code == E_CLOSED and leg is not self._whole:
@@ -402,10 +403,8 @@ class ConsumerEngine(Engine):
 
     def reached_leg(self, leg: Leg) -> None:
         """Note that a leg is subscribed. If it is the whole topic, this has no parts any more."""
-        if leg is self._whole:
-            self._awaited = False
-            if self.has_parts:
-                self._forget_parts()
+        if leg is self._whole and self.has_parts:
+            self._forget_parts()
 
     def lost(self, leg: Leg) -> None:
         """Note that a link was lost. If it was the only one, all leases are void.
