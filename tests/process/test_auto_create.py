@@ -215,3 +215,28 @@ def test_http_creates_a_topic_that_was_deleted(open_broker: Broker) -> None:
             assert httpx.post(url, content=b"one", timeout=10).status_code == 200
             assert "web" in admin.topics()
             admin.delete_topic("web", force=True)
+
+
+@pytest.mark.parametrize("door", ["ipc", "tcp"])
+def test_a_producer_that_creates_nothing_names_the_topic_that_was_meant(
+    open_broker: Broker, door: str
+) -> None:
+    url = open_broker.ipc if door == "ipc" else open_broker.tcp
+    with zsq.Producer(url, timeout=10) as producer:
+        producer.publish(f"invoices-{door}", b"one")
+    with zsq.Producer(url, timeout=10, create=False) as producer, zsq.Admin(url) as admin:
+        producer.publish(f"invoices-{door}", b"two")
+        for _ in range(2):
+            with pytest.raises(zsq.NotFound, match=rf"Did you mean 'invoices-{door}'\?"):
+                producer.publish(f"invoises-{door}", b"lost")
+        assert f"invoises-{door}" not in admin.topics()
+        with pytest.raises(zsq.NotFound, match=rf"Did you mean 'invoices-{door}'\?"):
+            admin.pause(f"invoises-{door}")
+
+
+def test_the_log_has_one_line_for_a_topic_that_its_use_created(open_broker: Broker) -> None:
+    for url in (open_broker.ipc, open_broker.tcp):
+        with zsq.Producer(url) as producer:
+            producer.publish("first-use", b"one")
+    open_broker.wait_said("topic first-use is new: a client created it by using it (ipc)")
+    assert open_broker.log.read_text().count("topic first-use is new") == 1

@@ -222,6 +222,7 @@ def make_engine(
     batch_count: int,
     heartbeat_ms: int | None,
     when_full: str,
+    create: bool,
 ) -> ProducerEngine:
     """Return the engine of a producer with these options, which were checked."""
     return ProducerEngine(
@@ -232,6 +233,7 @@ def make_engine(
         heartbeat_ms,
         patient=when_full == "wait",
         splits=True,
+        creates=create,
     )
 
 
@@ -248,6 +250,7 @@ class ProducerBase:
         timeout: float | None = TIMEOUT_S,
         heartbeat_ms: int | None = None,
         when_full: str = "fail",
+        create: bool = True,
         key_file: KeyFile = None,
         transport: str | None = None,
     ) -> None:
@@ -261,6 +264,7 @@ class ProducerBase:
             batch_count,
             heartbeat_ms,
             when_full,
+            create,
         )
         self._timeout = timeout
         self._hasty = isinstance(timeout, DefaultTimeout)
@@ -313,6 +317,9 @@ class Producer(ProducerBase):
       or the disk is full. "fail" raises an error at once. "wait" waits for room, up to `timeout`.
       Memory is bounded in both cases: with a `linger_ms` above 0, a publish waits while 16 MiB of
       messages wait to be sent.
+    - `create`: Create a topic that does not exist, unless the broker forbids it (`zsq serve
+      --auto-create`). With False, a publish to it raises `NotFound`. A misspelt name then creates
+      nothing.
     - `key_file`: The file that `zsq keys client` wrote, for a gateway with encryption and
       authentication. The default is $ZSQ_KEY_FILE.
     - `transport`: With "auto", a client on the broker's machine that runs as the broker's user

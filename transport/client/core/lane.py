@@ -125,7 +125,7 @@ class Lane:
         self.session = ProducerSession(fresh_ids(), engine.patient, engine.splits)
         # The largest message that the broker takes, or that any broker takes while it is unknown.
         self.size_max = MESSAGE_BYTES_LARGEST
-        target = Target("topic", topic, create=self.part is None)
+        target = Target("topic", topic, create=engine.creates and self.part is None)
         self.link = Link(engine, engine.rotation, target, self)
         self.link.heartbeat_ms = self._heartbeat_ms()
         self.refused: ZsqError | None = None  # why the last attempt to get a link failed
@@ -273,7 +273,8 @@ class Lane:
         if isinstance(error, HasParts):
             self._has_parts(error)
             return
-        if error.code == E_NOT_FOUND and not self.link.creates and self.part is None:
+        may_exist = self.link.target.create and not self.link.creates
+        if error.code == E_NOT_FOUND and may_exist:
             if self.session.unanswered or self.asked:  # the topic may exist by now
                 self.link.start(time.monotonic_ns())
             return
@@ -486,12 +487,14 @@ class ProducerEngine(Engine):
         heartbeat_ms: int | None,
         patient: bool = False,
         splits: bool = False,
+        creates: bool = True,
     ) -> None:
         super().__init__()
         self.farewell_ms = FAREWELL_MS
         self.rotation = Rotation(address)
         self.patient = patient
         self.splits = splits
+        self.creates = creates  # False if a publish creates no topic
         self.linger_ns = linger_ns
         self.batch_bytes = min(batch_bytes, BATCH_BYTES_MAX)
         self.batch_count = min(batch_count, BLOCK_COUNT_MAX)
