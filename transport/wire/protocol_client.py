@@ -81,6 +81,7 @@ __all__ = [
     "Req",
     "Run",
     "Seal",
+    "Settled",
     "Spread",
     "StagePart",
     "Staged",
@@ -458,6 +459,16 @@ class Recall(Wire):
 
     op: ClassVar[int] = 27
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Wire):
+    """Channel to consumer: this link ends, and the first `finishes` messages that were finished on it
+    are committed. Finishes that were refused do not count.
+    """
+
+    op: ClassVar[int] = 28
+    finishes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ from .prefetch import READY_MOST, Prefetch, Window
 log = logging.getLogger("zsq")
 
 TELL_NS: Final = 20_000_000  # how long plain finishes may wait before they are sent
-CONFIRM_NS: Final = 1_000_000_000  # how long a confirmation may wait that an `AnswerMemory` wants
+CONFIRM_NS: Final = 1_000_000_000  # how long sent finishes may wait until they are confirmed
 # While delivered messages still wait for the user, finishes are sent only when their number reaches
 # 1/4 of the ready count. This causes fewer wake-ups.
 TELL_SHARE: Final = 4
@@ -128,14 +128,9 @@ class Leg:
             if session.dirty:
                 session.collect()  # the leases are void now, so this counts the finishes as stale
             return
-        due_ns = self.confirm_at(now_ns)
-        if session.unconfirmed and not session.confirms:
-            # Without this, a consumer that does not flush would call all finishes since its start
-            # unconfirmed when its link is lost.
-            due_ns = self._confirm_ns
-        if now_ns >= due_ns:
+        if now_ns >= self.confirm_at(now_ns):
             session.barrier()
-            self._confirm_ns = now_ns + link.heartbeat_ms * 1_000_000
+            self._confirm_ns = FAR_NS
         words = session.collect()
         session.report(now_ns)
         while words and link.up:
@@ -146,8 +141,14 @@ class Leg:
         self.engine.sooner(self.confirm_at(now_ns))
 
     def confirm_at(self, now_ns: int) -> int:
-        """Return when a confirmation is due that somebody wants, or FAR_NS."""
-        if not self.link.up or not self.session.next_confirm.wanted:
+        """Return when a confirmation is due, or FAR_NS.
+
+        Without it, a consumer that does not flush would call all finishes since its start
+        unconfirmed when its link is lost.
+        """
+        session = self.session
+        sent = session.unconfirmed and not session.confirms
+        if not self.link.up or not (session.next_confirm.wanted or sent):
             return FAR_NS
         self._confirm_ns = min(self._confirm_ns, now_ns + CONFIRM_NS)
         return self._confirm_ns
@@ -168,7 +169,7 @@ class Leg:
 
     def on_up(self, now_ns: int) -> None:
         self.link.heartbeat_ms = self.session.heartbeat_ms
-        self._confirm_ns = now_ns + self.link.heartbeat_ms * 1_000_000
+        self._confirm_ns = FAR_NS
         self.session.node = self.link.opened.get("node", 0)
         self._known = True
         self._compare(self.link.opened.get("settings"))
