@@ -23,6 +23,9 @@ of `run`:
   with `UsageError`.
 - **A call of the handler would run nothing**, because it is a generator function or, in a blocking
   consumer, a coroutine function: `run` raises `UsageError` before it takes a message.
+- **The handler sets a context variable:** it ends with the message. Each message is handled in a
+  copy of the context in which `run` was called, in every thread or task. `on_error` and
+  `requeue_delay` run in the copy of their message.
 - **The handler fails for each message, or always for one:** the message comes again after each
   backoff. With `max_attempts`, the channel makes it a dead letter after its last attempt.
 - **The handler kills its process:** the channel delivers its messages to another consumer when the
@@ -38,6 +41,7 @@ of `run`:
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import inspect
 import logging
@@ -279,6 +283,8 @@ class RunnerBase:
         self.handling = handling
         self.handler = handling.handler
         self.error: BaseException | None = None
+        # Each message is handled in a copy, so a context variable that a handler sets ends with it.
+        self.context = contextvars.copy_context()
         self._working = working
         self._take = take
         self._stop = stop
