@@ -35,6 +35,7 @@ from .program_end import inherit, name_of, remember
 log = logging.getLogger("zsq")
 
 TIMEOUT_S: Final = DefaultTimeout(30.0)
+CLOSE_S: Final = 10.0  # how long `close` waits, unless it gets a time-out
 WHEN_FULL: Final = ("fail", "wait")
 
 
@@ -281,6 +282,17 @@ class ProducerBase:
         if self._closed:
             raise Refused(E_CLOSING, "this producer is closed; make a new one")
 
+    def _close_timeout(self, timeout: float | None) -> float:
+        if timeout is None:
+            timeout = min(CLOSE_S, CLOSE_S if self._timeout is None else self._timeout)
+        return timeout
+
+    def _log_unfinished(self, engine: ProducerEngine, error: BaseException) -> None:
+        """Log how many messages `close` leaves unconfirmed, because the caller may drop its error."""
+        if engine.unfinished:
+            why = "was interrupted" if isinstance(error, KeyboardInterrupt) else "ends"
+            log.warning("%s: close() %s: %s", self._client_name, why, engine.unfinished)
+
 
 FOREIGN_RECEIPT: Final = (
     "this receipt belongs to the process that published the message; wait for it there"
@@ -475,7 +487,10 @@ class Producer(ProducerBase):
     def close(self, timeout: float | None = None) -> None:
         """Flush, then close the producer.
 
-        An error of the flush is raised after the producer is closed.
+        The flush waits at most `timeout` seconds. The default is the producer's timeout, but at
+        most 10 s, because a service manager kills a program that does not end (Kubernetes after 30
+        s). If messages are not confirmed by then, the log has a warning with their number, and the
+        error of the flush is raised after the producer is closed.
         """
         if self._closed:
             return
@@ -487,11 +502,9 @@ class Producer(ProducerBase):
             inherit(drive)
             return
         try:
-            self.flush(timeout)
-        except KeyboardInterrupt:
-            log.warning(
-                "%s: close() was interrupted: %s", self._client_name, drive.engine.unfinished
-            )
+            self.flush(self._close_timeout(timeout))
+        except BaseException as error:
+            self._log_unfinished(drive.engine, error)
             raise
         finally:
             with drive.lock:
