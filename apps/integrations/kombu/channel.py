@@ -380,10 +380,11 @@ class Channel(virtual.Channel):
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         level = level_of(message["properties"].get("priority"), tuple(sorted(self._levels)))
         topic = queue_topic(self.prefix, queue, level)
-        self.link.make_queue(topic)
-        self.link.producer.publish(
-            topic, dumps(message).encode(), delay=seconds_until(message) or None
-        )
+        with self.link.publishing():
+            self.link.make_queue(topic)
+            self.link.producer.publish(
+                topic, dumps(message).encode(), delay=seconds_until(message) or None
+            )
 
     def _put_fanout(
         self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any
@@ -391,9 +392,12 @@ class Channel(virtual.Channel):
         self._put_in_memory(exchange, routing_key, message)
 
     def _put_in_memory(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
-        self.link.producer.publish(
-            exchange_topic(self.prefix, exchange), dumps(message).encode(), tag=routing_key or None
-        )
+        with self.link.publishing():
+            self.link.producer.publish(
+                exchange_topic(self.prefix, exchange),
+                dumps(message).encode(),
+                tag=routing_key or None,
+            )
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
         """Keep a text as it is. Only bytes need base64, because the message is JSON."""

@@ -27,12 +27,13 @@ log = logging.getLogger("zsq")
 
 PORT: Final = 4153
 LEASE_S: Final = 60.0
+PUBLISH_S: Final = 5.0
 LOOK_S: Final = 1.0
 LEVELS_S: Final = 5.0  # how often to look for new priority levels
 OPTIONS: Final = frozenset(
     {
         "highest_priority", "key_file", "linger_ms", "message_timeout", "priority_steps",
-        "transport", "url",
+        "publish_timeout", "transport", "url",
     }
 )  # fmt: skip
 # Those that Kombu and Celery use with each transport. Celery adds some of them by itself.
@@ -87,6 +88,7 @@ class Transport(virtual.Transport):
             options.get("transport"),
             f"{prefix}." if prefix else "",
             float(options.get("linger_ms", 0.0)),
+            float(options.get("publish_timeout", PUBLISH_S)),
         )
 
     @property
