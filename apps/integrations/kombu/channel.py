@@ -30,7 +30,7 @@ from ....transport.whole_topic import whole_topic
 from ..naming import CHANNEL
 from ..queues import SETTINGS
 from ..source import Held, Source
-from .names import exchange_topic, level_of, queue_topic
+from .names import exchange_topic, key_of, level_of, queue_topic, tag_of
 from .patterns import pattern_of
 
 log = logging.getLogger("zsq")
@@ -396,7 +396,7 @@ class Channel(virtual.Channel):
             self.link.producer.publish(
                 exchange_topic(self.prefix, exchange),
                 dumps(message).encode(),
-                tag=routing_key or None,
+                tag=tag_of(routing_key) or None,
             )
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
@@ -534,7 +534,7 @@ class Channel(virtual.Channel):
                 return None
         for binding in self._in_memory(queue):
             while (held := self._usable(binding.source)) is not None:
-                if binding.matches(held.message.tag or ""):
+                if binding.matches(key_of(held.message.tag or "")):
                     return held
                 held.finish()
         return None

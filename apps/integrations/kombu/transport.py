@@ -21,7 +21,7 @@ from ..naming import check_lease
 from ..source import Source
 from .channel import READY, Binding, Channel
 from .link import Place, close_link, open_link
-from .names import binding_channel, exchange_topic
+from .names import binding_channel, exchange_topic, tag_of
 
 log = logging.getLogger("zsq")
 
@@ -158,7 +158,7 @@ class Transport(virtual.Transport):
             binding_channel(queue, routing_key),
             READY,
             start="latest",
-            tags=routing_key if kind == "direct" and "||" not in routing_key else "",
+            tags=tag_of(routing_key) if kind == "direct" else "",
         )
         bound.append(Binding(exchange, kind, routing_key, source))
 

@@ -39,6 +39,7 @@ from ...errors import (
     from_wire,
 )  # fmt: skip
 from ...names import PARTS_MAX, base_of, check_name, part_name, part_of
+from ...settings import TAG_SEPARATOR
 from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import HeaderValue, encode, pack_headers
@@ -888,6 +889,18 @@ def as_text(value: Any, size_max: int, what: str) -> bytes | None:
     return value
 
 
+def as_tag(value: Any) -> bytes | None:
+    """Check a tag and return it as bytes. It must be one that a channel's `tags` can select."""
+    tag = as_text(value, TAG_BYTES_MAX, "tag")
+    if tag is not None and TAG_SEPARATOR.encode() in tag:
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"a tag must not contain {TAG_SEPARATOR}, which separates the tags of a channel, "
+            f"unlike {tag[:100]!r}",
+        )
+    return tag
+
+
 def as_headers(headers: Mapping[str, HeaderValue] | None) -> bytes | None:
     if not headers:
         return None
@@ -905,7 +918,7 @@ def as_attributes(
 ) -> tuple[bytes | None, bytes | None, bytes | None]:
     return (
         as_text(key, KEY_BYTES_MAX, "key"),
-        as_text(tag, TAG_BYTES_MAX, "tag"),
+        as_tag(tag),
         as_headers(headers),
     )
 
@@ -944,9 +957,7 @@ def pack_many(
         "keys": _column(
             key, keys, count, "key", lambda value: as_text(value, KEY_BYTES_MAX, "key")
         ),
-        "tags": _column(
-            tag, tags, count, "tag", lambda value: as_text(value, TAG_BYTES_MAX, "tag")
-        ),
+        "tags": _column(tag, tags, count, "tag", as_tag),
         "headers": [as_headers(headers)] * count
         if isinstance(headers, Mapping)
         else _column(None, headers, count, "", as_headers),
