@@ -877,7 +877,10 @@ def as_text(value: Any, size_max: int, what: str) -> bytes | None:
     if value is None:
         return None
     if isinstance(value, str):
-        value = value.encode()
+        try:
+            value = value.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(E_BAD_ARGUMENT, f"a {what} must be UTF-8 or bytes: {error}") from None
     if not isinstance(value, bytes):
         raise UsageError(
             E_BAD_ARGUMENT, f"a {what} must be text or bytes, not {type(value).__name__}"
