@@ -676,10 +676,12 @@ class ChannelActor(Actor[ChannelStart]):
         """
         self._head = max(self._head, message.head)
         if self._head < message.offset < END and not message.clamp:
-            waiting = max(0, self._head - self.supply.next_offset)
+            counts = self.core.statistics(self._head)
+            waiting, deferred = counts["depth"], counts["deferred_count"]
             text = (
                 f"offset {message.offset} is beyond the end of topic {self.given.topic_name!r} at "
-                f"offset {self._head}: channel {self.name!r} would skip {waiting} messages"
+                f"offset {self._head}: channel {self.name!r} would skip {waiting} waiting "
+                f"and {deferred} deferred messages"
             )
             raise UsageError(
                 E_BAD_ARGUMENT,
