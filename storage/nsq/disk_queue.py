@@ -62,6 +62,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Self
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ...transport.settings import check_type
 from ..errors import DiskFull, ForeignDirectory, Locked, StoreFailed, Unreadable, is_full
 from ..files import Files, call_in_forked, process_id
 from .disk_queue_format import (
@@ -326,6 +327,14 @@ class DiskQueue:
             raise UsageError(
                 E_BAD_ARGUMENT, f"{name[:80]!r} is not a valid name of a disk queue: {text}"
             )
+        for argument, value in (
+            ("max_bytes_per_file", max_bytes_per_file),
+            ("min_msg_size", min_msg_size),
+            ("max_msg_size", max_msg_size),
+            ("sync_every", sync_every),
+        ):
+            check_type(argument, value)
+        check_type("sync_timeout", sync_timeout, whole=False)
         if not 0 <= min_msg_size <= max_msg_size < 2**31:
             text = "must be 0 <= min_msg_size <= max_msg_size < 2 GiB"
             raise UsageError(

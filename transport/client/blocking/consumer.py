@@ -23,7 +23,7 @@ from typing import Any, Final, Self, Unpack, overload
 
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
 from ...names import check_name
-from ...settings import NewChannelOptions
+from ...settings import NewChannelOptions, check_type
 from ...system import node_name
 from ...wire.address import DefaultTimeout, url_last
 from ...wire.addresses import Url, parse_all
@@ -59,6 +59,9 @@ FOREIGN: Final = "the parent process received this message, and only that proces
 def make_session(
     ready: int, message_timeout: float | None, label: str | None, sample_rate: int
 ) -> ConsumerSession:
+    if message_timeout is not None:
+        check_type("message_timeout", message_timeout, whole=False)
+    check_type("sample_rate", sample_rate)
     timeout_ms = 0 if message_timeout is None else int(message_timeout * 1000)
     if (
         message_timeout is not None
@@ -77,11 +80,13 @@ def make_session(
 
 
 def check_ready(ready: int, least: int) -> None:
+    check_type("ready", ready)
     if not least <= ready <= READY_MAX:
         raise UsageError(E_BAD_ARGUMENT, f"ready must be {least} to {READY_MAX}, not {ready}")
 
 
 def check_concurrency(concurrency: int) -> None:
+    check_type("concurrency", concurrency)
     if concurrency < 1:
         raise UsageError(E_BAD_ARGUMENT, f"concurrency must be at least 1, not {concurrency}")
 

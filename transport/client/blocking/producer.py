@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 
 from ...block.block import MESSAGE_BYTES_MAX, Block
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, from_wire, option
+from ...settings import check_type
 from ...wire.address import DefaultTimeout
 from ...wire.addresses import Addresses, Url, parse_all
 from ...wire.codec import HeaderValue
@@ -196,6 +197,8 @@ def check_times(timeout: float | None, heartbeat_ms: int | None) -> None:
             f"limit, not {timeout!r}"
         )
         raise UsageError(E_BAD_ARGUMENT, text)
+    if heartbeat_ms is not None:
+        check_type("heartbeat_ms", heartbeat_ms)
     if heartbeat_ms is not None and not HEARTBEAT_MS_MIN <= heartbeat_ms <= HEARTBEAT_MS_MAX:
         raise UsageError(
             E_BAD_ARGUMENT,
@@ -208,6 +211,9 @@ def _check_options(linger_ms: float, batch_bytes: int, batch_count: int, when_fu
         raise UsageError(
             E_BAD_ARGUMENT, f"when_full must be {' or '.join(WHEN_FULL)}, not {when_full!r}"
         )
+    check_type("linger_ms", linger_ms, whole=False)
+    check_type("batch_bytes", batch_bytes)
+    check_type("batch_count", batch_count)
     if linger_ms < 0 or batch_bytes < 1 or batch_count < 1:
         given = f"{linger_ms}, {batch_bytes} and {batch_count}"
         raise UsageError(

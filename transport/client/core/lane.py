@@ -507,7 +507,8 @@ class ProducerEngine(Engine):
     def lane(self, topic: str) -> Lane:
         found = self.lanes.get(topic)
         if found is None:
-            found = self.lanes[check_name(topic)] = Lane(self, topic)
+            check_name(topic)
+            found = self.lanes[topic] = Lane(self, topic)
         return found
 
     def forget_parts(self, topic: str) -> None:
@@ -907,6 +908,8 @@ def as_tag(value: Any) -> bytes | None:
 def as_headers(headers: Mapping[str, HeaderValue] | None) -> bytes | None:
     if not headers:
         return None
+    if not isinstance(headers, Mapping):
+        raise UsageError(E_BAD_ARGUMENT, f"headers must be a mapping, not {type(headers).__name__}")
     packed = pack_headers(headers)
     if len(packed) > HEADERS_BYTES_MAX:
         raise UsageError(
@@ -1008,7 +1011,7 @@ def _column(
         )
     if one is not None:
         return [checked(one)] * count
-    if isinstance(each, str | bytes):
+    if isinstance(each, str | bytes | Mapping) or not isinstance(each, Iterable | None):
         raise UsageError(
             E_BAD_ARGUMENT,
             (
