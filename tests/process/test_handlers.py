@@ -278,10 +278,10 @@ def test_a_context_variable_lasts_while_a_coroutine_waits(shared: Broker) -> Non
 
         async def handle(message: zsq.aio.Message) -> None:
             REQUEST.set(body := message.body.decode())
-            await asyncio.sleep(0)
+            await asyncio.create_task(read())
             try:
                 async with asyncio.timeout(0):
-                    await asyncio.sleep(WAIT_S)
+                    await asyncio.Event().wait()
             except TimeoutError:
                 found.append(body + REQUEST.get())
             found.append(body + await asyncio.create_task(read()))

@@ -463,8 +463,8 @@ class Recall(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Settled(Wire):
-    """Channel to consumer: this link ends, and the first `finishes` messages that were finished on it
-    are committed. Finishes that were refused do not count.
+    """Channel to consumer: this link ends, and the first `finishes` messages that were finished
+    on it are committed. Finishes that were refused do not count.
     """
 
     op: ClassVar[int] = 28

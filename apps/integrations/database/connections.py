@@ -100,7 +100,7 @@ def execute(db: Any, text: str, values: Sequence[Any] = ()) -> Any:
 
 
 def _is_missing_table(error: Exception) -> bool:
-    """Return True if a driver reports that a table does not exist. Each driver has a way of its own."""
+    """Return True if a driver reports that a table does not exist, each in its way."""
     for name in ("sqlstate", "pgcode"):
         if getattr(error, name, None) == UNDEFINED_TABLE:
             return True

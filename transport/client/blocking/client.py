@@ -396,6 +396,17 @@ class Admin(AdminBase, Asker):
         """
         return self._carry_out(administration.stats(topic, channel, partial))
 
+    def unfinished(self, topic: str, channel: str) -> int:
+        """Return the number of messages that a channel has not finished.
+
+        These are the messages that wait (`depth` of `stats`), that consumers hold, that are
+        deferred, and that are on their way to the dead letters. With 0, the channel has nothing
+        left to do, so a script can wait for that. Delayed messages that are not due yet belong to
+        the topic, and do not count (`delayed_count` of `stats`). Raises `Refused` while the channel
+        is being started.
+        """
+        return self._carry_out(administration.unfinished(topic, channel))
+
     def overview(
         self, since: int = 0, *, processes: bool = False, alarms: bool = False
     ) -> OverviewAnswer:

@@ -236,7 +236,7 @@ class Handling:
 
 
 def awaits_topic(on_deleted: OnDeleted) -> bool:
-    """Return True if `run` waits for a topic that was deleted. Raise `UsageError` for other values."""
+    """Return True if `run` waits for a topic that was deleted. Check the value."""
     if on_deleted not in get_args(OnDeleted):
         text = f"on_deleted must be {' or '.join(get_args(OnDeleted))}, not {on_deleted!r:.40}"
         raise UsageError(E_BAD_ARGUMENT, text)
