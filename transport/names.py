@@ -55,6 +55,14 @@ def is_ephemeral(name: str) -> bool:
     return name.endswith(EPHEMERAL_SUFFIX)
 
 
+def meant(name: str, names: Iterable[str]) -> str:
+    """Return a question that suggests the known name most like `name`, or "" if none is like it."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(names), n=1)
+    return f". Did you mean {close[0]!r}?" if close else ""
+
+
 def part_name(topic: str, number: int) -> str:
     """Return the name of a part."""
     return f"{topic}#{number}"

@@ -11,6 +11,7 @@ because `zsq --help` needs the rows. No I/O.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
@@ -432,6 +433,17 @@ def split_tags(tags: str) -> tuple[str, ...]:
         size <= TAG_BYTES_MAX, f"a tag of {size} bytes is over the limit of {TAG_BYTES_MAX} bytes"
     )
     return found
+
+
+def check_type(name: str, value: object, *, whole: bool = True) -> None:
+    """Raise `UsageError` (E_BAD_ARGUMENT) unless an argument is a number.
+
+    A text with digits is none, although a program may have it from its environment.
+    """
+    good = isinstance(value, numbers.Integral if whole else numbers.Real)
+    kind = "a whole number" if whole else "a number"
+    text = f"{name} must be {kind}, not {type(value).__name__} {value!r:.60}"
+    check(good and not isinstance(value, bool), text)
 
 
 def check(good: bool, text: str) -> None:

@@ -29,7 +29,7 @@ from ...transport.names import is_ephemeral
 from ...transport.settings import ChannelOptions, NewChannelSettings
 from ...transport.wire import protocol as p
 from ..primitives.lease_cell import LOST, LeaseWatch, run_dir_of
-from ..primitives.ranges import Span, unread
+from ..primitives.ranges import Span
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.link_ends import LinkEnds
 from ..runtime.port import Mail, Port
@@ -428,7 +428,9 @@ class ChannelActor(Actor[ChannelStart]):
         if not self.given.leased:
             return
         if self.core.consumers and self.lease.is_lost:
-            self._turn_away(E_STANDBY, LOST)
+            for peer in list(self.core.consumers):
+                self.front.send(peer, p.Failed(0, E_STANDBY, LOST))
+                self.core.unsubscribe(peer, Departure.SENT_AWAY)
         if bool(self.core.consumers) != self._looks_at_lease:
             self._looks_at_lease = not self._looks_at_lease
             if self._looks_at_lease:
@@ -437,13 +439,17 @@ class ChannelActor(Actor[ChannelStart]):
                 self.cease(self._look_at_lease)
 
     def _turn_away(self, code: str, text: str) -> None:
-        """End the links of all consumers with this error. Their messages wait here."""
-        for peer in list(self.core.consumers):
-            self.front.send(peer, p.Failed(0, code, text))
-            self.core.unsubscribe(peer, Departure.SENT_AWAY)
+        """End the links of all consumers with this error, when their finishes are committed.
+
+        Their messages wait here.
+        """
+        for peer, consumer in self.core.consumers.items():
+            self.saving.farewell(peer, p.Settled(consumer.finish_count), p.Failed(0, code, text))
 
     def _deliver(self) -> bool:
         """Send deliveries. Return True if more messages wait than one turn may send."""
+        if self.closed:  # consumers stay until their finishes are committed
+            return False
         now, wall = time.monotonic_ns(), time.time_ns()
         for _ in range(options.DRAIN_MAX):
             delivery = self.core.next_delivery(now, wall)
@@ -578,6 +584,8 @@ class ChannelActor(Actor[ChannelStart]):
         self.supply.committed()
         for envelope, answer in barriers:
             self.front.send(envelope, answer)
+            if type(answer) is p.Failed:  # the last message, see `_turn_away`
+                self.core.unsubscribe(envelope, Departure.SENT_AWAY)
         for done in answers:
             self.answer_order(done)
 
@@ -672,10 +680,12 @@ class ChannelActor(Actor[ChannelStart]):
         """
         self._head = max(self._head, message.head)
         if self._head < message.offset < END and not message.clamp:
-            waiting = unread(self.supply.next_offset, self._head, self.supply.gaps)
+            counts = self.core.statistics(self._head)
+            waiting, deferred = counts["depth"], counts["deferred_count"]
             text = (
                 f"offset {message.offset} is beyond the end of topic {self.given.topic_name!r} at "
-                f"offset {self._head}: channel {self.name!r} would skip {waiting} messages"
+                f"offset {self._head}: channel {self.name!r} would skip {waiting} waiting "
+                f"and {deferred} deferred messages"
             )
             raise UsageError(
                 E_BAD_ARGUMENT,
@@ -715,7 +725,10 @@ class ChannelActor(Actor[ChannelStart]):
                 "%s stops without its last commit: some messages will be delivered again",
                 self.title,
             )
-        for peer in list(self.core.consumers):
+        is_committed = self.saving.is_idle and not self.supply.dirty
+        for peer, consumer in self.core.consumers.items():
+            if is_committed:
+                self.front.send(peer, p.Settled(consumer.finish_count))
             self.front.send(peer, p.Bye())
         return True
 

@@ -67,6 +67,11 @@ class Saving:
         """True if an answer waits for a commit that has not begun."""
         return bool(self._barriers or self._answers)
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no commit is on its way, and no answer waits for one."""
+        return not (self.out or self.waited_for or self._withheld)
+
     def confirm(self, envelope: Peer, answer: Wire) -> None:
         """Send this answer to a consumer when everything that arrived so far is committed."""
         if len(self._barriers) + len(self._withheld) >= options.WAITERS_MAX:
@@ -76,6 +81,11 @@ class Saving:
             )
             raise UsageError(E_LIMIT, text)
         self._barriers.append((envelope, answer))
+        self.now = True
+
+    def farewell(self, envelope: Peer, *words: Wire) -> None:
+        """Send these last words to a consumer when everything that arrived so far is committed."""
+        self._barriers += [(envelope, word) for word in words]
         self.now = True
 
     def answer(self, answer: Answered) -> None:

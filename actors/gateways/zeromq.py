@@ -648,7 +648,9 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             channel = message.channel if message.kind == "channel" else ""
             create = message.create and principal.may(policy.Action.CREATE, message.topic, channel)
             by = self._by(key, control) | {"create": policy.first_use(principal, message.topic)}
-            lookup = p.Lookup(0, message.topic, channel, create, message.settings, by)
+            lookup = p.Lookup(
+                0, message.topic, channel, create, message.settings, by, message.is_back
+            )
             self.lookups.ask(
                 self._holder(client, key),
                 Asker(client, message.request),
@@ -760,7 +762,14 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         if opening is None:
             return
         asked, code, text = opening.asked, message.code, message.text
-        if code == E_NOT_FOUND and asked.create and part_of(asked.topic) is None:
+        lookup = opening.lookup
+        was_permitted = lookup.create and lookup.by.get("create") == policy.TOPIC_TOO
+        if (
+            code == E_NOT_FOUND
+            and asked.create
+            and not was_permitted
+            and part_of(asked.topic) is None
+        ):
             code, text = E_FORBIDDEN, f"{text}, and {policy.NOT_CREATED}"
         self._fail(opening.client, asked.request, code, text)
 

@@ -51,7 +51,7 @@ def is_out_of_files(error: BaseException | None) -> bool:
 
 
 def set_title(title: str) -> None:
-    setproctitle.setproctitle(f"zsq: {title}")
+    setproctitle.setproctitle(f"zsq: {title}".encode(errors="replace").decode())
 
 
 def private_bytes(pid: int | str = "self") -> int:

@@ -234,6 +234,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115 - the parent process closed it (`<&-`)
+    if sys.stdout is None:  # closed, too (`>&-`): each write then fails with EBADF
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
     try:
         with options_as_flags():
             code = app.main(
@@ -275,9 +277,11 @@ def main() -> NoReturn:
     code = run()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Otherwise the interpreter would find the broken pipe again when it ends, and print an
-        # error.
+    except OSError as error:
+        if code == DONE and not isinstance(error, BrokenPipeError):
+            name = errno.errorcode.get(error.errno or 0, E_INTERNAL)
+            code = _fail(f"{name} {error.strerror}: standard output", FAILED)
+        # Otherwise the interpreter would find the error again when it ends, and print it.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

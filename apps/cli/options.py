@@ -79,8 +79,8 @@ def suggesting(error: NotFound) -> NotFound:
 
     If the arguments exist, or the broker does not list its names, the error stays as it is.
     """
+    from ...transport.names import meant
     from .completion import known_names
-    from .output import meant
 
     context = click.get_current_context(silent=True)
     given = context.params if context is not None else {}
@@ -92,7 +92,9 @@ def suggesting(error: NotFound) -> NotFound:
     channel, channels = given.get("channel"), known.get(topics[-1], []) if topics else []
     if channel and channel not in channels:
         missing.append(meant(channel, channels))
-    return NotFound(error.code, error.text + missing[0]) if missing else error
+    if not missing or error.text.endswith(missing[0]):  # the broker itself suggests names
+        return error
+    return NotFound(error.code, error.text + missing[0])
 
 
 def _with_suggestions(command: Command) -> Command:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
@@ -58,14 +58,6 @@ def tell_line(found: Any) -> None:
 def say(text: str, *, err: bool = False) -> None:
     """Print lines for users, with control characters escaped: they may come from messages."""
     click.echo(escaped(text, keep="\n"), err=err)
-
-
-def meant(name: str, names: Iterable[str]) -> str:
-    """Return a question that suggests the known name most like `name`, or "" if none is like it."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, list(names), n=1)
-    return f". Did you mean {close[0]!r}?" if close else ""
 
 
 def body_for(out: IO[bytes]) -> Callable[[bytes], bytes]:

@@ -19,8 +19,15 @@ from .naming import CHANNEL
 
 log = logging.getLogger("zsq")
 
+ATTEMPTS_MAX: Final = 10
+
 # A consumer passes these too, because it creates the channel again if somebody deletes it.
-SETTINGS: Final[NewChannelOptions] = {"start": "earliest", "max_hold_s": NONE}
+# A task that kills its worker would otherwise kill workers for ever.
+SETTINGS: Final[NewChannelOptions] = {
+    "start": "earliest",
+    "max_hold_s": NONE,
+    "max_attempts": ATTEMPTS_MAX,
+}
 
 
 def make_queue(admin: Admin, topic: str, *, works: bool) -> None:

@@ -52,6 +52,10 @@ class MemoryChannel:
         # The rows of deferred messages: first offset -> (count, attempts, due time).
         self._deferred: dict[int, tuple[int, int, int]] = {}
 
+    def depth(self) -> int:
+        """Return the number of messages that wait for a consumer."""
+        return int(self.core.statistics(self.topic.head)["depth"])
+
     def unfinished(self) -> int:
         """Return the number of messages that this channel has not finished."""
         found = self.core.statistics(self.topic.head)

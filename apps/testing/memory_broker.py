@@ -102,6 +102,7 @@ class MemoryBroker(WithClients):
         self.url = ""
         self._now_ns = time.time_ns()
         self._topics: dict[str, MemoryTopic] = {}
+        self._deleted: set[str] = set()  # names of topics
         self._links: dict[bytes, _Link] = {}
         self._numbers = 0
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -204,10 +205,21 @@ class MemoryBroker(WithClients):
         self._call(move)
 
     def depth(self, topic: str, channel: str) -> int:
-        """Return the number of messages that a channel has not finished.
+        """Return the number of messages of a channel that wait for a consumer, as `depth` of
+        `Admin.stats` does.
 
-        It includes messages that consumers hold, and requeued ones. Raises `NotFound`.
+        Messages that consumers hold, or that are deferred, do not count: see `unfinished`. Raises
+        `NotFound`.
         """
+
+        def count() -> int:
+            self._receive_all()
+            return self._channel(topic, channel).depth()
+
+        return self._call(count)
+
+    def unfinished(self, topic: str, channel: str) -> int:
+        """Return the number of messages that a channel has not finished, see `Admin.unfinished`."""
 
         def count() -> int:
             self._receive_all()
@@ -320,6 +332,9 @@ class MemoryBroker(WithClients):
         data: dict[str, Any] = {}
         if message.kind == "stage":
             _unsupported("stages")
+        if message.is_back and message.topic in self._deleted - self._topics.keys():
+            text = f"topic {message.topic!r} was deleted while this client used it"
+            raise NotFound(E_NOT_FOUND, text)
         if message.kind == "channel" and message.create:
             self._make_channel(message.topic, message.channel, message.settings)
         if message.kind == "channel" and message.settings:
@@ -495,6 +510,7 @@ class MemoryBroker(WithClients):
                 self._send(client, p.Bye())
                 self._links.pop(client, None)
         del self._topics[message.topic]
+        self._deleted.add(message.topic)
         return {}
 
     def _delete_channel(self, message: p.Manage) -> dict[str, Any]:

@@ -54,6 +54,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os.path
 import threading
 import time
@@ -61,6 +62,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Self
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ...transport.settings import check_type
 from ..errors import DiskFull, ForeignDirectory, Locked, StoreFailed, Unreadable, is_full
 from ..files import Files, call_in_forked, process_id
 from .disk_queue_format import (
@@ -325,6 +327,14 @@ class DiskQueue:
             raise UsageError(
                 E_BAD_ARGUMENT, f"{name[:80]!r} is not a valid name of a disk queue: {text}"
             )
+        for argument, value in (
+            ("max_bytes_per_file", max_bytes_per_file),
+            ("min_msg_size", min_msg_size),
+            ("max_msg_size", max_msg_size),
+            ("sync_every", sync_every),
+        ):
+            check_type(argument, value)
+        check_type("sync_timeout", sync_timeout, whole=False)
         if not 0 <= min_msg_size <= max_msg_size < 2**31:
             text = "must be 0 <= min_msg_size <= max_msg_size < 2 GiB"
             raise UsageError(
@@ -456,10 +466,11 @@ class DiskQueue:
 
     # Reading
 
-    def get(self, timeout: float = 0.0) -> bytes | None:
+    def get(self, timeout: float | None = 0.0) -> bytes | None:
         """Remove the oldest message and return it.
 
-        Returns None if there is no message within `timeout` seconds. Raises `Unreadable` if the
+        Returns None if there is no message within `timeout` seconds. With None or `math.inf`, it
+        waits without end, as go-diskqueue's ReadChan does. Raises `Unreadable` if the
         operating system cannot read it now (for example, too many open files). Nothing is lost
         then, and the next call tries again.
         """
@@ -481,22 +492,22 @@ class DiskQueue:
                 self._remove_read(done)
             return message
 
-    def peek(self, timeout: float = 0.0) -> bytes | None:
+    def peek(self, timeout: float | None = 0.0) -> bytes | None:
         """Return the oldest message without removing it.
 
-        Returns None if there is no message within `timeout` seconds.
+        Returns None if there is no message within `timeout` seconds, see `get`.
         """
         with self._lock:
             return self._wait(timeout)
 
-    def _wait(self, timeout: float) -> bytes | None:
-        deadline = time.monotonic() + timeout
+    def _wait(self, timeout: float | None) -> bytes | None:
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout)
         while True:
             self._check()
             message = self._front()
             if message is not None or (left := deadline - time.monotonic()) <= 0:
                 return message
-            self._lock.wait(left)
+            self._lock.wait(min(left, threading.TIMEOUT_MAX))
 
     def _front(self) -> bytes | None:
         """Return the record at the read position, or None if the queue is empty.

@@ -54,6 +54,19 @@ def test_committed_messages_are_published_in_order_and_removed(
     assert topic.bodies() == [b"%d" % number for number in range(25)]
 
 
+def test_a_table_that_was_never_made_is_named_with_what_to_do(db: Any, topic: Topic) -> None:
+    outbox = Outbox(table="never_made")
+    for call in (
+        lambda: outbox.drain(db, url=topic.url),
+        lambda: waiting(outbox, db),
+        lambda: put(outbox, db, topic, b"x"),
+    ):
+        with pytest.raises(zsq.UsageError, match=r"never_made.*call create\(db\) once"):
+            call()
+    outbox.create(db)
+    assert outbox.drain(db, url=topic.url) == 0
+
+
 def test_a_message_keeps_its_key_tag_and_headers(outbox: Outbox, db: Any, topic: Topic) -> None:
     put(outbox, db, topic, b"plain")
     put(outbox, db, topic, b"\0\xff", key=b"\xff", tag="täg", headers={"a": "ü", "n": 7, "x": None})

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.exceptions import OperationalError
 from support.broker import Broker, wait_for
 from support.celery_workers import LEASE_S, WAIT_S, Workers
 
@@ -148,4 +150,21 @@ def test_a_task_that_ended_just_before_the_broker_was_killed_does_not_run_again(
         assert runs == [f"start {number}" for number in range(5)]
     finally:
         workers.close()
+        broker.close()
+
+
+def test_a_delay_waits_for_its_time_out_when_the_broker_is_away(tmp_path: Path) -> None:
+    """Neither Celery's retries nor the close of the connection make it wait again."""
+    broker = Broker(tmp_path / "data").start()
+    options = {"publish_timeout": 2}
+    app = Celery(broker=broker.tcp.replace("tcp", "zsq"), broker_transport_options=options)
+    try:
+        app.send_task("any", queue="away")
+        broker.signal_all(signal.SIGKILL)
+        begin = time.monotonic()
+        with pytest.raises(OperationalError, match="did not confirm within 2 s"):
+            app.send_task("any", queue="away")
+        assert 1.9 < time.monotonic() - begin < 4
+    finally:
+        app.close()
         broker.close()

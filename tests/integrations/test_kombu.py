@@ -19,7 +19,9 @@ from support.topic_names import topic_name_of
 
 import zsq
 from zsq.apps.integrations.kombu import names
+from zsq.transport.client.core.lane import as_tag
 from zsq.transport.names import check_name
+from zsq.transport.settings import split_tags
 
 pytestmark = pytest.mark.timeout(400)
 WAIT_S = 120.0
@@ -628,3 +630,11 @@ def test_queues_work_on_other_systems(broker: Broker, name: str, system: str) ->
         line, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False
     )
     assert (ended.stdout, ended.stderr) == (f"{system} True\n", "")
+
+
+@pytest.mark.parametrize("key", ["a", "a||b", "*", " a ", "50%", "a.#", "ü|"])
+def test_a_channel_can_select_the_messages_of_any_routing_key(key: str) -> None:
+    tag = names.tag_of(key)
+    assert split_tags(tag) == (tag,)
+    assert as_tag(tag) == tag.encode()
+    assert names.key_of(tag) == key

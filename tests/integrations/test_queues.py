@@ -93,3 +93,9 @@ def test_a_worker_that_may_not_change_the_channel_is_refused(tmp_path: Path) -> 
             make_queue(worker, "before", works=True)
     finally:
         broker.close()
+
+
+def test_a_new_queue_gives_a_task_that_kills_its_worker_ten_attempts(admin: zsq.Admin) -> None:
+    make_queue(admin, "deadly", works=False)
+    row = admin.stats("deadly", CHANNEL)["topics"][0]["channels"][0]
+    assert row["settings"]["max_attempts"] == 10

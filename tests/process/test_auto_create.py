@@ -158,3 +158,85 @@ def test_sub_and_tail_make_no_topic_unless_told(tmp_path: Path) -> None:
                 waiting.terminate()
     finally:
         broker.close()
+
+
+@pytest.fixture(scope="module")
+def open_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker where each client creates what it uses."""
+    one = Broker(tmp_path_factory.mktemp("open") / "data", http=True)
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+@pytest.mark.parametrize("door", ["ipc", "tcp"])
+def test_a_connected_producer_does_not_bring_a_deleted_topic_back(
+    open_broker: Broker, door: str
+) -> None:
+    url = open_broker.ipc if door == "ipc" else open_broker.tcp
+    with zsq.Admin(url) as admin, zsq.Producer(url, timeout=10) as producer:
+        producer.publish(door, b"one")
+        admin.delete_topic(door, force=True)
+        for _ in range(2):
+            with pytest.raises(zsq.NotFound, match="was deleted while this client used it"):
+                producer.publish(door, b"two")
+        assert door not in admin.topics()
+        admin.create_topic(door)
+        producer.publish(door, b"three")
+        admin.delete_topic(door, force=True)
+        with zsq.Producer(url, timeout=10) as another:
+            another.publish(door, b"four")
+        assert door in admin.topics()
+
+
+def test_a_connected_consumer_does_not_bring_a_deleted_topic_back(open_broker: Broker) -> None:
+    url = open_broker.tcp
+    with zsq.Admin(url) as admin, zsq.Consumer("gone", "c", url=url) as consumer:
+        admin.delete_topic("gone", force=True)
+        with pytest.raises(zsq.NotFound, match="was deleted while this client used it"):
+            consumer.receive(20)
+        assert "gone" not in admin.topics()
+
+
+def test_an_ephemeral_topic_comes_back_with_its_clients(open_broker: Broker) -> None:
+    name, url = "brief#ephemeral", open_broker.tcp
+    with zsq.Admin(url) as admin, zsq.Consumer(name, "c", url=url) as consumer:
+        admin.delete_topic(name, force=True)
+        assert consumer.receive(0) is None
+        wait_for(lambda: consumer.receive(0.1) is None and name in admin.topics())
+
+
+def test_http_creates_a_topic_that_was_deleted(open_broker: Broker) -> None:
+    """A client of HTTP has no connection that could have used the topic before."""
+    url = f"http://127.0.0.1:{open_broker.http}/pub?topic=web"
+    with zsq.Admin(open_broker.ipc) as admin:
+        for _ in range(2):
+            assert httpx.post(url, content=b"one", timeout=10).status_code == 200
+            assert "web" in admin.topics()
+            admin.delete_topic("web", force=True)
+
+
+@pytest.mark.parametrize("door", ["ipc", "tcp"])
+def test_a_producer_that_creates_nothing_names_the_topic_that_was_meant(
+    open_broker: Broker, door: str
+) -> None:
+    url = open_broker.ipc if door == "ipc" else open_broker.tcp
+    with zsq.Producer(url, timeout=10) as producer:
+        producer.publish(f"invoices-{door}", b"one")
+    with zsq.Producer(url, timeout=10, create=False) as producer, zsq.Admin(url) as admin:
+        producer.publish(f"invoices-{door}", b"two")
+        for _ in range(2):
+            with pytest.raises(zsq.NotFound, match=rf"Did you mean 'invoices-{door}'\?"):
+                producer.publish(f"invoises-{door}", b"lost")
+        assert f"invoises-{door}" not in admin.topics()
+        with pytest.raises(zsq.NotFound, match=rf"Did you mean 'invoices-{door}'\?"):
+            admin.pause(f"invoises-{door}")
+
+
+def test_the_log_has_one_line_for_a_topic_that_its_use_created(open_broker: Broker) -> None:
+    for url in (open_broker.ipc, open_broker.tcp):
+        with zsq.Producer(url) as producer:
+            producer.publish("first-use", b"one")
+    open_broker.wait_said("topic first-use is new: a client created it by using it (ipc)")
+    assert open_broker.log.read_text().count("topic first-use is new") == 1

@@ -192,3 +192,16 @@ def test_the_topic_takes_that_flag_and_no_other(broker: Broker, flags: int, stor
             pending.raised = True  # the error was reported here
             assert pending.error is not None
             assert pending.error.code == E_BAD_BLOCK
+
+
+@pytest.mark.parametrize("tag", ["a||b", b"||", "a|||"])
+def test_a_tag_that_no_channel_can_select_is_refused(shared: Broker, tag: str | bytes) -> None:
+    with zsq.Producer(shared.ipc) as producer:
+        refused = pytest.raises(zsq.UsageError, match=r"a tag must not contain \|\|")
+        with refused:
+            producer.publish("bad-tags", b"x", tag=tag)
+        with refused:
+            producer.publish_many("bad-tags", [b"x"], tag=tag)
+        with refused:
+            producer.publish_many("bad-tags", [b"x"], tags=[tag])
+        producer.publish("bad-tags", b"x", tag="a|b")

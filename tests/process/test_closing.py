@@ -17,6 +17,7 @@ from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.client import Admin
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StagePart, StageWriter
 from zsq.transport.client.core.administration import manage
+from zsq.transport.draining import remaining
 from zsq.transport.errors import E_BAD_ARGUMENT, E_CLOSED, E_NOT_EMPTY, Refused, UsageError
 from zsq.transport.wire.codec import decode, encode
 from zsq.transport.wire.protocol import PROTOCOL_VERSION, Done, Failed, Lookup, Sub, Wire
@@ -241,7 +242,8 @@ def test_deleting_what_is_closed_and_not_empty_is_still_refused(broker: Broker) 
             admin.delete_topic("t")
         assert admin.stats("t")["topics"][0]["closed"] == "consumers"
         admin.delete_topic("t", force=True)
-        producer.publish("t", b"2")
+        with zsq.Producer(broker.ipc) as another:
+            another.publish("t", b"2")
         assert admin.stats("t")["topics"][0]["closed"] == "", "a topic made again is open"
 
 
@@ -273,3 +275,36 @@ def test_a_disk_without_room_leaves_it_open(tmp_path: Path) -> None:
             wait_for(lambda: admin.stats("t")["topics"][0]["closed"] == "publishers")
     finally:
         broker.close()
+
+
+@pytest.mark.parametrize(
+    ("door", "how"),
+    [
+        ("ipc", "closed to consumers"),
+        ("tcp", "closed to consumers"),
+        ("ipc", "broker stops"),  # a gateway ends its links before the channels commit
+    ],
+)
+def test_finishes_that_were_stored_when_the_channel_ends_raise_no_warning(
+    broker: Broker, door: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The consumer finishes all messages and receives no more before its link ends."""
+    url = broker.ipc if door == "ipc" else broker.tcp
+    with zsq.Admin(url) as admin, zsq.Producer(url) as producer:
+        admin.create_channel("t", "c")
+        producer.publish_many("t", [b"x"] * 50)
+        consumer = zsq.Consumer("t", "c", url=url)
+        for _ in range(50):
+            message = consumer.receive(20)
+            assert message is not None
+            message.finish()
+        wait_for(lambda: remaining(admin.stats("t")["topics"][0]) == [])
+        if how == "broker stops":
+            broker.stop()
+        else:
+            admin.close_topic("t")
+            admin.close_topic("t", to="consumers")
+            with pytest.raises(Refused, match="E_CLOSED"):
+                consumer.receive(20)
+        consumer.close(20)
+    assert "not confirmed" not in caplog.text

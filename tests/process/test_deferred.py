@@ -151,3 +151,23 @@ def test_a_clean_restart_raises_no_attempt_number(broker: Broker) -> None:
             assert message is not None
             assert message.attempts == 2
             message.finish()
+
+
+def test_unfinished_counts_what_waits_what_is_held_and_what_is_deferred(shared: Broker) -> None:
+    with (
+        zsq.Admin(shared.ipc) as admin,
+        zsq.Producer(shared.ipc) as producer,
+        zsq.Consumer("left", "c", url=shared.ipc, ready=2) as consumer,
+    ):
+        producer.publish_many("left", [b"x"] * 5)
+        first, second = consumer.receive(20), consumer.receive(20)
+        assert first is not None
+        assert second is not None
+        assert admin.unfinished("left", "c") == 5
+        first.requeue(delay=600)
+        second.finish(sync=True)
+        wait_for(lambda: admin.unfinished("left", "c") == 4)
+        consumer.close()
+        assert admin.unfinished("left", "c") == 4
+        with pytest.raises(zsq.NotFound):
+            admin.unfinished("left", "absent")

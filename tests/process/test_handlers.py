@@ -5,6 +5,7 @@ and with four handlers at a time, blocking and with asyncio.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import signal
 import subprocess
@@ -234,3 +235,63 @@ def test_a_signal_that_interrupts_a_handler_ends_the_program(
         assert message is not None
         assert message.body == b"a", "it was returned"
         message.finish(sync=True)
+
+
+REQUEST: Final = contextvars.ContextVar("request", default="none")
+
+
+def test_a_context_variable_of_a_handler_ends_with_its_message(
+    shared: Broker, world: World, topic: str
+) -> None:
+    publish(shared, topic, b"a", b"b", b"c", b"d", b"e", b"f")
+    found: list[str] = []
+    failed: list[str] = []
+    done: set[bytes] = set()
+
+    def handler(message: Any) -> Any:
+        found.append(REQUEST.get())
+        REQUEST.set(message.body.decode())
+        if message.attempts == 1:
+            raise ValueError
+        done.add(message.body)
+        return CLOSE if len(done) == 6 else None
+
+    def on_error(message: Any, error: BaseException) -> None:
+        failed.append(REQUEST.get())
+
+    token = REQUEST.set("caller")
+    try:
+        world.run(shared.ipc, topic, handler, on_error=on_error)
+    finally:
+        REQUEST.reset(token)
+    assert set(found) == {"caller"}
+    assert sorted(failed) == ["a", "b", "c", "d", "e", "f"]
+
+
+def test_a_context_variable_lasts_while_a_coroutine_waits(shared: Broker) -> None:
+    """Also when what it awaits fails or is cancelled."""
+    publish(shared, "waits", b"a", b"b", b"c")
+    found: list[str] = []
+
+    async def main() -> None:
+        consumer = zsq.aio.Consumer("waits", "c", url=shared.ipc)
+
+        async def handle(message: zsq.aio.Message) -> None:
+            REQUEST.set(body := message.body.decode())
+            await asyncio.create_task(read())
+            try:
+                async with asyncio.timeout(0):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                found.append(body + REQUEST.get())
+            found.append(body + await asyncio.create_task(read()))
+            if len(found) == 6:
+                await consumer.close()
+
+        await consumer.run(handle, concurrency=3)
+
+    async def read() -> str:
+        return REQUEST.get()
+
+    asyncio.run(main())
+    assert sorted(found) == ["aa", "aa", "bb", "bb", "cc", "cc"]

@@ -97,10 +97,12 @@ class Raw:
 
     def ask(self, word: p.Wire, *frames: bytes) -> Any:
         sockets.send_frames(self.socket, [b"", encode(word), *frames])
-        assert self.socket.poll(10_000), f"no answer to {word}"
-        found = sockets.recv_word(self.socket)
-        assert found is not None
-        return found[1]
+        while True:
+            assert self.socket.poll(10_000), f"no answer to {word}"
+            found = sockets.recv_word(self.socket)
+            assert found is not None
+            if type(found[1]) is not p.Beat:
+                return found[1]
 
     def __enter__(self) -> Self:
         return self

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from support.broker import Broker, free_port, kill, wait_for
 
 import zsq
+import zsq.aio
 
 
 @pytest.mark.parametrize("signals", [1, 2])
@@ -146,3 +151,63 @@ def _published(producer: zsq.Producer) -> bool:
     except zsq.Refused:
         return False
     return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("door", ["ipc", "tcp"])
+def test_an_idle_admin_gives_its_first_order_to_the_broker_that_came_back(
+    broker: Broker, number: int, door: str
+) -> None:
+    """Its link broke before the order, so the order was never sent, and is no risk to send."""
+    url = broker.ipc if door == "ipc" else broker.tcp
+    with zsq.Admin(url) as pausing, zsq.Admin(url) as creating:
+        pausing.create_topic("t")
+        creating.create_channel("t", "c")
+        broker.signal_all(number)
+        assert broker.process is not None
+        broker.process.wait(40)
+        broker.start()
+        pausing.pause("t")
+        creating.create_channel("t", "d")
+        assert creating.topics() == {"t": ["c", "d"]}
+
+
+def test_the_close_of_a_producer_ends_within_ten_seconds_and_logs_what_is_not_stored(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    producers = [zsq.Producer(broker.ipc, linger_ms=5, timeout=t) for t in (30, None)]
+    for producer in producers:
+        producer.publish("t", b"stored")
+        producer.flush()
+    broker.signal_all(signal.SIGKILL)
+    begin = time.monotonic()
+    with contextlib.ExitStack() as closing:
+        for producer in producers:
+            for _ in range(7):
+                producer.publish("t", b"lost")
+            thread = threading.Thread(target=lambda one=producer: _close_late(one))
+            thread.start()
+            closing.callback(thread.join)
+    assert 9 < time.monotonic() - begin < 20
+    assert caplog.text.count("close() ends: 7 published messages are not confirmed") == 2
+
+
+def _close_late(producer: zsq.Producer) -> None:
+    with pytest.raises(zsq.BrokerUnreachable, match="7 published messages are not confirmed"):
+        producer.close()
+
+
+def test_the_close_of_an_asyncio_producer_logs_what_is_not_stored(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        producer = zsq.aio.Producer(broker.ipc, linger_ms=5)
+        await producer.publish("t", b"stored")
+        await producer.flush()
+        broker.signal_all(signal.SIGKILL)
+        await producer.publish("t", b"lost")
+        with pytest.raises(zsq.BrokerUnreachable):
+            await producer.close(0.5)
+
+    asyncio.run(main())
+    assert "close() ends: 1 published messages are not confirmed" in caplog.text

@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pytest
 from support.broker import Broker, wait_for
@@ -26,11 +26,20 @@ WAIT_S: Final = 60.0
 class Running:
     """A consumer whose `run` runs in a thread, as a background task of a service does."""
 
-    def __init__(self, kind: str, concurrency: int, url: str, topic: str, **options: Any) -> None:
+    def __init__(
+        self,
+        kind: str,
+        concurrency: int,
+        url: str,
+        topic: str,
+        on_deleted: Literal["wait", "raise"] = "wait",
+        **options: Any,
+    ) -> None:
         self.seen: queue.Queue[bytes] = queue.Queue()
         self.error: BaseException | None = None
         self._close: Callable[[], object] = lambda: None
         self._concurrency = concurrency
+        self._on_deleted = on_deleted
         self._begun = threading.Event()
         work = self._run_blocking if kind == "blocking" else self._run_asyncio
         self._thread = threading.Thread(target=self._note, args=(work, url, topic, options))
@@ -49,7 +58,10 @@ class Running:
         self._begun.set()
         concurrency = self._concurrency
         consumer.run(
-            lambda message: self.seen.put(message.body), concurrency=concurrency, signals=False
+            lambda message: self.seen.put(message.body),
+            concurrency=concurrency,
+            signals=False,
+            on_deleted=self._on_deleted,
         )
 
     def _run_asyncio(self, url: str, topic: str, options: dict[str, Any]) -> None:
@@ -62,7 +74,12 @@ class Running:
             async def handle(message: zsq.aio.Message) -> None:
                 self.seen.put(message.body)
 
-            await consumer.run(handle, concurrency=self._concurrency, signals=False)
+            await consumer.run(
+                handle,
+                concurrency=self._concurrency,
+                signals=False,
+                on_deleted=self._on_deleted,
+            )
 
         asyncio.run(main())
 
@@ -117,15 +134,11 @@ def close_and_open(admin: zsq.Admin, topic: str, refused: Callable[[], None]) ->
     admin.open_topic(topic)
 
 
-def delete_topic(admin: zsq.Admin, topic: str, refused: Callable[[], None]) -> None:
-    admin.delete_topic(topic, force=True)
-
-
 def delete_channel(admin: zsq.Admin, topic: str, refused: Callable[[], None]) -> None:
     admin.delete_channel(topic, "c", force=True)
 
 
-@pytest.mark.parametrize("event", [close_and_open, delete_topic, delete_channel])
+@pytest.mark.parametrize("event", [close_and_open, delete_channel])
 def test_run_goes_on_after_an_operator_has_intervened(
     shared: Broker,
     run: Callable[..., Running],
@@ -146,6 +159,50 @@ def test_run_goes_on_after_an_operator_has_intervened(
         running.close()
         assert running.ended() is None
     assert caplog.text.count(f"{topic}/c: run ends: the consumer was closed") == 1
+
+
+def test_a_topic_that_was_deleted_is_awaited_and_not_created(
+    shared: Broker,
+    run: Callable[..., Running],
+    topic: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    publish(shared.ipc, topic, b"before")
+    running = run(shared.ipc, topic)
+    running.expect(b"before")
+    with zsq.Admin(shared.ipc) as admin:
+        admin.delete_topic(topic, force=True)
+        wait_for(lambda: f"topic '{topic}' was deleted" in caplog.text)
+        wait_for(lambda: f"channel {topic}/c: refused by the broker for 1 s" in caplog.text)
+        assert topic not in admin.topics()
+        admin.create_topic(topic)
+        wait_for(lambda: has_consumer(admin, topic), what="the consumer")
+        publish(shared.ipc, topic, b"after")
+        running.expect(b"after")
+        assert "run ends" not in caplog.text
+
+
+@pytest.mark.parametrize("door", ["ipc", "tcp"])
+def test_a_topic_that_was_deleted_ends_run_on_demand(
+    shared: Broker,
+    run: Callable[..., Running],
+    topic: str,
+    door: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = shared.ipc if door == "ipc" else shared.tcp
+    publish(url, topic, b"before")
+    running = run(url, topic, on_deleted="raise")
+    running.expect(b"before")
+    with zsq.Admin(url) as admin:
+        admin.delete_topic(topic, force=True)
+        error = running.ended()
+        assert isinstance(error, zsq.NotFound)
+        assert f"topic '{topic}' was deleted" in error.text
+        assert topic not in admin.topics()
+        # A new consumer is not bound by that.
+        run(url, topic)
+        wait_for(lambda: has_consumer(admin, topic), what="the consumer")
 
 
 def has_consumer(admin: zsq.Admin, topic: str) -> bool:
@@ -218,12 +275,8 @@ def test_a_topic_that_run_may_not_create_ends_it(
         error = run(broker.ipc, "absent").ended()
         assert isinstance(error, zsq.NotFound)
         publish(broker.ipc, "t", b"a")
-        running = run(broker.ipc, "t")
-        running.expect(b"a")
-        with zsq.Admin(broker.ipc) as admin:
-            admin.delete_topic("t", force=True)
-        assert isinstance(running.ended(), zsq.NotFound)
-        assert caplog.text.count("run ends: NotFound: E_NOT_FOUND ") == 2
+        run(broker.ipc, "t").expect(b"a")
+        assert caplog.text.count("run ends: NotFound: E_NOT_FOUND ") == 1
     finally:
         broker.close()
 

@@ -8,9 +8,10 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from support.broker import Broker, kill
+from support.broker import Broker, kill, wait_for
 from support.stages import TOPIC, bodies_of, write
 
 import zsq
@@ -115,7 +116,7 @@ def test_an_offset_beyond_the_end_is_refused_unless_it_is_clamped(
                 zsq.UsageError,
                 match=(
                     f"offset 1001 is beyond the end of topic '{TOPIC}' at offset 1000: channel "
-                    "'beyond' would skip 300 messages"
+                    "'beyond' would skip 300 waiting and 0 deferred messages"
                 ),
             ):
                 admin.seek(TOPIC, "beyond", 1_001, forward=forward)
@@ -205,3 +206,26 @@ def test_a_reader_finds_offsets_by_time_and_by_bytes(broker: Broker, way: str) -
             assert at > before
             steps += 1
         assert 8 <= steps <= 30
+
+
+def test_a_seek_that_would_skip_all_counts_the_deferred_messages_too(shared: Broker) -> None:
+    with (
+        zsq.Admin(shared.ipc) as admin,
+        zsq.Producer(shared.ipc) as producer,
+        zsq.Consumer("far", "c", url=shared.ipc) as consumer,
+    ):
+        producer.publish_many("far", [b"x"] * 3)
+        for _ in range(2):
+            message = consumer.receive(20)
+            assert message is not None
+            message.requeue(delay=600)
+        consumer.close()
+        wait_for(lambda: row(admin)["deferred_count"] == 2)
+        wait_for(lambda: row(admin)["depth"] == 1)
+        with pytest.raises(zsq.UsageError, match="would skip 1 waiting and 2 deferred messages"):
+            admin.seek("far", "c", 100)
+        assert row(admin)["deferred_count"] == 2, "a seek that is refused drops nothing"
+
+
+def row(admin: zsq.Admin) -> dict[str, Any]:
+    return dict(admin.stats("far", "c")["topics"][0]["channels"][0])

@@ -326,3 +326,17 @@ def test_a_stage_of_a_deleted_topic_cannot_be_committed(broker: Broker) -> None:
         with pytest.raises(zsq.NotFound):
             committer.commit("app", 1, [part])
     assert stored(broker.ipc) == []
+
+
+def test_a_writer_packs_messages_with_their_attributes(url: str, topic: str) -> None:
+    with zsq.StageWriter(url, topic, "app", 1) as writer:
+        writer.write([b"a", b"b"], keys=[b"k", None], tag="t", headers={"n": 7})
+        writer.write([b"c"] * 12_000)
+        part = writer.seal()
+    with zsq.StageCommitter(url, topic) as committer:
+        assert part is not None
+        assert committer.commit("app", 1, [part])["messages"] == 12_002
+    with zsq.Reader(topic, url=url) as reader:
+        first, second = reader.message(0), reader.message(1)
+    assert (first.body, first.key, first.tag, first.headers) == (b"a", b"k", "t", {"n": 7})
+    assert (second.body, second.key, second.tag) == (b"b", None, "t")

@@ -81,6 +81,7 @@ __all__ = [
     "Req",
     "Run",
     "Seal",
+    "Settled",
     "Spread",
     "StagePart",
     "Staged",
@@ -205,7 +206,8 @@ class Open(Wire):
     """Connect this link to a target: "supervisor", "topic" (to publish), "reader" (offset reads),
     "channel", "stage" (to write exactly once).
 
-    With `create`, topics and channels are created on first use. `settings` is as in Lookup.
+    With `create`, topics and channels are created on first use. `settings` and `is_back` are as in
+    Lookup.
     The reply is Done or Failed. Done.data has {"uuid": str, "node": int}, and `epoch` and
     `settings` as in Lookup. For stages it also has {"push_port": int, "route": bytes}. For
     "supervisor" it has none of these. A broker without access control adds {"run": str, "run_id":
@@ -220,6 +222,7 @@ class Open(Wire):
     channel: str
     create: bool
     settings: dict[str, Any] = field(default_factory=dict)
+    is_back: bool = False
 
 
 # Client to supervisor
@@ -235,7 +238,8 @@ class Lookup(Wire):
     existing channel must have the same `tags`, `ordered` and `priorities` (else E_BAD_ARGUMENT),
     because they decide which messages its consumers get, and in which order. Its other settings do
     not change. If the request has settings, Done.data contains those of the channel that are in
-    effect ("settings"). `by`: as in Manage.
+    effect ("settings"). `by`: as in Manage. With `is_back`, the client used this topic before. If
+    the topic was deleted since, the request does not create it.
     """
 
     op: ClassVar[int] = 11
@@ -245,6 +249,7 @@ class Lookup(Wire):
     create: bool
     settings: dict[str, Any] = field(default_factory=dict)
     by: dict[str, Any] = field(default_factory=dict)
+    is_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,6 +461,16 @@ class Recall(Wire):
 
     op: ClassVar[int] = 27
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Wire):
+    """Channel to consumer: this link ends, and the first `finishes` messages that were finished
+    on it are committed. Finishes that were refused do not count.
+    """
+
+    op: ClassVar[int] = 28
+    finishes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ Requests that need other actors wait in a bounded table for the answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
@@ -22,7 +23,7 @@ from ....transport.errors import (
     UsageError,
     ZsqError,
 )
-from ....transport.names import check_name, part_of
+from ....transport.names import check_name, is_ephemeral, meant, part_of
 from ....transport.settings import ChannelOptions, RetentionSettings
 from ....transport.wire import protocol as p
 from ...runtime.port import Mail
@@ -42,6 +43,8 @@ from .parts import Parts
 from .requests import Requests, failing, refused, starting
 from .schedules import ACTION as SCHEDULE
 from .topic_settings import retention_of
+
+log = logging.getLogger("zsq")
 
 # These actions need no process of the topic that they name, so it may sleep on.
 _ABOUT_ALL: Final = ("list", "audit", "overview", "handover", "ended", SCHEDULE)
@@ -159,8 +162,23 @@ class Commands:
         if group is not None:
             return group
         if not create or part_of(topic) is not None:
-            raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
+            raise self._missing_topic(topic)
         return create_topic(self._broker, topic, sync, retention)
+
+    def _missing_topic(self, topic: str, why: str = "") -> NotFound:
+        return self._missing(f"topic {topic!r} does not exist{why}", topic, self._broker.groups)
+
+    def _missing_channel(self, group: TopicGroup, channel: str, why: str = "") -> NotFound:
+        what = f"channel {channel!r} of topic {group.name!r} does not exist{why}"
+        return self._missing(what, channel, group.channels)
+
+    def _missing(self, what: str, name: str, names: Iterable[str]) -> NotFound:
+        """Return the error for a name that does not exist, with the name that may be meant.
+
+        With an access file, it suggests none, because the client may not know of that name.
+        """
+        is_open = not self._broker.options.security.access_file
+        return NotFound(E_NOT_FOUND, what + (meant(name, names) if is_open else ""))
 
     def _channel(self, group: TopicGroup, channel: str, create: bool) -> None:
         check_name(channel, "channel")
@@ -168,14 +186,14 @@ class Commands:
             if group.state is not GroupState.UP and not create:
                 return  # the channels are not known yet, so the request waits
             if not create:
-                raise NotFound(
-                    E_NOT_FOUND, f"channel {channel!r} of topic {group.name!r} does not exist"
-                )
+                raise self._missing_channel(group, channel)
             if group.state is GroupState.UP:  # otherwise the channel may exist
                 self._broker.processes.check_room(1, f"channel {channel!r} of topic {group.name!r}")
 
     def _lookup(self, message: p.Lookup) -> None:
         there = self._broker.groups.get(message.topic)
+        if message.create and message.is_back and there is None:
+            self._check_not_deleted(message.topic)
         if message.create and (there is None or message.channel not in there.channels):
             dead_letter_topics.check_default(
                 self._broker, message.topic, message.channel, message.settings
@@ -193,6 +211,8 @@ class Commands:
         dead_letter_topics.claim(self._broker, message)
         if there is None:
             self._requests.audits.first_use(message, "")
+            door = message.by.get("via", "ipc")
+            log.info("topic %s is new: a client created it by using it (%s)", message.topic, door)
         is_new = message.create and message.channel != "" and message.channel not in group.channels
         # The channels of a topic that was not up are known only when it is up.
         is_known = there is None or group.state is GroupState.UP
@@ -204,13 +224,7 @@ class Commands:
             if error is not None:
                 self._requests.fail(message.request, error)
             elif message.channel and group.channels.get(message.channel) is None:
-                self._requests.fail(
-                    message.request,
-                    NotFound(
-                        E_NOT_FOUND,
-                        f"channel {message.channel!r} of topic {message.topic!r} does not exist",
-                    ),
-                )
+                self._requests.fail(message.request, self._missing_channel(group, message.channel))
             elif (other := group.differs(message.channel, message.settings)) is not None:
                 self._requests.fail(message.request, other)
             else:
@@ -226,6 +240,23 @@ class Commands:
         else:
             group.want(message.channel, then, message.settings)
 
+    def _check_not_deleted(self, topic: str) -> None:
+        """Raise `NotFound` if the topic was deleted.
+
+        In a cluster, its parts may have been at other brokers, so only its absence is known here.
+        """
+        if is_ephemeral(topic):
+            return  # it is deleted with its last channel, and is to come back
+        if self._broker.options.cluster or topic in self._broker.registry.ended:
+            raise NotFound(
+                E_NOT_FOUND,
+                (
+                    f"topic {topic!r} was deleted while this client used it, so the client does "
+                    f"not create it again: create it (zsq topic create {topic}), or make a new "
+                    "client"
+                ),
+            )
+
     def _by_rule(self, message: p.Lookup, there: TopicGroup | None) -> p.Lookup:
         """Return the request as `--auto-create` permits it.
 
@@ -234,16 +265,9 @@ class Commands:
         rule = self._broker.options.auto_create
         if not message.create or rule == "always" or message.by.get("via") == DEAD_LETTERS:
             return message
-        how = "does not exist, and this broker runs with --auto-create"
+        how = f", and this broker runs with --auto-create {rule}: check the name, or create it"
         if there is None and (rule == "never" or message.channel):
-            raise NotFound(
-                E_NOT_FOUND,
-                (
-                    f"topic {message.topic!r} {how} {rule}: check the name, or create it (zsq "
-                    "topic "
-                    f"create {message.topic})"
-                ),
-            )
+            raise self._missing_topic(message.topic, f"{how} (zsq topic create {message.topic})")
         if there is None or rule == "publishers":
             return message
         if (
@@ -251,13 +275,10 @@ class Commands:
             and message.channel not in there.channels
             and there.state is GroupState.UP
         ):
-            what = f"channel {message.channel!r} of topic {message.topic!r} {how} {rule}"
-            raise NotFound(
-                E_NOT_FOUND,
-                (
-                    f"{what}: check the name, or create it (zsq channel create {message.topic} "
-                    f"{message.channel})"
-                ),
+            raise self._missing_channel(
+                there,
+                message.channel,
+                f"{how} (zsq channel create {message.topic} {message.channel})",
             )
         return replace(message, create=False)
 
@@ -327,10 +348,7 @@ class Commands:
                     E_CLOSING,
                     f"channel {message.channel!r} is being deleted; try again in a moment",
                 )
-            raise NotFound(
-                E_NOT_FOUND,
-                f"channel {message.channel!r} of topic {message.topic!r} does not exist",
-            )
+            raise self._missing_channel(group, message.channel)
         if message.action == "delete":
             deletion.delete(self._requests, message, group)
             return
@@ -468,10 +486,7 @@ class Commands:
                 raise Refused(
                     E_TOPIC_FAILED, f"topic {message.topic!r} {group.state.value}: {group.failure}"
                 )
-            raise NotFound(
-                E_NOT_FOUND,
-                f"channel {message.channel!r} of topic {message.topic!r} does not exist",
-            )
+            raise self._missing_channel(group, message.channel)
         children = self._requests.scope(group)
         singles = self._view.singles.values()
         # NSQ gateways know most about their clients, so they are asked even for a single topic.

@@ -20,10 +20,11 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from ....transport.message_object import as_object
+from ....transport.names import meant
 from ..manage.channel import of_parts, unused
 from ..manage.settings import SUBSCRIBING, given_settings, resolved, with_settings, with_start
 from ..options import followed, stop_signals, with_broker_followed
-from ..output import body_for, json_lines_option, meant, say
+from ..output import body_for, json_lines_option, say
 
 if TYPE_CHECKING:
     from ....transport.client.blocking.client import Batch, Consumer

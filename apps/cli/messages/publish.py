@@ -48,7 +48,7 @@ class PublishColumns(NamedTuple):
 
     bodies: Sequence[bytes]
     keys: Sequence[bytes | str | None] | None
-    tags: Sequence[str | None] | None
+    tags: Sequence[bytes | str | None] | None
     headers: Sequence[Mapping[str, HeaderValue] | None] | None
 
 
@@ -57,7 +57,7 @@ class PublishEntry(NamedTuple):
 
     body: bytes
     key: bytes | str | None = None
-    tag: str | None = None
+    tag: bytes | str | None = None
     headers: Mapping[str, HeaderValue] | None = None
 
 
@@ -65,8 +65,9 @@ def lines(
     descriptor: int,
     stopped: Callable[[], bool] = lambda: False,
     bytes_max: int = MESSAGE_BYTES_LARGEST,
+    end: bytes = b"\n",
 ) -> Iterator[list[bytes]]:
-    """Yield lists of whole lines as they arrive, without newlines. The last line may lack one.
+    """Yield lists of whole lines as they arrive, without their `end`. The last one may lack it.
 
     Ends soon after `stopped()` is true. Raises `UsageError` (E_TOO_BIG) if a line is longer than
     `bytes_max`.
@@ -78,7 +79,7 @@ def lines(
         found = os.read(descriptor, READ_BYTES)
         if not found:
             break
-        *whole, rest = (rest + found).split(b"\n")
+        *whole, rest = (rest + found).split(end)
         if len(rest) > bytes_max:
             raise UsageError(E_TOO_BIG, f"a line is longer than the limit of {bytes_max} bytes")
         if whole:
@@ -150,6 +151,11 @@ def _bytes_of(found: Mapping[str, object], name: str) -> bytes | None:
     return None if text is None else text.encode()
 
 
+def _argument(text: str | None) -> bytes | None:
+    """Return the bytes of an argument as they were given, whether they are text or not."""
+    return None if text is None else os.fsencode(text)
+
+
 def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
     """Return the headers of all `--header NAME=VALUE` options.
 
@@ -180,6 +186,13 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
     "from_json",
     is_flag=True,
     help="Read each line as a JSON object, as zsq tail --json and zsq sub --json write it.",
+)
+@click.option(
+    "-0",
+    "--null",
+    "ends_in_null",
+    is_flag=True,
+    help="Read messages that end in a NUL byte instead of a newline, as find -print0 writes them.",
 )
 @click.option(
     "--batch",
@@ -220,8 +233,8 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
 @json_option
 @with_broker
 def pub(
-    topic: str, body: str | None, source: IO[bytes], from_json: bool, batch: int, delay: float, key: str | None, tag: str | None,
-    pairs: tuple[str, ...], channel: str | None, as_json: bool, url: str, timeout: float,
+    topic: str, body: str | None, source: IO[bytes], from_json: bool, ends_in_null: bool, batch: int, delay: float,
+    key: str | None, tag: str | None, pairs: tuple[str, ...], channel: str | None, as_json: bool, url: str, timeout: float,
 ) -> None:  # fmt: skip
     """Publish BODY, or each line of a file or of standard input, to TOPIC. Returns when all
     messages are durable.
@@ -241,16 +254,19 @@ def pub(
     context = click.get_current_context()
     if body is not None and (
         from_json
+        or ends_in_null
         or context.get_parameter_source("source") is not click.core.ParameterSource.DEFAULT
     ):
         raise click.UsageError(
-            "BODY cannot be combined with --file or --json-lines; give one of them"
+            "BODY cannot be combined with --file, --json-lines or -0; give one of them"
         )
+    if from_json and ends_in_null:
+        raise click.UsageError("--json-lines cannot be combined with -0; give one of them")
     headers = given_headers(pairs) | (
         {} if channel is None else {CHANNEL_HEADER: check_name(channel, "channel")}
     )
-    as_attributes(key, tag, headers)
-    usual = PublishEntry(b"", key, tag, headers or None)
+    usual = PublishEntry(b"", _argument(key), _argument(tag), headers or None)
+    as_attributes(usual.key, usual.tag, headers)
     stored = 0
     start = time.monotonic()
     receipts: deque[Receipt] = deque()
@@ -265,7 +281,9 @@ def pub(
             found = (
                 iter([(0, [os.fsencode(body)])])
                 if body is not None
-                else _read(source.fileno(), stopping.is_set, from_json)
+                else _read(
+                    source.fileno(), stopping.is_set, from_json, b"\0" if ends_in_null else b"\n"
+                )
             )
             try:
                 for size, messages in found:
@@ -303,7 +321,7 @@ def pub(
 
 
 def _read(
-    descriptor: int, stopped: Callable[[], bool], from_json: bool
+    descriptor: int, stopped: Callable[[], bool], from_json: bool, end: bytes
 ) -> Iterator[tuple[int, Sequence[bytes | PublishEntry]]]:
     """Yield the arrived messages, with their size in bytes.
 
@@ -311,7 +329,7 @@ def _read(
     """
     number = 0
     for found in lines(
-        descriptor, stopped, JSON_LINE_BYTES_MAX if from_json else MESSAGE_BYTES_LARGEST
+        descriptor, stopped, JSON_LINE_BYTES_MAX if from_json else MESSAGE_BYTES_LARGEST, end
     ):
         size = sum(map(len, found)) + len(found)
         if not from_json:

@@ -36,8 +36,19 @@ MSG_TIMEOUT_S_LONGEST: Final = 900  # the default of --nsq-max-msg-timeout
 MSG_TIMEOUT_S_MAX: Final = 24 * 3600
 
 
+def _check_path(data_dir: Path) -> None:
+    """Raise `UsageError` for a path that is no text, because addresses of clients contain it."""
+    try:
+        str(data_dir).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            E_BAD_ARGUMENT, f"--data-dir must be UTF-8, not {str(data_dir)!r}"
+        ) from None
+
+
 def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) -> ServeOptions:
     """Return the checked options. Secrets are removed from the environment."""
+    _check_path(given.data_dir)
     gateway, push = ("", "") if given.no_listen else (given.listen, given.listen_push)
     if gateway:
         check_listen(gateway, "--listen")

@@ -26,6 +26,8 @@ SQLITE: Final = "sqlite"
 POSTGRES: Final = "postgres"
 OTHER: Final = "other"
 IDLE: Final = 0  # the status of a connection without a transaction, in PostgreSQL's library
+UNDEFINED_TABLE: Final = "42P01"  # in PostgreSQL
+MYSQL_NO_SUCH_TABLE: Final = 1146
 LOST: Final = 4  # the status of a connection that is closed or broken
 _KINDS: Final = {"sqlite3": SQLITE, "psycopg": POSTGRES, "psycopg2": POSTGRES}
 _MARKERS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric": ":", "named": ":"}
@@ -87,8 +89,24 @@ def driver_of(db: Any) -> Any:
 def execute(db: Any, text: str, values: Sequence[Any] = ()) -> Any:
     """Execute a statement with `?` as placeholders, and return its cursor."""
     cursor = driver_of(db).cursor()
-    cursor.execute(dialect_of(db).sql(text), tuple(values))
+    try:
+        cursor.execute(dialect_of(db).sql(text), tuple(values))
+    except Exception as error:
+        if not _is_missing_table(error):
+            raise
+        why = " ".join(str(error).split())
+        raise UsageError(E_BAD_ARGUMENT, f"{why}; call create(db) once") from error
     return cursor
+
+
+def _is_missing_table(error: Exception) -> bool:
+    """Return True if a driver reports that a table does not exist, each in its way."""
+    for name in ("sqlstate", "pgcode"):
+        if getattr(error, name, None) == UNDEFINED_TABLE:
+            return True
+    if type(error).__module__ == "sqlite3":
+        return str(error).startswith("no such table")
+    return error.args[:1] == (MYSQL_NO_SUCH_TABLE,)
 
 
 @contextlib.contextmanager

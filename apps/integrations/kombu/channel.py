@@ -30,7 +30,7 @@ from ....transport.whole_topic import whole_topic
 from ..naming import CHANNEL
 from ..queues import SETTINGS
 from ..source import Held, Source
-from .names import exchange_topic, level_of, queue_topic
+from .names import exchange_topic, key_of, level_of, queue_topic, tag_of
 from .patterns import pattern_of
 
 log = logging.getLogger("zsq")
@@ -377,10 +377,11 @@ class Channel(virtual.Channel):
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         level = level_of(message["properties"].get("priority"), tuple(sorted(self._levels)))
         topic = queue_topic(self.prefix, queue, level)
-        self.link.make_queue(topic)
-        self.link.producer.publish(
-            topic, dumps(message).encode(), delay=seconds_until(message) or None
-        )
+        with self.link.publishing():
+            self.link.make_queue(topic)
+            self.link.producer.publish(
+                topic, dumps(message).encode(), delay=seconds_until(message) or None
+            )
 
     def _put_fanout(
         self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any
@@ -388,9 +389,12 @@ class Channel(virtual.Channel):
         self._put_in_memory(exchange, routing_key, message)
 
     def _put_in_memory(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
-        self.link.producer.publish(
-            exchange_topic(self.prefix, exchange), dumps(message).encode(), tag=routing_key or None
-        )
+        with self.link.publishing():
+            self.link.producer.publish(
+                exchange_topic(self.prefix, exchange),
+                dumps(message).encode(),
+                tag=tag_of(routing_key) or None,
+            )
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
         """Keep a text as it is. Only bytes need base64, because the message is JSON."""
@@ -518,7 +522,7 @@ class Channel(virtual.Channel):
                 return None
         for binding in self._in_memory(queue):
             while (held := self._usable(binding.source)) is not None:
-                if binding.matches(held.message.tag or ""):
+                if binding.matches(key_of(held.message.tag or "")):
                     return held
                 held.finish()
         return None

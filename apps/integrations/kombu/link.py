@@ -6,10 +6,14 @@ producer of ZSQ serves all threads, so the connections share it. It is closed wi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Unpack
+
+from kombu.exceptions import OperationalError
 
 from ....transport.client.blocking.client import Admin, Consumer, Producer, Reader
 from ....transport.errors import E_TIMEOUT, BrokerUnreachable
@@ -33,6 +37,7 @@ class Place:
     transport: str | None
     prefix: str
     linger_ms: float
+    publish_timeout_s: float
 
     @property
     def client(self) -> dict[str, Any]:
@@ -51,6 +56,21 @@ class Link:
     work: Work
     known: set[str] = field(default_factory=set)
     users: int = 0
+    is_late: bool = False  # the last publish was not confirmed in time, and its caller knows it
+
+    @contextlib.contextmanager
+    def publishing(self) -> Iterator[None]:
+        """Raise a publish that is not confirmed in time as an error that Kombu does not repeat.
+
+        The producer has repeated it already. If Kombu did, the message could be stored twice, and
+        each attempt would wait for `publish_timeout` again.
+        """
+        try:
+            yield
+        except BrokerUnreachable as error:
+            self.is_late = True
+            raise OperationalError(str(error)) from error
+        self.is_late = False
 
     def consumer(
         self,
@@ -71,8 +91,13 @@ class Link:
             self.known.add(topic)
 
     def close(self) -> None:
-        for client in (self.producer, self.admin, self.reader):
-            client.close()
+        # Without this, the caller of the late publish would wait for it once more.
+        timeout_s = 0.0 if self.is_late else None
+        try:
+            self.producer.close(timeout_s)
+        finally:
+            self.admin.close()
+            self.reader.close()
 
 
 _links: dict[tuple[int, str], Link] = {}
@@ -128,8 +153,8 @@ def _check_listens(place: Place, timeout_s: float) -> None:
 
 
 def _make(place: Place) -> Link:
-    producer = Producer(linger_ms=place.linger_ms, **place.client)
-    admin = Admin(**place.client)
+    producer = Producer(linger_ms=place.linger_ms, timeout=place.publish_timeout_s, **place.client)
+    admin = Admin(timeout=place.publish_timeout_s, **place.client)
     topic = legal(f"{place.prefix}{TOPIC}", 64)
     reader = Reader(topic, **place.client)
     bindings = Bindings(producer, admin, reader, topic)

@@ -7,6 +7,7 @@ exchange that sends to queues in memory is a topic in memory.
 from __future__ import annotations
 
 from typing import Final
+from urllib.parse import quote, unquote
 
 from ..naming import CHANNEL, NAME_CHARS_MAX, legal
 
@@ -40,3 +41,13 @@ def level_of(priority: object, steps: tuple[int, ...]) -> int:
     except (TypeError, ValueError):
         number = 0
     return max((step for step in steps if step <= number), default=steps[0])
+
+
+def tag_of(routing_key: str) -> str:
+    """Return the tag of messages with this routing key. It may have characters that no tag has."""
+    return quote(routing_key, safe="#:/@+,=")
+
+
+def key_of(tag: str) -> str:
+    """Return the routing key of a message with this tag."""
+    return unquote(tag)

@@ -22,18 +22,19 @@ from ..naming import check_lease
 from ..source import Source
 from .channel import READY, Binding, Channel
 from .link import Place, close_link, open_link
-from .names import binding_channel, exchange_topic
+from .names import binding_channel, exchange_topic, tag_of
 
 log = logging.getLogger("zsq")
 
 PORT: Final = 4153
 LEASE_S: Final = 60.0
+PUBLISH_S: Final = 5.0
 LOOK_S: Final = 1.0
 LEVELS_S: Final = 5.0  # how often to look for new priority levels
 OPTIONS: Final = frozenset(
     {
         "highest_priority", "key_file", "linger_ms", "message_timeout", "priority_steps",
-        "transport", "url",
+        "publish_timeout", "transport", "url",
     }
 )  # fmt: skip
 # Those that Kombu and Celery use with each transport. Celery adds some of them by itself.
@@ -89,6 +90,7 @@ class Transport(virtual.Transport):
             options.get("transport"),
             f"{prefix}." if prefix else "",
             float(options.get("linger_ms", 0.0)),
+            float(options.get("publish_timeout", PUBLISH_S)),
         )
 
     @property
@@ -158,7 +160,7 @@ class Transport(virtual.Transport):
             binding_channel(queue, routing_key),
             READY,
             start="latest",
-            tags=routing_key if kind == "direct" and "||" not in routing_key else "",
+            tags=tag_of(routing_key) if kind == "direct" else "",
         )
         bound.append(Binding(exchange, kind, routing_key, source))
 

@@ -467,3 +467,53 @@ def test_stats_of_a_new_broker_have_no_empty_tables() -> None:
         assert json.loads(shell("stats", "--json"))["topics"] == []
         shell("pub", "alone", "hello")
         assert "Topic alone has no channels." in shell("stats", "alone").decode()
+
+
+def test_a_key_and_a_tag_may_be_any_bytes(shell: Shell) -> None:
+    line = [
+        *map(os.fsencode, shell.line("pub", "bytes", "x")),
+        b"--key",
+        b"\xff",
+        b"--tag",
+        b"\xfe",
+    ]
+    subprocess.run(line, env=shell.environment, check=True, capture_output=True)
+    found = json.loads(shell("tail", "bytes", "--no-follow", "--json"))
+    assert (found["key_base64"], found["tag"]) == ("/w==", "\ufffd")
+
+
+def test_messages_may_end_in_null_bytes(shell: Shell) -> None:
+    shell("pub", "nulls", "-0", stdin=b"a\nb\0c\0\0d")
+    lines = shell("tail", "nulls", "--no-follow", "--json").splitlines()
+    assert [json.loads(line)["body"] for line in lines] == ["a\nb", "c", "", "d"]
+    assert b"give one of them" in shell("pub", "nulls", "x", "-0", code=2)
+    assert b"give one of them" in shell("pub", "nulls", "-0", "--json-lines", code=2)
+
+
+def test_headers_of_a_line_must_be_values_that_a_message_can_have(shell: Shell) -> None:
+    line = b'{"body": "a", "headers": {"x": [1]}}\n'
+    said = shell("pub", "lists", "--json-lines", stdin=line, code=2).decode()
+    assert "header 'x' must be text, bytes, a number, a boolean or None, not list" in said
+
+
+@pytest.mark.parametrize(
+    "line", ["tail closed --no-follow", "sub closed c -n 1", "stats", "--help"]
+)
+def test_a_command_whose_output_is_closed_says_so_in_a_line(shell: Shell, line: str) -> None:
+    shell("channel", "create", "closed", "c")
+    shell("pub", "closed", "kept")
+    script = f"exec {sys.executable} -P -m zsq {line} >&-"
+    ended = subprocess.run(
+        ["sh", "-c", script], env=shell.environment, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (1, "zsq: EBADF Bad file descriptor\n")
+
+
+def test_a_data_directory_whose_name_is_no_text_is_refused_in_a_line(
+    shell: Shell, tmp_path: Path
+) -> None:
+    line = [*map(os.fsencode, shell.line("serve", "--data-dir")), os.fsencode(tmp_path) + b"/\xff"]
+    ended = subprocess.run(line, env=shell.environment, capture_output=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(b"zsq: E_BAD_ARGUMENT --data-dir must be UTF-8, not ")
+    assert ended.stderr.count(b"\n") == 1

@@ -162,7 +162,7 @@ def test_seek_moves_a_channel_to_each_kind_of_place(shell: Shell) -> None:
         assert shell("seek", "t", "moved", where) == f"t/moved continues at offset {expected}\n"
         assert shell.at("t", "moved") == expected
     assert shell("seek", "t", "moved", "1", "--forward") == "t/moved continues at offset 20\n"
-    assert "channel 'moved' would skip 20 messages" in shell(
+    assert "channel 'moved' would skip 20 waiting and 0 deferred messages" in shell(
         "seek", "t", "moved", "earliest"
     ) + shell("seek", "t", "moved", "21", code=2)
     assert "ahead of the broker's clock" in shell("seek", "t", "moved", "@4000000000", code=2)

@@ -83,17 +83,19 @@ def test_an_answer_before_the_step_counts_at_the_time_before_it(memory: MemoryBr
         assert consumer.stale == 0
 
 
-def test_depth_counts_what_is_not_finished(memory: MemoryBroker) -> None:
+def test_unfinished_counts_what_consumers_hold_and_depth_what_waits(memory: MemoryBroker) -> None:
     with memory.producer() as producer, memory.consumer("t", "c") as consumer:
         producer.publish_many("t", [b"a", b"b", b"c"])
-        assert memory.depth("t", "c") == 3
+        assert memory.unfinished("t", "c") == 3
         messages = [consumer.receive(30) for _ in range(3)]
+        assert (memory.depth("t", "c"), memory.unfinished("t", "c")) == (0, 3)
         assert None not in messages
         for message, answer in zip(messages, ("finish", "requeue", "reject"), strict=True):
             getattr(message, answer)()
-        assert memory.depth("t", "c") == 1
-        with pytest.raises(zsq.NotFound):
-            memory.depth("t", "other")
+        assert memory.unfinished("t", "c") == 1
+        for count in (memory.depth, memory.unfinished):
+            with pytest.raises(zsq.NotFound):
+                count("t", "other")
 
 
 @pytest.mark.slow

@@ -188,6 +188,9 @@ def test_a_topic_with_unfinished_messages_is_not_deleted(space: Namespace) -> No
     admin.delete_channel(topic, "c")
     admin.delete_topic(topic)
     assert topic not in admin.topics()
+    with pytest.raises(zsq.NotFound, match="was deleted while this client used it"):
+        space.publish("t", b"b", delay=60)
+    admin.create_topic(topic)
     space.publish("t", b"b", delay=60)
     assert code_of(admin.delete_topic, topic) == not_empty
     admin.delete_topic(topic, force=True)

@@ -5,10 +5,12 @@ nsqd.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -443,3 +445,18 @@ def test_a_name_that_is_far_off_is_not_counted_up_to(tmp_path: Path) -> None:
         assert list(queue) == BODIES[:6]
         queue.put(b"new")
         assert list(queue) == [b"new"]
+
+
+@pytest.mark.parametrize("timeout", [None, math.inf, 1e300])
+def test_a_read_without_a_time_out_waits_for_the_next_message(
+    tmp_path: Path, timeout: float | None
+) -> None:
+    with DiskQueue(tmp_path, NAME) as queue, ThreadPoolExecutor(2) as pool:
+        looking = pool.submit(queue.peek, timeout)
+        assert not looking.done()
+        queue.put(b"one")
+        assert looking.result(20) == b"one"
+        assert queue.get(timeout) == b"one"
+        reading = pool.submit(queue.get, timeout)
+        queue.put(b"two")
+        assert reading.result(20) == b"two"

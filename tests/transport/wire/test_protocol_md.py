@@ -29,7 +29,7 @@ GROUPS: Final = {
     "Anybody to anybody": range(1, 10),
     "Links": range(10, 20),
     "Producer and topic": range(20, 27),
-    "Consumer and channel": (*range(30, 38), 27, 39),
+    "Consumer and channel": (*range(30, 38), 27, 28, 39),
     "Offset readers and storage": range(40, 44),
     "Stages": (38, *range(44, 50)),
     "Inside the broker": range(50, 128),

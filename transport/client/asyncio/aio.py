@@ -217,7 +217,7 @@ class Producer(ProducerBase):
     async def close(self, timeout: float | None = None) -> None:
         """Flush, then close the producer.
 
-        An error of the flush is raised after the producer is closed. If the task is cancelled
+        See `zsq.Producer.close` for the time-out. If the task is cancelled
         meanwhile, a thread sends the rest, as for a producer that is dropped.
         """
         if self._closed:
@@ -230,9 +230,12 @@ class Producer(ProducerBase):
             inherit(turner)
             return
         try:
-            await self.flush(timeout)
+            await self.flush(self._close_timeout(timeout))
         except asyncio.CancelledError:
             turner.end_in_thread()
+            raise
+        except BaseException as error:
+            self._log_unfinished(turner.engine, error)
             raise
         finally:
             turner.stop(turner.engine.farewell_ms)

@@ -466,6 +466,9 @@ class Admin(AdminBase, Asker):
         found = await self._carry_out(administration.stats(topic, channel, partial))
         return cast("BrokerStats", found)
 
+    async def unfinished(self, topic: str, channel: str) -> int:
+        return await self._carry_out(administration.unfinished(topic, channel))
+
     async def overview(
         self, since: int = 0, *, processes: bool = False, alarms: bool = False
     ) -> OverviewAnswer:

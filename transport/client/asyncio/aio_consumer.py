@@ -19,7 +19,7 @@ from ..blocking.consumer import ConsumerBase, check_concurrency, check_ready
 from ..blocking.program_end import inherit
 from ..core.consumer_session import EVERY, LeasedBlock
 from ..core.extensions import Working, check_extension
-from ..core.handling import Handling
+from ..core.handling import Handling, OnDeleted, awaits_topic
 from ..core.message import BatchView, Delay, MessageView, Reason, when_again
 from ..core.subscription import ConsumerEngine
 from ..link.link import until_ns
@@ -260,6 +260,7 @@ class Consumer(ConsumerBase):
         on_error: Callable[[Message, BaseException], object] | None = None,
         signals: bool = True,
         max_extension: float | timedelta | None = None,
+        on_deleted: OnDeleted = "wait",
     ) -> None:
         """Await `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
@@ -269,6 +270,7 @@ class Consumer(ConsumerBase):
         before a message is taken. See `zsq.Consumer.run`.
         """
         check_concurrency(concurrency)
+        waits = awaits_topic(on_deleted)
         handling = Handling(handler, requeue_delay, on_error, awaits=True)
         self._check_open()
         max_extension_s = check_extension(max_extension)
@@ -287,7 +289,7 @@ class Consumer(ConsumerBase):
                 if self._closing and self._made is not None:
                     self._made.settle()  # `close` waits for this
 
-        self._turner().engine.persist()
+        self._turner().engine.persist(awaits_topic=waits)
         with runner.logged(f"{self.topic}/{self.channel}"):
             try:
                 with calls_on_signals(asyncio.get_running_loop(), caught, runner.drain):

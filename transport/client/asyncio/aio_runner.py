@@ -8,9 +8,12 @@ itself, that is a failure of the message.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from functools import partial
 from typing import Any
 
 from ...errors import UsageError
@@ -61,7 +64,7 @@ class Runner(RunnerBase):
                 if message is None:
                     return
                 if not self._working.goes_on(message):
-                    await self.handle(message)
+                    await _in_context(self.context.copy(), self.handle(message))
         except Exception as error:
             self._fail(error)
 
@@ -120,6 +123,30 @@ class Runner(RunnerBase):
             _uncancel()
         # GeneratorExit: the event loop is gone, and nothing may be awaited any more.
         return isinstance(error, GeneratorExit) or raised_by_signal(error)
+
+
+@types.coroutine
+def _in_context(
+    context: contextvars.Context, coroutine: Coroutine[Any, Any, None]
+) -> Generator[Any, Any, None]:
+    """Await a coroutine in this context, in the current task.
+
+    A task of its own could have the context too, but the handler of a message must be in the task
+    that `close` and the cancellation of `run` know, and a task costs more.
+    """
+    step: Callable[[], Any] = partial(coroutine.send, None)
+    while True:
+        try:
+            awaited = context.run(step)
+        except StopIteration:
+            return
+        try:
+            step = partial(coroutine.send, (yield awaited))
+        except GeneratorExit:
+            context.run(coroutine.close)
+            raise
+        except BaseException as error:
+            step = partial(coroutine.throw, error)
 
 
 def _uncancel() -> None:

@@ -240,10 +240,11 @@ class Admin(AdminBase, Asker):
     def empty(self, topic: str, channel: str | None = None) -> Nothing:
         """Remove the waiting messages, so that they are never delivered.
 
-        For a topic, these are the messages that wait for its first channel, or until the topic is
-        unpaused. For a channel, it is the backlog. Delayed messages that are not due yet are
-        cancelled if the topic has no channel, or only this one. Otherwise they stay, because they
-        will be due for all channels.
+        With a channel, this removes its backlog. Without one, it removes only what no channel has
+        yet: the messages that wait for the topic's first channel, or until the topic is unpaused.
+        The backlogs of the topic's channels stay, as with nsqd. To remove them too, call this for
+        each channel. Delayed messages that are not due yet are cancelled if the topic has no
+        channel, or only this one. Otherwise they stay, because they will be due for all channels.
         """
         return self._carry_out(administration.empty(topic, channel))
 
@@ -394,6 +395,17 @@ class Admin(AdminBase, Asker):
         answer.
         """
         return self._carry_out(administration.stats(topic, channel, partial))
+
+    def unfinished(self, topic: str, channel: str) -> int:
+        """Return the number of messages that a channel has not finished.
+
+        These are the messages that wait (`depth` of `stats`), that consumers hold, that are
+        deferred, and that are on their way to the dead letters. With 0, the channel has nothing
+        left to do, so a script can wait for that. Delayed messages that are not due yet belong to
+        the topic, and do not count (`delayed_count` of `stats`). Raises `Refused` while the channel
+        is being started.
+        """
+        return self._carry_out(administration.unfinished(topic, channel))
 
     def overview(
         self, since: int = 0, *, processes: bool = False, alarms: bool = False

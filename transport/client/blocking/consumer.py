@@ -23,7 +23,7 @@ from typing import Any, Final, Self, Unpack, overload
 
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
 from ...names import check_name
-from ...settings import NewChannelOptions
+from ...settings import NewChannelOptions, check_type
 from ...system import node_name
 from ...wire.address import DefaultTimeout, url_last
 from ...wire.addresses import Url, parse_all
@@ -38,7 +38,7 @@ from ..core import message as reasons
 from ..core.asking import on_wire
 from ..core.consumer_session import ConsumerSession, LeasedBlock
 from ..core.extensions import Working, check_extension
-from ..core.handling import Handling
+from ..core.handling import Handling, OnDeleted, awaits_topic
 from ..core.message import Batch, Message
 from ..core.prefetch import Prefetch, Window
 from ..core.subscription import ConsumerEngine, share_of
@@ -59,6 +59,9 @@ FOREIGN: Final = "the parent process received this message, and only that proces
 def make_session(
     ready: int, message_timeout: float | None, label: str | None, sample_rate: int
 ) -> ConsumerSession:
+    if message_timeout is not None:
+        check_type("message_timeout", message_timeout, whole=False)
+    check_type("sample_rate", sample_rate)
     timeout_ms = 0 if message_timeout is None else int(message_timeout * 1000)
     if (
         message_timeout is not None
@@ -77,11 +80,13 @@ def make_session(
 
 
 def check_ready(ready: int, least: int) -> None:
+    check_type("ready", ready)
     if not least <= ready <= READY_MAX:
         raise UsageError(E_BAD_ARGUMENT, f"ready must be {least} to {READY_MAX}, not {ready}")
 
 
 def check_concurrency(concurrency: int) -> None:
+    check_type("concurrency", concurrency)
     if concurrency < 1:
         raise UsageError(E_BAD_ARGUMENT, f"concurrency must be at least 1, not {concurrency}")
 
@@ -548,6 +553,7 @@ class Consumer(ConsumerBase):
         on_error: Callable[[Message, BaseException], object] | None = None,
         signals: bool = True,
         max_extension: float | timedelta | None = None,
+        on_deleted: OnDeleted = "wait",
     ) -> None:
         """Call `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
@@ -567,8 +573,13 @@ class Consumer(ConsumerBase):
         because its handler takes long. `max_extension` bounds that: seconds or a timedelta since
         the handler began. With 0, the lease is the message timeout. In any case it ends at the
         channel's `max_hold_s`, if that is set.
+
+        A topic that is deleted while this consumer is connected is not created again by it. With
+        `on_deleted="wait"`, `run` logs a warning, and goes on when the topic exists again. With
+        "raise", it ends with `NotFound`.
         """
         check_concurrency(concurrency)
+        waits = awaits_topic(on_deleted)
         handling = Handling(handler, requeue_delay, on_error, awaits=False)
         self._check_open()
         max_extension_s = check_extension(max_extension)
@@ -580,7 +591,7 @@ class Consumer(ConsumerBase):
             with self._running():
                 runner.work()
 
-        self._drive().engine.persist()
+        self._drive().engine.persist(awaits_topic=waits)
         with contextlib.ExitStack() as stack:
             stack.enter_context(runner.logged(f"{self.topic}/{self.channel}"))
             stack.callback(self.close)

@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 
 from ...block.block import MESSAGE_BYTES_MAX, Block
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, from_wire, option
+from ...settings import check_type
 from ...wire.address import DefaultTimeout
 from ...wire.addresses import Addresses, Url, parse_all
 from ...wire.codec import HeaderValue
@@ -35,6 +36,7 @@ from .program_end import inherit, name_of, remember
 log = logging.getLogger("zsq")
 
 TIMEOUT_S: Final = DefaultTimeout(30.0)
+CLOSE_S: Final = 10.0  # how long `close` waits, unless it gets a time-out
 WHEN_FULL: Final = ("fail", "wait")
 
 
@@ -195,6 +197,8 @@ def check_times(timeout: float | None, heartbeat_ms: int | None) -> None:
             f"limit, not {timeout!r}"
         )
         raise UsageError(E_BAD_ARGUMENT, text)
+    if heartbeat_ms is not None:
+        check_type("heartbeat_ms", heartbeat_ms)
     if heartbeat_ms is not None and not HEARTBEAT_MS_MIN <= heartbeat_ms <= HEARTBEAT_MS_MAX:
         raise UsageError(
             E_BAD_ARGUMENT,
@@ -207,6 +211,9 @@ def _check_options(linger_ms: float, batch_bytes: int, batch_count: int, when_fu
         raise UsageError(
             E_BAD_ARGUMENT, f"when_full must be {' or '.join(WHEN_FULL)}, not {when_full!r}"
         )
+    check_type("linger_ms", linger_ms, whole=False)
+    check_type("batch_bytes", batch_bytes)
+    check_type("batch_count", batch_count)
     if linger_ms < 0 or batch_bytes < 1 or batch_count < 1:
         given = f"{linger_ms}, {batch_bytes} and {batch_count}"
         raise UsageError(
@@ -222,6 +229,7 @@ def make_engine(
     batch_count: int,
     heartbeat_ms: int | None,
     when_full: str,
+    create: bool,
 ) -> ProducerEngine:
     """Return the engine of a producer with these options, which were checked."""
     return ProducerEngine(
@@ -232,6 +240,7 @@ def make_engine(
         heartbeat_ms,
         patient=when_full == "wait",
         splits=True,
+        creates=create,
     )
 
 
@@ -248,6 +257,7 @@ class ProducerBase:
         timeout: float | None = TIMEOUT_S,
         heartbeat_ms: int | None = None,
         when_full: str = "fail",
+        create: bool = True,
         key_file: KeyFile = None,
         transport: str | None = None,
     ) -> None:
@@ -261,6 +271,7 @@ class ProducerBase:
             batch_count,
             heartbeat_ms,
             when_full,
+            create,
         )
         self._timeout = timeout
         self._hasty = isinstance(timeout, DefaultTimeout)
@@ -276,6 +287,17 @@ class ProducerBase:
     def _check_open(self) -> None:
         if self._closed:
             raise Refused(E_CLOSING, "this producer is closed; make a new one")
+
+    def _close_timeout(self, timeout: float | None) -> float:
+        if timeout is None:
+            timeout = min(CLOSE_S, CLOSE_S if self._timeout is None else self._timeout)
+        return timeout
+
+    def _log_unfinished(self, engine: ProducerEngine, error: BaseException) -> None:
+        """Log how many messages `close` leaves unconfirmed, because the caller may drop its error."""
+        if engine.unfinished:
+            why = "was interrupted" if isinstance(error, KeyboardInterrupt) else "ends"
+            log.warning("%s: close() %s: %s", self._client_name, why, engine.unfinished)
 
 
 FOREIGN_RECEIPT: Final = (
@@ -313,6 +335,9 @@ class Producer(ProducerBase):
       or the disk is full. "fail" raises an error at once. "wait" waits for room, up to `timeout`.
       Memory is bounded in both cases: with a `linger_ms` above 0, a publish waits while 16 MiB of
       messages wait to be sent.
+    - `create`: Create a topic that does not exist, unless the broker forbids it (`zsq serve
+      --auto-create`). With False, a publish to it raises `NotFound`. A misspelt name then creates
+      nothing.
     - `key_file`: The file that `zsq keys client` wrote, for a gateway with encryption and
       authentication. The default is $ZSQ_KEY_FILE.
     - `transport`: With "auto", a client on the broker's machine that runs as the broker's user
@@ -468,7 +493,10 @@ class Producer(ProducerBase):
     def close(self, timeout: float | None = None) -> None:
         """Flush, then close the producer.
 
-        An error of the flush is raised after the producer is closed.
+        The flush waits at most `timeout` seconds. The default is the producer's timeout, but at
+        most 10 s, because a service manager kills a program that does not end (Kubernetes after 30
+        s). If messages are not confirmed by then, the log has a warning with their number, and the
+        error of the flush is raised after the producer is closed.
         """
         if self._closed:
             return
@@ -480,11 +508,9 @@ class Producer(ProducerBase):
             inherit(drive)
             return
         try:
-            self.flush(timeout)
-        except KeyboardInterrupt:
-            log.warning(
-                "%s: close() was interrupted: %s", self._client_name, drive.engine.unfinished
-            )
+            self.flush(self._close_timeout(timeout))
+        except BaseException as error:
+            self._log_unfinished(drive.engine, error)
             raise
         finally:
             with drive.lock:

@@ -23,7 +23,7 @@ class Runner(RunnerBase):
         try:
             while (message := self._take()) is not None:
                 if not self._working.goes_on(message):
-                    self.handle(message)
+                    self.context.copy().run(self.handle, message)
         except BaseException as error:
             self._fail(error)
 

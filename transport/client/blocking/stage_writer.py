@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -24,6 +24,7 @@ from ...errors import E_BAD_ARGUMENT, E_CLOSING, BrokerUnreachable, Refused, Usa
 from ...wire.address import Target
 from ...wire.addresses import Url, parse_all
 from ...wire.answers import Aborted, Committed
+from ...wire.codec import HeaderValue
 from ...wire.credentials import KeyFile
 from ...wire.protocol import (
     STAGE_PARTS_MAX,
@@ -36,6 +37,7 @@ from ...wire.protocol import (
     check_transaction,
 )
 from ..core.asking import Question, ask
+from ..core.lane import Text, pack_many
 from ..core.stage_engine import StageEngine
 from ..core.stage_session import WINDOW_BYTES, StageSession, StageState
 from ..link.link import FAR_NS, check_timeout
@@ -106,8 +108,27 @@ class StageWriter:
         """
         return self._made is not None and self._made.engine.session.state is StageState.COMMITTED
 
+    def write(
+        self,
+        bodies: Sequence[bytes],
+        *,
+        key: Text = None,
+        keys: Sequence[Text] | None = None,
+        tag: Text = None,
+        tags: Sequence[Text] | None = None,
+        headers: Mapping[str, HeaderValue]
+        | Sequence[Mapping[str, HeaderValue] | None]
+        | None = None,
+    ) -> None:
+        """Add messages to the stage, in order. The arguments are those of `Producer.publish_many`.
+
+        It waits as `push` does.
+        """
+        for block in pack_many(bodies, keys, tags, headers, key=key, tag=tag):
+            self.push(block)
+
     def push(self, block: Block) -> None:
-        """Add a block to the stage and send it.
+        """Add a block to the stage and send it, for example one of `Fetched.blocks`.
 
         This assigns the block's number in the stage. Do not change its columns afterwards. The call
         returns at once while the window has room, and otherwise waits until earlier blocks are

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ...errors import E_BAD_ARGUMENT, E_EXISTS, E_NOT_FOUND, NotFound, UsageError
+from ...errors import (
+    E_BAD_ARGUMENT,
+    E_CLOSING,
+    E_EXISTS,
+    E_NOT_FOUND,
+    NotFound,
+    Refused,
+    UsageError,
+)
 from ...names import PARTS_MAX, base_of, check_name, part_name, part_of
 from ...settings import SYNC_MODES, ChannelOptions, NewChannelOptions, RetentionSettings
 from ...wire.answers import (
@@ -278,6 +286,24 @@ def stats(topic: str | None, channel: str | None, partial: bool = False) -> Aski
         "" if channel is None else check_name(channel, "channel"),
     )
     return ask(Question(lambda number: Stats(number, *names), partial=partial))
+
+
+def unfinished(topic: str, channel: str) -> Asking[int]:
+    found = yield from stats(topic, channel)
+    total = 0
+    for row in found["topics"]:
+        for counts in row["channels"]:
+            if counts["health"] in ("starting", "failed"):
+                raise Refused(
+                    E_CLOSING,
+                    f"channel {row['topic_name']}/{channel} is {counts['health']}, so its messages "
+                    "cannot be counted; try again in a moment",
+                )
+            total += sum(
+                counts.get(name) or 0
+                for name in ("depth", "in_flight_count", "deferred_count", "dying_count")
+            )
+    return total
 
 
 def overview(since: int, processes: bool, alarms: bool) -> Asking[OverviewAnswer]:

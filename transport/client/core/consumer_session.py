@@ -51,6 +51,7 @@ from ...wire.protocol import (
     Ready,
     Req,
     Run,
+    Settled,
     Sub,
     Subscribed,
     Touch,
@@ -316,6 +317,7 @@ class ConsumerSession:
         self.confirms: dict[int, Confirm] = {}
         self.next_confirm = Confirm()  # of all answers that are noted before the next barrier
         self.unconfirmed = 0  # plain finishes sent on this link since the last confirmed barrier
+        self._finished = 0  # the messages that were finished on this link and not refused
         # Plain finishes sent on lost links and not confirmed. The next flush reports them.
         self.unconfirmed_lost = 0
         self.stale = 0  # the number of answers that came too late
@@ -409,6 +411,7 @@ class ConsumerSession:
             return
         self._note(delivery, indexes)
         self.unconfirmed += len(indexes)
+        self._finished += len(indexes)
         # The program learns that a finish with a request failed, and may have undone its work.
         if self.remembers and not self.ordered and not request:
             confirm = self._covering or self.next_confirm
@@ -525,6 +528,9 @@ class ConsumerSession:
             return self.on_subscribed(message)
         if type(message) is Failed:
             return self.on_failed(message)
+        if type(message) is Settled:
+            self.unconfirmed = min(self.unconfirmed, max(0, self._finished - message.finishes))
+            return Reaction.NOTHING
         raise UsageError(E_BAD_COMMAND, f"a consumer does not accept {type(message).__name__}")
 
     def on_subscribed(self, message: Subscribed) -> Reaction:
@@ -566,10 +572,12 @@ class ConsumerSession:
         check_rows(message.refused, 2, "refused ranges")
         self._step(_E.ANSWER)
         confirm = self.confirms.pop(message.request, None)
+        delivery = self.held.get(message.token)
+        every = delivery.block.count if delivery else self._whole.get(message.token, 1)
+        refused = sum(every if first == ALL else count for first, count in message.refused)
+        self._finished -= refused
         if confirm is None:
-            delivery = self.held.get(message.token)
-            every = delivery.block.count if delivery else self._whole.get(message.token, 1)
-            self.stale += sum(every if first == ALL else count for first, count in message.refused)
+            self.stale += refused
             return Reaction.NOTHING
         # Every request but Begun is a barrier: all answers sent before it are committed too.
         told = self._told.pop(message.request, 0)
@@ -608,7 +616,7 @@ class ConsumerSession:
         self.unanswered = 0
         self.words.clear()
         self.unconfirmed_lost += self.unconfirmed
-        self.unconfirmed = 0
+        self.unconfirmed = self._finished = 0
         self._told.clear()
         confirms = [*self.confirms.values(), self.next_confirm]
         self.confirms, self.next_confirm = {}, Confirm()

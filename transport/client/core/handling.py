@@ -23,6 +23,9 @@ of `run`:
   with `UsageError`.
 - **A call of the handler would run nothing**, because it is a generator function or, in a blocking
   consumer, a coroutine function: `run` raises `UsageError` before it takes a message.
+- **The handler sets a context variable:** it ends with the message. Each message is handled in a
+  copy of the context in which `run` was called, in every thread or task. `on_error` and
+  `requeue_delay` run in the copy of their message.
 - **The handler fails for each message, or always for one:** the message comes again after each
   backoff. With `max_attempts`, the channel makes it a dead letter after its last attempt.
 - **The handler kills its process:** the channel delivers its messages to another consumer when the
@@ -38,6 +41,7 @@ of `run`:
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import inspect
 import logging
@@ -47,7 +51,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from ...errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ...wire.protocol import REQUEUE_DELAY_MS_MAX
@@ -56,6 +60,7 @@ from .message import Delay, as_seconds, when_again
 
 log = logging.getLogger("zsq")
 
+OnDeleted = Literal["wait", "raise"]
 COROUTINE: Final = "a coroutine"
 _KINDS: Final[tuple[tuple[Callable[[Any], bool], str], ...]] = (
     (inspect.iscoroutinefunction, COROUTINE),
@@ -230,6 +235,14 @@ class Handling:
             log.warning(text, "inf" if math.isinf(seconds) else f"{seconds:g}", DELAY_S_MAX)
 
 
+def awaits_topic(on_deleted: OnDeleted) -> bool:
+    """Return True if `run` waits for a topic that was deleted. Check the value."""
+    if on_deleted not in get_args(OnDeleted):
+        text = f"on_deleted must be {' or '.join(get_args(OnDeleted))}, not {on_deleted!r:.40}"
+        raise UsageError(E_BAD_ARGUMENT, text)
+    return on_deleted == "wait"
+
+
 class RunnerBase:
     """The base of the blocking and the asyncio runner. It logs why `run` ends.
 
@@ -239,8 +252,8 @@ class RunnerBase:
     | SIGTERM or SIGINT, with `signals=True` | It ends. |
     | its task was cancelled (asyncio) | It ends with `CancelledError`. |
     | the topic was closed to consumers (`E_CLOSED`) | It goes on when the topic is open again. |
-    | the topic or the channel was deleted | It creates both again, if it may. |
-    | a topic with parts was deleted | It goes on when the topic exists again. |
+    | the topic was deleted | It goes on when the topic exists again, see `on_deleted`. |
+    | the channel was deleted | It creates the channel again, if it may. |
     | the broker stops, or is gone | It goes on when a broker answers. |
     | the channel has no place for it (`E_LIMIT`) | It goes on when there is a place. |
     | `E_DISK_FULL`, `E_TOPIC_FAILED`, `E_INTERNAL` | It goes on when the broker accepts it. |
@@ -270,6 +283,8 @@ class RunnerBase:
         self.handling = handling
         self.handler = handling.handler
         self.error: BaseException | None = None
+        # Each message is handled in a copy, so a context variable that a handler sets ends with it.
+        self.context = contextvars.copy_context()
         self._working = working
         self._take = take
         self._stop = stop

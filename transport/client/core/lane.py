@@ -39,6 +39,7 @@ from ...errors import (
     from_wire,
 )  # fmt: skip
 from ...names import PARTS_MAX, base_of, check_name, part_name, part_of
+from ...settings import TAG_SEPARATOR
 from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import HeaderValue, encode, pack_headers
@@ -125,7 +126,7 @@ class Lane:
         self.session = ProducerSession(fresh_ids(), engine.patient, engine.splits)
         # The largest message that the broker takes, or that any broker takes while it is unknown.
         self.size_max = MESSAGE_BYTES_LARGEST
-        target = Target("topic", topic, create=self.part is None)
+        target = Target("topic", topic, create=engine.creates and self.part is None)
         self.link = Link(engine, engine.rotation, target, self)
         self.link.heartbeat_ms = self._heartbeat_ms()
         self.refused: ZsqError | None = None  # why the last attempt to get a link failed
@@ -273,7 +274,8 @@ class Lane:
         if isinstance(error, HasParts):
             self._has_parts(error)
             return
-        if error.code == E_NOT_FOUND and not self.link.creates and self.part is None:
+        may_exist = self.link.target.create and not self.link.creates
+        if error.code == E_NOT_FOUND and may_exist:
             if self.session.unanswered or self.asked:  # the topic may exist by now
                 self.link.start(time.monotonic_ns())
             return
@@ -486,12 +488,14 @@ class ProducerEngine(Engine):
         heartbeat_ms: int | None,
         patient: bool = False,
         splits: bool = False,
+        creates: bool = True,
     ) -> None:
         super().__init__()
         self.farewell_ms = FAREWELL_MS
         self.rotation = Rotation(address)
         self.patient = patient
         self.splits = splits
+        self.creates = creates  # False if a publish creates no topic
         self.linger_ns = linger_ns
         self.batch_bytes = min(batch_bytes, BATCH_BYTES_MAX)
         self.batch_count = min(batch_count, BLOCK_COUNT_MAX)
@@ -503,7 +507,8 @@ class ProducerEngine(Engine):
     def lane(self, topic: str) -> Lane:
         found = self.lanes.get(topic)
         if found is None:
-            found = self.lanes[check_name(topic)] = Lane(self, topic)
+            check_name(topic)
+            found = self.lanes[topic] = Lane(self, topic)
         return found
 
     def forget_parts(self, topic: str) -> None:
@@ -873,7 +878,10 @@ def as_text(value: Any, size_max: int, what: str) -> bytes | None:
     if value is None:
         return None
     if isinstance(value, str):
-        value = value.encode()
+        try:
+            value = value.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(E_BAD_ARGUMENT, f"a {what} must be UTF-8 or bytes: {error}") from None
     if not isinstance(value, bytes):
         raise UsageError(
             E_BAD_ARGUMENT, f"a {what} must be text or bytes, not {type(value).__name__}"
@@ -885,9 +893,23 @@ def as_text(value: Any, size_max: int, what: str) -> bytes | None:
     return value
 
 
+def as_tag(value: Any) -> bytes | None:
+    """Check a tag and return it as bytes. It must be one that a channel's `tags` can select."""
+    tag = as_text(value, TAG_BYTES_MAX, "tag")
+    if tag is not None and TAG_SEPARATOR.encode() in tag:
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"a tag must not contain {TAG_SEPARATOR}, which separates the tags of a channel, "
+            f"unlike {tag[:100]!r}",
+        )
+    return tag
+
+
 def as_headers(headers: Mapping[str, HeaderValue] | None) -> bytes | None:
     if not headers:
         return None
+    if not isinstance(headers, Mapping):
+        raise UsageError(E_BAD_ARGUMENT, f"headers must be a mapping, not {type(headers).__name__}")
     packed = pack_headers(headers)
     if len(packed) > HEADERS_BYTES_MAX:
         raise UsageError(
@@ -902,7 +924,7 @@ def as_attributes(
 ) -> tuple[bytes | None, bytes | None, bytes | None]:
     return (
         as_text(key, KEY_BYTES_MAX, "key"),
-        as_text(tag, TAG_BYTES_MAX, "tag"),
+        as_tag(tag),
         as_headers(headers),
     )
 
@@ -941,9 +963,7 @@ def pack_many(
         "keys": _column(
             key, keys, count, "key", lambda value: as_text(value, KEY_BYTES_MAX, "key")
         ),
-        "tags": _column(
-            tag, tags, count, "tag", lambda value: as_text(value, TAG_BYTES_MAX, "tag")
-        ),
+        "tags": _column(tag, tags, count, "tag", as_tag),
         "headers": [as_headers(headers)] * count
         if isinstance(headers, Mapping)
         else _column(None, headers, count, "", as_headers),
@@ -991,7 +1011,7 @@ def _column(
         )
     if one is not None:
         return [checked(one)] * count
-    if isinstance(each, str | bytes):
+    if isinstance(each, str | bytes | Mapping) or not isinstance(each, Iterable | None):
         raise UsageError(
             E_BAD_ARGUMENT,
             (

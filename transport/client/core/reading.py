@@ -142,7 +142,7 @@ def head() -> Asking[tuple[int, int]]:
 
 def offset_at(time_ns: int) -> Asking[int]:
     found: Ends = yield from ask(
-        Question(lambda number: OffsetAt(number, min(max(time_ns, -END), END)))
+        Question(lambda number: OffsetAt(number, min(max(whole("time_ns", time_ns), -END), END)))
     )
     return found["offset"]
 
@@ -155,6 +155,7 @@ def archive() -> Asking[Archive | None]:
 
 
 def newest(count: int) -> Asking[int]:
+    count = whole("count", count)
     if not 1 <= count <= NEWEST_MAX:
         raise UsageError(
             E_BAD_ARGUMENT, f"the number of newest messages must be 1 to {NEWEST_MAX}, not {count}"

@@ -107,6 +107,11 @@ class RequestEngine(Engine):
     def ask(self, number: int, message: Wire, *, repeatable: bool) -> Request:
         """Send `message`, which carries `number`, as soon as there is a link."""
         now = time.monotonic_ns()
+        if self.link.up:
+            # A client that was idle may not know yet that this link was lost. What is sent over it
+            # then would count as sent, and must not be repeated.
+            self.link.take_in(now)
+            self.link.check_monitor(now)
         request = self._requests[number] = Request(number, message, repeatable)
         if self.link.up and now - self.link.heard_ns > IDLE_NS:
             self.link.restart(now, "idle", at_once=True)

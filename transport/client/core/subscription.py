@@ -50,7 +50,7 @@ from .prefetch import READY_MOST, Prefetch, Window
 log = logging.getLogger("zsq")
 
 TELL_NS: Final = 20_000_000  # how long plain finishes may wait before they are sent
-CONFIRM_NS: Final = 1_000_000_000  # how long a confirmation may wait that an `AnswerMemory` wants
+CONFIRM_NS: Final = 1_000_000_000  # how long sent finishes may wait until they are confirmed
 # While delivered messages still wait for the user, finishes are sent only when their number reaches
 # 1/4 of the ready count. This causes fewer wake-ups.
 TELL_SHARE: Final = 4
@@ -128,14 +128,9 @@ class Leg:
             if session.dirty:
                 session.collect()  # the leases are void now, so this counts the finishes as stale
             return
-        due_ns = self.confirm_at(now_ns)
-        if session.unconfirmed and not session.confirms:
-            # Without this, a consumer that does not flush would call all finishes since its start
-            # unconfirmed when its link is lost.
-            due_ns = self._confirm_ns
-        if now_ns >= due_ns:
+        if now_ns >= self.confirm_at(now_ns):
             session.barrier()
-            self._confirm_ns = now_ns + link.heartbeat_ms * 1_000_000
+            self._confirm_ns = FAR_NS
         words = session.collect()
         session.report(now_ns)
         while words and link.up:
@@ -146,8 +141,14 @@ class Leg:
         self.engine.sooner(self.confirm_at(now_ns))
 
     def confirm_at(self, now_ns: int) -> int:
-        """Return when a confirmation is due that somebody wants, or FAR_NS."""
-        if not self.link.up or not self.session.next_confirm.wanted:
+        """Return when a confirmation is due, or FAR_NS.
+
+        Without it, a consumer that does not flush would call all finishes since its start
+        unconfirmed when its link is lost.
+        """
+        session = self.session
+        sent = session.unconfirmed and not session.confirms
+        if not self.link.up or not (session.next_confirm.wanted or sent):
             return FAR_NS
         self._confirm_ns = min(self._confirm_ns, now_ns + CONFIRM_NS)
         return self._confirm_ns
@@ -168,7 +169,7 @@ class Leg:
 
     def on_up(self, now_ns: int) -> None:
         self.link.heartbeat_ms = self.session.heartbeat_ms
-        self._confirm_ns = now_ns + self.link.heartbeat_ms * 1_000_000
+        self._confirm_ns = FAR_NS
         self.session.node = self.link.opened.get("node", 0)
         self._known = True
         self._compare(self.link.opened.get("settings"))
@@ -246,9 +247,9 @@ class ConsumerEngine(Engine):
             self, check_name(topic), check_name(channel, "channel"), session, settings
         )
         self.legs = [self._whole]
-        self._awaited = False  # True if a topic that had parts is to be created again by others
+        self.awaits_topic = False  # True if it waits for a topic that was deleted, if it persists
         self._whole.link.needed = lambda: not self.has_parts
-        self._whole.link.busy = lambda: not self.has_parts and not self._awaited
+        self._whole.link.busy = lambda: not self.has_parts
         self.target = self._whole.target
         self._turn = 0
         self._ask_ns = FAR_NS  # when to ask for new parts
@@ -304,13 +305,14 @@ class ConsumerEngine(Engine):
             for leg in list(self.legs):
                 leg.link.start(now_ns)
 
-    def persist(self) -> None:
+    def persist(self, *, awaits_topic: bool) -> None:
         """Try again after each refusal that may pass, and do not raise it.
 
         The links pause up to a second between attempts, and the log gets warnings as for a broker
         that is gone.
         """
         self.persists = True
+        self.awaits_topic = awaits_topic
         if self.error is not None and self.error.code in PASSING:
             self.error = None  # it came before a call could raise it
         for leg in [self._whole, *self.legs]:
@@ -350,7 +352,6 @@ class ConsumerEngine(Engine):
                 session.over = self._whole.session.over
                 new.append(Leg(self, name, self.target.channel, session, self.target.settings))
         self.has_parts = True
-        self._awaited = False
         self.legs = [leg for leg in self.legs if leg is not self._whole] + new
         self._ask_at(now_ns + PARTS_ASKED_NS)
         for leg in new:
@@ -375,9 +376,9 @@ class ConsumerEngine(Engine):
         self.has_parts = False
         self._ask_ns = FAR_NS
 
-    def _await_topic(self) -> None:
-        """Wait until the topic exists again. It is not created here, because it had parts."""
-        self._awaited = True
+    def _await_topic(self, error: ZsqError) -> None:
+        """Wait until the topic exists again. A client that used it does not create it."""
+        log.warning("%s: %s. Waiting until it exists", self.target, error)
         self._whole.link.passing |= {E_NOT_FOUND}
         self._whole.link.start(time.monotonic_ns())
 
@@ -388,10 +389,11 @@ class ConsumerEngine(Engine):
                 self._take_parts(error.spread)
             elif leg in self.legs:
                 self._leave(leg)
-        elif self.has_parts and error.code == E_NOT_FOUND:
-            self._forget_parts()
-            if self.persists:
-                self._await_topic()
+        elif error.code == E_NOT_FOUND and (self.has_parts or leg.link.is_back):
+            if self.has_parts:
+                self._forget_parts()
+            if self.persists and self.awaits_topic:
+                self._await_topic(error)
             else:
                 self.error = error
         elif self._chosen is not None and error.code == E_CLOSED and leg is not self._whole:
@@ -402,10 +404,8 @@ class ConsumerEngine(Engine):
 
     def reached_leg(self, leg: Leg) -> None:
         """Note that a leg is subscribed. If it is the whole topic, this has no parts any more."""
-        if leg is self._whole:
-            self._awaited = False
-            if self.has_parts:
-                self._forget_parts()
+        if leg is self._whole and self.has_parts:
+            self._forget_parts()
 
     def lost(self, leg: Leg) -> None:
         """Note that a link was lost. If it was the only one, all leases are void.

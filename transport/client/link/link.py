@@ -469,8 +469,8 @@ class Link:
         # True if this link never goes to the broker that has the part. It is then refused with
         # `HasParts`.
         self.stays = False
-        # True if this link was up before. A failed handshake may then be temporary, for example
-        # while the broker's keys are changed.
+        # True if this link was up before, or was refused because the topic has parts. A failed
+        # handshake may then be temporary, for example while the broker's keys are changed.
         self._known = False
 
     # Beginning
@@ -524,6 +524,7 @@ class Link:
                 create,
                 dict(target.settings),
                 dict(self.address.by),
+                self.is_back,
             )
             self.send([b"", encode(asked)], now_ns)
         self.engine.sooner(now_ns + (REACH_NS if self.rotation.several else ATTEMPT_NS))
@@ -566,6 +567,7 @@ class Link:
             target.channel,
             self.creates,
             dict(target.settings),
+            self.is_back,
         )
         self.send([b"", encode(request)], now_ns)
 
@@ -740,6 +742,14 @@ class Link:
         return self.state is _S.WAITING
 
     @property
+    def is_back(self) -> bool:
+        """True if this link used its topic before. It does not create the topic if it was deleted.
+
+        A gateway does, because its links serve clients that come and go.
+        """
+        return self._known and not self.address.by
+
+    @property
     def waits(self) -> bool:
         """True if an answer of the broker is due: about the target, or to something sent."""
         if self.state in (_S.IDLE, _S.REFUSED):
@@ -881,6 +891,7 @@ class Link:
             return
         way = way_to(self._home.given, self.target.topic, spread, self.space)
         if way is None and part_of(self.target.topic) is None:
+            self._known = True
             self._refuse(now_ns, HasParts(spread))
             return
         self._sent_on += 1

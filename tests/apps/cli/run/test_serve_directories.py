@@ -11,11 +11,11 @@ from support.broker import Broker
 from support.zsq_command import run_text
 
 import zsq
-from zsq.actors.standby.takeover import STANDBY_NAME
 from zsq.actors.supervisor.topics.registry import OLD_NAME, REGISTRY_NAME
 from zsq.actors.supervisor.topics.registry import TEMPORARY_NAME as REGISTERED
 from zsq.apps.cli.run.serve import DATA_NAMES, TEMPORARY_NAME, choose_temporary_directory
 from zsq.apps.doctor import disk
+from zsq.storage.shipping.tick_format import STANDBY_NAME
 from zsq.transport.errors import UsageError
 
 
