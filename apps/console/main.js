@@ -6,6 +6,7 @@ import { Live } from "./base/live.js";
 import { Model } from "./base/model.js";
 import { go, match, watch } from "./base/router.js";
 import { nextTheme } from "./base/theme.js";
+import { closeDialogs } from "./view/dialog.js";
 import { listen } from "./view/keys.js";
 import { Frame } from "./view/frame.js";
 import { askToken } from "./view/token.js";
@@ -81,6 +82,7 @@ function draw() {
 function show({ parts, query: asked }) {
   const found = match(ROUTES, parts);
   const address = parts.join("/");
+  closeDialogs();
   if (page && found?.page === page.made && page.stays?.(found.params, asked)) {
     frame.here(parts);
     return;

@@ -29,6 +29,7 @@ const ADVICE = {
   E_DISK_FULL: "Free space on the broker's disk. Publishing then works again by itself.",
   E_TOPIC_FULL: "Let its channels catch up, empty a channel without consumers, or raise the topic's limit.",
   E_TIMEOUT: "Check whether it took effect before you try again.",
+  E_CHANGED: "Nothing was done. Read what the dialog shows now, and confirm it again.",
   E_NOT_EMPTY: "Drain it first, or delete it with its messages.",
   E_CLOSED: "Open the topic again to continue.",
   E_BAD_NAME: "Use 1 to 64 of A-Z a-z 0-9 . _ - (and #ephemeral at the end).",

@@ -39,7 +39,7 @@ export function channelPage({ model, params, signal }) {
   const found = () => model.channel(topic, name);
   let fresh = null;
   const pause = button("Pause", () => void pauseChannel(topic, name, !found()?.paused));
-  const settings = button("Settings", () => void configureChannel(topic, name, fresh?.channel?.settings).then((done) => done && load()));
+  const settings = button("Settings", () => void configureChannel(topic, name, fresh.channel).then((done) => done && load()));
   const seek = button("Seek", () => void seekChannel(topic, name));
   const clear = button("Empty", () => void emptyChannel(topic, name));
   const remove = button("Delete", () => void deleteChannel(topic, name), { kind: "danger" });
