@@ -102,7 +102,7 @@ class AlarmWatch:
             return
         self._due_ns = now_ns + options.PULSE_MS * 1_000_000
         wall_ns = time.time_ns()
-        events = self._alarms.see(self._figures(wall_ns), now_ns, wall_ns)
+        events = self._alarms.see(self._figures(now_ns, wall_ns), now_ns, wall_ns)
         for event in events:
             log.warning("alarm %s", event.text)
         events += self._disk.take_events()  # the disk watch has logged these already
@@ -154,7 +154,7 @@ class AlarmWatch:
             })  # fmt: skip
         return events
 
-    def _figures(self, wall_ns: int) -> dict[AlarmSubject, tuple[float | None, float]]:
+    def _figures(self, now_ns: int, wall_ns: int) -> dict[AlarmSubject, tuple[float | None, float]]:
         found: dict[AlarmSubject, tuple[float | None, float]] = {}
         for group in self._broker.groups.values():
             for name, child in group.channels.items():
@@ -162,7 +162,7 @@ class AlarmWatch:
                 for figure, threshold in self._thresholds(group, name, stats):
                     up = is_known(group, child)
                     value = (
-                        backlog(group, name, stats, wall_ns)[figure]
+                        backlog(group, name, now_ns, wall_ns)[figure]
                         if up and "next_offset" in stats
                         else None
                     )

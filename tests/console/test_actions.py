@@ -295,7 +295,10 @@ def test_a_seek_says_its_effect_before_it_can_be_done(
     window.press("Seek")
     dialog = window.dialog()
     window.sees("Choose a position to see what the seek does.")
-    assert dialog.get_by_role("radio").evaluate_all("all => all.filter(one => one.checked).length") == 0
+    assert (
+        dialog.get_by_role("radio").evaluate_all("all => all.filter(one => one.checked).length")
+        == 0
+    )
     seek = dialog.get_by_role("button", name="Seek")
     assert seek.is_disabled()
     dialog.get_by_role("radio", name="to an offset").check()

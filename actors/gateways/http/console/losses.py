@@ -77,7 +77,7 @@ class Loss(TypedDict):
 
 
 class Seen(TypedDict):
-    """What a user has seen of an action before confirming it: the topic, and how much it affects.
+    """The topic and the numbers that a user has seen before confirming an action.
 
     A dialog gets it with the preview, and sends it back with the action.
     """
@@ -135,7 +135,10 @@ def preview(action: str, asked: ActionRequest) -> Preview:
 
 
 def _seen(topic: TopicStats, losses: Iterable[ActionLoss], more: MoreLosses) -> Seen:
-    """Messages in all states count together, because consumers move them between states."""
+    """Return what the preview shows.
+
+    Messages in all states count together, because consumers move them between states.
+    """
     counts: Counter[str] = Counter()
     for loss in losses:
         counts[loss.kind] += loss.number

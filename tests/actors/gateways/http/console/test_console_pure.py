@@ -106,7 +106,8 @@ CHANNEL: Any = {
     "next_offset": 75, "paused": False,
 }  # fmt: skip
 TOPIC: Any = {
-    "uuid": "u", "channels": [CHANNEL], "depth": 0, "delayed_count": 7, "stages": 0, "head": 100, "start": 20, "log_bytes": 5_000, "closed": "",
+    "uuid": "u",
+    "channels": [CHANNEL], "depth": 0, "delayed_count": 7, "stages": 0, "head": 100, "start": 20, "log_bytes": 5_000, "closed": "",
 }  # fmt: skip
 
 
