@@ -44,7 +44,10 @@ let query = {};
 
 const frame = new Frame({ theme: switchTheme, retry: () => live.retry() });
 const live = new Live((name, data) => {
-  if (name === "missing") page?.missing?.();
+  if (name === "missing") {
+    model.topics.delete(query.topic);
+    page?.missing?.();
+  }
   else model.take(name, data, query);
   if (name === "snapshot" || data.broker?.alarms !== undefined) void ask("alarms", "/api/alarms");
   if (name === "snapshot") void ask("jobs", "/api/jobs");
@@ -103,6 +106,7 @@ function show({ parts, query: asked }) {
   place = address;
   frame.here(parts);
   query = page.follow ?? {};
+  model.answered = live.follows(query);
   live.follow(query);
   draw();
 }

@@ -382,6 +382,7 @@ def test_dead_letters_are_sent_back_to_their_channel(
         )
     window.open("#/topics/jobs/channels/c")
     window.wait_figure("dead", "1")
+    window.sees("1 dead letter waits in")
     window.page.get_by_role("link", name="jobs.c.dead").click()
     window.sees("<b>broken</b>")
     window.press("Redrive")
@@ -389,6 +390,11 @@ def test_dead_letters_are_sent_back_to_their_channel(
     window.sees("Redrive is done: 1 of 1 sent (1 to jobs / c).")
     window.open("#/topics/jobs/channels/c")
     window.wait_figure("depth", "1")
+    window.wait_figure("dead", "1")
+    for _ in range(2):  # when the second answer comes, the page shows the first one
+        with window.page.expect_response("**/api/preview*"):
+            pass
+    assert not window.page.get_by_text("1 dead letter waits in").is_visible()
 
 
 def test_a_large_body_is_cut_and_downloaded_whole(
