@@ -195,6 +195,8 @@ def test_a_channel_is_created_configured_and_deleted(
     window.agree("Save")
     window.page.get_by_role("link", name="Settings and counters").click()
     window.sees("15 m")
+    window.sees("work.second.dead")
+    window.sees("since the channel was created")
     settings = channel_of(admin, "work", "second")["settings"]
     assert (settings["max_attempts"], settings["alarm_age_s"]) == (5, 900)
     window.press("Delete")
@@ -376,7 +378,7 @@ def test_dead_letters_are_sent_back_to_their_channel(
     with zsq.Consumer("jobs", "c", url=broker.ipc) as consumer:
         message = consumer.receive(timeout=10)
         assert message is not None
-        message.requeue(0, error="<b>broken</b>")
+        message.requeue(0, error="<b>broken</b>\n  in line 7\nno \u202elive")
         wait_for(
             lambda: channel_of(admin, "jobs", "c")["dead_letter_count"] == 1, what="the dead letter"
         )
@@ -384,7 +386,13 @@ def test_dead_letters_are_sent_back_to_their_channel(
     window.wait_figure("dead", "1")
     window.sees("1 dead letter waits in")
     window.page.get_by_role("link", name="jobs.c.dead").click()
-    window.sees("<b>broken</b>")
+    page = window.page
+    trace = page.get_by_label("Error", exact=True)
+    assert trace.inner_text().split("\n") == ["<b>broken</b>", "  in line 7", "no ⟨U+202E⟩live"]
+    body = page.get_by_label("Body", exact=True)
+    assert trace.bounding_box()["y"] < body.bounding_box()["y"]
+    stored = page.locator("dt", has_text="zsq-dead-time").locator("xpath=following-sibling::dd[1]")
+    assert ":" in stored.inner_text(), "a time, and not nanoseconds"
     window.press("Redrive")
     window.agree("Redrive")
     window.sees("Redrive is done: 1 of 1 sent (1 to jobs / c).")

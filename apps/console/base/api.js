@@ -21,7 +21,7 @@ export class Wrong extends Error {}
 
 const ADVICE = {
   AUTH_FIRST: "Enter a token.",
-  AUTH_FAILED: "Enter another token.",
+  AUTH_FAILED: "No user has this token, or the auth server does not accept it or does not answer. Enter another token.",
   UNAUTHORIZED: "Your token does not permit this. Ask the operator for the permission in the access file.",
   E_UNAUTHORIZED: "Your token does not permit this. Ask the operator for the permission in the access file.",
   MSG_TOO_BIG: "The message is larger than the broker accepts. Send less, or raise its option --max-msg-size.",

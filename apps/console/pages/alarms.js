@@ -52,7 +52,7 @@ export function alarmsPage({ model, signal }) {
 }
 
 function figure(key, title, state = "") {
-  return { key, title, num: true, width: "96px", value: (one) => one[key], show: (cell, one) => figureCell(cell, count(one[key]), one[key], one[key] ? state : "") };
+  return { key, title, hint: key === "waiting" ? "alarms that it has not received yet" : "since the broker started", num: true, width: "96px", value: (one) => one[key], show: (cell, one) => figureCell(cell, count(one[key]), one[key], one[key] ? state : "") };
 }
 
 function line(one, event, ms, model) {

@@ -21,7 +21,7 @@ const FIGURES = [
   { key: "deferred", name: "Deferred", hint: "requeued with a delay that is not over" }, { key: "oldest", name: "Oldest unfinished" },
   { key: "drain", name: "Time to drain", hint: "until it is empty, at the present rates" }, { key: "consumers", name: "Consumers" },
 ];
-const MINOR = [
+const MINOR = [ // all since the channel was created
   { key: "came", name: "Received", hint: "messages that the channel received" }, { key: "delivered", name: "Delivered", hint: "with redeliveries" }, { key: "finished", name: "Finished" },
   { key: "requeued", name: "Requeued", hint: "given back by consumers" }, { key: "timed_out", name: "Timed out", hint: "not answered in time" }, { key: "dead", name: "Dead", hint: "moved to the dead-letter topic" },
   { key: "passed_over", name: "Filtered", hint: "left out by tags or sampling, or meant for another channel" }, { key: "expired", name: "Expired", hint: "skipped: too old" }, { key: "dropped", name: "Dropped", hint: "removed unfinished by a bound of the topic" }, { key: "lost", name: "Lost", hint: "to damage on disk" },
@@ -45,7 +45,7 @@ export function channelPage({ model, params, signal }) {
   const remove = button("Delete", () => void deleteChannel(topic, name), { kind: "danger" });
   const top = head(name, [["Topics", "#/"], [topic, link("topics", topic)]], [pause, settings, seek, clear, remove]);
   const figures = new Figures(FIGURES);
-  const minor = new Figures(MINOR, true);
+  const minor = new Figures(MINOR.map((one) => ({ ...one, hint: [one.hint, "since the channel was created"].filter(Boolean).join(", ") })), true);
   const history = new History({ query: { topic, channel: name }, charts: CHARTS, figures: () => charted(found(), model.topic(topic)), model, signal, topics: ["in"] });
   const trouble = h("p.note.alarm", { hidden: true, role: "status" });
   const letters = h("p.note", { hidden: true });

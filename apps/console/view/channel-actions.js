@@ -7,7 +7,7 @@ import { count } from "../base/format.js";
 import { go, link } from "../base/router.js";
 import { CHANNEL } from "../base/settings.js";
 import { choices, confirm, dialog, field, seenTopic } from "./dialog.js";
-import { settingsForm, shownSettings } from "./settings.js";
+import { settingsForm, settingsOf, shownSettings } from "./settings.js";
 import { nameInput } from "./topic-actions.js";
 import { attempt, tell } from "./toast.js";
 
@@ -149,7 +149,7 @@ export async function redrive(topic, waiting) {
 }
 
 export async function configureChannel(topic, channel, { settings: now, topic_uuid: uuid }) {
-  const form = settingsForm(CHANNEL.filter((row) => !row.fixed), now);
+  const form = settingsForm(settingsOf(topic, channel, CHANNEL.filter((row) => !row.fixed)), now);
   const fixed = shownSettings(CHANNEL.filter((row) => row.fixed), now).map(([label, text]) => `${label}: ${text}`).join("; ");
   const done = await dialog({
     title: `Settings of ${topic}/${channel}`, submit: "Save", wide: true,
