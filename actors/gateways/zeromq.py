@@ -211,8 +211,8 @@ LINKS_MAX: Final = 10_000
 OPENS_MAX: Final = Bound(2 * LINKS_MAX, LINKS_MAX)
 OPENS_AHEAD_MAX: Final = 256
 _COMPLAINT_CHARS: Final = 500
-# While a producer is silent, the gateway looks this often whether its bytes arrive. A large block on
-# a slow link may take longer than two heartbeats, which wait behind it.
+# While a producer is silent, the gateway looks this often whether its bytes arrive. A large block
+# on a slow link may take longer than two heartbeats, which wait behind it.
 MOVES_LOOK_MS: Final = 2_000.0
 # A link that is silent for this long is dropped.
 _SILENT_NS: Final = 3 * p.HEARTBEAT_MS_MAX * 1_000_000

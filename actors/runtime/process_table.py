@@ -63,6 +63,7 @@ class Child:
     stats: Mapping[str, Any] = field(default_factory=dict)  # the newest pulse, see `pulses.py`
     started_ns: int = field(default_factory=time.monotonic_ns)
     pulsed_ns: int = 0  # the time when `stats` arrived
+    topic_end: int = 0  # of a channel: the end of its topic that was known when `stats` arrived
     news_ns: int = 0  # the time when the process last sent a pulse without being asked
     failure: Failure | None = None
     # True if the child was asked to end, so that its end is no failure. After the end, `state` no

@@ -30,6 +30,9 @@ NOT_REPORTED: Final = {
 }
 
 
+# An active actor sends a pulse each second. This is that time with the delays of a busy machine.
+ACTIVE_NS: Final = options.PULSE_MS * 1_500_000
+
 # Fields that only the supervisor reads.
 _NOT_SHOWN: Final = {*ChannelPulse.__annotations__, *ChannelDetails.__annotations__} - {
     *ChannelStats.__annotations__
@@ -50,7 +53,7 @@ def channel_rows(
     for name, child in group.channels.items():
         stats = channel_pulse(group, name)
         asked = details.get(child.spec.key, {}) if child is not None and details else {}
-        row = _row(name, stats, asked, end, coming, coming_recent(topic))
+        row = _row(name, stats, asked, waiting(group, name, end), end, coming, coming_recent(topic))
         row["oldest_message_age_s"] = age_s(
             row["depth"] + held(stats), oldest.get(name, 0), wall_ns
         )
@@ -70,6 +73,7 @@ def _row(
     name: str,
     stats: ChannelPulse,
     asked: Mapping[str, object],
+    waits: int,
     end: int,
     coming: float,
     recent: float,
@@ -85,7 +89,7 @@ def _row(
     )
     # The channel may not know of the newest messages; the topic knows the end.
     if "next_offset" in stats:
-        row["depth"] = depth(stats, end)
+        row["depth"] = waits
         row["backend_depth"] = unread(stats.get("window_end", end), end, stats.get("absent", ()))
         row["message_count"] = max(0, end - stats.get("begin", end))
     row["rates"] = {"message_count": coming, **row["rates"]}
@@ -130,15 +134,40 @@ def depth(stats: ChannelPulse, end: int) -> int:
     )
 
 
-def backlog(
-    group: TopicView, channel: str, stats: ChannelPulse, wall_ns: int
-) -> dict[str, float | None]:
+def waiting(group: TopicView, channel: str, end: int) -> int:
+    """Return the number of messages up to `end` that wait in a channel, or 0 if it is not known.
+
+    All views get this number from here. It is never below what the channel itself has reported.
+    """
+    stats = channel_pulse(group, channel)
+    if "next_offset" not in stats:
+        return 0
+    return max(stats.get("depth", 0), depth(stats, end))
+
+
+def settled_end(group: TopicView, channel: str, now_ns: int) -> int:
+    """Return the offset up to which the last pulse of a channel counts its messages.
+
+    A channel that has consumers moves between its own pulse and that of its topic. Messages that
+    came between the two would count as a backlog of a channel that keeps up. So it counts up to the
+    end that was known when its own pulse came. A channel that is silent for longer than an active
+    one has not moved. It counts up to the newest end, like a channel without consumers.
+    """
+    end = visible_end(group)
+    child = group.reporter(channel)
+    if child is None or not channel_pulse(group, channel).get("client_count"):
+        return end
+    return min(end, child.topic_end) if now_ns - child.pulsed_ns < ACTIVE_NS else end
+
+
+def backlog(group: TopicView, channel: str, now_ns: int, wall_ns: int) -> dict[str, float | None]:
     """Return the values that alarms watch, for a channel that has sent a pulse.
 
     This is cheaper than a whole row.
     """
     oldest_ns = storage_pulse(group).get("oldest_ns", {}).get(channel, 0)
-    waits = depth(stats, visible_end(group))
+    waits = waiting(group, channel, settled_end(group, channel, now_ns))
+    stats = channel_pulse(group, channel)
     return {"depth": waits, "age_s": age_s(waits + held(stats), oldest_ns, wall_ns)}
 
 

@@ -5,10 +5,6 @@ An answer has the rows that changed since the `version` that the client names. S
 a thousand channels costs its supervisor almost nothing. Rows are lists of numbers, and an answer
 names the fields once. The overview has the time of the oldest message instead of its age: that time
 does not change while nothing happens.
-
-A channel reports its position once a second, and so does its topic, at another moment. A depth
-computed from both would count the messages that came in between as a backlog. So the overview
-estimates, from the topic's rate, where the topic's end was at the time of the channel's report.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from .broker_view import (
     storage_pulse,
     topic_pulse,
 )
-from .channel_rows import coming_recent, depth, drain_s, held, said_of
+from .channel_rows import coming_recent, drain_s, held, said_of, settled_end, waiting
 from .schema import ENDS, rows_of
 from .statistics import (
     behind_pause,
@@ -68,11 +64,12 @@ Row = tuple[Any, ...]
 class _Known:
     """A row, its sources, and the version in which it last changed."""
 
-    __slots__ = ("health", "made_of", "row", "stats", "topic", "version")
+    __slots__ = ("end", "health", "made_of", "row", "stats", "topic", "version")
 
     def __init__(self) -> None:
         self.stats = self.topic = object()  # a value that differs from every pulse
         self.health = ""
+        self.end = 0  # the end up to which a channel's row counts
         self.made_of: tuple[Any, ...] = ()  # the sources of a topic's row
         self.row: Row = ()
         self.version = 0
@@ -104,7 +101,7 @@ class Overview:
             )
             options = "known: since (the version of the last overview, a number), processes, alarms"
             raise UsageError(E_BAD_ARGUMENT, f"overview {wrong}; {options}")
-        self._refresh(time.monotonic_ns(), time.time_ns())
+        self._refresh(time.monotonic_ns())
         whole = not self._whole <= since <= self._version
         topics: dict[str, tuple[Row, dict[str, Row]]] = {}
         for name, known in self._topics.items():
@@ -142,7 +139,7 @@ class Overview:
 
     # Rows
 
-    def _refresh(self, now_ns: int, wall_ns: int) -> None:
+    def _refresh(self, now_ns: int) -> None:
         if now_ns - self._refreshed_ns < REFRESH_NS:
             return
         self._refreshed_ns = now_ns
@@ -156,12 +153,12 @@ class Overview:
             same = same and channels.keys() == group.channels.keys()
             for gone in channels.keys() - group.channels.keys():
                 del channels[gone]
-            spoke = self._of_channels(group, channels)
+            spoke = self._of_channels(group, channels, now_ns)
             self._of_topic(group, self._topics.setdefault(name, _Known()), spoke)
         if not same:
             self._whole = self._version
 
-    def _of_channels(self, group: TopicView, rows: dict[str, _Known]) -> bool:
+    def _of_channels(self, group: TopicView, rows: dict[str, _Known], now_ns: int) -> bool:
         """Refresh the rows of channels. Return True if any has changed."""
         topic = topic_pulse(group)
         failed = group.failed_channels()
@@ -170,10 +167,12 @@ class Overview:
             known = rows.get(name) or rows.setdefault(name, _Known())
             health = "" if is_known(group, name) else "failed" if name in failed else "starting"
             stats = channel_pulse(group, name)
-            if known.stats is stats and known.topic is topic and known.health == health:
+            end = settled_end(group, name, now_ns)
+            is_same = known.stats is stats and known.topic is topic and known.health == health
+            if is_same and known.end == end:
                 continue
-            known.stats, known.topic, known.health = stats, topic, health
-            row = _channel_row(group, name, health)
+            known.stats, known.topic, known.health, known.end = stats, topic, health, end
+            row = _channel_row(group, name, health, end)
             if row != known.row:
                 known.row, known.version, changed = row, self._version, True
         return changed
@@ -238,9 +237,9 @@ def _oldest(unfinished: int, oldest_ns: int) -> int:
     return (oldest_ns or NOT_KNOWN) if unfinished else 0
 
 
-def _channel_row(group: TopicView, name: str, health: str) -> Row:
+def _channel_row(group: TopicView, name: str, health: str, counted_to: int) -> Row:
     stats, topic, storage = channel_pulse(group, name), topic_pulse(group), storage_pulse(group)
-    channel_ns, topic_ns = _pulsed_ns(group, name), _pulsed_ns(group)
+    channel_ns = _pulsed_ns(group, name)
     rates = stats.get("rates", _NOTHING)
     coming = (
         0.0
@@ -248,11 +247,7 @@ def _channel_row(group: TopicView, name: str, health: str) -> Row:
         else float(topic.get("rates", _NOTHING).get("message_count", 0.0))
     )
     end = topic.get("end", 0)
-    waits = 0
-    if "next_offset" in stats:
-        later_s = max(0, topic_ns - channel_ns) / 1e9
-        then = end - int(coming * later_s)
-        waits = max(stats["depth"], depth(stats, then))
+    waits = waiting(group, name, counted_to)
     by_name: Mapping[str, Any] = stats
     get = by_name.get
     return (

@@ -45,7 +45,7 @@ from .broker_view import (
     storage_pulse,
     topic_pulse,
 )
-from .channel_rows import age_s, channel_rows, depth, held, said_of, visible_end
+from .channel_rows import age_s, channel_rows, depth, held, said_of, visible_end, waiting
 from .gathering import Details
 from .schema import NSQ_CLIENT, defaults, rows_of
 
@@ -161,10 +161,9 @@ def total_depth(group: TopicView) -> int:
 
     It counts what is known: a channel that has never reported counts as empty.
     """
-    pulses = [channel_pulse(group, name) for name in group.channels]
     end = visible_end(group)
-    waiting = sum(depth(one, end) for one in pulses if "next_offset" in one)
-    return waiting + (behind_pause(group) if group.channels else waiting_count(group))
+    in_channels = sum(waiting(group, name, end) for name in group.channels)
+    return in_channels + (behind_pause(group) if group.channels else waiting_count(group))
 
 
 def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) -> list[str]:

@@ -119,7 +119,7 @@ class AlarmWatch:
             return
         self._due_ns = now_ns + options.PULSE_MS * 1_000_000
         wall_ns = time.time_ns()
-        events = self._alarms.see(self._figures(wall_ns), now_ns, wall_ns)
+        events = self._alarms.see(self._figures(now_ns, wall_ns), now_ns, wall_ns)
         for event in events:
             log.warning("alarm %s", event.text)
         events += self._disk.take_events()  # the disk watch has logged these already
@@ -148,7 +148,7 @@ class AlarmWatch:
                     )
                     break
 
-    def _figures(self, wall_ns: int) -> dict[AlarmSubject, Watched]:
+    def _figures(self, now_ns: int, wall_ns: int) -> dict[AlarmSubject, Watched]:
         found = {
             AlarmSubject("", "", name): condition(trouble(), well)
             for name, (trouble, well) in self._conditions.items()
@@ -159,7 +159,7 @@ class AlarmWatch:
                 stats = channel_pulse(group, name)
                 for figure, threshold in self._thresholds(group, name, stats):
                     value = (
-                        backlog(group, name, stats, wall_ns)[figure]
+                        backlog(group, name, now_ns, wall_ns)[figure]
                         if is_known(group, name)
                         else None
                     )

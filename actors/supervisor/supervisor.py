@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import zmq
 
+from ...transport.client.core.asking import END
 from ...transport.errors import E_BUCKET, E_NOT_FOUND, Refused
 from ...transport.memory import release_memory
 from ...transport.wire import protocol as p
@@ -37,6 +38,7 @@ from ..settings import options
 from ..settings.options import ServeOptions
 from ..settings.starts import ActorStart, ArchiveStart, HttpStart, NsqStart, ZeroMqStart
 from ..statistics.broker_view import BrokerView
+from ..statistics.channel_rows import visible_end
 from . import run_directory as rundir
 from .actor_table import ACTORS
 from .alarm_watch import AlarmWatch
@@ -332,6 +334,9 @@ class Supervisor:
             if child is not None and child.envelope == mail.envelope:
                 stats = message.stats if child.state != "ended" else at_rest(message.stats)
                 child.stats, child.pulsed_ns = {**child.stats, **stats}, time.monotonic_ns()
+                if child.spec.kind == "channel" and child.owner is not None:
+                    # The topic answers the same request, and its end belongs to this report.
+                    child.topic_end = END if message.request else visible_end(child.owner)
                 if child.spec.kind == "archive":
                     self.singles.note_archive(child)
                     self._stop_if_lost(child)

@@ -6,6 +6,7 @@ import { Live } from "./base/live.js";
 import { Model } from "./base/model.js";
 import { go, match, watch } from "./base/router.js";
 import { nextTheme } from "./base/theme.js";
+import { closeDialogs } from "./view/dialog.js";
 import { listen } from "./view/keys.js";
 import { Frame } from "./view/frame.js";
 import { askToken } from "./view/token.js";
@@ -43,7 +44,10 @@ let query = {};
 
 const frame = new Frame({ theme: switchTheme, retry: () => live.retry() });
 const live = new Live((name, data) => {
-  if (name === "missing") page?.missing?.();
+  if (name === "missing") {
+    model.topics.delete(query.topic);
+    page?.missing?.();
+  }
   else model.take(name, data, query);
   if (name === "snapshot" || data.broker?.alarms !== undefined) void ask("alarms", "/api/alarms");
   if (name === "snapshot") void ask("jobs", "/api/jobs");
@@ -81,6 +85,7 @@ function draw() {
 function show({ parts, query: asked }) {
   const found = match(ROUTES, parts);
   const address = parts.join("/");
+  closeDialogs();
   if (page && found?.page === page.made && page.stays?.(found.params, asked)) {
     frame.here(parts);
     return;
@@ -101,6 +106,7 @@ function show({ parts, query: asked }) {
   place = address;
   frame.here(parts);
   query = page.follow ?? {};
+  model.answered = live.follows(query);
   live.follow(query);
   draw();
 }

@@ -195,11 +195,13 @@ def test_a_channel_is_created_configured_and_deleted(
     window.agree("Save")
     window.page.get_by_role("link", name="Settings and counters").click()
     window.sees("15 m")
+    window.sees("work.second.dead")
+    window.sees("since the channel was created")
     settings = channel_of(admin, "work", "second")["settings"]
     assert (settings["max_attempts"], settings["alarm_age_s"]) == (5, 900)
     window.press("Delete")
     window.sees("3 messages")
-    window.agree("Delete for good", "second")
+    window.agree("Delete for good", "work/second")
     window.row("first").wait_for()
     window.page.locator("tbody").get_by_text("second", exact=True).wait_for(state="detached")
 
@@ -218,20 +220,109 @@ def test_a_channel_is_paused_moved_and_emptied(
     window.page.locator(".pill", has_text="paused").wait_for(state="detached")
     window.press("Seek")
     window.dialog().get_by_role("radio", name="latest").check()
-    window.page.locator("dialog .loses").wait_for()
+    window.sees("3 messages are skipped for this channel.")
+    window.dialog().get_by_label("Type moved/c to confirm").fill("moved/c")
     window.agree("Seek")
     window.wait_figure("depth", "0")
     window.press("Seek")
     window.dialog().get_by_role("radio", name="to an offset").check()
     window.dialog().get_by_label("Offset", exact=True).fill("1")
+    window.sees("2 messages are delivered again, including finished ones.")
     window.agree("Seek")
-    window.sees("c continues at offset 1.")
+    window.sees("moved/c continues at offset 1.")
     window.wait_figure("depth", "2")
     window.press("Empty")
     window.sees("2 messages")
-    window.agree("Empty", "c")
+    window.agree("Empty", "moved/c")
     window.wait_figure("depth", "0")
     assert channel_of(admin, "moved", "c")["depth"] == 0
+
+
+def test_a_dialog_closes_with_its_page_and_names_its_topic(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
+    """Two topics have a channel of the same name. The wrong one must not be emptied."""
+    filled(broker, admin, "html", "archive")
+    filled(broker, admin, "binary", "archive")
+    page = window.open("#/topics/html/channels/archive")
+    page.get_by_role("heading", name="archive", exact=True).wait_for()
+    page.evaluate("location.hash = '#/topics/binary/channels/archive'")
+    page.get_by_role("link", name="binary", exact=True).wait_for()
+    for button in ("Empty", "Seek", "Settings", "Delete"):
+        window.press(button)
+        assert "binary/archive" in window.dialog().get_by_role("heading").inner_text()
+        page.go_back()
+        page.locator("dialog").wait_for(state="detached")
+        page.get_by_role("link", name="html", exact=True).wait_for()
+        page.go_forward()
+        page.get_by_role("link", name="binary", exact=True).wait_for()
+    window.press("Empty")
+    window.dialog().locator("input").fill("archive")
+    assert window.dialog().get_by_role("button", name="Empty").is_disabled()
+    window.agree("Empty", "binary/archive")
+    window.wait_figure("depth", "0")
+    assert channel_of(admin, "html", "archive")["depth"] == 3
+
+
+def test_an_action_is_refused_when_more_is_affected_than_its_dialog_has_shown(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
+    filled(broker, admin, "grows", "c")
+    window.open("#/topics/grows/channels/c")
+    window.press("Empty")
+    window.sees("3 messages waiting")
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish("grows", b"one more")
+    dialog = window.dialog()
+    dialog.locator("input").fill("grows/c")
+    dialog.get_by_role("button", name="Empty").click()
+    window.sees("the dialog showed 3 messages, and now 4 are affected. Nothing was done.")
+    window.sees("4 messages waiting")
+    assert channel_of(admin, "grows", "c")["depth"] == 4
+    admin.delete_topic("grows", force=True)
+    filled(broker, admin, "grows", "c", count=2)
+    dialog.get_by_role("button", name="Empty").click()
+    window.sees("the topic was deleted and created again after this dialog was opened.")
+    window.sees("2 messages waiting")
+    assert dialog.get_by_role("button", name="Empty").is_disabled(), "it must be typed again"
+    window.agree("Empty", "grows/c")
+    wait_for(lambda: channel_of(admin, "grows", "c")["depth"] == 0, what="the empty channel")
+
+
+def test_a_seek_says_its_effect_before_it_can_be_done(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
+    filled(broker, admin, "sought", "c")
+    window.open("#/topics/sought/channels/c")
+    window.press("Seek")
+    dialog = window.dialog()
+    window.sees("Choose a position to see what the seek does.")
+    assert (
+        dialog.get_by_role("radio").evaluate_all("all => all.filter(one => one.checked).length")
+        == 0
+    )
+    seek = dialog.get_by_role("button", name="Seek")
+    assert seek.is_disabled()
+    dialog.get_by_role("radio", name="to an offset").check()
+    offset = dialog.get_by_label("Offset", exact=True)
+    assert offset.bounding_box()["width"] > 200
+    offset.fill("500")
+    window.sees("offset 500 is beyond the end of the topic, offset 3;")
+    assert seek.is_disabled()
+    dialog.get_by_role("radio", name="to a time").check()
+    assert dialog.get_by_label("Time", exact=True).bounding_box()["width"] > 200
+    dialog.get_by_label("Time", exact=True).fill("2090-01-01T00:00:00")
+    window.sees("this time has not come yet; to skip all waiting messages, take latest.")
+    assert seek.is_disabled()
+    dialog.get_by_role("radio", name="earliest").check()
+    window.sees("From offset 0 to 0.")
+    window.until(seek.is_enabled, "a seek without a loss needs no typed name")
+    dialog.get_by_role("radio", name="latest").check()
+    window.sees("3 messages are skipped for this channel.")
+    assert seek.is_disabled()
+    dialog.get_by_label("Type sought/c to confirm").fill("sought/c")
+    window.agree("Seek")
+    window.wait_figure("depth", "0")
 
 
 def test_one_or_all_delayed_messages_are_cancelled(
@@ -287,19 +378,31 @@ def test_dead_letters_are_sent_back_to_their_channel(
     with zsq.Consumer("jobs", "c", url=broker.ipc) as consumer:
         message = consumer.receive(timeout=10)
         assert message is not None
-        message.requeue(0, error="<b>broken</b>")
+        message.requeue(0, error="<b>broken</b>\n  in line 7\nno \u202elive")
         wait_for(
             lambda: channel_of(admin, "jobs", "c")["dead_letter_count"] == 1, what="the dead letter"
         )
     window.open("#/topics/jobs/channels/c")
     window.wait_figure("dead", "1")
+    window.sees("1 dead letter waits in")
     window.page.get_by_role("link", name="jobs.c.dead").click()
-    window.sees("<b>broken</b>")
+    page = window.page
+    trace = page.get_by_label("Error", exact=True)
+    assert trace.inner_text().split("\n") == ["<b>broken</b>", "  in line 7", "no ⟨U+202E⟩live"]
+    body = page.get_by_label("Body", exact=True)
+    assert trace.bounding_box()["y"] < body.bounding_box()["y"]
+    stored = page.locator("dt", has_text="zsq-dead-time").locator("xpath=following-sibling::dd[1]")
+    assert ":" in stored.inner_text(), "a time, and not nanoseconds"
     window.press("Redrive")
     window.agree("Redrive")
     window.sees("Redrive is done: 1 of 1 sent (1 to jobs / c).")
     window.open("#/topics/jobs/channels/c")
     window.wait_figure("depth", "1")
+    window.wait_figure("dead", "1")
+    for _ in range(2):  # when the second answer comes, the page shows the first one
+        with window.page.expect_response("**/api/preview*"):
+            pass
+    assert not window.page.get_by_text("1 dead letter waits in").is_visible()
 
 
 def test_a_large_body_is_cut_and_downloaded_whole(

@@ -78,6 +78,15 @@ def test_a_page_whose_topic_goes_says_so(window: Window, broker: Broker) -> None
         window.wait_figure("messages", "0")
         admin.delete_topic("brief", force=True)
         window.sees("There is no topic brief")
+        window.page.get_by_role("button", name="Delete").wait_for(state="hidden")
+        admin.create_topic("brief")
+        admin.create_channel("brief", "c")
+        window.open("#/topics/brief/channels/c")
+        window.wait_figure("depth", "0")
+        admin.delete_channel("brief", "c")
+        window.sees("There is no channel c of brief")
+        for name in ("Pause", "Settings", "Seek", "Empty", "Delete"):
+            window.page.get_by_role("button", name=name).wait_for(state="hidden")
 
 
 def test_times_grow_with_the_clock(window: Window, broker: Broker) -> None:
@@ -125,6 +134,52 @@ def test_a_lost_connection_is_said_and_mended(window_of: WindowOf, tmp_path: Pat
         broker.close()
 
 
+def test_a_page_says_that_the_broker_is_away_and_not_that_its_topic_is_gone(
+    window_of: WindowOf, tmp_path: Path
+) -> None:
+    broker = Broker(tmp_path / "data", http=True).start()
+    try:
+        with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
+            producer.publish("clicks", b"one")
+            producer.publish("orders", b"one")
+            admin.create_channel("orders", "c")
+        window = window_of(broker)
+        page = window.open("#/topics/clicks")
+        window.wait_figure("messages", "1")
+        broker.stop()
+        page.locator(".banner").get_by_text("Not connected:").wait_for()
+        for place in ("#/topics/orders", "#/topics/orders/channels/c"):
+            page.evaluate(f"location.hash = '{place}'")
+            window.sees("The broker has not answered yet.")
+            page.get_by_text("There is no").first.wait_for(state="hidden")
+        started = time.monotonic()
+        broker.start()
+        # The page connects by itself, soon after the broker is back.
+        window.wait_figure("depth", "1")
+        assert time.monotonic() - started < 12
+        page.get_by_text("The broker has not answered yet.").wait_for(state="hidden")
+        window.complaints.clear()
+    finally:
+        broker.close()
+
+
+def test_a_draft_survives_a_click_outside_its_dialog(window: Window, broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic("drafts")
+    page = window.open("#/topics/drafts")
+    window.press("Publish")
+    body = window.dialog().locator("[name=body]")
+    body.fill("a long draft")
+    box = body.bounding_box()
+    page.mouse.move(box["x"] + 40, box["y"] + 12)
+    page.mouse.down()
+    page.mouse.move(5, box["y"] + 12)  # as when the text is selected out of the field
+    page.mouse.up()
+    page.mouse.click(5, 5)
+    assert body.input_value() == "a long draft"
+    assert body.is_visible()
+
+
 def test_a_token_is_asked_for_and_kept(window_of: WindowOf, guarded: Broker) -> None:
     with zsq.Admin(guarded.ipc) as admin:
         admin.create_topic("clicks")
@@ -164,5 +219,8 @@ def test_a_user_who_may_only_view_is_told_so(window_of: WindowOf, guarded: Broke
     page.get_by_role("link", name="ZSQ: all topics").click()
     window.row("clicks").wait_for()
     assert page.locator("tbody tr").count() == 1, "others are not shown"
+    page.get_by_role("link", name="Alarms").click()
+    window.sees("No alarm is raised")
+    page.get_by_text("No receivers").wait_for(state="hidden")
     page.get_by_role("link", name="Processes").click()
     window.sees("Your token does not permit this")

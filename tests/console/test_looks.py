@@ -152,7 +152,12 @@ def test_pages_rows_and_filter_can_be_used_by_keyboard(window: Window) -> None:
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
     window.row("constructor").wait_for()
-    for key, heading in (("a", "Alarms"), ("p", "Processes"), ("c", "Channels")):
+    for key, heading in (
+        ("a", "Alarms"),
+        ("l", "Audit log"),
+        ("p", "Processes"),
+        ("c", "Channels"),
+    ):
         page.keyboard.press("g")
         page.keyboard.press(key)
         page.get_by_role("heading", name=heading, exact=True).wait_for()
@@ -249,6 +254,7 @@ CONTRAST: Final = """theme => {
   };
   const pairs = [['on-accent', 'accent'], ['ink-2', 'sunk'], ['ink', 'accent-soft']];
   for (const ink of ['alarm', 'warn', 'held']) pairs.push([ink, `${ink}-soft`]);
+  for (const ink of ['in', 'json-text', 'json-number', 'third']) pairs.push([ink, 'sunk']);
   const inks = ['ink', 'ink-2', 'ink-3', 'accent', 'warn', 'alarm'];
   for (const ink of inks) for (const ground of ['paper', 'panel', 'hover']) pairs.push([ink, ground]);
   const found = {};

@@ -5,6 +5,7 @@ about known work.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -57,6 +58,29 @@ def test_the_age_of_a_channel_without_consumers_grows(broker: Broker) -> None:
             what="nothing that is old in the topic",
         )
         assert row(admin, "idle")["message_count"] == 100, "they came, whatever became of them"
+
+
+def test_all_views_show_the_same_backlog_of_a_channel_without_consumers(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_channel(TOPIC, "idle")
+        published(broker, 100)
+
+        def overview() -> dict[str, Any]:
+            found = admin.overview()
+            topic, channels = found["topics"][TOPIC]
+            of_topic = dict(zip(found["topic_fields"], topic, strict=True))
+            channel = dict(zip(found["channel_fields"], channels["idle"], strict=True))
+            return {"depth": channel["depth"], "backlog": of_topic["backlog"], **of_topic}
+
+        def is_reported(count: int) -> Callable[[], bool]:
+            return lambda: overview()["head"] == count
+
+        for count in range(100, 103):
+            # The topic reports the messages, while the channel is silent.
+            wait_for(is_reported(count), what="a report of the topic")
+            assert (overview()["depth"], overview()["backlog"]) == (count, count)
+            assert row(admin, "idle")["depth"] == count
+            published(broker, 1)
 
 
 def test_messages_that_wait_for_a_first_channel_have_an_age_too(broker: Broker) -> None:

@@ -110,6 +110,7 @@ class FakeSource:
         ]
         own = {
             "topic_name": topic,
+            "uuid": "u",
             "rates": {},
             "closed": "",
             "head": 10,

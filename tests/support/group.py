@@ -72,6 +72,7 @@ class Broker:
             node=3,
         )
         self.options = SimpleNamespace(
+            security=SimpleNamespace(access_file=""),
             retention={},
             chunk_bytes=1 << 20,
             message_bytes_max=1 << 20,

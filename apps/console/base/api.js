@@ -21,7 +21,7 @@ export class Wrong extends Error {}
 
 const ADVICE = {
   AUTH_FIRST: "Enter a token.",
-  AUTH_FAILED: "Enter another token.",
+  AUTH_FAILED: "No user has this token, or the auth server does not accept it or does not answer. Enter another token.",
   UNAUTHORIZED: "Your token does not permit this. Ask the operator for the permission in the access file.",
   E_UNAUTHORIZED: "Your token does not permit this. Ask the operator for the permission in the access file.",
   MSG_TOO_BIG: "The message is larger than the broker accepts. Send less, or raise its option --max-msg-size.",
@@ -29,6 +29,7 @@ const ADVICE = {
   E_DISK_FULL: "Free space on the broker's disk. Publishing then works again by itself.",
   E_TOPIC_FULL: "Let its channels catch up, empty a channel without consumers, or raise the topic's limit.",
   E_TIMEOUT: "Check whether it took effect before you try again.",
+  E_CHANGED: "Nothing was done. Read what the dialog shows now, and confirm it again.",
   E_NOT_EMPTY: "Drain it first, or delete it with its messages.",
   E_CLOSED: "Open the topic again to continue.",
   E_BAD_NAME: "Use 1 to 64 of A-Z a-z 0-9 . _ - (and #ephemeral at the end).",

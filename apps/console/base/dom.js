@@ -1,6 +1,7 @@
 // Functions that create and change elements. Texts are set as text and styles by CSSOM, so no name
 // and no body can become markup, and the content security policy needs no exception. There is no
-// function that takes HTML.
+// function that takes HTML. Characters that reverse the direction of the text after them are shown
+// by their number, because with them "evil" can be read as "live".
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -36,9 +37,16 @@ function fill(element, classes, props, children) {
 export function add(element, ...children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    element.append(child instanceof Node ? child : String(child));
+    element.append(child instanceof Node ? child : marked(String(child)));
   }
   return element;
+}
+
+const REVERSING = /[\u202a-\u202e\u2066-\u2069]/g;
+
+/** Return the text with the characters that change its direction shown as "⟨U+202E⟩". */
+function marked(text) {
+  return text.replace(REVERSING, (one) => `⟨U+${one.charCodeAt(0).toString(16).toUpperCase()}⟩`);
 }
 
 /** Replace all children by these. */
@@ -59,7 +67,7 @@ export function setAttr(element, name, value) {
 
 /** Set the text of an element if it changes. An unchanged text causes no layout and no painting. */
 export function setText(element, text) {
-  const said = text === null || text === undefined ? "" : String(text);
+  const said = text === null || text === undefined ? "" : marked(String(text));
   const only = element.firstChild;
   if (only !== null && only === element.lastChild && only.nodeType === Node.TEXT_NODE) {
     if (only.data !== said) only.data = said;

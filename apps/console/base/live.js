@@ -10,7 +10,7 @@ import { Refused, explain, request, url } from "./api.js";
 
 const SILENCE_MS = 40_000;
 const AWAY_MS = 60_000;
-const PAUSES_MS = [500, 1000, 2000, 4000, 8000, 15_000];
+const PAUSES_MS = [500, 1000, 2000]; // short, because a user who watches an incident waits for this
 
 /** Return the complete events of a text, and the rest of the text. Pure. */
 export function split(text) {
@@ -45,12 +45,16 @@ export class Live {
     window.addEventListener("online", () => this.retry());
   }
 
+  /** Return true if the stream of this query runs. */
+  follows(query) {
+    return this.query !== null && url("", query) === url("", this.query) && this.now.state === "live";
+  }
+
   /** Follow the changes that match `query`. The stream of an earlier query ends. */
   follow(query) {
-    const same = this.query !== null && url("", query) === url("", this.query);
+    const same = this.follows(query);
     this.query = query;
-    if (same && this.now.state === "live") return;
-    this.#restart();
+    if (!same) this.#restart();
   }
 
   /** Reconnect at once if the stream is waiting to reconnect. */

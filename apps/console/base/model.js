@@ -8,6 +8,7 @@ export class Model {
     this.alarms = null;
     this.jobs = [];
     this.ready = false; // a snapshot has arrived
+    this.answered = false; // the broker has answered about what the page follows
     this.full = false; // the snapshot has all topics, not only one
     this.channelsToo = false;
     this.version = 0;
@@ -52,6 +53,7 @@ export class Model {
     if (named) this.topics.delete(named);
     else this.topics.clear();
     this.full = !named;
+    this.answered = true;
     this.channelsToo = Boolean(query?.channels);
     this.#topics(data.topics ?? {});
     this.ready = true;

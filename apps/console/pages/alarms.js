@@ -24,7 +24,8 @@ export function alarmsPage({ model, signal }) {
     ],
   });
   const section = (title, ...inner) => h("section.panel", { "aria-label": title }, h("header", {}, h("h2", {}, title)), inner);
-  for (const one of [calm, quiet]) show(one, false);
+  const told = section("Receivers", receivers.element);
+  for (const one of [calm, quiet, told]) show(one, false);
   let drawn = "";
   const draw = (found) => {
     show(waiting, false);
@@ -32,6 +33,7 @@ export function alarmsPage({ model, signal }) {
     const minute = Math.floor(model.now() / 10_000);
     const said = JSON.stringify([found.now, found.recent, minute]);
     receivers.update(found.receivers ?? []);
+    show(told, Boolean(found.receivers));
     if (said === drawn) return;
     drawn = said;
     put(raised, (found.now ?? []).map((one) => line(one, "", one.raised_ms, model)));
@@ -44,13 +46,13 @@ export function alarmsPage({ model, signal }) {
     draw(model.alarms);
   }), signal);
   return {
-    element: h("div.stack", {}, h("h1", {}, "Alarms"), failed, section("Raised now", waiting, raised, calm), section("Recent", recent, quiet), section("Receivers", receivers.element)),
+    element: h("div.stack", {}, h("h1", {}, "Alarms"), failed, section("Raised now", waiting, raised, calm), section("Recent", recent, quiet), told),
     title: "Alarms", up: "#/", follow: {}, update: () => model.alarms && draw(model.alarms), close: () => receivers.close(), stays: () => true,
   };
 }
 
 function figure(key, title, state = "") {
-  return { key, title, num: true, width: "96px", value: (one) => one[key], show: (cell, one) => figureCell(cell, count(one[key]), one[key], one[key] ? state : "") };
+  return { key, title, hint: key === "waiting" ? "alarms that it has not received yet" : "since the broker started", num: true, width: "96px", value: (one) => one[key], show: (cell, one) => figureCell(cell, count(one[key]), one[key], one[key] ? state : "") };
 }
 
 function line(one, event, ms, model) {

@@ -23,7 +23,7 @@ export function auditPage({ signal }) {
   }, waiting), signal);
   return {
     element: h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Audit log"), filterField(() => table, "Filter")), failed, h("section.panel", { "aria-label": "Admin actions" }, waiting, table.element)),
-    title: "Audit log", up: "#/processes", follow: {}, close: () => table.close(), stays: () => true,
+    title: "Audit log", up: "#/", follow: {}, close: () => table.close(), stays: () => true,
   };
 }
 

@@ -9,7 +9,7 @@ import { link } from "../base/router.js";
 import { age, drain } from "../view/channel-table.js";
 import { configureChannel, deleteChannel, emptyChannel, pauseChannel, seekChannel } from "../view/channel-actions.js";
 import { History } from "../view/history.js";
-import { button, empty, Figures, head, markTab, permit, pills, troubles } from "../view/parts.js";
+import { button, empty, Figures, head, markTab, permit, pills, troubles, unanswered } from "../view/parts.js";
 import { consumersTab } from "../tabs/consumers.js";
 import { countersTab } from "../tabs/counters.js";
 import { heldTab } from "../tabs/held.js";
@@ -21,7 +21,7 @@ const FIGURES = [
   { key: "deferred", name: "Deferred", hint: "requeued with a delay that is not over" }, { key: "oldest", name: "Oldest unfinished" },
   { key: "drain", name: "Time to drain", hint: "until it is empty, at the present rates" }, { key: "consumers", name: "Consumers" },
 ];
-const MINOR = [
+const MINOR = [ // all since the channel was created
   { key: "came", name: "Received", hint: "messages that the channel received" }, { key: "delivered", name: "Delivered", hint: "with redeliveries" }, { key: "finished", name: "Finished" },
   { key: "requeued", name: "Requeued", hint: "given back by consumers" }, { key: "timed_out", name: "Timed out", hint: "not answered in time" }, { key: "dead", name: "Dead", hint: "moved to the dead-letter topic" },
   { key: "passed_over", name: "Filtered", hint: "left out by tags or sampling, or meant for another channel" }, { key: "expired", name: "Expired", hint: "skipped: too old" }, { key: "dropped", name: "Dropped", hint: "removed unfinished by a bound of the topic" }, { key: "lost", name: "Lost", hint: "to damage on disk" },
@@ -39,13 +39,13 @@ export function channelPage({ model, params, signal }) {
   const found = () => model.channel(topic, name);
   let fresh = null;
   const pause = button("Pause", () => void pauseChannel(topic, name, !found()?.paused));
-  const settings = button("Settings", () => void configureChannel(topic, name, fresh?.channel?.settings).then((done) => done && load()));
+  const settings = button("Settings", () => void configureChannel(topic, name, fresh.channel).then((done) => done && load()));
   const seek = button("Seek", () => void seekChannel(topic, name));
   const clear = button("Empty", () => void emptyChannel(topic, name));
   const remove = button("Delete", () => void deleteChannel(topic, name), { kind: "danger" });
   const top = head(name, [["Topics", "#/"], [topic, link("topics", topic)]], [pause, settings, seek, clear, remove]);
   const figures = new Figures(FIGURES);
-  const minor = new Figures(MINOR, true);
+  const minor = new Figures(MINOR.map((one) => ({ ...one, hint: [one.hint, "since the channel was created"].filter(Boolean).join(", ") })), true);
   const history = new History({ query: { topic, channel: name }, charts: CHARTS, figures: () => charted(found(), model.topic(topic)), model, signal, topics: ["in"] });
   const trouble = h("p.note.alarm", { hidden: true, role: "status" });
   const letters = h("p.note", { hidden: true });
@@ -54,14 +54,17 @@ export function channelPage({ model, params, signal }) {
   const content = h("div.stack", {}, trouble, letters, h("section.panel", { "aria-label": "Figures" }, figures.element, minor.element), history.element,
     h("nav.tabs", { "aria-label": "About this channel" }, links.map((one) => one.element)), place);
   const missing = h("div.panel", { hidden: true }, empty(`There is no channel ${name} of ${topic}`, "The channel or its topic was deleted, or your token does not permit you to see it. A consumer creates it:", `zsq sub ${topic} ${name}`, h("a.linked", { href: link("topics", topic) }, topic)));
+  const waits = unanswered();
   let tab = null;
   let shown = "";
+  let dead = null; // the number of dead letters that lie in the dead-letter topic
 
   const load = async () => {
     try {
       fresh = await get("/api/channel", { topic, channel: name }, signal);
       tab?.fresh?.(fresh);
       settings.disabled = !may(found(), "a");
+      dead = found()?.dead ? await lying(deadLettersOf(topic, name, fresh), signal) : null;
     } catch (error) {
       if (!signal.aborted) tab?.failed?.(explain(error));
     }
@@ -78,8 +81,9 @@ export function channelPage({ model, params, signal }) {
   };
   const update = () => {
     const channel = found();
-    show(missing, !channel);
-    show(content, Boolean(channel));
+    show(waits, !channel && !model.answered);
+    show(missing, !channel && model.answered);
+    for (const one of [content, top.buttons]) show(one, Boolean(channel));
     if (!channel) return;
     pills(top.marks, channel);
     const bad = troubles(channel);
@@ -96,14 +100,14 @@ export function channelPage({ model, params, signal }) {
     figures.set("consumers", count(channel.consumers), { under: channel.consumers || !channel.depth ? "" : "messages wait, but no consumer is connected", state: channel.consumers || !channel.depth ? "" : "warn" });
     figures.set("oldest", age(channel, model.now()), { state: isAlarm(channel, "age_s") ? "alarm" : "" });
     for (const { key } of MINOR) minor.set(key, count(channel[key]), { state: channel[key] ? (BAD[key] ?? "") : "" });
-    deadLetters(letters, channel, topic, fresh);
+    deadLetters(letters, dead, deadLettersOf(topic, name, fresh));
     tab?.update?.();
   };
   open(params.tab in TABS ? params.tab : "consumers");
   void every(FRESH_MS, load, signal);
   return {
-    element: h("div.stack", {}, top.element, content, missing), title: `${name} of ${topic}`, up: link("topics", topic), follow: { topic }, update,
-    missing: () => { show(missing, true); show(content, false); },
+    element: h("div.stack", {}, top.element, waits, content, missing), title: `${name} of ${topic}`, up: link("topics", topic), follow: { topic }, update,
+    missing: () => { model.answered = true; update(); },
     tick: () => {
       if (!found()) return;
       history.tick();
@@ -124,11 +128,26 @@ function charted(channel, topic) {
   return channel && { ...channel, in: topic.in, again: (channel.requeues ?? 0) + (channel.timeouts ?? 0) };
 }
 
-function deadLetters(place, channel, topic, fresh) {
-  const where = fresh?.channel?.settings?.dead_letter_topic || `${topic}.${channel.name}.dead`;
-  const said = channel.dead ? `${channel.dead} ${where}` : "";
+function deadLettersOf(topic, name, fresh) {
+  return fresh?.channel?.settings?.dead_letter_topic || `${topic}.${name}.dead`;
+}
+
+/** Return how many dead letters lie in this topic and were not sent back, or null if the user may
+ * not see that. */
+async function lying(topic, signal) {
+  try {
+    return (await get("/api/preview", { action: "redrive", topic }, signal)).count;
+  } catch (error) {
+    if (error.status === 404) return 0;
+    if (error.status === 403) return null;
+    throw error;
+  }
+}
+
+function deadLetters(place, dead, where) {
+  const said = dead ? `${dead} ${where}` : "";
   if (place.said === said) return;
   place.said = said;
   show(place, said !== "");
-  if (said) put(place, `${plural(channel.dead, "message")} were given up. They are in `, h("a.linked", { href: link("topics", where, "messages") }, where), ". Find the cause, fix it, and redrive them from there.");
+  if (said) put(place, `${plural(dead, "dead letter")} ${dead === 1 ? "waits" : "wait"} in `, h("a.linked", { href: link("topics", where, "messages") }, where), ". Find the cause, fix it, and redrive them from there.");
 }

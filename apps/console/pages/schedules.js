@@ -28,7 +28,7 @@ export function schedulesPage({ model, signal }) {
   };
   const remove = async (one) => {
     const answer = await confirm({
-      title: `Remove the schedule ${one.name}?`, text: `Nothing is published to ${one.topic} at its due times any more. Messages that it has published stay. This cannot be undone.`, submit: "Remove the schedule",
+      title: `Remove the schedule ${one.name} of ${one.topic}?`, text: `Nothing is published to ${one.topic} at its due times any more. Messages that it has published stay. This cannot be undone.`, submit: "Remove the schedule",
       act: () => post("/api/schedule/remove", { topic: one.topic }, { name: one.name }),
     });
     if (answer) tell("Removed.");

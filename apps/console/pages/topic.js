@@ -9,7 +9,7 @@ import { link } from "../base/router.js";
 import { age } from "../view/channel-table.js";
 import { redrive } from "../view/channel-actions.js";
 import { History } from "../view/history.js";
-import { button, empty, Figures, head, markTab, permit, pills, troubles } from "../view/parts.js";
+import { button, empty, Figures, head, markTab, permit, pills, troubles, unanswered } from "../view/parts.js";
 import { publish } from "../view/publish.js";
 import { deleteTopic, emptyTopic, pauseTopic } from "../view/topic-actions.js";
 import { channelsTab } from "../tabs/channels.js";
@@ -63,6 +63,7 @@ export function topicPage({ model, params, query, signal }) {
   const content = h("div.stack", {}, trouble, jobs.element, h("section.panel", { "aria-label": "Figures" }, figures.element), history.element,
     h("nav.tabs", { "aria-label": "About this topic" }, links.map((one) => one.element)), place);
   const missing = h("div.panel", { hidden: true }, empty(`There is no topic ${name}`, "It was deleted, it has another name, or your token does not permit you to see it. Its first message creates it:", `echo 'hello' | zsq pub ${name}`, h("a.linked", { href: "#/" }, "All topics")));
+  const waits = unanswered();
   let tab = null;
   let shown = "";
 
@@ -80,8 +81,9 @@ export function topicPage({ model, params, query, signal }) {
   };
   const update = () => {
     const topic = model.topic(name);
-    show(missing, !topic);
-    show(content, Boolean(topic));
+    show(waits, !topic && !model.answered);
+    show(missing, !topic && model.answered);
+    for (const one of [content, top.buttons]) show(one, Boolean(topic));
     if (!topic) return;
     pills(top.marks, topic);
     const bad = troubles(topic);
@@ -103,11 +105,11 @@ export function topicPage({ model, params, query, signal }) {
   };
   open(params.tab in TABS ? params.tab : "channels", query);
   return {
-    element: h("div.stack", {}, top.element, content, missing), title: name, up: "#/", follow: { topic: name }, update,
+    element: h("div.stack", {}, top.element, waits, content, missing), title: name, up: "#/", follow: { topic: name }, update,
     missing: async () => {
       if (await goToParts(name, signal)) return;
-      show(missing, true);
-      show(content, false);
+      model.answered = true;
+      update();
     },
     tick: () => {
       const topic = model.topic(name);

@@ -1,6 +1,6 @@
 // Tab of a channel's consumers, with the messages that each one holds.
 
-import { h, put, setText, show } from "../base/dom.js";
+import { h, put, show } from "../base/dom.js";
 import { count, duration, moment, rate, relative } from "../base/format.js";
 import { empty, figureCell } from "../view/parts.js";
 import { Table } from "../view/table.js";
@@ -27,25 +27,25 @@ export function consumersTab({ topic, channel, model }) {
 
 function columns(model) {
   const plain = (key, title, width, rank, hint, format = count, warn = false) => ({
-    key, title, hint, num: true, width, rank, value: (one) => one[key], show: (cell, one) => figureCell(cell, format(one[key]), one[key], warn && one[key] ? "warn" : ""),
+    key, title, hint: hint ?? "since it connected", num: true, width, rank, value: (one) => one[key], show: (cell, one) => figureCell(cell, format(one[key]), one[key], warn && one[key] ? "warn" : ""),
   });
   return [
     {
       key: "name", title: "Consumer", value: (one) => one.name,
       show: (cell, one) => {
         const marks = [one.nsq && "NSQ", one.tls && "TLS", one.sample_rate ? `${one.sample_rate} % sample` : ""].filter(Boolean).join(", ");
-        const said = [one.name, marks, one.agent].join("\n");
+        const said = [one.name, marks, one.agent, one.address].join("\n");
         if (cell.said === said) return;
         cell.said = said;
-        put(cell, h("span.name", { title: one.name }, one.name || "(no name)"), marks && [" ", h("span.pill", {}, marks)]);
+        // Only consumers of NSQ's protocol have an address.
+        put(cell, h("span.name", { title: [one.name, one.agent].filter(Boolean).join("\n") }, one.name || "(no name)"), marks && [" ", h("span.pill", {}, marks)], one.address && [" ", h("span.faint", {}, one.address)]);
       },
     },
-    { key: "address", title: "Address", rank: 3, value: (one) => one.address, show: (cell, one) => { setText(cell, one.address); cell.title = one.agent ?? ""; } },
     { ...plain("in_flight", "Holds", "104px", undefined, "messages in flight, of its ready count"), show: (cell, one) => figureCell(cell, { text: `${count(one.in_flight).text} / ${count(one.ready).text}`, exact: `${one.in_flight} in flight, ready for ${one.ready}` }, one.in_flight) },
-    plain("out", "Finished/s", "92px", undefined, undefined, rate),
+    plain("out", "Finished/s", "92px", undefined, "over the last minute", rate),
     plain("finished", "Finished", "92px", 2),
     plain("requeued", "Requeued", "88px", 3),
-    plain("timed_out", "Timed out", "88px", 2, "deliveries not answered in time", count, true),
+    plain("timed_out", "Timed out", "88px", 2, "deliveries not answered in time, since it connected", count, true),
     { key: "p99", title: "Median, 99 %", hint: "from publish to finish, ten minutes", num: true, width: "140px", rank: 3, value: (one) => one.p99_ms, show: (cell, one) => figureCell(cell, one.p50_ms === null || one.p50_ms === undefined ? duration(null) : { text: `${duration(one.p50_ms / 1000).text}, ${duration(one.p99_ms / 1000).text}`, exact: `${one.p50_ms} ms, ${one.p99_ms} ms` }, one.p99_ms) },
     { key: "since", title: "Connected", num: true, width: "112px", rank: 2, value: (one) => -one.connected_ms, show: (cell, one) => figureCell(cell, { text: relative(one.connected_ms, model.now()).text, exact: moment(one.connected_ms).exact }, 1) },
   ];

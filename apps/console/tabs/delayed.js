@@ -19,7 +19,7 @@ export function delayedTab({ topic, model, signal }) {
   const failed = h("p.note.warn", { hidden: true });
   const cancel = async (message) => {
     const answer = await confirm({
-      title: "Cancel this message?", text: `Due ${moment(message.due_ms).text}: “${oneLine(message.body).slice(0, 80)}”. It will not be published. This cannot be undone.`, submit: "Cancel the message",
+      title: `Cancel this message of ${topic}?`, text: `Due ${moment(message.due_ms).text}: “${oneLine(message.body).slice(0, 80)}”. It will not be published. This cannot be undone.`, submit: "Cancel the message",
       act: () => post("/api/delayed/cancel", { topic }, { keys: [message.key] }),
     });
     if (answer) tell(answer.cancelled === 0 ? "Not cancelled: the message was due and is in the topic now." : "Cancelled.", answer.cancelled === 0);
@@ -30,7 +30,7 @@ export function delayedTab({ topic, model, signal }) {
     empty: empty("Nothing is delayed", "Publish a message with a delay:", `echo 'wake up' | zsq pub ${topic} --delay 10m`),
   });
   const all = button("Cancel all", async () => {
-    const answer = await confirm({ title: `Cancel all delayed messages of ${topic}?`, query: { action: "delayed.cancel", topic }, name: topic, submit: "Cancel all of them", act: () => post("/api/delayed/cancel", { topic }, { all: true }) });
+    const answer = await confirm({ title: `Cancel all delayed messages of ${topic}?`, query: { action: "delayed.cancel", topic }, name: topic, submit: "Cancel all of them", act: (seen) => post("/api/delayed/cancel", { topic }, { all: true, seen }) });
     if (answer) tell(`${count(answer.cancelled).text} cancelled.`);
     void load();
   }, { kind: "danger" });

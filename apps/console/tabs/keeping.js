@@ -11,9 +11,8 @@ import { configureTopic } from "../view/topic-actions.js";
 
 export function keepingTab({ topic, model, signal }) {
   let now = null;
-  let sync = "";
   const change = button("Change", async () => {
-    if (await configureTopic(topic, now, sync)) await load();
+    if (await configureTopic(topic, now)) await load();
   });
   change.disabled = true;
   const keep = h("dl.facts");
@@ -24,8 +23,7 @@ export function keepingTab({ topic, model, signal }) {
     h("section.panel", { "aria-label": "About this topic" }, h("header", {}, h("h2", {}, "About this topic")), h("div.body", {}, about))));
   const load = () => asked(failed, signal, async () => {
     const { topic: found } = await get("/api/topic", { topic }, signal);
-    now = found.retention ?? {};
-    sync = found.sync;
+    now = found;
     change.disabled = false;
     permit(change, may(model.topic(topic), "a"), "admin on this topic");
     draw(keep, about, found);

@@ -29,13 +29,13 @@ export function removalTab({ topic, model, signal }) {
   const first = async () => {
     const done = await confirm({
       title: `Close ${topic} to publishers?`, query: { action: "topic.close", topic }, submit: "Close to publishers", danger: false,
-      text: "Publishes are then refused with E_CLOSED. Consumers continue and drain the topic. You can open it again at any time.", act: () => post("/api/topic/close", { topic }, { to: "publishers" }),
+      text: "Publishes are then refused with E_CLOSED. Consumers continue and drain the topic. You can open it again at any time.", act: (seen) => post("/api/topic/close", { topic }, { to: "publishers", seen }),
     });
     if (done) tell("Closed to publishers.");
     await load();
   };
   const last = async () => {
-    const done = await confirm({ title: `Delete ${topic}?`, query: { action: "topic.delete", topic }, name: topic, text: "The topic is drained and closed. Its log is deleted, with all messages that were kept. This cannot be undone.", submit: "Delete it", act: () => post("/api/topic/delete", { topic }, { force: false }) });
+    const done = await confirm({ title: `Delete ${topic}?`, query: { action: "topic.delete", topic }, name: topic, text: "The topic is drained and closed. Its log is deleted, with all messages that were kept. This cannot be undone.", submit: "Delete it", act: (seen) => post("/api/topic/delete", { topic }, { force: false, seen }) });
     if (!done) return load();
     tell(`${topic} is deleted.`);
     return go("#/");

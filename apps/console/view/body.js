@@ -4,7 +4,7 @@
 
 import { get, getBlob } from "../base/api.js";
 import { add, h, put, setAttr, setText, show } from "../base/dom.js";
-import { bytes as size } from "../base/format.js";
+import { bytes as size, moment } from "../base/format.js";
 import { decodeAvro, isFile } from "../decode/avro.js";
 import { decodeJson } from "../decode/json.js";
 import { decodeMsgpack, isContainer } from "../decode/msgpack.js";
@@ -160,20 +160,34 @@ export function saveBlob(blob, name) {
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 
-/** Return the view of a message: its body, offset, id, time, key, tag and headers. */
-export function messageView(message, topic, moment) {
+const DEAD_ERROR = "zsq-dead-error";
+const DEAD_TIME = "zsq-dead-time";
+
+/** Return a time in ns since 1970. Any publisher may have written the header, so it may be no time. */
+function stamp(value) {
+  if (!/^\d{1,19}$/.test(String(value))) return h("span.mono", {}, shortText(value));
+  const { text, exact } = moment(Math.floor(Number(value) / 1e6));
+  return h("span", { title: `${exact} (${value} ns since 1970)` }, text);
+}
+
+/** Return the view of a message: its body, offset, id, time, key, tag and headers. The error of a
+ * dead letter is above its body. */
+export function messageView(message, topic) {
   const facts = h("dl.facts");
+  const stored = moment(message.time_ms);
   const fact = (name, ...value) => add(facts, h("dt", {}, name), h("dd", {}, value));
   const headers = Object.entries(message.headers ?? {});
   fact("Offset", String(message.offset));
   fact("Id", h("code", {}, message.id));
-  fact("Stored", h("span", { title: `${moment.exact} (${message.time_ns} ns since 1970)` }, moment.text));
+  fact("Stored", h("span", { title: `${stored.exact} (${message.time_ns} ns since 1970)` }, stored.text));
   if (message.key) fact("Key", h("code", {}, shortText(message.key)));
   if (message.tag) fact("Tag", h("code", {}, message.tag));
   if (message.only_channel) fact("Only for channel", h("code", {}, message.only_channel));
-  for (const [name, value] of headers) fact(h("code", {}, name), h("span.mono", {}, shortText(value)));
+  for (const [name, value] of headers) fact(h("code", {}, name), name === DEAD_TIME ? stamp(value) : h("span.mono", {}, shortText(value)));
+  const error = message.headers?.[DEAD_ERROR];
   const element = h("article.message", { "aria-label": `Message ${message.offset}` },
     h("header", {}, h("h2", {}, `Message ${message.offset}`)),
+    error && h("p.note.alarm.mono.trace", { "aria-label": "Error", tabindex: "0" }, shortText(error)),
     bodyView(message.body, { path: "/api/body", query: { topic, offset: message.offset }, name: `${topic}-${message.offset}` }), facts);
   setAttr(element, "data-offset", message.offset);
   return element;

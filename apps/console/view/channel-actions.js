@@ -6,8 +6,8 @@ import { h, show } from "../base/dom.js";
 import { count } from "../base/format.js";
 import { go, link } from "../base/router.js";
 import { CHANNEL } from "../base/settings.js";
-import { choices, confirm, dialog, field, losses } from "./dialog.js";
-import { settingsForm, shownSettings } from "./settings.js";
+import { choices, confirm, dialog, field, seenTopic } from "./dialog.js";
+import { settingsForm, settingsOf, shownSettings } from "./settings.js";
 import { nameInput } from "./topic-actions.js";
 import { attempt, tell } from "./toast.js";
 
@@ -51,6 +51,7 @@ function position(options, chosen, changed) {
       if (!/^\d+$/.test(offset.value.trim())) throw new Wrong("Enter an offset: a whole number.");
       return { body: Number(offset.value), text: offset.value.trim() };
     }
+    if (element.value === null) throw new Wrong("Choose a position to see what the seek does.");
     return { body: element.value || undefined, text: element.value };
   };
   arrange();
@@ -71,49 +72,57 @@ export async function createChannel(topic) {
 
 export function pauseChannel(topic, channel, on) {
   const query = { topic, channel };
-  if (!on) return attempt(`${channel} is unpaused.`, () => post("/api/channel/unpause", query));
+  const name = `${topic}/${channel}`;
+  if (!on) return attempt(`${name} is unpaused.`, () => post("/api/channel/unpause", query));
   return confirm({
-    title: `Pause ${channel}?`, query: { action: "channel.pause", ...query }, submit: "Pause", danger: false,
-    text: "Its consumers get no new messages until it is unpaused. Messages wait meanwhile.", act: () => post("/api/channel/pause", query),
+    title: `Pause ${name}?`, query: { action: "channel.pause", ...query }, submit: "Pause", danger: false,
+    text: "Its consumers get no new messages until it is unpaused. Messages wait meanwhile.", act: (seen) => post("/api/channel/pause", query, { seen }),
   });
 }
 
 export async function emptyChannel(topic, channel) {
   const query = { topic, channel };
-  const done = await confirm({ title: `Empty ${channel}?`, query: { action: "channel.empty", ...query }, name: channel, submit: "Empty", act: () => post("/api/channel/empty", query) });
-  if (done) tell(`${channel} is empty.`);
+  const name = `${topic}/${channel}`;
+  const done = await confirm({ title: `Empty ${name}?`, query: { action: "channel.empty", ...query }, name, submit: "Empty", act: (seen) => post("/api/channel/empty", query, { seen }) });
+  if (done) tell(`${name} is empty.`);
 }
 
 export async function deleteChannel(topic, channel) {
   const query = { topic, channel };
+  const name = `${topic}/${channel}`;
   const done = await confirm({
-    title: `Delete ${channel}?`, text: "The channel and its position are deleted. The messages stay for the other channels. This cannot be undone.",
-    query: { action: "channel.delete", ...query }, name: channel, submit: "Delete for good", act: () => post("/api/channel/delete", query, { force: true }),
+    title: `Delete ${name}?`, text: "The channel and its position are deleted. The messages stay for the other channels. This cannot be undone.",
+    query: { action: "channel.delete", ...query }, name, submit: "Delete for good", act: (seen) => post("/api/channel/delete", query, { force: true, seen }),
   });
   if (!done) return;
-  tell(`${channel} is deleted.`);
+  tell(`${name} is deleted.`);
   go(link("topics", topic));
 }
 
 export async function seekChannel(topic, channel) {
   const query = { topic, channel };
-  const loss = losses(null);
-  const ask = () => {
+  const name = `${topic}/${channel}`;
+  let ask = () => {};
+  const to = position([["earliest", "earliest", "all messages in the log are delivered again"], ["latest", "latest", "waiting messages are skipped"], ["offset", "to an offset"], ["time", "to a time"]], null, () => look());
+  const look = () => {
     try {
-      void loss.ask({ action: "channel.seek", ...query, to: to.asked().text });
+      ask({ action: "channel.seek", ...query, to: to.asked().text });
     } catch (error) {
       if (!(error instanceof Wrong)) throw error;
-      loss.say("Choose a position to see what the seek does.");
+      ask(null, error.message);
     }
   };
-  const to = position([["earliest", "earliest", "all messages in the log are delivered again"], ["latest", "latest", "waiting messages are skipped"], ["offset", "to an offset"], ["time", "to a time"]], "earliest", () => ask());
-  ask();
   let answer = null;
-  const done = await dialog({
-    title: `Seek ${channel}`, submit: "Seek", danger: true, fields: [h("p.quiet", {}, "Moves the channel to a position. Messages from there on are delivered (again); messages before it are not."), to, loss.element],
-    act: async () => { answer = await post("/api/channel/seek", query, { to: to.asked().body }); },
+  const done = await confirm({
+    title: `Seek ${name}`, submit: "Seek", name, fields: [to], text: "Moves the channel to a position. Messages from there on are delivered (again); messages before it are not.",
+    needs: (said) => (!said ? "nothing" : said.harmless ? "agree" : "type"),
+    follow: (asks) => {
+      ask = asks;
+      look();
+    },
+    act: async (seen) => { answer = await post("/api/channel/seek", query, { to: to.asked().body, seen }); },
   });
-  if (done) tell(typeof answer?.offset === "number" ? `${channel} continues at offset ${answer.offset}.` : `${channel} has moved.`);
+  if (done) tell(typeof answer?.offset === "number" ? `${name} continues at offset ${answer.offset}.` : `${name} has moved.`);
 }
 
 /** Send dead letters back to their channels. The redrive runs in the broker, and the page shows its
@@ -121,15 +130,12 @@ export async function seekChannel(topic, channel) {
 export async function redrive(topic, waiting) {
   const number = h("input", { inputmode: "numeric", autocomplete: "off", placeholder: waiting ? `all (${count(waiting).exact})` : "all that exist now" });
   const other = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "its original topic" });
-  const loss = losses({ action: "redrive", topic });
-  const done = await dialog({
-    title: `Redrive ${topic}`, submit: "Redrive", wide: true,
-    fields: [
-      h("p.quiet", {}, "Each dead letter is published again to its original topic, for the channel that gave it up, with attempts from 1. It is finished here when that is durable. First fix what made the messages fail."),
-      loss.element, h("div.pair", {}, field("How many", number), field("To another topic", other)),
-    ],
-    act: () => {
-      const body = {};
+  const done = await confirm({
+    title: `Redrive ${topic}`, submit: "Redrive", danger: false, query: { action: "redrive", topic },
+    text: "Each dead letter is published again to its original topic, for the channel that gave it up, with attempts from 1. It is finished here when that is durable. First fix what made the messages fail.",
+    fields: [h("div.pair", {}, field("How many", number), field("To another topic", other))],
+    act: (seen) => {
+      const body = { seen };
       if (number.value.trim()) {
         if (!/^[1-9]\d*$/.test(number.value.trim())) throw new Wrong("Enter how many: a whole number of 1 or more, or nothing for all.");
         body.count = Number(number.value);
@@ -142,13 +148,13 @@ export async function redrive(topic, waiting) {
   return done;
 }
 
-export async function configureChannel(topic, channel, now) {
-  const form = settingsForm(CHANNEL.filter((row) => !row.fixed), now);
+export async function configureChannel(topic, channel, { settings: now, topic_uuid: uuid }) {
+  const form = settingsForm(settingsOf(topic, channel, CHANNEL.filter((row) => !row.fixed)), now);
   const fixed = shownSettings(CHANNEL.filter((row) => row.fixed), now).map(([label, text]) => `${label}: ${text}`).join("; ");
   const done = await dialog({
-    title: `Settings of ${channel}`, submit: "Save", wide: true,
+    title: `Settings of ${topic}/${channel}`, submit: "Save", wide: true,
     fields: [h("p.quiet", {}, `Cannot be changed after creation: ${fixed}. An empty field means the default.`), h("div.pair", {}, form.elements)],
-    act: () => post("/api/channel/configure", { topic, channel }, form.changes()),
+    act: () => post("/api/channel/configure", { topic, channel }, { ...form.changes(), seen: seenTopic(uuid) }),
   });
   if (done) tell("Saved.");
   return done;

@@ -1,13 +1,18 @@
 // Dialogs that ask, warn about losses, or have fields. The browser's <dialog> keeps the focus
-// inside and restores it at the end.
+// inside and restores it at the end. A dialog belongs to the page that opened it, and closes with it.
 
 import { freshId, h, put, setAttr, show } from "../base/dom.js";
 import { explain, get } from "../base/api.js";
+import { tell } from "./toast.js";
+
+const OF_PAGE = "of-page";
 
 /** Show a dialog. It resolves to the result of `act`, or to null if the user closes the dialog.
  * `fields` are nodes. `act()` runs when the dialog is submitted. While it runs, the button is busy.
- * If it throws an error, the error is shown and the dialog stays open. */
-export function dialog({ title, fields = [], submit = "OK", danger = false, wide = false, cancel = "Cancel", act, ready = true, closes = true }) {
+ * If it throws an error, the error is shown and the dialog stays open. `opened(element)` gets the open
+ * dialog, with `enable(on)` for its button and `forget()`, which hides the error. A click outside does not
+ * close the dialog, because what the user has written would be lost. */
+export function dialog({ title, fields = [], submit = "OK", danger = false, wide = false, cancel = "Cancel", act, ready = true, closes = true, opened = () => {} }) {
   const id = freshId("dialog");
   const error = h("p.note.alarm", { role: "alert", hidden: true });
   const button = h("button.button.main", { type: "submit", disabled: !ready }, submit);
@@ -24,7 +29,6 @@ export function dialog({ title, fields = [], submit = "OK", danger = false, wide
     element.addEventListener("close", end);
     element.addEventListener("cancel", (event) => { if (!closes) event.preventDefault(); });
     away?.addEventListener("click", () => element.close());
-    element.addEventListener("click", (event) => { if (closes && event.target === element && !form.matches(":focus-within input, :focus-within textarea")) element.close(); });
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       if (button.disabled || button.getAttribute("aria-busy")) return;
@@ -34,19 +38,30 @@ export function dialog({ title, fields = [], submit = "OK", danger = false, wide
         answer = (await act?.()) ?? true;
         element.close();
       } catch (failure) {
+        if (!element.open) tell(explain(failure), true);
         put(error, explain(failure));
         show(error, true);
       } finally {
         setAttr(button, "aria-busy", null);
       }
     });
-    element.enable = (on) => { button.disabled = !on; };
+    element.enable = (on) => {
+      button.disabled = !on;
+      if (on && !first && !danger) button.focus();
+    };
+    element.forget = () => show(error, false);
+    if (closes) element.classList.add(OF_PAGE);
+    const first = form.querySelector("[autofocus]") ?? form.querySelector("input:not([type=hidden]), select, textarea");
     document.body.append(element);
     element.showModal();
-    const first = form.querySelector("[autofocus]") ?? form.querySelector("input:not([type=hidden]), select, textarea");
     (first ?? (danger ? away : button))?.focus();
-    for (const field of fields) field?.opened?.(element);
+    opened(element);
   });
+}
+
+/** Close the dialogs of the page that the user leaves. The question for a token belongs to no page. */
+export function closeDialogs() {
+  for (const element of document.querySelectorAll(`dialog.${OF_PAGE}`)) element.close();
 }
 
 /** Return a field with its label. */
@@ -81,8 +96,9 @@ export function choices(label, options, chosen, changed = () => {}) {
 }
 
 /** Show what an action would lose, by the broker's preview. `element` shows the result.
- * `ask(query)` requests the preview again, and `say(text)` shows a text instead. */
-export function losses(query, known = () => {}) {
+ * `ask(query)` requests the preview, and `say(text)` shows a text instead. `known(said)` gets each
+ * preview, or null if it failed. */
+function losses(known) {
   const element = h("div.note", { role: "status" }, "Asking the broker what this does …");
   let round = 0;
   const ask = async (wanted) => {
@@ -100,7 +116,7 @@ export function losses(query, known = () => {}) {
       if (mine !== round) return;
       setAttr(element, "class", "note warn");
       put(element, explain(failure));
-      known(null, failure);
+      known(null);
     }
   };
   const say = (text) => {
@@ -108,24 +124,79 @@ export function losses(query, known = () => {}) {
     setAttr(element, "class", "note");
     put(element, text);
   };
-  if (query) void ask(query);
   return { element, ask, say };
 }
 
-/** Ask for confirmation of an action that loses data. `name` is the text that the user must type
- * first, for an action that cannot be undone, or "". */
-export function confirm({ title, text = "", query, name = "", submit, danger = true, act }) {
-  let asked = null;
-  // If there is nothing to empty, the action has no effect. Then no name must be typed.
-  const loss = query ? losses(query, (said) => { if (asked && said?.harmless && query.action.endsWith(".empty")) asked.hidden = true; }) : null;
-  const fields = [text && h("p.quiet", {}, text), loss?.element];
-  let ready = true;
-  if (name) {
-    ready = false;
-    const input = h("input", { autocomplete: "off", spellcheck: "false", autocapitalize: "off", "aria-label": `Type ${name} to confirm` });
-    asked = h("label.field", {}, h("span", {}, "Type ", h("code", {}, name), " to confirm"), input);
-    asked.opened = (element) => input.addEventListener("input", () => element.enable(input.value.trim() === name));
-    fields.push(asked);
-  }
-  return dialog({ title, fields, submit, danger, act, ready });
+/** Ask for confirmation of an action, with what the broker says that it would lose. `name` is the
+ * text that the user must type first, for an action that cannot be undone, or "".
+ *
+ * `query` asks for the preview. For a preview that depends on the `fields`, `follow(ask)` gets a
+ * function instead: `ask(query)` shows another preview, and `ask(null, text)` shows a text.
+ * `needs(said)` returns what the user must do by this preview: "type" the name, "agree", or
+ * "nothing" if the action is not possible. `said` is null if there is no preview.
+ *
+ * `act(seen)` gets what the preview has shown, and sends it with the request. If the broker answers
+ * that this has changed, the dialog shows the new preview. If even the topic is another one, the
+ * name must be typed again. */
+export function confirm({ title, text = "", fields = [], query = null, follow = null, name = "", needs = usual(name, query), submit, danger = true, act }) {
+  const input = name && h("input", { autocomplete: "off", spellcheck: "false", autocapitalize: "off", "aria-label": `Type ${name} to confirm` });
+  const typing = name && h("label.field", {}, h("span", {}, "Type ", h("code", {}, name), " to confirm"), input);
+  let asked = query;
+  let seen;
+  let waits = true; // for the preview
+  let need = query ? "type" : needs(null);
+  let element = null;
+  const arrange = () => {
+    if (typing) show(typing, need === "type");
+    element?.enable(!waits && (need === "agree" || (need === "type" && input.value.trim() === name)));
+  };
+  const loss = losses((said) => {
+    if (typing && seen && said && said.seen.uuid !== seen.uuid) input.value = "";
+    seen = said?.seen;
+    waits = false;
+    need = needs(said);
+    arrange();
+  });
+  const ask = (wanted, instead = "") => {
+    asked = wanted;
+    waits = true;
+    element?.forget();
+    if (wanted) void loss.ask(wanted);
+    else loss.say(instead);
+    arrange();
+  };
+  if (query) ask(query);
+  else if (follow) follow(ask);
+  else waits = false;
+  if (input) input.addEventListener("input", arrange);
+  const tried = async () => {
+    try {
+      return await act(seen);
+    } catch (error) {
+      if (error.code === "E_CHANGED") {
+        waits = true;
+        void loss.ask(asked);
+        arrange();
+      }
+      throw error;
+    }
+  };
+  return dialog({
+    title, fields: [text && h("p.quiet", {}, text), fields, (query || follow) && loss.element, typing], submit, danger, act: tried, ready: false,
+    opened: (shown) => {
+      element = shown;
+      arrange();
+    },
+  });
+}
+
+/** Return what the user of a dialog without a preview has seen. The broker refuses the action if the
+ * topic was deleted and created again. */
+export function seenTopic(uuid) {
+  return { uuid, counts: {} };
+}
+
+/** Return what a user must do before an action. If there is nothing to empty, it has no effect. */
+function usual(name, query) {
+  return (said) => (!name ? "agree" : said?.harmless && query.action.endsWith(".empty") ? "nothing" : "type");
 }

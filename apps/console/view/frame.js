@@ -6,7 +6,7 @@ import { count, relative } from "../base/format.js";
 import { theme } from "../base/theme.js";
 import { help } from "./keys.js";
 
-const NAV = [["#/", "Topics", ["", "topics"]], ["#/channels", "Channels", ["channels"]], ["#/schedules", "Schedules", ["schedules"]], ["#/alarms", "Alarms", ["alarms"]], ["#/processes", "Processes", ["processes", "audit"]], ["#/cluster", "Cluster", ["cluster"]]];
+const NAV = [["#/", "Topics", ["", "topics"]], ["#/channels", "Channels", ["channels"]], ["#/schedules", "Schedules", ["schedules"]], ["#/alarms", "Alarms", ["alarms"]], ["#/processes", "Processes", ["processes"]], ["#/audit", "Audit log", ["audit"]], ["#/cluster", "Cluster", ["cluster"]]];
 const ALARMS = NAV.findIndex(([, name]) => name === "Alarms");
 const CLUSTER = NAV.findIndex(([, name]) => name === "Cluster");
 const WORDS = { connecting: "connecting", live: "live", lost: "not connected", away: "paused" };

@@ -5,7 +5,7 @@ import { go } from "../base/router.js";
 import { h } from "../base/dom.js";
 import { dialog } from "./dialog.js";
 
-const GO = { t: ["#/", "Topics"], c: ["#/channels", "Channels"], s: ["#/schedules", "Schedules"], a: ["#/alarms", "Alarms"], p: ["#/processes", "Processes"], k: ["#/cluster", "Cluster"] };
+const GO = { t: ["#/", "Topics"], c: ["#/channels", "Channels"], s: ["#/schedules", "Schedules"], a: ["#/alarms", "Alarms"], p: ["#/processes", "Processes"], l: ["#/audit", "Audit log"], k: ["#/cluster", "Cluster"] };
 const SEQUENCE_MS = 1500;
 
 const HELP = [

@@ -25,7 +25,7 @@ export class MessageList {
   /** Show all of a message. */
   choose(message) {
     this.chosen = message.offset;
-    put(this.detail, messageView(message, this.topic, moment(message.time_ms)));
+    put(this.detail, messageView(message, this.topic));
     this.#mark();
   }
 

@@ -87,6 +87,12 @@ export function empty(title, text, command = "", ...more) {
   return h("div.empty", {}, h("strong", {}, title), text && h("span", {}, text), command && shell(command), more);
 }
 
+/** Return what a page of a topic shows until the broker has answered. It appears only if that takes
+ * long, so that a change of pages does not flicker. */
+export function unanswered() {
+  return h("p.note.late", { hidden: true, role: "status" }, "The broker has not answered yet. This page appears when it does.");
+}
+
 /** Return a command that can be copied. */
 export function shell(command) {
   const copy = h("button.button.small", { type: "button", "aria-label": "Copy the command", on: { click: () => void copied(command) } }, "Copy");
@@ -105,12 +111,13 @@ export async function copied(text) {
 /** Return the head of a page: crumbs [[text, href]], title, pills, actions. */
 export function head(title, crumbs = [], actions = []) {
   const marks = h("span.pills");
+  const buttons = h("div.actions", {}, actions);
   const element = h("div.head", {},
     h("div.title", {},
       crumbs.length ? h("nav.crumbs", { "aria-label": "Breadcrumbs" }, crumbs.map(([text, href], at) => [at ? h("span", { "aria-hidden": "true" }, "/") : null, h("a", { href }, text)])) : null,
       h("div.title-line", {}, h("h1", {}, title), marks)),
-    h("div.actions", {}, actions));
-  return { element, marks };
+    buttons);
+  return { element, marks, buttons };
 }
 
 export function button(text, act, { kind = "", title = null, disabled = false } = {}) {

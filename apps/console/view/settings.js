@@ -21,6 +21,12 @@ function shown(row, value) {
 /** Return settings as pairs for a list of facts. */
 export const shownSettings = (rows, now) => rows.map((row) => [row.label, shown(row, now?.[row.name])]);
 
+/** Return the rows of a channel's settings, with its names in the texts about defaults. */
+export function settingsOf(topic, channel, rows) {
+  const named = (text) => text?.replace("TOPIC.CHANNEL", `${topic}.${channel}`);
+  return rows.map((row) => ({ ...row, none_label: named(row.none_label), hint: named(row.hint) }));
+}
+
 /** Return a value as a text that is parsed to the same value. */
 function editable(row, value) {
   if (value === null || value === undefined) return "";

@@ -77,7 +77,8 @@ class Gate:
         )
         parts: dict[str, Any] = {
             "ends": self,
-            "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {}, "_moved": {},
+            "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {},
+            "actors": {}, "_seen": {}, "_moved": {},
             "_opens": {}, "run_directory": {}, "lookups": Questions(), "questions": Questions(),
             "pushes_dropped": 0, "open_dealer": lambda endpoint, name=b"": self.topic, "_routing_id": bytes,
         }  # fmt: skip

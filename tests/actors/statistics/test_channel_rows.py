@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from tests.actors.conftest import ChannelHarness, S
 from tests.support.group import GroupPulses
 from zsq.actors.primitives.rates import RECENT_NS, RateMeter
-from zsq.actors.runtime.pulses import ChannelPulse
 from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.statistics.channel_rows import age_s, backlog, channel_rows, drain_s, visible_end
 from zsq.actors.statistics.schema import COUNTERS, ENDS
@@ -104,10 +103,12 @@ def test_time_to_drain_follows_from_the_backlog_and_the_rates(
 def test_the_depth_counts_up_to_the_end_that_channels_may_see(
     topic: dict[str, Any], storage: dict[str, Any], end: int
 ) -> None:
-    group: Any = GroupPulses(topic=SimpleNamespace(stats=topic | {"storage": storage}))
+    child = SimpleNamespace(stats={"next_offset": 5, "in_flight_count": 0})
+    group: Any = GroupPulses(
+        topic=SimpleNamespace(stats=topic | {"storage": storage}), channels={"c": child}
+    )
     assert visible_end(group) == end
-    stats = cast("ChannelPulse", {"next_offset": 5, "in_flight_count": 0})
-    assert backlog(group, "c", stats, NOW)["depth"] == max(0, end - 5)
+    assert backlog(group, "c", NOW, NOW)["depth"] == max(0, end - 5)
 
 
 def test_every_way_out_of_a_channel_drains_it() -> None:

@@ -4,6 +4,7 @@ only the rows that changed since the last request. No overview shows a false bac
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -155,16 +156,26 @@ def test_a_version_of_another_life_counts_for_nothing(harness: OverviewHarness, 
 
 
 def test_messages_between_two_pulses_are_not_counted_as_backlog(harness: OverviewHarness) -> None:
-    harness.tell(harness.channel, {"depth": 0, "next_offset": 110, "in_flight_count": 0}, 1.0)
-    # The rate is 50 messages per second, and one second has passed.
-    harness.tell(harness.group.topic, {"end": 160, "head": 160}, 2.0)
-    assert harness.channel_row()["depth"] == 0
-    # 40 messages more than this rate explains: the channel has not received them yet.
-    harness.tell(harness.group.topic, {"end": 200, "head": 200}, 2.0)
-    assert harness.channel_row()["depth"] == 40
+    now_s = time.monotonic_ns() / S
+    harness.channel.topic_end = 115
+    harness.tell(harness.group.topic, {"end": 160, "head": 160})
+    # An active channel reports each second. This report is not older than that.
+    harness.tell(harness.channel, {"depth": 0, "next_offset": 110}, now_s + 60)
+    assert harness.channel_row()["depth"] == 5, "they were there when the channel reported"
+    # One that has been silent for longer has not moved.
+    harness.channel.pulsed_ns = int((now_s - 60) * S)
+    assert harness.channel_row()["depth"] == 50
     # The channel knows more than the topic reported.
-    harness.tell(harness.channel, {"depth": 7, "next_offset": 210}, 3.0)
+    harness.tell(harness.channel, {"depth": 7, "next_offset": 210}, now_s + 60)
     assert harness.channel_row()["depth"] == 7
+
+
+def test_all_messages_wait_in_a_channel_without_consumers(harness: OverviewHarness) -> None:
+    """It does not move, so the newest end counts, whatever the age of its report."""
+    still = {"depth": 0, "next_offset": 10, "in_flight_count": 0, "client_count": 0}
+    harness.tell(harness.channel, still, time.monotonic_ns() / S + 60)
+    harness.tell(harness.group.topic, {"end": 110, "head": 110})
+    assert harness.channel_row()["depth"] == 100
 
 
 def test_health_is_of_processes_too(harness: OverviewHarness) -> None:

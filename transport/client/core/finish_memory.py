@@ -5,8 +5,8 @@ is lost while a handler works, and its finish comes afterwards. In both cases th
 the message again. If it comes back to the same consumer, the consumer finishes it once more, and
 the program does not see it.
 
-If the program has learned that its finish failed (`finish(sync=True)` or `flush` raised `LeaseLost`),
-it may have undone its work. So the message comes to it again.
+If the program has learned that its finish failed (`finish(sync=True)` or `flush` raised
+`LeaseLost`), it may have undone its work. So the message comes to it again.
 
 In an ordered channel nothing is remembered. Another consumer may get an earlier message of the key
 again, and then the later ones must follow it. Only a message that has come back already, while its

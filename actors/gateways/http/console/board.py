@@ -72,12 +72,17 @@ class Changes(TypedDict):
     whole: NotRequired[bool]
 
 
-class ShownAlarms(TypedDict):
+class ShownReceivers(TypedDict, total=False):
+    """The receivers of alarms. Users who may not see them do not get the field."""
+
+    receivers: Sequence[AlarmReceiver]
+
+
+class ShownAlarms(ShownReceivers):
     """Alarms with times in ms."""
 
     now: list[Mapping[str, object]]
     recent: list[Mapping[str, object]]
-    receivers: Sequence[AlarmReceiver]
 
 
 Convert = Callable[[Any], Any]
@@ -321,6 +326,9 @@ class BoardView(NamedTuple):
     def alarms(self, found: OverviewAlarms) -> ShownAlarms:
         """Return the overview's alarms for the page, as far as the principal may see them."""
         see = partial(self.principal.may, Action.SEE)
+        receivers: ShownReceivers = {}
+        if self.principal.may(Action.ADMINISTER):
+            receivers["receivers"] = list(found["receivers"])
         return {
             "now": [
                 _without_ns({**row, "raised_ms": row["raised_ns"] // _MS})
@@ -332,7 +340,7 @@ class BoardView(NamedTuple):
                 for row in found["recent"]
                 if see(row["topic"])
             ],
-            "receivers": list(found["receivers"]) if self.principal.may(Action.ADMINISTER) else [],
+            **receivers,
         }
 
     def _since(self, board: Board, tick: int) -> Changes:

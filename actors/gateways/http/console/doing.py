@@ -322,6 +322,7 @@ class BackgroundJobs:
 
 
 KEYS_MAX: Final = 1_000
+CLOCKS_DIFFER_S: Final = 60.0  # a time this far ahead still counts as now, as for the broker
 END_S: Final = 0.1  # the time that this client has to close after its publish
 
 
@@ -399,7 +400,7 @@ class Doing:
             ),
         }
         return {
-            path: self._handler(do, with_channel=path.startswith("/api/channel/"))
+            path: self._handler(path.removeprefix("/api/").replace("/", "."), do)
             for path, do in actions.items()
         } | {
             "/api/redrive": self._redrive,
@@ -407,12 +408,16 @@ class Doing:
             "/api/topic/publish": self._publish,
         }
 
-    def _handler(self, do: Do, *, with_channel: bool) -> Callable[[Request], Awaitable[Response]]:
+    def _handler(self, action: str, do: Do) -> Callable[[Request], Awaitable[Response]]:
+        """Return the handler of an action. `action` has the name that its preview has."""
+        with_channel = action.startswith("channel.")
+
         async def handle(request: Request) -> Response:
             options = await options_of(request, self._limiters)
             parameters = parameters_of(request)
             topic = check_name(parameters.get("topic") or "")
             channel = check_name(parameters.get("channel") or "", "channel") if with_channel else ""
+            await self._check_seen(action, topic, channel, options)
             try:
                 return answer(
                     {"done": True, **await do(topic, channel, options, principal_of(request))}
@@ -496,6 +501,7 @@ class Doing:
             check_name(only, "channel")
         if count is not None and (type(count) is not int or count < 1):
             raise bad(f"count must be a number of dead letters, at least 1, not {repr(count)[:40]}")
+        await self._check_seen("redrive", topic, "", options)
         await self._stats.fresh(topic)  # this raises an error if the topic does not exist
         # The channel is created here, so that the audit log names the user.
         await self._source.create_channel(topic, REDRIVE, start="earliest")
@@ -567,27 +573,77 @@ class Doing:
         parameters = parameters_of(request)
         topic, channel = check_name(parameters.get("topic") or ""), parameters.get("channel") or ""
         action = parameters.get("action") or ""
+        keys = number(parameters, "keys", 0, 0, 1 << 53) if parameters.get("keys") else None
+        to = _place(parameters) if action == "channel.seek" else None
+        return answer(await self._preview(action, topic, channel, to, keys))
+
+    async def _preview(
+        self, action: str, topic: str, channel: str, to: object, keys: int | None = None
+    ) -> losses.Preview:
+        """`to` is a position in the form of the body of a seek."""
         whole = whole_topic(await self._stats.fresh(topic), topic)
         own: ChannelStats | None = None
         if action.startswith("channel."):
             own = whole.channel(channel)
             if own is None:
                 raise api_error("CHANNEL_NOT_FOUND")
-        to = await self._offset(topic, parameters) if action == "channel.seek" else None
-        keys = number(parameters, "keys", 0, 0, 1 << 53) if parameters.get("keys") else None
-        asked = losses.ActionRequest(whole.row, own, to, keys, whole.missing)
-        return answer(losses.preview(action, asked))
+        offset = None if to is None else await self._offset(topic, to)
+        asked = losses.ActionRequest(whole.row, own, offset, keys, whole.missing)
+        return losses.preview(action, asked)
 
-    async def _offset(self, topic: str, parameters: Parameters) -> int | None:
-        to = parameters.get("to")
+    async def _offset(self, topic: str, to: object) -> int:
         if to in ("earliest", "latest"):
             return 0 if to == "earliest" else END
-        if to is None or not to.startswith("time:"):
-            return None if to is None else number(parameters, "to", 0, 0, END)
-        if not to[5:].isdecimal():
-            raise bad(f"MS in to=time:MS must be milliseconds since 1970, not {to[5:45]!r}")
-        async with self._open(topic) as reader:
-            return await reader.offset_at(int(to[5:]) * 1_000_000)
+        if isinstance(to, dict):
+            time_s = _time_s(to)
+            if time_s > time.time() + CLOCKS_DIFFER_S:
+                raise bad("this time has not come yet; to skip all waiting messages, take latest")
+            async with self._open(topic) as reader:
+                return await reader.offset_at(int(time_s * 1000) * 1_000_000)
+        if type(to) is int:
+            return to
+        raise bad(f"a position is an offset, earliest, latest or a time, not {repr(to)[:40]}")
+
+    async def _check_seen(self, action: str, topic: str, channel: str, options: JsonObject) -> None:
+        """Refuse an action if it would affect more than the user has seen. Raises `ApiError`.
+
+        `seen` is what the preview has returned. It is taken out of the options. The statistics
+        are read again here, so the gap to the action itself is a few milliseconds.
+        """
+        if "seen" not in options:
+            return
+        seen = _seen(options.pop("seen"))
+        if action == "topic.close" and _side(options) == "consumers":
+            action = "topic.close.consumers"
+        if losses.has_preview(action):
+            to = options.get("to") if action == "channel.seek" else None
+            now = (await self._preview(action, topic, channel, to))["seen"]
+        else:
+            row = whole_topic(await self._stats.fresh(topic), topic).row
+            now = {"uuid": row["uuid"], "counts": {}}
+        if changed := losses.change(seen, now):
+            raise ApiError(409, f"E_CHANGED {changed}")
+
+
+def _place(parameters: Parameters) -> object:
+    """Return the position in a query, in the form of the body of a seek."""
+    to = parameters.get("to")
+    if to is None or to in ("earliest", "latest"):
+        return to
+    if not to.startswith("time:"):
+        return number(parameters, "to", 0, 0, END)
+    if not to[5:].isdecimal():
+        raise bad(f"MS in to=time:MS must be milliseconds since 1970, not {to[5:45]!r}")
+    return {"time_ms": int(to[5:])}
+
+
+def _seen(given: object) -> losses.Seen:
+    """Return what the user of an action has seen. Raises `ApiError` if it has another form."""
+    if isinstance(given, dict) and isinstance(given.get("uuid"), str):
+        counts = given.get("counts")
+        if isinstance(counts, dict) and all(type(count) is int for count in counts.values()):
+            return {"uuid": given["uuid"], "counts": counts}
+    raise bad("seen must be what the preview has returned as seen")
 
 
 def _side(options: JsonObject) -> Side:

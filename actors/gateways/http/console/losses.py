@@ -6,9 +6,11 @@ user confirms the action.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypedDict, cast
 
+from .....transport.client.core.asking import END
 from .....transport.client.core.redrive import CHANNEL as REDRIVE
 from .....transport.draining import cancelled_delayed, remaining
 from .....transport.reports import (
@@ -45,6 +47,7 @@ class ActionRequest(NamedTuple):
 class ActionLoss(NamedTuple):
     what: str
     number: int
+    kind: str = "messages"
 
 
 def _bad(text: str) -> ApiError:
@@ -73,6 +76,16 @@ class Loss(TypedDict):
     count: int
 
 
+class Seen(TypedDict):
+    """The topic and the numbers that a user has seen before confirming an action.
+
+    A dialog gets it with the preview, and sends it back with the action.
+    """
+
+    uuid: str
+    counts: dict[str, int]
+
+
 class Preview(MoreLosses):
     """The messages that an action would lose.
 
@@ -85,6 +98,7 @@ class Preview(MoreLosses):
     says: list[str]
     harmless: bool
     unknown: bool
+    seen: Seen
 
 
 _HELD: Final = (
@@ -115,8 +129,42 @@ def preview(action: str, asked: ActionRequest) -> Preview:
         "says": says,
         "harmless": not losses and not asked.missing,
         "unknown": unknown,
+        "seen": _seen(asked.topic, losses, more),
         **more,
     }
+
+
+def _seen(topic: TopicStats, losses: Iterable[ActionLoss], more: MoreLosses) -> Seen:
+    """Return what the preview shows.
+
+    Messages in all states count together, because consumers move them between states.
+    """
+    counts: Counter[str] = Counter()
+    for loss in losses:
+        counts[loss.kind] += loss.number
+    if "seek" in more:
+        counts["messages to deliver again"] = more["seek"]["again"]
+    return {"uuid": topic["uuid"], "counts": dict(counts)}
+
+
+# The part by which a number may grow after the user has seen it. Without it, a user could not
+# confirm an action on a topic that gets messages all the time.
+GROWTH_MAX: Final = 0.1
+
+
+def change(seen: Seen, now: Seen) -> str:
+    """Return how much more an action would affect than the user has seen, as a sentence, or ""."""
+    if seen["uuid"] != now["uuid"]:
+        return "the topic was deleted and created again after this dialog was opened"
+    for kind, count in now["counts"].items():
+        shown = seen["counts"].get(kind, 0)
+        if count > shown * (1 + GROWTH_MAX):
+            return f"the dialog showed {shown:,} {kind}, and now {count:,} are affected"
+    return ""
+
+
+def has_preview(action: str) -> bool:
+    return action in _ACTIONS
 
 
 def _held(row: ChannelStats) -> list[ActionLoss]:
@@ -140,7 +188,8 @@ def _topic_delete(asked: ActionRequest) -> LossReport:
     left = remaining(row)
     losses = [
         ActionLoss("messages in the log", stored), ActionLoss("delayed messages", row.get("delayed_count", 0)),
-        ActionLoss("channels", len(row["channels"])), ActionLoss("uncommitted stages", row.get("stages", 0)),
+        ActionLoss("channels", len(row["channels"]), "channels"),
+        ActionLoss("uncommitted stages", row.get("stages", 0), "stages"),
     ]  # fmt: skip
     removed = (
         f"{stored:,} messages in {row['log_bytes']:,} bytes of log are removed and cannot be "
@@ -262,6 +311,11 @@ def _channel_seek(asked: ActionRequest) -> LossReport:
     row, start, head = asked.own, asked.topic["start"], asked.topic["head"]
     if asked.to is None:
         raise _bad("to is missing; give to=OFFSET, earliest, latest or time:MS")
+    if head < asked.to < END:
+        raise _bad(
+            f"offset {asked.to:,} is beyond the end of the topic, offset {head:,}; to skip all "
+            "waiting messages, take latest"
+        )
     at, to = row.get("next_offset", 0), min(max(asked.to, start), head)
     # The head may be behind offsets that never had a message, so the depth is the bound.
     again, skipped = max(0, at - to), min(max(0, to - at), row["depth"])

@@ -166,7 +166,8 @@ class ReadHandlers:
         parameters = parameters_of(request)
         topic, channel = _topic(parameters), parameters.get("channel") or ""
         board, stats = await self._sampler.fresh(topic), await self._stats.fresh(topic)
-        row = whole_topic(stats, topic).channel(channel)
+        whole = whole_topic(stats, topic)
+        row = whole.channel(channel)
         if row is None:
             raise ApiError(
                 404, f"E_NOT_FOUND channel {channel!r} of topic {topic!r} does not exist"
@@ -178,6 +179,7 @@ class ReadHandlers:
             .get("channels")
         )
         known = channels.get(channel, {}) if isinstance(channels, dict) else {}
+        known = {**known, "topic_uuid": whole.row["uuid"]}
         return answer({"now_ms": board.now_ms, **channel_details(row, known)})
 
     async def chunks(self, request: Request) -> Response:

@@ -108,7 +108,8 @@ class Gate:
             7, "gateway", ZeroMqStart(supervisor="ipc://supervisor", listen="", push="")
         )
         parts: dict[str, Any] = {
-            "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {}, "_moved": {},
+            "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {},
+            "actors": {}, "_seen": {}, "_moved": {},
             "_opens": {}, "run_directory": {"run": "/run", "run_id": "r"},
             "_request": 0, "pushes_dropped": 0, "push_port": 1, "open_dealer": lambda endpoint, name=b"": self.actor,
             "_routing_id": bytes, "zap": None, "doors": CurveAuthentication(SecurityOptions(str(self.rules), str(key))),

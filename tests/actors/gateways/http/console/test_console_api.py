@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -239,6 +239,48 @@ def test_a_preview_does_nothing(site: ConsoleSite) -> None:
         ("x", 400),
     ):
         assert site.get(f"/api/preview?topic=t&action={query}").status_code == status
+
+
+GUARDED: Final = [
+    ("topic.delete", "topic/delete", {"force": True}, "delete_topic"),
+    ("topic.empty", "topic/empty", {}, "empty"),
+    ("topic.pause", "topic/pause", {}, "pause"),
+    ("topic.close", "topic/close", {"to": "publishers"}, "close_topic"),
+    ("topic.close.consumers", "topic/close", {"to": "consumers"}, "close_topic"),
+    ("channel.delete", "channel/delete", {"force": True}, "delete_channel"),
+    ("channel.empty", "channel/empty", {}, "empty"),
+    ("channel.pause", "channel/pause", {}, "pause"),
+    ("channel.seek", "channel/seek", {"to": {"time_ms": 5}}, "seek"),
+    ("delayed.cancel", "delayed/cancel", {"all": True}, "delayed_cancel_all"),
+    ("redrive", "redrive", {}, "create_channel"),
+    ("", "topic/configure", {}, "configure_topic"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("action", "path", "options", "call"), GUARDED)
+def test_an_action_carries_what_its_user_has_seen(
+    site: ConsoleSite, action: str, path: str, options: Any, call: str
+) -> None:
+    site.source.answers["delayed_cancel_all"] = 0
+    seen = {"uuid": "u", "counts": {}}
+    if action:
+        query = f"/api/preview?action={action}&topic=t&channel=c&to=time:5"
+        seen = site.get(query).json()["seen"]
+    path = f"/api/{path}?topic=t&channel=c"
+    old = {**options, "seen": {**seen, "uuid": "that of an earlier topic"}}
+    refused(post(site, path, old), 409, "E_CHANGED the topic was deleted and created again")
+    assert call not in [one[0] for one in site.source.calls]
+    assert post(site, path, {**options, "seen": seen}).json()["done"]
+    assert call in [one[0] for one in site.source.calls]
+
+
+@pytest.mark.parametrize(
+    "seen", [None, 1, {}, {"uuid": 1, "counts": {}}, {"uuid": "u", "counts": {"messages": "1"}}]
+)
+def test_what_a_user_has_seen_must_be_what_a_preview_returns(site: ConsoleSite, seen: Any) -> None:
+    answer = post(site, "/api/channel/empty?topic=t&channel=c", {"seen": seen})
+    refused(answer, 400, "seen must be what the preview has returned as seen")
+    assert site.source.calls == []
 
 
 # Messages

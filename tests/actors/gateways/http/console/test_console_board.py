@@ -198,5 +198,4 @@ def test_a_view_has_what_its_caller_may_see(told: Told) -> None:
     assert alarms == {
         "now": [{"topic": "t", "raised_ms": 7}],
         "recent": [{"topic": "t", "time_ms": 8}],
-        "receivers": [],
     }

@@ -24,6 +24,7 @@ from zsq.actors.gateways.http.console.answers import Room, text_of, told
 from zsq.actors.gateways.http.console.files import ConsoleFiles
 from zsq.actors.gateways.http.console.losses import (
     ActionRequest,
+    change,
     channel_details,
     chunk_rows,
     latency,
@@ -105,6 +106,7 @@ CHANNEL: Any = {
     "next_offset": 75, "paused": False,
 }  # fmt: skip
 TOPIC: Any = {
+    "uuid": "u",
     "channels": [CHANNEL], "depth": 0, "delayed_count": 7, "stages": 0, "head": 100, "start": 20,
     "kept_count": 80, "log_bytes": 5_000, "closed": "",
 }  # fmt: skip
@@ -163,6 +165,27 @@ def test_a_seek_says_from_where_to_where(
     assert counts(found)["messages to be delivered again"] == 5
     with pytest.raises(ApiError):
         ask("channel.seek", CHANNEL)
+
+
+def test_more_than_a_tenth_more_than_the_user_has_seen_is_a_change() -> None:
+    seen = ask("channel.delete", CHANNEL)["seen"]
+    assert seen == {"uuid": "u", "counts": {"messages": 36}}
+    for state in ("depth", "in_flight_count"):
+        for count, text in ((3, ""), (4, "the dialog showed 36 messages, and now 40 are affected")):
+            more = {**CHANNEL, state: CHANNEL[state] + count}
+            assert change(seen, ask("channel.delete", more)["seen"]) == text
+    moved = {**CHANNEL, "depth": 0, "in_flight_count": 34}
+    assert change(seen, ask("channel.delete", moved)["seen"]) == ""
+    assert "created again" in change(seen, ask("channel.delete", CHANNEL, uuid="v")["seen"])
+    replay = ask("channel.seek", CHANNEL, 70)["seen"], ask("channel.seek", CHANNEL, 20)["seen"]
+    assert "now 55 are affected" in change(*replay)
+    channels = ask("topic.delete")["seen"], ask("topic.delete", channels=[CHANNEL] * 2)["seen"]
+    assert change(*channels) == "the dialog showed 1 channels, and now 2 are affected"
+
+
+def test_a_seek_beyond_the_end_is_refused_already_in_its_preview() -> None:
+    with pytest.raises(ApiError, match="offset 101 is beyond the end of the topic, offset 100"):
+        ask("channel.seek", CHANNEL, 101)
 
 
 def test_a_harmless_action_says_that_it_loses_nothing() -> None:
