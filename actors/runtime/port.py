@@ -190,9 +190,8 @@ class Port(PolledSocket):
 
         The peer gets a Beat if it has not.
         """
-        self.unchecked = True
         try:
-            send_frames(self._socket, [*envelope, b"", encode(Beat())])
+            send_frames(self.socket, [*envelope, b"", encode(Beat())])
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
                 return True
