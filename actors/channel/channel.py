@@ -26,7 +26,7 @@ from ...transport.errors import (
     ZsqError,
 )
 from ...transport.names import is_ephemeral
-from ...transport.settings import ChannelOptions, NewChannelSettings
+from ...transport.settings import ATTEMPTS_MAX, ChannelOptions, NewChannelSettings
 from ...transport.wire import protocol as p
 from ..primitives.lease_cell import LOST, LeaseWatch, run_dir_of
 from ..primitives.ranges import Span
@@ -39,6 +39,7 @@ from ..settings.closing import TO_CONSUMERS
 from ..settings.starts import ChannelStart
 from .core import ChannelCore, Peeks, check_ready, consumer_of
 from .dead_letter_sender import DeadLetterSender
+from .due_clock import DueClock
 from .feed import Feed
 from .lease import Departure, Hole, Subscriber
 from .redelivery import Deferred
@@ -174,6 +175,7 @@ class ChannelActor(Actor[ChannelStart]):
         self.last_consumer = LastConsumer(time.monotonic_ns()) if is_ephemeral(self.name) else None
         self.core = make_delivery(self.key, self.name, opened)
         self.supply = self.core.supply
+        self.due_clock = DueClock()
         self.feed = Feed(self.name)
         self.front = self.open_router(self.given.front)
         self._route()
@@ -308,8 +310,17 @@ class ChannelActor(Actor[ChannelStart]):
     def req(self, port: Port, mail: Mail, message: p.Req) -> None:
         self._consumer(mail)
         error = message.error[: p.ERROR_TEXT_MAX]
+        if not self.supply.deferred.rows:
+            self.due_clock.follow()
+        delay_ns = (
+            self.core.settings.backoff_ns(ATTEMPTS_MAX)
+            if message.delay_ms == p.BACKOFF
+            else message.delay_ms * _MS
+        )
+        self.due_clock.hold(delay_ns)
+        now_ns = self.due_clock.now_ns()
         refused = self.core.req(
-            mail.envelope, message.token, message.ranges, message.delay_ms, time.time_ns(), error
+            mail.envelope, message.token, message.ranges, message.delay_ms, now_ns, error
         )
         self._answer(mail, message.request, message.token, refused)
 
@@ -519,28 +530,27 @@ class ChannelActor(Actor[ChannelStart]):
         """
         now = time.monotonic_ns()
         self.core.look_for_idle(now)
-        due = self.core.next_due(now, time.time_ns())
+        due = self.core.next_due(now, self.due_clock.now_ns())
         if due and (due < self._hinted_ns - _MS or self._hinted_ns == 0):
             self._hinted_ns = due
             self.scan.send((), p.Hint(self.key, due))
 
     def process_due(self, port: Port, mail: Mail, message: p.Scan) -> None:
-        now, wall = time.monotonic_ns(), time.time_ns()
-        dirty = self.core.scan(now, wall)
+        now, due_ns = time.monotonic_ns(), self.due_clock.now_ns()
+        dirty = self.core.scan(now, due_ns)
         if dirty:
             self.stir()
         for peer, count in self.core.recalls(now):
             self.front.send(peer, p.Recall(count))
-        self._hinted_ns = self.core.next_due(now, wall)
+        self._hinted_ns = self.core.next_due(now, due_ns)
         port.send(mail.envelope, p.Scanned(message.request, dirty, self._hinted_ns))
 
     def _ask_for_due(self) -> None:
         if not self.stopping and self.core.may_ask():
             self._request += 1
             self.supply.deferred.ask(self._request)
-            self.storage.send(
-                (), p.Due(self._request, self.name, time.time_ns(), options.DUE_ROWS_MAX)
-            )
+            until_ns = self.due_clock.now_ns()
+            self.storage.send((), p.Due(self._request, self.name, until_ns, options.DUE_ROWS_MAX))
 
     # Commits
 
@@ -572,7 +582,8 @@ class ChannelActor(Actor[ChannelStart]):
 
     def on_done(self, port: Port, mail: Mail, message: p.Done) -> None:
         if self.supply.deferred.answered(message.request):
-            self.supply.came_due(message.data["rows"], message.data["next_due_ns"], time.time_ns())
+            rows, next_due_ns = message.data["rows"], message.data["next_due_ns"]
+            self.supply.came_due(rows, next_due_ns, self.due_clock.now_ns())
         looked = self.peeks.answered(message.request, message.data.get("rows", ()), self.core)
         if looked is not None:
             self.answer_order(looked)

@@ -4,8 +4,9 @@ The processes of the broker and the test share the offset: 8 bytes of a file tha
 mapped. `install` replaces the functions of `time` that return the wall clock. It changes only the
 process that calls it.
 
-Only the wall clock moves. Delays, the delays of requeues, and the ages of messages are measured
-with it. Leases, heartbeats and timeouts are measured with the monotonic clock, which is not
+The wall clock moves, and with it the clock of boot time, which a channel counts the delays of
+requeues with (`actors/channel/due_clock.py`). Delays and the ages of messages are measured with the
+wall clock. Leases, heartbeats and timeouts are measured with the monotonic clock, which is not
 changed. So no client loses its connection when a test moves the clock. A broker must cope with a
 wall clock that jumps forward in production, too.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -52,8 +54,13 @@ def install(path: Path) -> None:
     Call it before other modules of the broker are imported, because some keep `time.time_ns`.
     """
     offset = Offset(path)
-    time_ns, time_s = time.time_ns, time.time
-    moved = {
+    time_ns, time_s, gettime_ns = time.time_ns, time.time, time.clock_gettime_ns
+
+    def moved_gettime_ns(clock: int) -> int:
+        return gettime_ns(clock) + (offset.ns if clock == time.CLOCK_BOOTTIME else 0)
+
+    moved: dict[str, Callable[..., object]] = {
+        "clock_gettime_ns": moved_gettime_ns,
         "time_ns": lambda: time_ns() + offset.ns,
         "time": lambda: time_s() + offset.ns / 1e9,
     }

@@ -14,6 +14,8 @@ from support.broker import Broker, kill, wait_for
 
 import zsq
 
+WALL_CLOCK = Path(__file__).parents[1] / "support" / "wall_clock"
+
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
@@ -171,3 +173,44 @@ def test_unfinished_counts_what_waits_what_is_held_and_what_is_deferred(shared: 
         assert admin.unfinished("left", "c") == 4
         with pytest.raises(zsq.NotFound):
             admin.unfinished("left", "absent")
+
+
+@pytest.mark.parametrize("jump_s", [-86_400, -2_000, 3_600])
+def test_a_requeue_takes_as_long_as_it_says_when_the_wall_clock_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    clock = tmp_path / "clock"
+    clock.write_text("0")
+    monkeypatch.setenv("PYTHONPATH", str(WALL_CLOCK))
+    monkeypatch.setenv("ZSQ_WALL_CLOCK", str(clock))
+    broker = Broker(tmp_path / "data")
+    try:
+        broker.start()
+        with (
+            zsq.Producer(broker.ipc) as producer,
+            zsq.Consumer("t", "c", url=broker.ipc) as consumer,
+        ):
+            for body, delay_s in ((b"long", 1_800.0), (b"short", 2.0)):
+                producer.publish("t", body)
+                message = consumer.receive(20)
+                assert message is not None
+                message.requeue(delay_s)
+            with zsq.Admin(broker.ipc) as admin:
+                wait_for(lambda: deferred_of(admin) == 2, what="both are deferred")
+                begun = time.monotonic()
+                later = tmp_path / "later"
+                later.write_text(f"{jump_s}")
+                later.rename(clock)
+                message = consumer.receive(20)
+                assert message is not None
+                assert message.body == b"short"
+                assert time.monotonic() - begun > 0.5, "not at once"
+                message.finish()
+                assert consumer.receive(1) is None
+                assert deferred_of(admin) == 1
+    finally:
+        broker.close()
+
+
+def deferred_of(admin: zsq.Admin) -> int:
+    return int(admin.stats("t")["topics"][0]["channels"][0]["deferred_count"])

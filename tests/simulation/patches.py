@@ -58,6 +58,7 @@ def before_import() -> None:
     )
     _patch(time, "time_ns", lambda real: lambda: w.time_ns() if (w := world_now()) else real())
     _patch(time, "time", lambda real: lambda: w.time_ns() / S if (w := world_now()) else real())
+    _patch(time, "clock_gettime_ns", _boot_clock)
     _patch(time, "sleep", lambda real: _sleep)
     _patch(
         os,
@@ -111,6 +112,14 @@ def _seeded(real: Any) -> Any:
         return real(*(seed or (random.getrandbits(64),)))
 
     return make
+
+
+def _boot_clock(real: Callable[[int], int]) -> Callable[[int], int]:
+    def clock_gettime_ns(clock: int) -> int:
+        world = world_now()
+        return world.monotonic_ns() if world and clock == time.CLOCK_BOOTTIME else real(clock)
+
+    return clock_gettime_ns
 
 
 def _sleep(seconds: float) -> None:

@@ -228,7 +228,7 @@ class NsqGateway(AsyncActor[NsqStart]):
                 (one.topic, one.channel) == (topic, channel) for one in self._subscriptions()
             )
             if there >= most:
-                return f"channel consumers for {topic}:{channel} exceeds limit of {most}"
+                return f"consumers for {topic}:{channel} exceeds limit of {most}"
         return ""
 
     def holds(self, but: Subscription, message_id: bytes) -> bool:

@@ -109,8 +109,8 @@ class GivenOptions:
         usual=_PUSH_PLACE,
     )
     no_listen: bool = _flag(
-        "Start no TCP gateway. Only clients of the same user on this machine can connect, by "
-        "ipc://DATA_DIR/run."
+        "Start no TCP gateway, and no NSQ or HTTP gateway without its own option. Clients of the "
+        "same user on this machine can connect, by ipc://DATA_DIR/run."
     )
     sync: str = _row("always", _one_of(*SYNC_MODES), "Sync mode of new topics.")
     auto_create: str = _row(

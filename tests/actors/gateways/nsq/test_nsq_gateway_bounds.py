@@ -61,8 +61,7 @@ def test_a_consumer_over_the_limit_of_its_channel_is_refused() -> None:
     limits = NsqLimits(max_channel_consumers=1)
     assert gateway_with(limits, ("t", "other"), None).refuses("t", "c") == ""
     assert (
-        gateway_with(limits, ("t", "c")).refuses("t", "c")
-        == "channel consumers for t:c exceeds limit of 1"
+        gateway_with(limits, ("t", "c")).refuses("t", "c") == "consumers for t:c exceeds limit of 1"
     )
 
 

@@ -1,0 +1,44 @@
+"""Due clock: the clock by which a channel decides which deferred messages are due.
+
+The delay of a requeue is a duration. The wall clock may be set while it runs, by a person or by the
+first answer of a time server. Then a message would come too early or too late by as much. So while
+the process lives, this clock counts the time that has passed since its start, including the time of
+a suspended machine, and does not follow the wall clock.
+
+The state store keeps due times of the wall clock, because only that one goes on over a restart. So
+this clock begins at the wall clock, and follows it again whenever no message is deferred. Messages
+that were deferred before a restart have no other clock than the wall clock. So when the delays of
+this process are over, this clock also follows a wall clock that was set forward.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..primitives.lease_cell import boot_ns
+
+
+class DueClock:
+    def __init__(
+        self, passed_ns: Callable[[], int] = boot_ns, wall_ns: Callable[[], int] | None = None
+    ) -> None:
+        self._passed_ns = passed_ns
+        self._wall_ns = wall_ns or time.time_ns
+        self._ahead_ns = self._held_until_ns = 0
+        self.follow()
+
+    def follow(self) -> None:
+        """Take the wall clock as it is now. No message may be deferred."""
+        self._ahead_ns = self._wall_ns() - self._passed_ns()
+
+    def hold(self, delay_ns: int) -> None:
+        """Note that a message is deferred for this time, during which the wall clock may be set."""
+        self._held_until_ns = max(self._held_until_ns, self.now_ns() + delay_ns)
+
+    def now_ns(self) -> int:
+        now_ns = self._passed_ns() + self._ahead_ns
+        if now_ns < self._held_until_ns or self._wall_ns() <= now_ns:
+            return now_ns
+        self.follow()
+        return self._passed_ns() + self._ahead_ns
