@@ -276,7 +276,8 @@ def broker_row(
         "handover": "",
         "places": places,
     }
-    if seen is not None and bucket.get("standbys"):
+    # Without the bucket, a standby cannot take over.
+    if seen is not None and bucket.get("standbys") and not bucket.get("trouble"):
         urls = [one["url"] for one in places if one["role"] == PRIMARY]
         urls += [one["url"] for one in places if one["role"] == STANDBY]
         row["handover"] = handover_command([*urls, *seen.addresses("standby_addresses")])

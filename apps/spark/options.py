@@ -344,7 +344,8 @@ def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
     if not names:
         raise wrong(
             "no topic is given: use .option('topic', NAME), .option('subscribe', 'NAME,NAME') for "
-            "several, or .option('subscribePattern', EXPRESSION)"
+            "several, or .option('subscribePattern', EXPRESSION). In SQL, use CREATE TEMPORARY "
+            "VIEW: Spark passes no options of a table (CREATE TABLE ... USING zsq)"
         )
     return tuple(sorted({check_name(name) for name in names})), ""
 

@@ -44,7 +44,7 @@ from ..log.damage import (
     Bad,
     Hole,
     decode_bad_head,
-    gap_text,
+    gaps_text,
     keep_bytes,
 )
 from ..log.index import INDEX_EVERY_BYTES, Index
@@ -743,6 +743,7 @@ class _TopicCheck:
                 )
 
     def _check_bad_files(self) -> None:
+        last_gap = ""
         for name in self._names:
             if parse_chunk_name(name.removesuffix(BAD_SUFFIX)) is not None and name.endswith(
                 BAD_SUFFIX
@@ -766,7 +767,10 @@ class _TopicCheck:
                 self._known[(head.bad.base_offset, head.bad.position)] = head.bad
             elif head.bad.kind == GAP:
                 self._gaps.append(head.bad.hole)
-                self._add(NOTE, name, gap_text(head.bad.hole))
+                last_gap = name
+        self._gaps.sort()
+        if self._gaps:
+            self._add(NOTE, last_gap, gaps_text(self._gaps))
 
     def _kept(self, name: str, kept: int, expected: int) -> bool:
         fd = self._files.open_read(f"{self._directory}/{name}")

@@ -51,7 +51,6 @@ CUT_OFF: Final = "cut off"
 GAP: Final = "gap"
 # No block is at this position. So damage of the chunk after the gap has a file with another name.
 GAP_POSITION: Final = 1
-GAPS_TOLD: Final = 2  # gaps of which each has a sentence
 _WHY_CHARACTERS_MAX: Final = 120
 
 
@@ -111,23 +110,18 @@ def gap_before(base_offset: int, first_offset: int) -> Bad:
     return Bad(base_offset, GAP_POSITION, 0, first_offset, count, why, GAP, blocks=0)
 
 
-def gap_text(gap: Hole) -> str:
-    """Return a sentence about a gap, for people."""
+def gaps_text(gaps: Sequence[Hole]) -> str:
+    """Return a sentence about the gaps of a topic, for people, or "". Each takeover adds a gap."""
+    if not gaps:
+        return ""
+    last = gaps[-1]
+    where = f"offsets {last.first_offset} to {last.next_offset - 1}"
+    if len(gaps) > 1:
+        where = f"{len(gaps)} ranges of offsets, the last one {where.removeprefix('offsets ')},"
     return (
-        f"offsets {gap.first_offset} to {gap.next_offset - 1} were reserved or given out before "
-        "this topic was restored, and the bucket does not have them; readers step over them"
+        f"no damage: {where} were skipped when this topic was restored or taken over, because the "
+        "bucket has no message there; readers step over them"
     )
-
-
-def gap_texts(gaps: Sequence[Hole]) -> list[str]:
-    """Return sentences about the gaps of a topic, for people: the last ones, and how many are
-    before them. Each takeover adds a gap.
-    """
-    texts = [gap_text(gap) for gap in gaps[-GAPS_TOLD:]]
-    if earlier := gaps[:-GAPS_TOLD]:
-        between = f"between {earlier[0].first_offset} and {earlier[-1].next_offset - 1}"
-        texts.insert(0, f"{len(earlier)} ranges of offsets {between} are also stepped over")
-    return texts
 
 
 def encode_bad_head(head: BadHead) -> bytes:

@@ -68,7 +68,7 @@ from .damage import (
     DAMAGED,
     Bad,
     bad_heads,
-    gap_texts,
+    gaps_text,
     keep_bytes,
 )
 from .log import Log, LogOptions
@@ -276,7 +276,8 @@ def _note_lost_end(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: Reco
 def _tell_gaps(folder: str, log: Log, report: RecoveryReport) -> None:
     """Note the gaps. They are no alarms: whoever restored the topic was told of them."""
     report.gaps = tuple(log.reader.damage.gaps)
-    report.notes += [f"{folder}: {text}" for text in gap_texts(report.gaps)]
+    if report.gaps:
+        report.notes.append(f"{folder}: {gaps_text(report.gaps)}")
 
 
 def _remote(

@@ -160,3 +160,19 @@ def test_a_stream_does_not_take_a_transaction(
         )
     )
     assert "foreachBatch" in text
+
+
+def test_sql_reads_a_temporary_view_and_a_table_says_why_it_cannot_be_read(
+    spark: SparkSession, topic: Topic
+) -> None:
+    topic.put(b"1", b"2")
+    pairs = ", ".join(f"{name} '{value}'" for name, value in topic.options.items())
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW zsq_view USING zsq OPTIONS ({pairs})")
+    assert spark.sql("SELECT count(*) AS n FROM zsq_view").collect()[0].n == 2
+    spark.sql(f"CREATE TABLE zsq_table USING zsq OPTIONS ({pairs})")
+    try:
+        assert "use CREATE TEMPORARY VIEW" in said(
+            lambda: spark.sql("SELECT * FROM zsq_table").collect()
+        )
+    finally:
+        spark.sql("DROP TABLE zsq_table")

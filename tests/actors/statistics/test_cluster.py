@@ -124,6 +124,7 @@ def test_the_broker_that_is_asked_says_its_own_addresses() -> None:
         # the standby was not reached from here, but the primary knows its address
         ([Answer(ONE, seen(standbys=1, standby_addresses=TWO))], f"zsq handover --url {ONE},{TWO}"),
         ([Answer("", seen(standbys=1))], "zsq handover"),
+        ([Answer("", seen(standbys=1, trouble="no answer"))], ""),
         (
             [Answer(ONE, seen(standbys=1, standby_addresses="tcp://$(reboot):1"))],
             f"zsq handover --url '{ONE},tcp://$(reboot):1'",

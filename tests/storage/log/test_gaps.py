@@ -13,8 +13,7 @@ from zsq.storage.log.damage import (
     Hole,
     decode_bad_head,
     gap_before,
-    gap_text,
-    gap_texts,
+    gaps_text,
     keep_bytes,
 )
 from zsq.storage.log.index import INDEX_EVERY_BYTES
@@ -41,21 +40,19 @@ def with_gap(harness: StorageHarness) -> Hole:
     return bad.hole
 
 
-def test_only_the_last_of_many_gaps_have_sentences() -> None:
+def test_many_gaps_have_one_sentence_which_does_not_read_like_a_loss() -> None:
     gaps = [Hole(first, 10) for first in range(100, 800, 100)]
-    assert gap_texts(gaps[:2]) == [gap_text(gap) for gap in gaps[:2]]
-    assert gap_texts(gaps) == [
-        "5 ranges of offsets between 100 and 509 are also stepped over",
-        gap_text(gaps[5]),
-        gap_text(gaps[6]),
-    ]
-    assert gap_texts([]) == []
+    assert gaps_text(gaps[:1]).startswith("no damage: offsets 100 to 109 were skipped when")
+    assert gaps_text(gaps).startswith(
+        "no damage: 7 ranges of offsets, the last one 700 to 709, were skipped when"
+    )
+    assert gaps_text([]) == ""
 
 
 def test_a_gap_is_told_once_and_never_counted_as_lost(harness: StorageHarness) -> None:
     gap = with_gap(harness)
     report = harness.open().report
-    text = f"{harness.directory}: {gap_text(gap)}"
+    text = f"{harness.directory}: {gaps_text([gap])}"
     assert text.endswith("readers step over them")
     assert not report.alarms, "a broker that was restored is healthy"
     assert text in report.notes
@@ -88,7 +85,7 @@ def test_fsck_knows_a_gap(harness: StorageHarness) -> None:
     gap = with_gap(harness)
     report = check_topic(Files(), harness.directory, IDENTITY, 1)
     assert not report.damaged
-    assert gap_text(gap) in {one.text for one in report.findings if one.level == NOTE}
+    assert [one.text for one in report.findings if one.level == NOTE] == [gaps_text([gap])]
 
 
 def test_a_chunk_that_is_missing_before_a_gap_is_damage(harness: StorageHarness) -> None:
