@@ -13,7 +13,6 @@ from .broker_view import channel_pulse, is_known, storage_pulse, topic_pulse
 from .schema import ENDS, defaults
 
 if TYPE_CHECKING:
-    from ..runtime.process_table import Child
     from .broker_view import TopicView
     from .gathering import Details
 
@@ -54,7 +53,7 @@ def channel_rows(
     for name, child in group.channels.items():
         stats = channel_pulse(child)
         asked = details.get(child.spec.key, {}) if child is not None and details else {}
-        row = _row(name, stats, asked, waiting(child, end), end, coming, coming_recent(topic))
+        row = _row(name, stats, asked, waiting(stats, end), end, coming, coming_recent(topic))
         row["oldest_message_age_s"] = age_s(
             row["depth"] + held(stats), oldest.get(name, 0), wall_ns
         )
@@ -136,18 +135,17 @@ def depth(stats: ChannelPulse, end: int) -> int:
     )
 
 
-def waiting(child: Child | None, end: int) -> int:
+def waiting(stats: ChannelPulse, end: int) -> int:
     """Return the number of messages up to `end` that wait in a channel, or 0 if it is not known.
 
     All views get this number from here. It is never below what the channel itself has reported.
     """
-    stats = channel_pulse(child)
     if "next_offset" not in stats:
         return 0
     return max(stats.get("depth", 0), depth(stats, end))
 
 
-def settled_end(group: TopicView, child: Child | None, now_ns: int) -> int:
+def settled_end(group: TopicView, channel: str, now_ns: int) -> int:
     """Return the offset up to which the last pulse of a channel counts its messages.
 
     A channel that has consumers moves between its own pulse and that of its topic. Messages that
@@ -155,7 +153,7 @@ def settled_end(group: TopicView, child: Child | None, now_ns: int) -> int:
     end that was known when its own pulse came. A channel that is silent for longer than an active
     one has not moved. It counts up to the newest end, like a channel without consumers.
     """
-    end = visible_end(group)
+    end, child = visible_end(group), group.channels.get(channel)
     if child is None or not channel_pulse(child).get("client_count"):
         return end
     return min(end, child.topic_end) if now_ns - child.pulsed_ns < ACTIVE_NS else end
@@ -167,9 +165,9 @@ def backlog(group: TopicView, channel: str, now_ns: int, wall_ns: int) -> dict[s
     This is cheaper than a whole row.
     """
     oldest_ns = storage_pulse(group).get("oldest_ns", {}).get(channel, 0)
-    child = group.channels[channel]
-    waits = waiting(child, settled_end(group, child, now_ns))
-    return {"depth": waits, "age_s": age_s(waits + held(channel_pulse(child)), oldest_ns, wall_ns)}
+    stats = channel_pulse(group.channels[channel])
+    waits = waiting(stats, settled_end(group, channel, now_ns))
+    return {"depth": waits, "age_s": age_s(waits + held(stats), oldest_ns, wall_ns)}
 
 
 def age_s(unfinished: int, oldest_ns: int, wall_ns: int) -> float | None:

@@ -168,7 +168,7 @@ class Overview:
             known = rows.get(name) or rows.setdefault(name, _Known())
             health = "" if is_known(group, child) else "failed" if name in failed else "starting"
             stats = channel_pulse(child)
-            end = settled_end(group, child, now_ns)
+            end = settled_end(group, name, now_ns)
             is_same = known.stats is stats and known.topic is topic and known.health == health
             if is_same and known.end == end:
                 continue
@@ -249,7 +249,7 @@ def _channel_row(
         else float(topic.get("rates", _NOTHING).get("message_count", 0.0))
     )
     end = topic.get("end", 0)
-    waits = waiting(child, counted_to)
+    waits = waiting(stats, counted_to)
     by_name: Mapping[str, Any] = stats
     get = by_name.get
     return (
