@@ -82,7 +82,7 @@ function draw() {
   if (model.ready) page?.update?.();
 }
 
-function show({ parts, query: asked }) {
+function show({ parts, query: asked }, top) {
   const found = match(ROUTES, parts);
   const address = parts.join("/");
   closeDialogs();
@@ -99,7 +99,6 @@ function show({ parts, query: asked }) {
   put(frame.page, page.element);
   document.title = page.title ? `${page.title} · ZSQ` : "ZSQ";
   if (place !== "" && place !== address) {
-    window.scrollTo(0, 0);
     frame.page.focus({ preventScroll: true });
     announce(page.title ?? "");
   }
@@ -109,6 +108,7 @@ function show({ parts, query: asked }) {
   model.answered = live.follows(query);
   live.follow(query);
   draw();
+  window.scrollTo(0, top);
 }
 
 function nothingHere() {

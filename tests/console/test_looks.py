@@ -196,6 +196,63 @@ def test_topics_can_be_filtered_and_sorted(window: Window) -> None:
     assert page.locator("tbody tr a.name").last.inner_text() == "hostile"
 
 
+def test_back_returns_to_the_same_order_and_place_of_the_page(
+    window_of: Callable[..., Window], broker: Broker
+) -> None:
+    """The order and the chosen message are in the address. Back also restores the scrolling."""
+    window = window_of(broker, viewport={"width": 1200, "height": 300})
+    page = window.open("#/?q=o")
+    window.row("hostile").wait_for()
+    page.get_by_role("button", name="Backlog").click()
+    page.get_by_role("button", name="Backlog").click()
+    assert page.url.endswith("#/?q=o&sort=backlog")
+    page.evaluate("window.scrollTo(0, 180)")
+    page.locator("tbody tr a.name", has_text="hostile").first.click()
+    page.get_by_role("heading", name="hostile", exact=True).wait_for()
+    assert page.evaluate("window.scrollY") == 0
+    page.go_back()
+    window.row("hostile").wait_for()
+    scrolled = page.evaluate("window.scrollY")
+    assert scrolled > 0
+    assert page.locator("th[aria-sort=ascending]").inner_text().startswith("Backlog")
+    page.evaluate("location.hash = '#/topics/hostile/messages'")
+    page.locator(".message").wait_for()
+    page.locator("tbody tr button").last.click()
+    chosen = page.locator(".message").get_attribute("data-offset")
+    assert page.url.endswith(f"at={chosen}")
+    page.evaluate("location.hash = '#/alarms'")
+    page.get_by_role("heading", name="Alarms", exact=True).wait_for()
+    page.go_back()
+    page.locator(f".message[data-offset='{chosen}']").wait_for()
+
+
+@pytest.mark.parametrize("width", [360, 390, 1024])
+def test_a_schedule_can_be_paused_and_removed_on_a_narrow_screen(
+    window_of: Callable[..., Window], broker: Broker, width: int
+) -> None:
+    name = "a-nightly-report-of-everything"
+    with zsq.Admin(broker.ipc) as admin:
+        admin.schedule_add("hostile", name, "0 3 * * *", b"report")
+    window = window_of(broker, viewport={"width": width, "height": 740})
+    page = window.open("#/schedules")
+    cell = window.row(name).locator("td.c-name")
+    assert cell.evaluate("one => one.scrollWidth <= one.clientWidth"), "the name is not cut"
+    for button in ("Pause", "Remove"):
+        box = window.row(name).get_by_role("button", name=button).bounding_box()
+        assert box["x"] + box["width"] <= width
+    window.row(name).get_by_role("button", name="Pause").click()
+    window.row(name).get_by_role("button", name="Resume").wait_for()
+    window.row(name).get_by_role("button", name="Remove").click()
+    window.agree("Remove the schedule")
+    window.sees("No schedule yet")
+    for link in page.locator(".nav a:visible").all():
+        box = link.bounding_box()
+        assert box["x"] + box["width"] <= width
+    page.evaluate("location.hash = '#/topics/hostile'")
+    tabs = page.locator(".tabs").bounding_box()
+    assert tabs["y"] < 800, "the charts do not push the tabs away"
+
+
 @pytest.mark.parametrize("width", [360, 768])
 def test_no_page_is_wider_than_a_narrow_screen(
     window_of: Callable[..., Window], broker: Broker, width: int

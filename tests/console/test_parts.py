@@ -84,6 +84,15 @@ def window(browser: Any) -> Iterator[Window]:
     assert complaints == []
 
 
+def test_an_alarm_without_a_number_says_its_sentence(window: Window) -> None:
+    page = window.open("#/")
+    said = """async (alarm) => (await import("/console/view/parts.js")).alarmText(alarm)"""
+    health = {"figure": "health", "value": None, "threshold": 0, "text": "orders: state store lost"}
+    assert page.evaluate(said, health) == "state store lost"
+    age = {"figure": "age_s", "value": 90, "threshold": 60}
+    assert page.evaluate(said, age).startswith("oldest unfinished is ")
+
+
 def test_each_figure_is_shown_short_and_with_its_unit(window: Window) -> None:
     page = window.open("#/")
     cases: dict[str, list[tuple[float | None, str]]] = {

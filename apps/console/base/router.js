@@ -41,12 +41,22 @@ export function match(routes, parts) {
 }
 
 let shown = ""; // the address of the page that is shown
+const scrolled = new Map(); // entry of the history -> how far its page was scrolled
+let entry = 0; // a number that no other entry of the history has
 
-/** Call `arrive(where)` now and whenever the address changes. */
+/** Call `arrive(where, top)` now and whenever the address changes. `top` is how far the page was
+ * scrolled when the user left it, if Back or Forward returns to it, and otherwise 0. */
 export function watch(arrive) {
+  history.scrollRestoration = "manual";
   const go = () => {
+    if (shown !== "") scrolled.set(entry, window.scrollY);
     shown = location.hash;
-    arrive(parse(shown));
+    entry = history.state?.entry ?? 0;
+    if (!entry) {
+      entry = Math.random();
+      history.replaceState({ entry }, "");
+    }
+    arrive(parse(shown), scrolled.get(entry) ?? 0);
   };
   window.addEventListener("hashchange", go);
   go();
@@ -61,6 +71,12 @@ export function go(address) {
  * the old page can arrive between them. It would take the user back. */
 export function replace(address) {
   if (location.hash !== shown) return;
-  history.replaceState(null, "", address);
+  history.replaceState(history.state, "", address);
   shown = location.hash;
+}
+
+/** Change some values in the query of this page, as `replace` does. An empty value leaves it out. */
+export function amend(changes) {
+  const { parts, query } = parse(location.hash);
+  replace(link(...parts, { ...query, ...changes }));
 }

@@ -4,7 +4,7 @@
 import { h, setText, show } from "../base/dom.js";
 import { plural } from "../base/format.js";
 import { isAlarm } from "../base/model.js";
-import { link, replace } from "../base/router.js";
+import { amend } from "../base/router.js";
 import { channelColumns } from "../view/channel-table.js";
 import { empty } from "../view/parts.js";
 import { filterField, skeleton, Table } from "../view/table.js";
@@ -13,11 +13,11 @@ export function channelsPage({ model, query }) {
   const table = new Table({
     label: "Channels", columns: channelColumns(model, { topics: true }), id: (channel) => `${channel.topic}/${channel.name}`,
     words: (channel) => `${channel.topic}/${channel.name} ${channel.paused ? "paused" : ""} ${channel.health} ${isAlarm(channel) ? "alarm" : ""} ${channel.consumers ? "" : "no consumers"}`,
-    sort: ["depth", -1], empty: empty("No channel yet", "A consumer creates its channel:", "zsq sub clicks archive"),
+    sort: ["depth", -1], query, empty: empty("No channel yet", "A consumer creates its channel:", "zsq sub clicks archive"),
   });
   const number = h("span.quiet", { role: "status" });
   const filter = filterField(() => table, "Filter channels", (text) => {
-    replace(link("channels", { q: text }));
+    amend({ q: text });
     tell();
   });
   const tell = () => setText(number, table.shown === table.size ? plural(table.size, "channel") : `${table.shown} of ${plural(table.size, "channel")}`);

@@ -21,7 +21,7 @@ export function processesPage({ model, signal }) {
   const table = new Table({ label: "Processes", columns: columns(), id: (one) => `${one.name} ${one.kind}`, words: (one) => `${one.name} ${one.kind} ${one.pid} ${one.state}`, sort: ["memory_bytes", -1], empty: empty("No processes to show", "") });
   show(table.element, false);
   const tell = () => setText(number, table.shown === table.size ? plural(table.size, "process", "processes") : `${table.shown} of ${plural(table.size, "process", "processes")}`);
-  const element = h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Processes"), filterField(() => table, "Filter processes", tell), number, h("div.end", {}, h("a.linked", { href: "#/audit" }, "Audit log"))),
+  const element = h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Processes"), filterField(() => table, "Filter processes", tell), number),
     failed, h("section.panel", { "aria-label": "All together" }, figures.element), bucket.element, h("section.panel", { "aria-label": "Processes" }, waiting, table.element));
   void every(4000, () => asked(failed, signal, async () => {
     const found = await get("/api/processes", {}, signal);

@@ -4,7 +4,7 @@ import { explain, get } from "../base/api.js";
 import { h, setText, show } from "../base/dom.js";
 import { bytes, count, duration, plural, rate } from "../base/format.js";
 import { isAlarm } from "../base/model.js";
-import { link, replace } from "../base/router.js";
+import { amend, link } from "../base/router.js";
 import { Trails } from "../base/trails.js";
 import { createTopic } from "../view/topic-actions.js";
 import { button, empty, figureCell, Figures, permit, pills } from "../view/parts.js";
@@ -27,12 +27,12 @@ export function topicsPage({ model, query, signal }) {
   const trails = new Trails();
   const table = new Table({
     label: "Topics", columns: columns(model, trails), id: (topic) => topic.name, words: (topic) => `${topic.name} ${topic.paused ? "paused" : ""} ${topic.closed ? "closed" : ""} ${topic.health} ${isAlarm(topic) ? "alarm" : ""}`,
-    sort: ["name", 1], empty: nothing(),
+    sort: ["name", 1], empty: nothing(), query,
   });
   const figures = new Figures(FIGURES);
   const raised = new RaisedAlarms(model);
   const filter = filterField(() => table, "Filter topics", (text) => {
-    replace(link({ q: text }));
+    amend({ q: text });
     tell();
   });
   const number = h("span.quiet", { role: "status" });

@@ -9,11 +9,11 @@ import { channelColumns } from "../view/channel-table.js";
 import { button, empty, permit } from "../view/parts.js";
 import { filterField, Table } from "../view/table.js";
 
-export function channelsTab({ topic, model, signal }) {
+export function channelsTab({ topic, model, query, signal }) {
   const trails = new Trails();
   const table = new Table({
     label: `Channels of ${topic}`, columns: channelColumns(model, { trails }), id: (channel) => channel.name, words: (channel) => `${channel.name} ${channel.paused ? "paused" : ""} ${channel.health}`,
-    sort: ["name", 1], empty: empty("No channel yet", "Published messages wait for the first channel. A consumer creates its channel:", `zsq sub ${topic} archive`),
+    sort: ["name", 1], query, empty: empty("No channel yet", "Published messages wait for the first channel. A consumer creates its channel:", `zsq sub ${topic} archive`),
   });
   const create = button("New channel", () => void createChannel(topic));
   const element = h("div.stack", {}, h("div.toolbar", {}, filterField(() => table, "Filter channels"), h("div.end", {}, create)), h("section.panel", { "aria-label": "Channels" }, table.element));

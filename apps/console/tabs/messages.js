@@ -5,7 +5,7 @@ import { explain, get } from "../base/api.js";
 import { h, put, setAttr, setText, show } from "../base/dom.js";
 import { count } from "../base/format.js";
 import { may } from "../base/model.js";
-import { link, replace } from "../base/router.js";
+import { amend, link, replace } from "../base/router.js";
 import { linesButton } from "../view/lines.js";
 import { MessageList } from "../view/message-list.js";
 import { button, empty } from "../view/parts.js";
@@ -24,7 +24,7 @@ export function messagesTab({ topic, model, query, signal }) {
   const failed = h("p.note.warn", { hidden: true, role: "alert" });
   let shown = { start: 0, head: 0, from: 0, next_offset: 0, messages: [] };
   const none = h("div");
-  const list = new MessageList({ topic, label: `Messages of ${topic}`, way: -1, empty: none });
+  const list = new MessageList({ topic, label: `Messages of ${topic}`, way: -1, empty: none, picked: (offset) => amend({ at: offset }) });
   const save = linesButton(`${topic}.jsonl`, () => ({ topic, offset: shown.from, end: shown.next_offset }));
   const form = h("form.toolbar", {}, way, value, look, h("div.end", {}, where, older, newer, save));
   const element = h("div.stack", {}, form, failed, list.element);
@@ -74,7 +74,9 @@ export function messagesTab({ topic, model, query, signal }) {
     newer.disabled = shown.next_offset >= shown.head;
     const first = list.table.sort[1] < 0 ? last : shown.messages[0];
     save.disabled = !first;
-    if (first) list.choose(first);
+    const picked = shown.messages.find((one) => String(one.offset) === query.at);
+    if (picked) amend({ at: query.at });
+    if (first) list.choose(picked ?? first);
     else list.clear();
   };
   form.addEventListener("submit", (event) => {

@@ -116,7 +116,7 @@ export class Chart {
       if (share) words.push(svg("text", { x: 2, y: y - 3 + (share === 1 ? 13 : 0) }, this.format(this.top * share).text));
     }
     if (end > start) {
-      for (const at of times(start, end, Math.max(2, Math.floor((this.width - LEFT) / 90)))) {
+      for (const at of times(start, end, Math.max(2, Math.floor((this.width - LEFT) / 70)))) {
         const x = LEFT + ((at - start) / (end - start)) * (this.width - LEFT);
         if (x < LEFT + 14 || x > this.width - 14) continue;
         words.push(svg("text.time", { x: x.toFixed(1), y: HEIGHT - 4 }, moment(at, at).text.slice(0, 5)));

@@ -31,7 +31,7 @@ export class History {
     this.names = [...new Set(charts.flatMap((one) => one.series.map((series) => series.key)))];
     this.switch = segment("Time shown", SPANS, this.span, (span) => this.#show(span));
     this.charts[0].corner.append(this.switch);
-    this.element = h("div.grid", {}, this.charts.map((chart) => chart.element));
+    this.element = h("div.grid.charts", {}, this.charts.map((chart) => chart.element));
     this.load();
   }
 

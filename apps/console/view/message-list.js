@@ -7,19 +7,26 @@ import { figureCell } from "./parts.js";
 import { Table } from "./table.js";
 
 export class MessageList {
-  /** `way` is the order of the offsets: 1, or -1 for the newest first. */
-  constructor({ topic, label, empty, way }) {
+  /** `way` is the order of the offsets: 1, or -1 for the newest first. `picked(offset)` is called
+   * when the user chooses a message. */
+  constructor({ topic, label, empty, way, picked = () => {} }) {
+    this.picked = picked;
     this.topic = topic;
     this.chosen = null;
     this.none = h("div.empty", {}, h("span", {}, "Choose a message to see all of it."));
     this.detail = h("div", {}, this.none);
-    this.table = new Table({ label, columns: columns((message) => this.choose(message)), id: (message) => String(message.offset), sort: ["offset", way], empty });
+    this.table = new Table({ label, columns: columns((message) => this.#pick(message)), id: (message) => String(message.offset), sort: ["offset", way], empty });
     const list = h("div.list", {}, this.table.element);
     list.addEventListener("click", (event) => {
       const row = event.target.closest("tbody tr")?.row;
-      if (row) this.choose(row.data);
+      if (row) this.#pick(row.data);
     });
     this.element = h("section.panel.messages", { "aria-label": "Messages" }, list, this.detail);
+  }
+
+  #pick(message) {
+    this.choose(message);
+    this.picked(message.offset);
   }
 
   /** Show all of a message. */

@@ -22,8 +22,10 @@ export async function asked(failed, signal, ask, waiting = null) {
   if (waiting) show(waiting, false);
 }
 
-/** Return the text of an alarm: "3,114 messages waiting (alarm above 400)". */
-export function alarmText({ figure, value, threshold }) {
+/** Return the text of an alarm: "3,114 messages waiting (alarm above 400)". An alarm about a
+ * condition has no number. Its own text begins with its place. */
+export function alarmText({ figure, value, threshold, text }) {
+  if (value === null) return (text ?? "").replace(/^((raised|cleared): )?\S+: /, "");
   if (figure === "depth") return `${count(value).text} messages waiting (alarm above ${count(threshold).text})`;
   return `oldest unfinished is ${duration(value).text} old (alarm above ${duration(threshold).text})`;
 }

@@ -7,6 +7,7 @@
 // keys j and k move between the links of the rows (keys.js).
 
 import { add, h, setAttr, setClass, setText, show } from "../base/dom.js";
+import { amend } from "../base/router.js";
 
 const SORT_MS = 4000;
 const FIRST_ROWS = 40; // filled at once, before the browser has reported which rows are visible
@@ -15,11 +16,14 @@ const ROWS_STEP = 150;
 
 export class Table {
   /** `columns` is [{key, title, hint, num, width, rank, value(row), make(cell, row), show(cell,
-   * row)}]. Columns of rank 2 and 3 are hidden on narrow screens. `id(row)` identifies a row.
+   * row)}]. Columns of rank 1 to 3 are hidden on narrow screens, 3 first. `id(row)` identifies a row.
    * `words(row)` is the text that the filter searches. `sort` is [key, 1 or -1]. `empty` is an
-   * element. */
-  constructor({ label, columns, id, words = null, sort = null, empty = null, fixed = true }) {
-    Object.assign(this, { columns, id, words, sort, empty });
+   * element. `query` is the query of the page's address. With it, the order is kept there, as
+   * sort=KEY or sort=-KEY. */
+  constructor({ label, columns, id, words = null, sort = null, empty = null, fixed = true, query = null }) {
+    const [, minus, key] = /^(-?)(.+)$/.exec(query?.sort ?? "") ?? [];
+    const known = columns.some((one) => one.key === key && one.value);
+    Object.assign(this, { columns, id, words, sort: known ? [key, minus ? -1 : 1] : sort, empty, inAddress: query !== null });
     this.rows = new Map(); // id -> {id, data, tr (null: not added yet), cells, seen, made}
     this.most = ROWS_STEP;
     this.asked = "";
@@ -57,6 +61,7 @@ export class Table {
     const column = this.columns.find((one) => one.key === key);
     const first = column.num ? -1 : 1;
     this.sort = [key, this.sort?.[0] === key ? -this.sort[1] : first];
+    if (this.inAddress) amend({ sort: `${this.sort[1] < 0 ? "-" : ""}${key}` });
     this.#place(true);
   }
 
