@@ -294,7 +294,7 @@ class ProducerBase:
         return timeout
 
     def _log_unfinished(self, engine: ProducerEngine, error: BaseException) -> None:
-        """Log how many messages `close` leaves unconfirmed, because the caller may drop its error."""
+        """Log how many messages `close` leaves unconfirmed. The caller may drop its error."""
         if engine.unfinished:
             why = "was interrupted" if isinstance(error, KeyboardInterrupt) else "ends"
             log.warning("%s: close() %s: %s", self._client_name, why, engine.unfinished)
