@@ -19,7 +19,7 @@ ELSEWHERE: Final = {
     "E_INTERRUPTED",
     "E_START",
 }
-HTTP: Final = {"E_HOST", "E_ORIGIN"}
+HTTP: Final = {"E_CHANGED", "E_HOST", "E_ORIGIN"}
 LAYERS: Final = ("actors", "apps", "storage", "transport")
 
 
