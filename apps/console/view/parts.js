@@ -3,7 +3,7 @@
 
 import { explain } from "../base/api.js";
 import { add, h, put, setAttr, setClass, setPart, setText, show } from "../base/dom.js";
-import { count, duration } from "../base/format.js";
+import { bytes, count, duration } from "../base/format.js";
 import { isAlarm, isHealthy } from "../base/model.js";
 import { Spark } from "./spark.js";
 import { tell } from "./toast.js";
@@ -27,6 +27,7 @@ export async function asked(failed, signal, ask, waiting = null) {
 export function alarmText({ figure, value, threshold, text }) {
   if (value === null) return (text ?? "").replace(/^((raised|cleared): )?\S+: /, "");
   if (figure === "depth") return `${count(value).text} messages waiting (alarm above ${count(threshold).text})`;
+  if (figure === "held_bytes") return `unfinished messages hold ${bytes(value).text} (alarm above ${bytes(threshold).text})`;
   return `oldest unfinished is ${duration(value).text} old (alarm above ${duration(threshold).text})`;
 }
 

@@ -615,6 +615,7 @@ class Doing:
         seen = _seen(options.pop("seen"))
         if action == "topic.close" and _side(options) == "consumers":
             action = "topic.close.consumers"
+        now: losses.Seen
         if losses.has_preview(action):
             to = options.get("to") if action == "channel.seek" else None
             now = (await self._preview(action, topic, channel, to))["seen"]
