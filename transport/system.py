@@ -19,6 +19,7 @@ which costs each message on Linux time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -28,7 +29,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from .errors import E_UNSUPPORTED, UsageError
+from .errors import E_LIMIT, E_UNSUPPORTED, Refused, UsageError
 
 NAMES: Final = {"darwin": "macOS", "win32": "Windows", "linux": "Linux"}
 SIGNAL_MS: Final = 250
@@ -115,7 +116,10 @@ class EventWaker:
 
     def __init__(self) -> None:
         self._fd = -1
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as error:
+            raise Refused(E_LIMIT, why_no_file(error)) from None
 
     def fileno(self) -> int:
         return self._fd
@@ -266,6 +270,25 @@ Only the loop of the main thread can do this. In another thread, nothing happens
 # Sets of descriptors
 
 
+def why_no_file(error: Exception) -> str:
+    """Return the text of an error of the system or of ZeroMQ.
+
+    If this process may open no more files, the text names the limit.
+    """
+    if getattr(error, "errno", None) != errno.EMFILE:
+        return str(error)
+    try:
+        import resource  # not on Windows
+
+        limit = f" ({resource.getrlimit(resource.RLIMIT_NOFILE)[0]})"
+    except ImportError:
+        limit = ""
+    return (
+        f"this process has reached its limit of open files{limit}; raise it (ulimit -n), or use "
+        "fewer clients: each takes about 7"
+    )
+
+
 class EpollSet:
     """A set of descriptors to wait for. This one is an epoll set of Linux.
 
@@ -279,7 +302,10 @@ class EpollSet:
     __slots__ = ("_epoll", "_loop", "close", "fileno", "poll", "unregister")
 
     def __init__(self) -> None:
-        epoll = self._epoll = select.epoll()
+        try:
+            epoll = self._epoll = select.epoll()
+        except OSError as error:
+            raise Refused(E_LIMIT, why_no_file(error)) from None
         self._loop: Loop | None = None
         # These are methods of the epoll set itself. A method of this class around each of them
         # would cost each wait another call.

@@ -233,3 +233,33 @@ def test_publishes_go_on_soon_after_all_processes_lacked_files(broker: Broker) -
         assert {b"before", body} <= set(found)
         assert admin.stats("t")["topics"][0]["write_trouble"] == ""
     assert b"failed more than" not in broker.log.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_a_client_without_descriptors_names_the_limit(broker: Broker, kind: str) -> None:
+    url = broker.ipc if kind == "ipc" else broker.tcp
+    producers: list[zsq.Producer] = []
+    consumers: list[zsq.Consumer] = []
+
+    def publish_with_new_ones() -> None:
+        while len(producers) < 20:
+            producers.append(zsq.Producer(url, timeout=2))
+            producers[-1].publish("t", b"x")
+
+    def receive_with_new_ones() -> None:
+        while len(consumers) < 20:
+            consumers.append(zsq.Consumer("t", "c", url=url, timeout=2))
+            consumers[-1].receive(0.1)
+
+    try:
+        with no_more_files(os.getpid(), spare=20):
+            text = r"this process has reached its limit of open files \(\d+\); raise it"
+            with pytest.raises(ZsqError, match=text):
+                publish_with_new_ones()
+            with pytest.raises(ZsqError, match=text):
+                receive_with_new_ones()
+    finally:
+        for producer in producers:
+            producer.close(5)
+        for consumer in consumers:
+            consumer.close(5)

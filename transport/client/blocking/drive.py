@@ -71,12 +71,15 @@ class Drive(Generic[_EngineT]):
         self.lock = threading.Lock()
         self.stopped = False
         self._driver: object | None = None
+        self._wakers: list[Waker] = []
         self._waker = Waker()  # wakes the driver
+        self._wakers.append(self._waker)
         self._wake_fd = self._waker.fileno()
         engine.events.register(self._wake_fd)
         self._keeper_name = keeper
         self._keeper: threading.Thread | None = None
         self._keeper_waker = Waker()
+        self._wakers.append(self._keeper_waker)
         self._keeper_until_ns = 0  # the latest time of the keeper's next check
         self._keeper_drives = False
         self.client_name: ClientName | None = None
@@ -327,8 +330,8 @@ class Drive(Generic[_EngineT]):
     def __del__(self) -> None:
         """Close the descriptors. No thread sleeps on them, because no thread uses this object."""
         if self.pid == os.getpid():
-            self._waker.close()
-            self._keeper_waker.close()
+            for waker in self._wakers:  # fewer than two if no descriptor was left
+                waker.close()
 
 
 _Made = TypeVar("_Made", bound=Drive[Any])

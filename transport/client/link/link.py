@@ -64,7 +64,7 @@ from ...errors import (
 )
 from ...names import part_of
 from ...resolver import NotResolved, Resolver, late, resolver
-from ...system import EventSet, Ready
+from ...system import EventSet, Ready, why_no_file
 from ...wire import sockets
 from ...wire.address import Space, Target, is_beside, space_of
 from ...wire.addresses import NOT_PRIMARY, Rotation
@@ -510,7 +510,8 @@ class Link:
             self._supervisor = self.address.endpoint()
             self._connect(self._supervisor)
         except (zmq.ZMQError, OSError) as error:
-            self._die(now_ns, f"cannot connect to {self.address.url}: {error}")
+            why = why_no_file(error)
+            self._die(now_ns, f"cannot connect to {self.address.url}: {why}")
             return
         if target.kind == "supervisor":
             self._reached(now_ns)
@@ -539,7 +540,9 @@ class Link:
             if endpoint is not None:
                 self._connect(endpoint)
         except (zmq.ZMQError, OSError) as error:
-            text = f"{error}" if isinstance(error, NotResolved) else f"cannot connect: {error}"
+            text = f"{error}"
+            if not isinstance(error, NotResolved):
+                text = f"cannot connect: {why_no_file(error)}"
             self._die(now_ns, f"{self.address.url}: {text}")
             return self._again_ns
         if endpoint is not None:
@@ -914,7 +917,8 @@ class Link:
             try:
                 self._connect(endpoint)
             except zmq.ZMQError as error:
-                self._die(now_ns, f"cannot connect to {self.target} at {endpoint}: {error}")
+                why = why_no_file(error)
+                self._die(now_ns, f"cannot connect to {self.target} at {endpoint}: {why}")
                 return
         else:
             self.opened, self.left = message.data, False
