@@ -9,9 +9,11 @@ prints the figures of a run.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import http.client
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -455,6 +457,41 @@ def test_unfinished_bodies_of_a_user_keep_nobody_out(broker: Broker) -> None:
             assert closed(first, 1), "the oldest one made room for another connection"
             newest.settimeout(20)
             assert newest.recv(65_536).startswith(b"HTTP/1.1 408"), "it came too slowly"
+    finally:
+        close(sockets)
+
+
+def vanish(sock: socket.socket) -> None:
+    """Let the system drop all packets that come for this socket, so that none is acknowledged.
+
+    The socket filter is one BPF instruction: return 0 bytes.
+    """
+    instruction = struct.pack("=HBBI", 0x06, 0, 0, 0)
+    address = ctypes.create_string_buffer(instruction)
+    program = struct.pack("HL", 1, ctypes.addressof(address))
+    sock.setsockopt(socket.SOL_SOCKET, 26, program)  # SO_ATTACH_FILTER
+
+
+@pytest.mark.timeout(180)
+def test_streams_of_vanished_clients_end(broker: Broker) -> None:
+    """Nothing closes their connections, and nothing comes that a stream could fail to send."""
+    bound = HttpLimits().tails
+    assert ask(broker, "POST", "/pub?topic=carrier", b"x")[0] == 200
+    stream = b"GET /api/tail?topic=carrier HTTP/1.1\r\n" + LOW + b"\r\n"
+    sockets = [dial(broker) for _ in range(bound.each)]
+    try:
+        for sock in sockets:
+            sock.sendall(stream)
+            assert sock.recv(65_536).startswith(b"HTTP/1.1 200")
+            vanish(sock)
+
+        def has_place() -> bool:
+            with dial(broker) as sock:
+                sock.sendall(stream)
+                return sock.recv(65_536).startswith(b"HTTP/1.1 200")
+
+        assert not has_place()
+        wait_for(has_place, HttpLimits().vanished_s + 30, "a place for another stream")
     finally:
         close(sockets)
 

@@ -46,6 +46,8 @@ class HttpLimits:
     body_bytes_a_s: int = 1_024
     request_s: float = 60.0  # the time for a request and its answer
     stalled_s: float = 15.0  # the time for which a client may read nothing of its answer
+    # The time for which a peer may acknowledge nothing: its machine or network has vanished.
+    vanished_s: float = 30.0
     keep_alive_s: float = 75.0  # the time for which a connection may be idle
     # After a refusal, input is dropped for this time and up to this many bytes, so that a client
     # that sends before it reads gets the answer and not a reset.

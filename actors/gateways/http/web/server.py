@@ -124,6 +124,22 @@ class StrictConnection(h11.Connection):
             raise h11.RemoteProtocolError("the extensions of the chunks are too long")
 
 
+def notice_loss(sock: socket.socket | None, limit_s: float) -> None:
+    """Let the system end this connection if its peer has acknowledged nothing for so long.
+
+    A peer whose machine or network vanished closes nothing. What a stream sends it fits into the
+    system's buffers for a long time, so the stream would keep its place. The system asks a peer
+    that gets nothing.
+    """
+    if sock is None or not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    with contextlib.suppress(OSError):  # it has ended already
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(limit_s / 2)))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(limit_s / 6)))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limit_s * 1_000))
+
+
 class BoundedProtocol(H11Protocol):
     """A connection with time limits."""
 
@@ -143,6 +159,7 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        notice_loss(transport.get_extra_info("socket"), self._server.limits.vanished_s)
         self._head_since_s = self.loop.time()
         self._idle_since_s = time.monotonic()
         if len(self.connections) > self._server.limits.connections_max:
