@@ -116,6 +116,7 @@ class Rig:
             "open_dealer": self.lines.__getitem__,
             "open_router": self.lines.__getitem__,
             "supervisor": self.lines["supervisor"],
+            "listen_raw": lambda source, handle: None,
         }
         vars(self.channel).update(parts)
         self.channel.on_start()

@@ -7,8 +7,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import zmq
+
 from zsq.actors.runtime.port import Envelope, Mail
 from zsq.transport.wire.protocol import Wire
+
+
+class QuietMonitor:
+    """A monitor of a fake port: no connection ends."""
+
+    def setsockopt(self, option: int, value: int) -> None:
+        """Accept each option."""
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        raise zmq.Again
 
 
 class Routed:
@@ -20,6 +32,12 @@ class Routed:
 
     def route(self, kind: type[Wire], handler: Callable[[Any, Mail, Any], None]) -> None:
         self.routes[kind] = handler
+
+    def get_monitor_socket(self, events: int) -> QuietMonitor:
+        return QuietMonitor()
+
+    def descriptor(self) -> int:
+        return -1  # it is not known
 
     def hear(self, message: Wire, envelope: Envelope = (), frames: list[Any] | None = None) -> None:
         """Pass a message to its handler, as an actor's loop does. Raise `KeyError` if no handler is
