@@ -27,7 +27,7 @@ from django.utils.crypto import get_random_string
 from django.utils.module_loading import import_string
 
 from ...transport.client.blocking.client import Admin, Consumer, Producer
-from ...transport.errors import ZsqError
+from ...transport.errors import NotFound, ZsqError
 from ...transport.system import node_name
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
 from .queues import SETTINGS, make_queue
@@ -107,7 +107,12 @@ class ZsqBackend(BaseTaskBackend):
             due = timezone.make_aware(due) if timezone.is_naive(due) else due
             delay = max(0.0, (due - datetime.now(UTC)).total_seconds()) or None
         topic = self.make(task.queue_name)
-        self._producer.publish(topic, json.dumps(body).encode(), delay=delay)
+        try:
+            self._producer.publish(topic, json.dumps(body).encode(), delay=delay)
+        except NotFound:  # it was deleted meanwhile, and begins anew as at its first use
+            self._made.discard(topic)
+            self.make(task.queue_name)
+            self._producer.publish(topic, json.dumps(body).encode(), delay=delay)
         task_enqueued.send(type(self), task_result=result)
         return result
 

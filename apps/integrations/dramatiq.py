@@ -188,7 +188,12 @@ class ZsqBroker(dramatiq.Broker):
         seconds = None if delay is None or delay <= 0 else delay / 1000
         try:
             topic = self._make(message.queue_name)
-            self._producer.publish(topic, message.encode(), delay=seconds)
+            try:
+                self._producer.publish(topic, message.encode(), delay=seconds)
+            except NotFound:  # it was deleted meanwhile, and begins anew as at its first use
+                self._made.discard(topic)
+                self._make(message.queue_name)
+                self._producer.publish(topic, message.encode(), delay=seconds)
         except ZsqError as error:
             self._after.refused = error
             raise translated(error) from error

@@ -22,7 +22,7 @@ from ... import aio
 from ...transport.client.blocking.client import Admin
 from ...transport.client.blocking.consumer import check_ready
 from ...transport.client.core.answer_memory import AnswerMemory, Place, place_of
-from ...transport.errors import ZsqError
+from ...transport.errors import NotFound, ZsqError
 from ...transport.wire.addresses import Url, parse_all
 from ...transport.wire.credentials import KeyFile
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
@@ -108,9 +108,12 @@ class ZsqBroker(AsyncBroker):
         if isinstance(self.result_backend, ZsqResultBackend):
             self.result_backend.sent(message.task_id)
         delay = message.labels.get("delay")
-        await self._producer.publish(
-            self.topic, message.message, delay=None if delay is None else float(delay)
-        )
+        seconds = None if delay is None else float(delay)
+        try:
+            await self._producer.publish(self.topic, message.message, delay=seconds)
+        except NotFound:  # it was deleted meanwhile, and begins anew as at its first use
+            await asyncio.to_thread(self._make, works=False)
+            await self._producer.publish(self.topic, message.message, delay=seconds)
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
         if not self._is_checked:

@@ -377,11 +377,15 @@ class Channel(virtual.Channel):
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         level = level_of(message["properties"].get("priority"), tuple(sorted(self._levels)))
         topic = queue_topic(self.prefix, queue, level)
+        body, delay = dumps(message).encode(), seconds_until(message) or None
         with self.link.publishing():
             self.link.make_queue(topic)
-            self.link.producer.publish(
-                topic, dumps(message).encode(), delay=seconds_until(message) or None
-            )
+            try:
+                self.link.producer.publish(topic, body, delay=delay)
+            except NotFound:  # it was deleted meanwhile, and begins anew as at its first use
+                self.link.known.discard(topic)
+                self.link.make_queue(topic)
+                self.link.producer.publish(topic, body, delay=delay)
 
     def _put_fanout(
         self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any
