@@ -137,9 +137,9 @@ def test_a_gateway_that_does_not_answer_a_reload_is_started_again_and_health_is_
         b"nsq gateway did not apply the new settings (no answer within 10 s;"
         in broker.log.read_bytes()
     )
-    assert b"alarm raised: nsq gateway: the new settings" in broker.log.read_bytes()
+    assert b"alarm raised: broker: nsq gateway: the new settings" in broker.log.read_bytes()
     wait_for(
-        lambda: b"alarm cleared: all gateways have the new settings" in broker.log.read_bytes(),
+        lambda: b"alarm cleared: broker: all gateways have the new settings" in broker.log.read_bytes(),
         10,
         "the alarm's end",
     )
