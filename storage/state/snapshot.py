@@ -150,9 +150,9 @@ def _head(data: bytes) -> tuple[_Head, int]:
         head = documents.loads(line)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"the snapshot's head is damaged: {error}") from error
-    if not isinstance(head, dict):
+    if not isinstance(head, dict) or head.get("zsq") != "state snapshot":
         raise Damaged("the snapshot's head is damaged")
-    if head.get("zsq") != "state snapshot" or head.get("version") != SNAPSHOT_VERSION:
+    if head.get("version") != SNAPSHOT_VERSION:
         raise ForeignDirectory(
             f"the snapshot has format version {head.get('version')}, and this zsq reads only "
             f"version {SNAPSHOT_VERSION}; use a newer zsq"

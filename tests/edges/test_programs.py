@@ -38,24 +38,6 @@ AT_ONCE_S: Final = 20.0
 CHANNELS: Final = tuple(f"c{number}" for number in range(len(HELD)))
 
 
-@pytest.fixture(autouse=True)
-def _signals_count() -> Iterator[None]:
-    """Let programs notice signals that this process ignores, as in the background of a shell.
-
-    A program inherits that a signal is ignored, and does not inherit a handler.
-    """
-    ignored = [
-        number
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
-        if signal.getsignal(number) == signal.SIG_IGN
-    ]
-    for number in ignored:
-        signal.signal(number, signal.default_int_handler)
-    yield
-    for number in ignored:
-        signal.signal(number, signal.SIG_IGN)
-
-
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     one = Broker(tmp_path_factory.mktemp("edges") / "data")

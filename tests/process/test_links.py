@@ -139,7 +139,9 @@ def test_a_gateway_that_does_not_answer_a_reload_is_started_again_and_health_is_
     )
     assert b"alarm raised: broker: nsq gateway: the new settings" in broker.log.read_bytes()
     wait_for(
-        lambda: b"alarm cleared: broker: all gateways have the new settings" in broker.log.read_bytes(),
+        lambda: (
+            b"alarm cleared: broker: all gateways have the new settings" in broker.log.read_bytes()
+        ),
         10,
         "the alarm's end",
     )

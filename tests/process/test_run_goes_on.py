@@ -120,7 +120,8 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    return request.node.callspec.id.replace("_", "-")  # type: ignore[no-any-return]
+    function = request.function.__name__.removeprefix("test_").replace("_", "-")
+    return f"{request.node.callspec.id}.{function}".replace("_", "-")[:64]  # type: ignore[no-any-return]
 
 
 def publish(url: str, topic: str, body: bytes) -> None:

@@ -596,9 +596,10 @@ class OffsetAt(Wire):
 class Measure(Wire):
     """Ask storage for the number of bytes between two offsets (`end` -1: the durable end).
 
-    Done.data {"bytes": approximate, from the index; "offset": see below; "start", "head"}. The
-    messages from `start` to "offset" have at most about `bytes_max` bytes. "offset" is the largest
-    such offset up to `end`, but always above `start` if there is any message.
+    Done.data {"bytes": approximate, from the index; "offset": see below; "start", "head",
+    "messages": those that exist}. The messages from `start` to "offset" have at most about
+    `bytes_max` bytes. "offset" is the largest such offset up to `end`, but always above `start` if
+    there is any message.
     """
 
     op: ClassVar[int] = 43
