@@ -121,7 +121,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[..., Running]]:
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
     function = request.function.__name__.removeprefix("test_").replace("_", "-")
-    return f"{request.node.callspec.id}.{function}".replace("_", "-")[:64]  # type: ignore[no-any-return]
+    return f"{request.node.callspec.id}.{function}".replace("_", "-")[:64]
 
 
 def publish(url: str, topic: str, body: bytes) -> None:
