@@ -1,8 +1,8 @@
 """Programs that use a client all the time while something happens to the broker, and what comes.
 
-`CLIENTS` are the programs. Each prints a line for what it does: `did NAME`, or `error CODE` for each
-error that its client raises. After an error it goes on with the same client. `OUTCOMES` has what
-comes.
+`CLIENTS` are the programs. Each prints a line for what it does: `did NAME`, or `error CODE` for
+each error that its client raises. After an error it goes on with the same client. `OUTCOMES` has
+what comes.
 """
 
 from __future__ import annotations
