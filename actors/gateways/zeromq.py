@@ -328,7 +328,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self.actors: dict[str, Port] = {}  # endpoint -> the gateway's dealer socket
         self.links: dict[bytes, _ClientLink] = {}
         self._seen: dict[bytes, int] = {}
-        self._moved: dict[bytes, int] = {}  # of silent producers: bytes that have moved so far
+        self._moved: dict[bytes, int] = {}  # of producers: bytes that had come at the last look
         self._opens: dict[int, _Opening] = {}  # by the ticket of the lookup
         self.lookups = Questions(OPENS_MAX, ahead_max=OPENS_AHEAD_MAX)
         self.questions = Questions()
@@ -689,7 +689,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         )
         self._seen[client] = time.monotonic_ns()
         if message.kind == "topic":
-            self._moved[client] = bytes_moved(descriptor)
+            self._moved[client] = bytes_moved(descriptor).received
         if not self.front.send((client,), p.Done(message.request, data)):
             self._drop(client)
 
@@ -832,13 +832,17 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             self._drop(client)
 
     def _look_for_moves(self) -> None:
-        """Send a heartbeat for each producer that is silent while its bytes arrive."""
+        """Send a heartbeat for each producer that is silent while its bytes arrive.
+
+        Only what comes from it counts. The system of a program that is stopped acknowledges what
+        it gets.
+        """
         now_ns = time.monotonic_ns()
         for client, before in list(self._moved.items()):
             if now_ns - self._seen[client] < MOVES_LOOK_MS * 1_000_000:
                 continue
             link = self.links[client]
-            self._moved[client] = bytes_moved(link.descriptor)
+            self._moved[client] = bytes_moved(link.descriptor).received
             if self._moved[client] > before:
                 self._seen[client] = now_ns
                 link.port.send(link.envelope, p.Beat())

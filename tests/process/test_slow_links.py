@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -59,3 +63,51 @@ def test_a_backlog_is_handled_over_a_slow_link(broker: Broker, link: SlowLink) -
             return ends == (COUNT, 0, 0)
 
         wait_for(is_done, 20, "all are finished, once")
+
+
+def test_a_broker_that_hangs_is_left_although_its_system_acknowledges(broker: Broker) -> None:
+    """Each heartbeat is acknowledged by the system of a process that is stopped."""
+    link = SlowLink(broker.tcp, 10_000_000)
+    try:
+        with zsq.Consumer("t", "c", url=link.url, heartbeat_ms=1_000) as consumer:
+            assert consumer.receive(0.5) is None
+            before = link.connections
+            broker.signal_all(signal.SIGSTOP)
+            try:
+                assert consumer.receive(5) is None
+                assert link.connections > before, "two heartbeats without an answer end a link"
+            finally:
+                broker.signal_all(signal.SIGCONT)
+    finally:
+        link.close()
+
+
+def test_a_producer_that_hangs_is_forgotten_although_its_system_acknowledges(
+    broker: Broker, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PRODUCER)
+    process = subprocess.Popen([sys.executable, str(program), broker.tcp])
+    try:
+        with zsq.Admin(broker.tcp) as admin:
+            admin.create_topic("t")
+
+            def publishers() -> int:
+                return len(admin.stats("t")["topics"][0]["publishers"])
+
+            wait_for(lambda: publishers() == 1, 30, "it publishes")
+            process.send_signal(signal.SIGSTOP)
+            wait_for(lambda: publishers() == 0, 20, "it is forgotten")
+    finally:
+        process.kill()
+        process.wait()
+
+
+PRODUCER: Final = """\
+import sys, threading
+import zsq
+
+producer = zsq.Producer(sys.argv[1], heartbeat_ms=1_000, transport="tcp")
+producer.publish("t", b"x")
+threading.Event().wait()
+"""

@@ -25,6 +25,11 @@ class SlowLink:
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
+    @property
+    def connections(self) -> int:
+        """The number of connections that were made so far."""
+        return len(self._ends) // 2
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:

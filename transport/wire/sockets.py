@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import zmq
 import zmq.backend
@@ -254,23 +254,32 @@ def descriptor_of(frame: Any) -> int:
         return -1
 
 
-def bytes_moved(descriptor: int) -> int:
-    """Return how many bytes the peer of a TCP connection has sent and acknowledged so far.
+class BytesMoved(NamedTuple):
+    """The bytes that the system of a peer has acknowledged, and those that came from it."""
 
-    The result is 0 for other connections, and where the system does not say it (only Linux does).
+    acknowledged: int = 0
+    received: int = 0
+
+
+def bytes_moved(descriptor: int) -> BytesMoved:
+    """Return the bytes that a TCP connection has moved so far.
+
+    They are 0 for other connections, and where the system does not say it (only Linux does).
     (The offsets are those of `bytes_acked` and `bytes_received` in Linux's `struct tcp_info`.)
     """
     if descriptor < 0 or not hasattr(socket, "TCP_INFO"):
-        return 0
+        return BytesMoved()
     try:
         # A copy of the descriptor: this one is ZeroMQ's, and must stay open.
         with socket.socket(fileno=os.dup(descriptor)) as copy:
             if copy.family not in (socket.AF_INET, socket.AF_INET6):
-                return 0
+                return BytesMoved()
             info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     except OSError:
-        return 0
-    return sum(_TCP_MOVED.unpack_from(info, 120)) if len(info) >= _TCP_INFO_BYTES else 0
+        return BytesMoved()
+    if len(info) < _TCP_INFO_BYTES:
+        return BytesMoved()
+    return BytesMoved(*_TCP_MOVED.unpack_from(info, 120))
 
 
 def close(socket: Socket, monitor: Socket | None, linger_ms: int = 0) -> None:

@@ -103,6 +103,7 @@ HANG_UP_MS: Final = 10
 BYE_LINGER_MS: Final = 200
 # The most messages that one turn receives. The next turn follows at once and receives the rest.
 RECEIVE_MAX: Final = 500
+MOVED_BYTES_MIN: Final = 4_096
 FAR_NS: Final = 1 << 62
 _BEAT: Final = [b"", encode(Beat())]
 _BYE: Final = [b"", encode(Bye())]
@@ -452,9 +453,9 @@ class Link:
         self._backoff = Backoff()
         self._socket: sockets.Socket | None = None
         self._monitor: sockets.Socket | None = None
-        # The descriptor of the connection, from its first message on, and the bytes that had moved
-        # at the last look. -1: there was no message yet.
-        self._descriptor = self._moved_bytes = -1
+        self._descriptor = -1  # of the connection, from its first message on
+        # The bytes that had moved at the first heartbeat of the present silence, and its time.
+        self._moved, self._moved_ns = sockets.BytesMoved(), 0
         self._fds = (-1, -1)
         self._request = 1
         self._since_ns = 0  # when this attempt began
@@ -583,7 +584,7 @@ class Link:
             sockets.close(socket, None)
             raise
         self._socket, self._monitor = socket, monitor
-        self._descriptor = self._moved_bytes = -1
+        self._descriptor, self._moved_ns = -1, 0
         self._fds = (int(socket.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD)))
         self.engine.watch(self, *self._fds)
         self.engine.sooner(0)  # the descriptors are edge-triggered: turn now, to see earlier events
@@ -826,8 +827,8 @@ class Link:
                 break
             taken += 1
             self.heard_ns = now_ns
-            if self._moved_bytes < 0:
-                self._descriptor, self._moved_bytes = sockets.descriptor_of(frames[-1]), 0
+            if self._descriptor < 0:
+                self._descriptor = sockets.descriptor_of(frames[-1])
             self._answered = self.touched = True
             self._direct_heard = self._direct_heard or bool(self.address.run_id)
             try:
@@ -1012,13 +1013,16 @@ class Link:
         return self._since_ns + ATTEMPT_NS
 
     def _moves(self, now_ns: int) -> bool:
-        """Return True if bytes have arrived or left since the last call, so that the peer lives.
+        """Return True if many bytes have moved since the first heartbeat of this silence.
 
         On a slow link, a large frame may take longer than two heartbeats, and a heartbeat waits
-        behind it.
+        behind it. The system of a peer that hangs still acknowledges heartbeats, so few bytes are
+        no sign of life.
         """
-        before, self._moved_bytes = self._moved_bytes, sockets.bytes_moved(self._descriptor)
-        if self._moved_bytes <= before:
+        if self._moved_ns <= self.heard_ns:
+            return False
+        now = sockets.bytes_moved(self._descriptor)
+        if sum(now) - sum(self._moved) < MOVED_BYTES_MIN:
             return False
         self.heard_ns = now_ns
         return True
@@ -1040,6 +1044,8 @@ class Link:
         # A heartbeat is due when one side was silent for an interval.
         quiet_ns = max(min(self.sent_ns, self.heard_ns), self._beat_ns)
         if now_ns - quiet_ns >= heartbeat_ns:
+            if self._moved_ns <= self.heard_ns:
+                self._moved, self._moved_ns = sockets.bytes_moved(self._descriptor), now_ns
             self.send(_BEAT, now_ns)
             self._beat_ns = quiet_ns = now_ns
         return quiet_ns + heartbeat_ns
