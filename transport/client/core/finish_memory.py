@@ -43,9 +43,11 @@ class Delivered(Protocol):
 
 
 class FinishMemory:
-    """The finishes of one session."""
+    """The finishes of one session, within these bounds."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, messages_max: int = MESSAGES_MAX, bytes_max: int = BYTES_MAX) -> None:
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
         # Finishes that were sent on the present link, with the confirmation that covers them.
         self._sent: deque[tuple[Delivered, Sequence[int], Confirm]] = deque()
         self._messages = self._bytes = 0
@@ -63,7 +65,9 @@ class FinishMemory:
         self._messages += len(indexes)
         self._bytes += delivery.block.length
         while self._sent and (
-            self._messages > MESSAGES_MAX or self._bytes > BYTES_MAX or _is_known(self._sent[0][2])
+            self._messages > self._messages_max
+            or self._bytes > self._bytes_max
+            or _is_known(self._sent[0][2])
         ):
             old, gone, _ = self._sent.popleft()
             self._messages -= len(gone)
@@ -82,7 +86,7 @@ class FinishMemory:
         for index in indexes:
             self._unknown[delivery.offset(index)] = delivery.block.time_of(index)
         self._until_ns = now_ns + KEEP_S * 1_000_000_000
-        while len(self._unknown) > MESSAGES_MAX:
+        while len(self._unknown) > self._messages_max:
             del self._unknown[next(iter(self._unknown))]
 
     def forget(self) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from zsq.transport.block.block import Block, pack, with_place
-from zsq.transport.client.core import finish_memory
+from zsq.transport.client.core.confirm import Confirm
 from zsq.transport.client.core.consumer_session import EVERY, ConsumerSession, LeasedBlock
+from zsq.transport.client.core.finish_memory import FinishMemory
 from zsq.transport.wire.protocol import Answer, Deliver, Fin, Subscribed
 
 
@@ -129,19 +130,19 @@ def test_another_message_with_the_offset_is_handled() -> None:
     assert told(session) == []
 
 
-@pytest.mark.parametrize(("name", "value"), [("MESSAGES_MAX", 3), ("BYTES_MAX", 10)])
-def test_the_memory_is_bounded(name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finish_memory, name, value)
+@pytest.mark.parametrize(
+    ("memory", "kept"),
+    [(FinishMemory(messages_max=3), 2), (FinishMemory(bytes_max=10), 0), (FinishMemory(), 10)],
+)
+def test_the_memory_is_bounded(memory: FinishMemory, kept: int) -> None:
     session = opened()
-    for number in range(5):
-        delivery = deliver(session, number + 1, block(2 * number, 2))
+    deliveries = [deliver(session, number + 1, block(2 * number, 2)) for number in range(5)]
+    for delivery in deliveries:
         assert delivery is not None
-        delivery.finish(EVERY)
-        told(session)
-    session.lost()
-    join(session)
-    back = [deliver(session, 10 + number, block(2 * number, 2)) for number in range(5)]
-    assert sum(one is None for one in back) == (1 if name == "MESSAGES_MAX" else 0)
+        memory.sent(delivery, range(2), Confirm())
+    memory.lost(0)
+    back = [memory.came_back(delivery, 1) for delivery in deliveries if delivery is not None]
+    assert sum(map(len, back)) == kept
 
 
 def test_a_finish_whose_failure_the_program_learned_is_not_repeated() -> None:
