@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import select
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -39,6 +41,8 @@ longer than this, and Python calls the signal's handler between two of them.
 # The longest time for which a thread of a client sleeps. On Linux it is one hour, because the
 # system allows at most 24 days.
 SLEEP_NS_MAX: Final = SIGNAL_MS * 1_000_000 if sys.platform == "win32" else 3_600_000_000_000
+# How late a handler may run for a signal that came just before the system call of a wait.
+MISSED_SIGNAL_MS: Final = 1_000
 RUNS_BROKERS: Final = sys.platform == "linux"
 DOCS: Final = "docs/other-systems.md"
 
@@ -448,3 +452,33 @@ if TYPE_CHECKING or hasattr(select, "epoll"):
     EventSet = EpollSet
 else:
     EventSet = SelectSet
+
+
+class SignalFlag:
+    """A flag that a signal handler sets, and for which a thread waits. Any thread may use it.
+
+    `threading.Event` is not made for this. Its `set` and `wait` take one lock, so a handler that
+    interrupts `wait` waits for its own thread. And a signal that arrives just before the system
+    call of an endless wait has no effect until the next signal arrives.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waker = Waker()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        self._waker.wake()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return True as soon as the flag is set, or False after this time."""
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._is_set and (left_s := until - time.monotonic()) > 0:
+            wait_readable((self._waker.fileno(),), min(1000 * left_s, MISSED_SIGNAL_MS))
+        return self._is_set
+
+    def __del__(self) -> None:
+        self._waker.close()

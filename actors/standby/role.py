@@ -38,6 +38,7 @@ from ...storage.bucket.object_store import open_bucket
 from ...storage.errors import ForeignDirectory, Locked, StorageError
 from ...storage.files import Files
 from ...storage.shipping.tick_format import COPY_NAME, LOG, STANDBY_NAME, Copy
+from ...transport.system import SignalFlag
 from ...transport.wire.credentials import open_to_others
 from ..runtime import forkserver, logs
 from ..runtime.actor import StartFailed
@@ -125,7 +126,7 @@ class _Standing:
         self.is_probed = False
         self._files = Files()
         self._data_dir = given.data_dir.absolute()
-        self._ends = threading.Event()  # a signal came, or the thread has ended
+        self._ends = SignalFlag()  # a signal came, or the thread has ended
         self._is_told = False
         self._told_s = 0.0
         # The variables must stay in the environment: the supervisor needs them later.

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import click
 
 from ...transport.errors import E_BAD_ARGUMENT, NotFound, UsageError, ZsqError
+from ...transport.system import SignalFlag
 from .quantities import Number
 
 # These repeat constants of transport (a test compares them). The import of transport takes 80 ms,
@@ -236,8 +237,8 @@ def confirm(what: str, yes: bool) -> None:
         raise ZsqError("E_INTERRUPTED", "not confirmed; nothing was done")
 
 
-class Stopping(threading.Event):
-    """Event that a signal sets."""
+class Stopping(SignalFlag):
+    """The flag that a signal to end sets."""
 
     def __init__(self) -> None:
         super().__init__()

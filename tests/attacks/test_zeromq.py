@@ -482,7 +482,8 @@ def test_staged_rows_count_for_the_bound_of_their_topic(
         with pytest.raises(zsq.Refused, match=r"E_TOPIC_FULL .*are staged"):
             writer.seal()
         with owner.admin() as admin:
-            assert 7 * MIB < stats(admin, "rows.bound")["staged_bytes"] <= 8 * MIB
+            wait_for(lambda: stats(admin, "rows.bound")["staged_bytes"] > 7 * MIB)
+            assert stats(admin, "rows.bound")["staged_bytes"] <= 8 * MIB
     part = staged(etl, "app", 2, b"small", topic="rows.bound")
     with StageCommitter(broker.tcp, "rows.bound", timeout=20, key_file=etl.keys) as committer:
         assert committer.commit("app", 2, [part])["messages"] == 1

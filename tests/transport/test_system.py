@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from zsq.transport.client.asyncio import aio
 from zsq.transport.client.blocking import drive
 from zsq.transport.client.link import link
 from zsq.transport.errors import E_UNSUPPORTED
-from zsq.transport.system import EpollSet, EventWaker, SelectSet, SocketWaker
+from zsq.transport.system import EpollSet, EventWaker, SelectSet, SignalFlag, SocketWaker
 
 WAIT_S = 20.0
 
@@ -579,3 +580,40 @@ def test_other_systems_run_no_broker(
     with pytest.raises(zsq.UsageError, match=f"zsq serve needs Linux, and this is {name}") as said:
         system.check_runs_brokers("zsq serve")
     assert said.value.code == E_UNSUPPORTED
+
+
+# Flags for signal handlers
+
+SIGNALLED: Final = """\
+import signal, time
+from zsq.transport.system import SignalFlag
+
+flags = [SignalFlag()]
+def handler(number, frame):
+    flags[-1].set()
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+until = time.monotonic() + 0.5
+while time.monotonic() < until:
+    flags[0].wait(1e-5)
+    flags = [SignalFlag()]
+assert flags[0].wait()
+signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+
+
+def test_a_signal_handler_sets_a_flag_whatever_it_interrupts() -> None:
+    """With `threading.Event`, the handler waits for a lock that its own thread holds."""
+    ended = subprocess.run([sys.executable, "-c", SIGNALLED], timeout=WAIT_S, check=False)
+    assert ended.returncode == 0
+
+
+def test_a_flag_wakes_the_thread_that_waits_for_it() -> None:
+    flag = SignalFlag()
+    assert not flag.wait(0)
+    thread = threading.Thread(target=flag.set)
+    thread.start()
+    assert flag.wait()
+    thread.join()
+    assert flag.is_set()
+    assert flag.wait(0)

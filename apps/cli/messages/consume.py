@@ -10,7 +10,6 @@ import contextlib
 import json
 import select
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ import click
 
 from ....transport.message_object import as_object
 from ....transport.names import meant
+from ....transport.system import SignalFlag
 from ..manage.channel import of_parts, unused
 from ..manage.settings import SUBSCRIBING, given_settings, resolved, with_settings, with_start
 from ..options import followed, stop_signals, with_broker_followed
@@ -224,7 +224,7 @@ def objects_of(topic: str) -> Callable[[Batch, int], list[bytes]]:
 
 
 def drain(
-    consumer: Consumer, out: IO[bytes], count: int | None, stopping: threading.Event,
+    consumer: Consumer, out: IO[bytes], count: int | None, stopping: SignalFlag,
     shown: Callable[[Batch, int], list[bytes]] = bodies_of, idle_s: float | None = None,
     quiet: Callable[[], bool] | None = None,
 ) -> int:  # fmt: skip

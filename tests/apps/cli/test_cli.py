@@ -25,6 +25,7 @@ from zsq.transport.block import block
 from zsq.transport.block.block import Block, pack
 from zsq.transport.client.core.message import Fetched
 from zsq.transport.errors import BrokerUnreachable, NotFound, Refused, UsageError
+from zsq.transport.system import SignalFlag
 from zsq.transport.wire import protocol
 
 
@@ -141,7 +142,7 @@ def test_lines_come_as_they_arrive(pipe: tuple[int, Any]) -> None:
 
 
 def test_lines_end_when_stopped_though_nothing_arrives(pipe: tuple[int, Any]) -> None:
-    stopping = threading.Event()
+    stopping = SignalFlag()
     timer = threading.Timer(0.05, stopping.set)
     timer.start()
     assert list(publish.lines(pipe[0], stopping.is_set)) == []
@@ -196,7 +197,7 @@ class ConsumerDouble:
 def test_sub_finishes_only_the_messages_that_it_wrote() -> None:
     first, second = BatchDouble([b"a", b"b"]), BatchDouble([b"c", b"d", b"e"])
     out = io.BytesIO()
-    written = consume.drain(ConsumerDouble.of(first, second), out, 4, threading.Event())
+    written = consume.drain(ConsumerDouble.of(first, second), out, 4, SignalFlag())
     assert (written, out.getvalue()) == (4, b"a\nb\nc\nd\n")
     assert (first.finished, second.finished) == ([0, 1], [0, 1])
 
@@ -204,9 +205,7 @@ def test_sub_finishes_only_the_messages_that_it_wrote() -> None:
 def test_sub_stops_when_no_message_has_arrived_for_some_time() -> None:
     out = io.BytesIO()
     assert (
-        consume.drain(
-            ConsumerDouble.of(BatchDouble([b"a"])), out, None, threading.Event(), idle_s=0.0
-        )
+        consume.drain(ConsumerDouble.of(BatchDouble([b"a"])), out, None, SignalFlag(), idle_s=0.0)
         == 1
     )
     assert out.getvalue() == b"a\n"
@@ -222,7 +221,7 @@ def test_sub_looks_for_a_pause_until_it_is_answered(monkeypatch: pytest.MonkeyPa
         return len(asked) == 2
 
     batches = ConsumerDouble.of(BatchDouble([b"a"]))
-    consume.drain(batches, io.BytesIO(), None, threading.Event(), idle_s=90.0, quiet=quiet)
+    consume.drain(batches, io.BytesIO(), None, SignalFlag(), idle_s=90.0, quiet=quiet)
     assert len(asked) == 2
     assert asked[1] - asked[0] >= consume.LOOK_AGAIN_S
 
@@ -234,13 +233,13 @@ def test_sub_ends_quietly_at_a_broken_pipe() -> None:
         assert not consume.pipe_broken(out)
         os.close(read)
         assert consume.pipe_broken(out)
-        assert consume.drain(ConsumerDouble.of(batch), out, None, threading.Event()) == 0
+        assert consume.drain(ConsumerDouble.of(batch), out, None, SignalFlag()) == 0
 
     class Broken(io.BytesIO):
         def flush(self) -> None:
             raise BrokenPipeError
 
-    assert consume.drain(ConsumerDouble.of(batch), Broken(), None, threading.Event()) == 0
+    assert consume.drain(ConsumerDouble.of(batch), Broken(), None, SignalFlag()) == 0
     assert batch.finished == []
 
 
