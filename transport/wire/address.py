@@ -20,17 +20,15 @@ machine alone.
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import json
 import os
 import stat
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ..errors import E_BAD_ARGUMENT, E_UNSUPPORTED, UsageError
 from ..system import DOCS, RUNS_BROKERS, system_name
@@ -50,42 +48,6 @@ class DefaultTimeout(float):
     With a time-out that the user chose, it waits for the whole time, because the broker may start
     soon.
     """
-
-
-def _is_url(value: object) -> bool:
-    return isinstance(value, str) and "://" in value
-
-
-def url_last(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a constructor also accept its positional arguments in the old order.
-
-    That order, the URL and then `names`, is deprecated.
-    """
-
-    def decorate(init: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(init)
-        def made(self: Any, *given: Any, **options: Any) -> None:
-            if (
-                given
-                and len(given) + sum(name in options for name in names) > len(names)
-                and "url" not in options
-            ):
-                maker, wanted = type(self).__name__, ", ".join(names)
-                # The arguments are in the new order, and the URL follows them.
-                if not _is_url(given[0]) and _is_url(given[-1]):
-                    text = (
-                        f"give the URL and all other options by name: write {maker}({wanted}, "
-                        "url=...)"
-                    )
-                    raise UsageError(E_BAD_ARGUMENT, text)
-                text = f"{maker}(url, {wanted}) is deprecated; write {maker}({wanted}, url=url)"
-                warnings.warn(text, DeprecationWarning, stacklevel=2)
-                options["url"], *given = given  # type: ignore[assignment]
-            init(self, *given, **options)
-
-        return made
-
-    return decorate
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ A client sends requests to one target: one request at a time for each thread.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ...names import check_name, part_name
 from ...settings import ChannelOptions, NewChannelOptions, RetentionSettings
-from ...wire.address import Target, url_last
+from ...wire.address import Target
 from ...wire.addresses import Url
 from ...wire.answers import (
     Added,
@@ -80,24 +80,6 @@ class AdminBase(AskerBase):
 class ReaderBase(AskerBase):
     """The base of the blocking and the asyncio Reader."""
 
-    @overload
-    def __init__(
-        self, topic: str, *, part: int | None = None, url: Url = None, timeout: float | None = TIMEOUT_S, patient: bool = False,
-        on_data_loss: OnDataLoss = "warn", key_file: KeyFile = None, transport: str | None = None,
-    ) -> None: ...  # fmt: skip
-    @overload
-    def __init__(
-        self,
-        url: Url,
-        topic: str,
-        *,
-        timeout: float | None = TIMEOUT_S,
-        patient: bool = False,
-        key_file: KeyFile = None,
-    ) -> None:
-        """Deprecated: pass the URL by name, as in `Reader(topic, url=url)`."""
-
-    @url_last("topic")
     def __init__(
         self, topic: str, *, part: int | None = None, url: Url = None, timeout: float | None = TIMEOUT_S, patient: bool = False,
         on_data_loss: OnDataLoss = "warn", key_file: KeyFile = None, transport: str | None = None,

@@ -19,13 +19,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Self, Unpack, overload
+from typing import Any, Final, Self, Unpack
 
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
 from ...names import check_name
 from ...settings import NewChannelOptions, check_type
 from ...system import node_name
-from ...wire.address import DefaultTimeout, url_last
+from ...wire.address import DefaultTimeout
 from ...wire.addresses import Url, parse_all
 from ...wire.credentials import KeyFile
 from ...wire.protocol import (
@@ -91,38 +91,9 @@ def check_concurrency(concurrency: int) -> None:
         raise UsageError(E_BAD_ARGUMENT, f"concurrency must be at least 1, not {concurrency}")
 
 
-class ConsumerOptions(NewChannelOptions, total=False):
-    """The options of a consumer and of its channel."""
-
-    ready: int | None
-    message_timeout: float | None
-    timeout: float | None
-    heartbeat_ms: int | None
-    label: str | None
-    sample_rate: int
-    key_file: KeyFile
-    transport: str | None
-
-
 class ConsumerBase:
     """The base of the blocking and the asyncio consumer."""
 
-    @overload
-    def __init__(
-        self,
-        topic: str,
-        channel: str,
-        *,
-        url: Url = None,
-        **options: Unpack[ConsumerOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self, url: Url, topic: str, channel: str, **options: Unpack[ConsumerOptions]
-    ) -> None:
-        """Deprecated: pass the URL by name, as in `Consumer(topic, channel, url=url)`."""
-
-    @url_last("topic", "channel")
     def __init__(
         self,
         topic: str,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -24,45 +23,21 @@ Broker = Any
 
 
 @pytest.mark.parametrize("made", [zsq.Consumer, zsq.aio.Consumer], ids=["blocking", "asyncio"])
-def test_a_consumer_takes_topic_and_channel_first_and_still_the_old_order(made: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for consumer in (
-            made("orders", "billing", url="tcp://h:1"),
-            made(topic="orders", channel="billing", url="tcp://h:1"),
-        ):
-            assert (consumer.topic, consumer.channel, consumer._address.url) == (
-                "orders",
-                "billing",
-                "tcp://h:1",
-            )
-        assert made("orders", "billing")._address.url == "tcp://127.0.0.1:4153"
-    for arguments, options in (
-        (("tcp://h:1", "orders", "billing"), {}),
-        (("tcp://h:1", "orders"), {"channel": "billing"}),
-        (("tcp://h:1",), {"topic": "orders", "channel": "billing"}),
-    ):
-        with pytest.warns(
-            DeprecationWarning, match=r"write Consumer\(topic, channel, url=url\)"
-        ) as found:
-            consumer = made(*arguments, **options)
-        assert found[0].filename == __file__
-        assert (consumer.topic, consumer.channel, consumer._address.url) == (
-            "orders",
-            "billing",
-            "tcp://h:1",
-        )
-    with pytest.warns(DeprecationWarning, match="is deprecated"):
-        assert made(None, "orders", "billing")._address.url == "tcp://127.0.0.1:4153"
-    with pytest.raises(TypeError):
-        made("orders")
+def test_a_consumer_takes_topic_and_channel_and_the_url_by_name(made: Any) -> None:
+    consumer = made(topic="orders", channel="billing", url="tcp://h:1")
+    assert (consumer.topic, consumer.channel) == ("orders", "billing")
+    for wrong in (("orders", "billing", "tcp://h:1"), ("tcp://h:1", "orders", "billing")):
+        with pytest.raises(TypeError, match="positional"):
+            made(*wrong)
+    with pytest.raises(UsageError, match="tcp://h:1"):
+        made("tcp://h:1", "orders")
 
 
 @pytest.mark.parametrize("made", [zsq.Reader, zsq.aio.Reader], ids=["blocking", "asyncio"])
-def test_a_reader_takes_the_url_first_only_with_a_warning(made: Any) -> None:
+def test_a_reader_takes_the_url_by_name(made: Any) -> None:
     assert made("orders", url="tcp://h:1").topic == "orders"
-    with pytest.warns(DeprecationWarning, match=r"write Reader\(topic, url=url\)"):
-        assert made("tcp://h:1", "orders").topic == "orders"
+    with pytest.raises(TypeError, match="positional"):
+        made("tcp://h:1", "orders")
 
 
 def test_one_key_tag_and_headers_apply_to_all_messages(broker: Broker) -> None:
@@ -158,12 +133,6 @@ def test_settings_that_do_not_hold_are_warned_of_once(
     with zsq.Consumer("t", "c", url=broker.url, max_attempts=5):
         pass
     assert "already existed" not in caplog.text
-
-
-@pytest.mark.parametrize("kind", [zsq.Consumer, zsq.aio.Consumer])
-def test_the_error_for_a_url_after_the_names_shows_the_right_form(kind: Any) -> None:
-    with pytest.raises(zsq.UsageError, match=r"write Consumer\(topic, channel, url=\.\.\.\)"):
-        kind("t", "c", "tcp://127.0.0.1:4153")
 
 
 @pytest.mark.parametrize("bodies", [b"abc", bytearray(b"abc"), memoryview(b"abc"), "abc"])
