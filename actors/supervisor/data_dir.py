@@ -244,10 +244,7 @@ def _check_registry(
                 Finding(
                     NOTE,
                     path,
-                    (
-                        "it has no checksum (written by an earlier version or edited by hand); the "
-                        "next start adds one"
-                    ),
+                    ("it has no checksum (it was edited by hand); the next start adds one"),
                 )
             )
         if (

@@ -331,11 +331,7 @@ def small_puts(batch: StateBatch) -> dict[bytes, bytes]:
         (PRODUCER + U64.pack(number), pack_value(tuple(row)))
         for number, row in batch.producers.items()
     )
-    # A stage without a user is written as in earlier versions.
-    for (
-        stage,
-        row,
-    ) in batch.stage_puts.items():
+    for stage, row in batch.stage_puts.items():  # an empty user is left out
         rows[STAGE + stage] = pack_value(
             {name: value for name, value in row._asdict().items() if name != "user" or value}
         )

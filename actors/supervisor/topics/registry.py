@@ -260,10 +260,7 @@ class Registry:
         content = self.load()
         if not content.checked:
             log.warning(
-                (
-                    "%s has no checksum (written by an earlier version or edited by hand): "
-                    "accepted, a checksum is added"
-                ),
+                ("%s has no checksum (it was edited by hand): accepted, a checksum is added"),
                 self._path,
             )
             self.save()

@@ -60,8 +60,8 @@ NUMBER_MAX: Final = 2**53  # every JSON tool reads integers up to this exactly
 _KEYS: Final = frozenset({"version", "uuid", "node", "next_number", "topics", "ended"})
 _OPTIONAL: Final = frozenset({"imports", "bucket", CHECKSUM})
 _ROW_KEYS: Final = frozenset({"number", "uuid", "sync", "base_offset", "state"})
-# Keys of a row that came later.
-_LATER: Final = frozenset({"dead_letters_of", "part_of", "hold", "schedules"})
+# Keys of a row that are left out while they are empty.
+_SPARSE: Final = frozenset({"dead_letters_of", "part_of", "hold", "schedules"})
 
 
 class RegistryDamaged(ForeignDirectory):
@@ -159,7 +159,7 @@ def encode(content: Content) -> bytes:
         "ended": content.ended,
         "imports": content.imports,
     }
-    if content.bucket:  # earlier versions can read a registry without it
+    if content.bucket:
         data["bucket"] = content.bucket
     # The checksum is not the last key, because a person may remove its line. If it were the last
     # key, the line before it would then end with a comma, which is invalid JSON.
@@ -168,11 +168,8 @@ def encode(content: Content) -> bytes:
 
 
 def _as_dict(row: TopicRow) -> dict[str, object]:
-    """Return the row as a dict, without the keys of `_LATER` that are empty.
-
-    Earlier versions can then read a registry that does not use them.
-    """
-    return {key: value for key, value in asdict(row).items() if value or key not in _LATER}
+    """Return the row as a dict, without the keys of `_SPARSE` that are empty."""
+    return {key: value for key, value in asdict(row).items() if value or key not in _SPARSE}
 
 
 def checksum(data: Mapping[str, object]) -> str:
@@ -318,8 +315,7 @@ def _content(data: dict[str, object]) -> Content:
 
 
 def _row(row: dict[str, object], key: str) -> TopicRow:
-    _keys(row, key, _ROW_KEYS, frozenset({"retention", "closed", *_LATER}))
-    # Rows from versions that could not close topics have no such key.
+    _keys(row, key, _ROW_KEYS, frozenset({"retention", "closed"}) | _SPARSE)
     closed = _one_of(row.get("closed", closing.OPEN), f"{key}closed", closing.STATES, repr)
     sync = _one_of(row["sync"], f"{key}sync", SYNC_MODES)
     state = _one_of(row["state"], f"{key}state", STATES)

@@ -97,16 +97,15 @@ def _of_bucket(found: BucketStats | None) -> str:
     if not found:
         return ""
     sent, received = (found[name] // _MIB for name in ("sent_bytes", "received_bytes"))
-    # A broker of an earlier version has no row for what is shipped.
-    ships = found.get("shipping", _OFF) != _OFF
-    cost = found.get("cost", 0.0)
+    ships = found["shipping"] != _OFF
+    cost = found["cost"]
     parts = [
         f"{found['write_requests']:,} write requests ({sent:,} MiB)",
         f"{found['read_requests']:,} read requests ({received:,} MiB)",
         *([f"shipping {found['shipping']}, lag {_age(found['lag_s'])}"] if ships else []),
         *([f"cost {cost:,.4f}"] if cost else []),
     ]
-    if found.get("standbys"):
+    if found["standbys"]:
         parts.append(f"{found['standbys']} standby{'s' if found['standbys'] > 1 else ''}")
     return f"bucket {found['url']}: {', '.join(parts)}\n"
 

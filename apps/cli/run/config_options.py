@@ -11,7 +11,6 @@ its name in capitals. Some options have an older variable too.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -41,9 +40,6 @@ class Configured(click.Command):
             if error.param is not None and error.param.name == "data_dir":
                 raise click.UsageError(MISSING, ctx) from None
             raise
-        except click.NoSuchOption as error:
-            _refuse_mail(error.option_name, error.option_name)
-            raise
         except click.BadParameter as error:
             name = getattr(error.param, "name", None)
             if (
@@ -57,7 +53,6 @@ class Configured(click.Command):
             raise
 
 
-_MAIL: Final = re.compile(r"(--|ZSQ_|ZSQ_SERVE_)?alarm[-_](mail|smtp)", re.IGNORECASE)
 MISSING: Final = (
     "The data directory is missing. Give --data-dir DIR, set ZSQ_DATA_DIR, or set data-dir in "
     "the file of --config."
@@ -85,8 +80,6 @@ def _read(context: click.Context, _: click.Parameter, path: Path | None) -> Path
 
     Its values become the defaults, which flags and variables override.
     """
-    for name in filter(os.environ.get, list(os.environ)):
-        _refuse_mail(name, name)
     if path is not None and not context.resilient_parsing:
         context.default_map = read(path, context)
     for name in unknown_variables(context.command):
@@ -207,19 +200,7 @@ def _flat(
             yield name, value
 
 
-def _refuse_mail(name: str, where: str) -> None:
-    """Refuse the options that sent alarms by mail in earlier versions."""
-    if _MAIL.match(name):
-        raise UsageError(
-            E_BAD_ARGUMENT,
-            f'{where}: zsq no longer sends mail. Use Alertmanager (docs/channels.md, "Alerts by '
-            'Prometheus"), or give a program'
-            " that sends mail to --alarm-command",
-        )
-
-
 def _unknown(path: Path, name: str, options: Mapping[str, click.Option]) -> UsageError:
-    _refuse_mail(name, f"{path}: {name}")
     variable_name = "ZSQ_" + name.upper().replace("-", "_")
     if variable_name in SECRETS:
         text = (

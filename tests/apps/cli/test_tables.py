@@ -289,11 +289,6 @@ def test_the_line_of_a_bucket_has_its_lag_and_cost_only_where_they_are_known() -
     )
     found["bucket"] = BUCKET | {"shipping": "off", "cost": 0.0, "standbys": 0}
     assert stats.head(found).endswith(f"{requests}\n")
-    earlier = {
-        "shipping", "lag_s", "cost", "shipped_bytes", "shipped_ticks", "epoch", "standbys",
-    }  # fmt: skip
-    found["bucket"] = {name: value for name, value in BUCKET.items() if name not in earlier}
-    assert stats.head(found).endswith(f"{requests}\n")
 
 
 def test_topics_have_a_column_for_the_bucket_only_if_the_broker_ships() -> None:

@@ -142,7 +142,7 @@ def examples() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("user", ["", "etl"])
 def test_rows_and_marks_with_and_without_a_user_are_read(user: str) -> None:
-    """The first version wrote rows and marks without a user."""
+    """An empty user takes no bytes."""
     stage, done = (
         StageRow("q", 7, "app", 0, 1, 2, 3, 4, True, (), 5, user),
         TransactionRow(7, "app", 1000, 8, 250, user),

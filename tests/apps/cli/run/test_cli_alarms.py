@@ -71,36 +71,6 @@ def test_alarm_options_that_cannot_work_are_refused_at_the_start(
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["alarm-mail", "alarm-mail-from", "alarm-smtp", "alarm-smtp-tls", "alarm-smtp-user"]
-)
-def test_the_options_of_mail_are_refused_and_say_what_to_use(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refused(where: str, *arguments: str) -> None:
-        assert run(["serve", "--data-dir", str(tmp_path / "data"), *arguments]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith(
-            f"zsq: E_BAD_ARGUMENT {where}: zsq no longer sends mail. Use Alertmanager"
-        )
-        assert "--alarm-command" in error
-        assert not (tmp_path / "data").exists()
-
-    refused(f"--{name}", f"--{name}", "x")
-    refused(f"--{name}", f"--{name}=x")
-    path = tmp_path / "zsq.toml"
-    path.write_text(f"[alarm]\n{name.removeprefix('alarm-')} = 'x'\n")
-    refused(f"{path}: {name}", "--config", str(path))
-    for variable in (
-        f"ZSQ_SERVE_{name.upper().replace('-', '_')}",
-        "ZSQ_ALARM_SMTP_PASSWORD",
-        "ZSQ_ALARM_SMTP_PASSWORD_FILE",
-    ):
-        with monkeypatch.context() as environment:
-            environment.setenv(variable, "s3cret")
-            refused(variable)
-
-
 def test_a_secret_is_read_from_a_file_once(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("t0ken\nmore\n")
