@@ -131,8 +131,12 @@ class ShippingPulse(ShippingFacts):
     is_shipping: bool
 
 
+class ExtensionPulse(ArchivePulse, ShippingPulse):
+    """The part of a storage's pulse that its extension knows."""
+
+
 class StoragePulse(
-    LogFacts, RetentionPulse, UpkeepPulse, ArchivePulse, ShippingPulse, DelayedPulse, StagingPulse
+    LogFacts, RetentionPulse, UpkeepPulse, ExtensionPulse, DelayedPulse, StagingPulse
 ):
     """The storage's part of a topic's pulse.
 

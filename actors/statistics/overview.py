@@ -42,9 +42,7 @@ _MS: Final = 1_000_000
 
 # Fields that are copied from reports of storage and channels, with the statistics of each.
 _OF_STORAGE: Final = {
-    row.view: row.name
-    for row in rows_of("topic")
-    if row.view and row.counted.startswith("storage/")
+    row.view: row.name for row in rows_of("topic") if row.view and row.is_of_storage
 }
 _COUNTED: Final[dict[str, tuple[str, ...]]] = {
     row.view: tuple(one.name for one in rows_of("channel") if one.view == row.view)

@@ -79,6 +79,11 @@ class Statistic(NamedTuple):
         )
 
     @property
+    def is_of_storage(self) -> bool:
+        """True for a value that a topic's storage or its extension reports."""
+        return self.level == "topic" and not self.counted.startswith(("statistics/", "topic/"))
+
+    @property
     def labels(self) -> tuple[str, ...]:
         return _LABELS.get(self.level, ()) + self.more_labels
 
@@ -92,10 +97,10 @@ _S = Statistic
 _VIEW: Final = "statistics/statistics.py"
 _METRICS: Final = "gateways/http/api/metrics.py"
 _RETENTION: Final = "storage/retention.py"
-_ARCHIVE: Final = "storage/archiving.py"
-_SHIPPING: Final = "storage/bucket/shipping.py"
-_SHIPPER: Final = "archive/shipper.py"
-_ARCHIVE_ACTOR: Final = "archive/archive_actor.py"
+_ARCHIVE: Final = "bucket/topic/archiving.py"
+_SHIPPING: Final = "bucket/topic/shipping.py"
+_SHIPPER: Final = "bucket/archive/shipper.py"
+_ARCHIVE_ACTOR: Final = "bucket/archive/archive_actor.py"
 _DELAYED: Final = "storage/delayed.py"
 _BOOK: Final = "schedules/book.py"
 _ROW: Final = "statistics/channel_rows.py"

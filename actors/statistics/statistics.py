@@ -53,9 +53,7 @@ from .schema import NSQ_CLIENT, defaults, rows_of
 OF_GATEWAY: Final = tuple(row.name for row in rows_of("consumer") if row.counted == NSQ_CLIENT)
 # Fields that are copied unchanged from storage's report.
 _OF_STORAGE: Final = {
-    row.name: row.default
-    for row in rows_of("topic")
-    if row.name and row.counted.startswith("storage/")
+    row.name: row.default for row in rows_of("topic") if row.name and row.is_of_storage
 }
 
 

@@ -21,6 +21,7 @@ from ...transport.wire import protocol as p
 from ..primitives.ranges import unread, without
 from ..runtime.port import Envelope, Mail, Port
 from ..settings import options
+from .extension import StorageExtension
 
 log = logging.getLogger("zsq")
 
@@ -34,13 +35,6 @@ RETRIES_MAX: Final = 64  # waiting reads that one tick tries again
 Handler = Callable[[Port, Mail, Any], None]
 
 
-class Archived(NamedTuple):
-    """The URL of the bucket, and the offset up to which it has all messages of the topic."""
-
-    url: str
-    end: int
-
-
 class _Waiting(NamedTuple):
     """A channel's read that could not be done."""
 
@@ -50,11 +44,9 @@ class _Waiting(NamedTuple):
 
 
 class Reads:
-    """Serves readers up to `readers_end`, by default the durable end, and channels up to
-    `channels_end`.
+    """Serves readers as far as the extension allows, and channels up to `channels_end`.
 
-    A request whose bytes are only in the bucket waits until they are fetched (`arrived`).
-    `check_primary` raises for readers while this broker is not primary any more.
+    A request whose bytes are not on this disk waits until they are fetched (`arrived`).
     """
 
     def __init__(
@@ -62,16 +54,12 @@ class Reads:
         store_log: Log,
         channels_end: Callable[[], int],
         alarm: Callable[[str], None],
-        archive: Callable[[], Archived | None] = lambda: None,
-        readers_end: Callable[[], int] | None = None,
-        check_primary: Callable[[], None] = lambda: None,
+        extension: StorageExtension,
     ) -> None:
-        self._check_primary = check_primary
-        self._readers_end = readers_end or (lambda: store_log.synced_end)
+        self._extension = extension
         self._log = store_log
         self._channels_end = channels_end
         self._alarm = alarm
-        self._archive = archive
         self._waiting: OrderedDict[tuple[Envelope, int], _Waiting] = OrderedDict()
         self._fetching: OrderedDict[tuple[Envelope, int], Callable[[], object]] = OrderedDict()
         self.unreadable = ""
@@ -87,7 +75,7 @@ class Reads:
 
     def _of_primary(self, handle: Handler) -> Handler:
         def carry_out(port: Port, mail: Mail, message: Any) -> None:
-            self._check_primary()
+            self._extension.check_primary()
             handle(port, mail, message)
 
         return carry_out
@@ -185,14 +173,16 @@ class Reads:
 
     def fetch(self, port: Port, mail: Mail, message: p.Fetch) -> None:
         try:
-            self._fetch(port, mail, message, self._readers_end(), options.READER_BYTES_MAX)
+            self._fetch(
+                port, mail, message, self._extension.readers_end(), options.READER_BYTES_MAX
+            )
         except NotHere:
             raise
         except Unreadable as error:
             raise refused(error) from None
 
     def _within(self, offset: int) -> int:
-        return min(max(offset, self._log.start), self._readers_end())
+        return min(max(offset, self._log.start), self._extension.readers_end())
 
     def find_offset(self, port: Port, mail: Mail, message: p.OffsetAt) -> None:
         if not 0 <= message.newest <= NEWEST_MAX:
@@ -204,16 +194,16 @@ class Reads:
         data: dict[str, Any] = {
             "offset": offset,
             "start": self._log.start,
-            "head": self._readers_end(),
+            "head": self._extension.readers_end(),
         }
-        archived = self._archive()
+        archived = self._extension.archived()
         if archived is not None:
             data["archive"] = archived._asdict()
         port.send(mail.envelope, p.Done(message.request, data))
 
     def _newest(self, count: int) -> int:
         try:
-            return self._within(self._log.reader.newest(count, self._readers_end()))
+            return self._within(self._log.reader.newest(count, self._extension.readers_end()))
         except NotHere:
             raise
         except Unreadable as error:
@@ -254,7 +244,7 @@ class Reads:
             raise refused(error) from None
 
     def measure(self, port: Port, mail: Mail, message: p.Measure) -> None:
-        head = self._readers_end()
+        head = self._extension.readers_end()
         start, end = (
             self._within(message.start),
             head if message.end < 0 else self._within(message.end),

@@ -12,9 +12,8 @@ bound. Rules that must hold:
   files are removed: no reader sees a chunk that is half removed.
 * Channels get the new start through the port on which they get their blocks, so they get it before
   any block that follows the new start.
-* With a bucket, the file of a chunk is removed before its messages expire if the bucket has it
-  (`archiving.py`). Without one, no chunk that is only in the bucket expires, because a broker may
-  have been started without its bucket by mistake.
+* If an extension keeps sealed chunks in another place, their files are removed before the messages
+  expire. If it cannot remove them there, none of these chunks expires.
 * The housekeeping thread removes files, a round of chunks at a time. The loop never waits for the
   system to free space.
 
@@ -53,9 +52,9 @@ from ...transport.wire.protocol import Dropped, Wire
 from ..runtime.port import Envelope
 from ..runtime.pulses import RetentionPulse, UpkeepPulse
 from ..runtime.worker_thread import Jobs
-from .archiving import Archiver
 from .channels import Channels
 from .commits import StateCommits
+from .extension import StorageExtension
 
 log = logging.getLogger("zsq")
 
@@ -77,7 +76,7 @@ class RetentionRunner:
     def __init__(
         self, store: Store, uuid: bytes, state: StateCommits, channels: Channels, policy: Retention, title: str,
         housekeeping: Jobs, tell: Callable[[Envelope, Wire], object], delayed_bytes: Callable[[], int],
-        staged_bytes: Callable[[], int], *, dropped_count: int, in_memory: bool, archiver: Archiver | None = None,
+        staged_bytes: Callable[[], int], *, dropped_count: int, in_memory: bool, extension: StorageExtension,
     ) -> None:  # fmt: skip
         self._store = store
         self._log = store.log
@@ -85,7 +84,7 @@ class RetentionRunner:
         self._state = state
         self._channels = channels
         self._title = title
-        self._archiver = archiver
+        self._extension = extension
         self._housekeeping = housekeeping
         self._tell = tell
         self._usual_chunk_bytes = store.log.chunk_bytes
@@ -119,8 +118,6 @@ class RetentionRunner:
     def configure(self, policy: Retention) -> dict[str, object]:
         """Apply a policy to the next publish and the next tick."""
         self.policy = policy
-        if self._archiver is not None:
-            self._archiver.is_on = policy.archive == "on"
         self._log.chunk_bytes = chunk_bytes(self.policy, self._usual_chunk_bytes)
         self._measure()
         return {**self.policy.as_dict()}
@@ -309,38 +306,34 @@ class RetentionRunner:
             found = plan(policy, view._replace(applied=covered), self._keeper.last_time_ns)
         if found.chunks:
             self._remove(found.start, found.chunks, view)
-        elif self._archives():
+        elif self._extension.archives:
             self._leave_disk(view)
-
-    def _archives(self) -> bool:
-        return self._archiver is not None and self._archiver.is_on
 
     def _expiry(self) -> Retention:
         """Return the policy by which messages expire, on the disk and in the bucket."""
-        if self._archives():
+        if self._extension.archives:
             return global_policy(self.policy)
-        if self._archiver is None and self._log.reader.remote:
+        if self._extension.keeps_remote:
             return replace(self.policy, keep_bytes=NONE, keep_s=NONE, keep_chunks=NONE)
         return self.policy
 
     def _leave_disk(self, view: LogView) -> None:
         """Remove the files of archived chunks that exceed the policy's limits for the disk."""
-        archiver, covered = self._archiver, self._store.keeper.covered
-        assert archiver is not None
+        extension, covered = self._extension, self._store.keeper.covered
         remote = self._log.reader.remote
         first = next(n for n, base in enumerate(view.bases) if base not in remote)
         last_time_ns = self._keeper.last_time_ns
-        may = archiver.leavable(view.bases[:-1], view.applied)
+        may = extension.leavable(view.bases[:-1], view.applied)
         keep = plan_local(self.policy, view, first, may, last_time_ns)
         if keep > first and view.bases[keep] >= covered:
             self._ask_for_snapshot()
-            may = archiver.leavable(view.bases[:-1], covered)
+            may = extension.leavable(view.bases[:-1], covered)
             keep = plan_local(self.policy, view, first, may, last_time_ns)
         keep = min(keep, first + CHUNKS_A_ROUND_MAX)
         if keep <= first:
             return
         gone = [base for base in view.bases[first:keep] if base not in remote]
-        archiver.leave(gone)
+        extension.leave(gone)
         size = self._keeper.left(gone)
         log.debug("%s: %d files of %d bytes leave the disk", self._title, len(gone), size)
         self._removing = True

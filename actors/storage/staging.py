@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ...storage.directory.store import Store
 from ...storage.errors import Damaged, DiskFull, StoreFailed
@@ -65,6 +65,7 @@ from ..runtime.worker_thread import Jobs
 from ..settings import options
 from ..settings.closing import TO_PUBLISHERS
 from .commits import StateCommits
+from .extension import StorageExtension
 from .stages import SealNow, Stages, is_superseded
 
 WAITING_MAX: Final = 256  # requests that wait for one commit: repeats of it and of its abort
@@ -209,41 +210,22 @@ _NS_PER_S = 1_000_000_000
 _FORGET_EVERY_NS = 3600 * _NS_PER_S
 
 
-class ShippedCommits(Protocol):
-    """The shipping of a topic, for its commits (`shipping.py`)."""
-
-    promised: Callable[[], int]
-    """Returns the number of reserved offsets that commits will use, so publishes must not."""
-
-    def check(self) -> None:
-        """Raise `Refused` if publishes have waited too long for the bucket."""
-
-    def reserve(self, messages: int, then: Callable[[], object]) -> bool:
-        """Return True if so many offsets are reserved. Otherwise `then` is called when they are."""
-        ...
-
-    def then(self, action: Callable[[], object]) -> None:
-        """Call `action` when all that is synced and committed now is in the bucket."""
-
-
 class StageCommits:
     """Stages and transactions of one topic.
 
     Writers' messages arrive at `port`. `admit` raises if that many bytes would exceed the
     topic's bound. `on_committed` is called when a group is in the log. `shortage` is shared with
-    the other parts that write the topic's log. A topic `in_memory` has no stages. With `shipping`,
-    a commit is answered when it is in the bucket. `check_primary` raises while this broker is not
-    primary any more.
+    the other parts that write the topic's log. A topic `in_memory` has no stages. The
+    extension says when a commit may be answered.
     """
 
     def __init__(
         self, store: Store, state: StateCommits, thread: Jobs, table: Table, core: Stages, port: Port, admit: Callable[[int], None],
         on_committed: Callable[[], None], shortage: Shortage, *, stage_timeout_s: float = 0.0,
         message_bytes_max: int = MESSAGE_BYTES_MAX, in_memory: bool = False, closed: bool = False,
-        shipping: ShippedCommits | None = None, check_primary: Callable[[], None] = lambda: None,
+        extension: StorageExtension,
     ) -> None:  # fmt: skip
-        self._shipping = shipping
-        self._check_primary = check_primary
+        self._extension = extension
         self._limits = Limits(message_bytes_max)
         self.core = core
         self.thread = thread
@@ -268,8 +250,7 @@ class StageCommits:
         self._uncommitted: set[bytes] = set()
         state.on_full.append(self._state_full)
         self._queue = CommitQueue(thread, self._commit_merged, self._again)
-        if shipping is not None:
-            shipping.promised = self._queue.messages
+        extension.count_reserved(self._queue.messages)
         for stage, facts in self._staging.stages().items():
             counts = (facts.blocks, facts.messages, facts.size_bytes, facts.checksum)
             self.core.recovered(stage, facts.transaction, counts, facts.final, time.monotonic_ns())
@@ -312,7 +293,7 @@ class StageCommits:
 
     def _write(self, stage: bytes, blocks: list[Block], now_ns: int) -> None:
         try:
-            self._check_primary()
+            self._extension.check_primary()
             self.admit(sum(block.length for block in blocks))
             self._staging.append(stage, blocks)
         except DiskFull as error:
@@ -334,7 +315,7 @@ class StageCommits:
         port.route(p.Bye, self.bye)
 
     def open(self, port: Port, mail: Mail, message: p.OpenStage) -> None:
-        self._check_primary()
+        self._extension.check_primary()
         if self._in_memory:
             raise UsageError(
                 E_UNSUPPORTED,
@@ -358,7 +339,7 @@ class StageCommits:
             # A takeover may lose a commit that is not shipped. A writer that believed in it would
             # leave its part out of the next try, which goes to the new primary.
             answer_now = partial(port.send, mail.envelope, p.Done(message.request, data))
-            self._state.then(partial(self._when_shipped, answer_now))
+            self._state.then(partial(self._extension.then, answer_now))
             return
         self._make_room(message.app)  # check now rather than when all blocks are staged
         self.core.check_open(message.stage, transaction)
@@ -368,7 +349,7 @@ class StageCommits:
         port.send(mail.envelope, p.Done(message.request, data))
 
     def seal(self, port: Port, mail: Mail, message: p.Seal) -> None:
-        self._check_primary()
+        self._extension.check_primary()
         self._check_open()
         self._state.check_space()
         self.core.seal(mail.envelope, message, time.monotonic_ns())
@@ -378,7 +359,7 @@ class StageCommits:
 
         A writer whose link was given up has received Bye.
         """
-        self._check_primary()
+        self._extension.check_primary()
         self.core.seen(mail.envelope, time.monotonic_ns())
         port.send(mail.envelope, p.Beat())
 
@@ -415,7 +396,7 @@ class StageCommits:
         replies, core.replies = core.replies, []
         for peer, message in replies:
             if is_superseded(message):  # as in `open`
-                self._when_shipped(partial(self._reply, peer, message))
+                self._extension.then(partial(self._reply, peer, message))
             else:
                 self._reply(peer, message)
 
@@ -509,7 +490,7 @@ class StageCommits:
             }
             # The row of an empty commit may not be on disk yet.
             answer_now = partial(port.send, mail.envelope, p.Done(message.request, answer))
-            self._state.then(partial(self._when_shipped, answer_now))
+            self._state.then(partial(self._extension.then, answer_now))
             return
         if self._queue.waits(port, mail, message):
             return
@@ -526,23 +507,14 @@ class StageCommits:
 
     def _is_reserved(self, port: Port, mail: Mail, message: p.Commit) -> bool:
         """Return False if the commit waits for offsets. It is then tried again."""
-        if self._shipping is None:
-            return True
-        self._shipping.check()
         again = partial(self._try_again, port, mail, message)
-        return self._shipping.reserve(messages_of(message), again)
+        return self._extension.reserve(messages_of(message), again)
 
     def _try_again(self, port: Port, mail: Mail, message: p.Commit) -> None:
         try:
             self.commit(port, mail, message)
         except ZsqError as error:
             _refuse(port, mail, message, error)
-
-    def _when_shipped(self, action: Callable[[], object]) -> None:
-        if self._shipping is None:
-            action()
-        else:
-            self._shipping.then(action)
 
     def _commit_merged(self, pending: PendingCommit) -> None:
         self._make_room(pending.transaction.app)
@@ -599,9 +571,9 @@ class StageCommits:
         if group.messages:
             self.entered(sum(part[3] for part in message.parts))
             self._on_committed()
-            self._when_shipped(answer_now)
+            self._extension.then(answer_now)
         else:
-            self._state.then(partial(self._when_shipped, answer_now))
+            self._state.then(partial(self._extension.then, answer_now))
 
     def abort(self, port: Port, mail: Mail, message: p.Abort) -> None:
         user = user_of(mail.envelope)
@@ -622,7 +594,7 @@ class StageCommits:
             answer: Callable[[], object]
             answer = partial(port.send, mail.envelope, p.Done(message.request, data))
             if committed or message.version == p.VERSION_ASKED:
-                answer = partial(self._when_shipped, answer)
+                answer = partial(self._extension.then, answer)
             self._state.then(answer)
 
     def _drop(self, stages: Iterable[bytes], text: str, *, superseded: bool = False) -> None:

@@ -22,6 +22,7 @@ the producers to forget. It does no I/O.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +37,7 @@ from ...storage.directory.store import (
     create_store,
     open_store,
 )
-from ...storage.errors import DiskFull, Locked, NotHere, StoreFailed
+from ...storage.errors import DiskFull, Locked, StoreFailed
 from ...storage.files import Files
 from ...storage.log.log import SyncTicket
 from ...storage.retention import resolve
@@ -44,7 +45,7 @@ from ...storage.space import Shortage, Space
 from ...storage.state.state import ProducerRow, Table, producer_after
 from ...transport.block.block import Block
 from ...transport.block.block_format import ADDRESSED
-from ...transport.errors import E_BAD_BLOCK, E_BUCKET, E_CLOSING, E_DISK_FULL, Refused, UsageError
+from ...transport.errors import E_BAD_BLOCK, E_CLOSING, E_DISK_FULL, Refused, UsageError
 from ...transport.wire import protocol as p
 from ..primitives.ranges import unread
 from ..runtime.actor import Actor, StartFailed
@@ -53,27 +54,17 @@ from ..runtime.pulses import StoragePulse
 from ..runtime.worker_thread import LazyThread, WorkerThread
 from ..settings import options
 from ..settings.starts import StorageStart
-from .archiving import Archiver, no_archive
 from .backups import Backups, BackupState
-from .bucket.archive_link import ArchiveLink
-from .bucket.ship_parts import no_shipping
-from .bucket.shipping import Shipping
-from .bucket.topic_lease import TopicLease
 from .channels import Channels, OldestTimes
 from .commits import StateCommits
 from .delayed import DelayedListener, DelayedMessages, sequences
-from .reads import Archived, Reads
+from .extension import extension_class
+from .reads import Reads
 from .retention import LogUpkeep, RetentionRunner
 from .stages import Stages
 from .staging import StageCommits
 
 SEQUENCE_MAX: Final = 1 << 63
-NOT_SHIPPED: Final = (
-    "the topic answers publishes when they are in the bucket (--sync bucket), but this broker does "
-    "not ship it: start it with --bucket and --bucket-lag, or set the topic's sync mode to always"
-)
-# A stop waits this long for the bucket.
-STOP_SHIPPING_S: Final = 3.0
 _GONE_MAX = 1_000  # the most producers that one commit forgets
 
 
@@ -185,14 +176,12 @@ class StorageActor:
     """The storage of one topic. `host` is the actor whose process and loop it uses."""
 
     def __init__(self, host: Actor[Any], given: StorageStart, listener: StorageListener) -> None:
-        self._host = host
+        self.host = host
         self.given = given
         self._listener = listener
         self.title = f"topic {given.name}"
-        # With "bucket", a publish is synced as with "always", and answered when it is shipped.
-        self.answers_shipped = given.sync == "bucket"
-        """True if publishes are answered only when the bucket has them."""
-        self.mode = "always" if self.answers_shipped else given.sync
+        # A mode of an extension syncs the log as "always" does.
+        self.mode = given.sync if given.sync in ("interval", "never") else "always"
         self.store = self._open()
         self._log = self.store.log
         self._sealed = False
@@ -203,12 +192,6 @@ class StorageActor:
         )  # those of them that the next commit must not have
         self._ticket: SyncTicket | None = None
         self._sync_ns = 0  # the duration of the last sync
-        self._ships = False  # the timer of shipping runs
-        self._withholds = False
-        self._unshipped: dict[int, Sequence[tuple[int, int]]] = {}  # delayed messages: not answered
-        self._unleased: list[tuple[int, Sequence[tuple[int, int]]]] = []  # as above
-        self._stop_ns = 0  # since when a stop waits for the bucket
-        self._ended_shipped = False
         self._space = Space(self.store.files, self.store.directory, self.store.reserve_bytes)
         self._shortage = Shortage()
         self._oldest = OldestTimes(self._log.reader.header_at)
@@ -230,100 +213,59 @@ class StorageActor:
         given, store, title, send = self.given, self.store, self.title, self.front.send
         in_memory = given.in_memory
         self._sync_thread = self._start_thread("sync", self._sync_results)
-        state_thread = self._start_thread("state", lambda: self._state.on_results())
+        state_thread = self._start_thread("state", lambda: self.state.on_results())
         stage_thread = self._start_thread("stage", lambda: self._stages.on_results())
         delayed_thread = LazyThread(lambda: self._start_thread("delayed", self._delayed.on_results))
         self._housekeeping = LazyThread(
             lambda: self._start_thread("house", self._housekeeping_results)
         )
         self._producers = ProducerTable(table.producers)
-        self._state = StateCommits(state_thread, store.state, table, title, store.keeper)
+        self.state = StateCommits(state_thread, store.state, table, title, store.keeper)
+        self.extension = extension_class()(self)
         self._channels = Channels(
-            self._log, self._state, table, self.mode, in_memory=in_memory, withholds=lambda: self._lease.withholds()
+            self._log, self.state, table, self.mode, in_memory=in_memory, withholds=self.extension.holds_finishes
         )  # fmt: skip
         self._delayed = DelayedMessages(
-            store, title, delayed_thread, self, self._delayed_moved, self._hint, self._host.answer_order, self._shortage,
-            may_move=lambda: self._shipping is None or self._shipping.may_move(options.DELAYED_MOVE_ROWS),
+            store, title, delayed_thread, self, self._delayed_moved, self._hint, self.host.answer_order, self._shortage,
+            may_move=lambda: self.extension.may_move(options.DELAYED_MOVE_ROWS),
         )  # fmt: skip
-        self._link = ArchiveLink(lambda: self._host.open_dealer(given.archive))
-        # Without shipping there is no cell, and the topic would look for its file all the time.
-        archive = given.archive if given.ship_lag_s else ""
-        self._lease = TopicLease(archive, self._host, self._answer_leased)
-        self._shipping = self._make_shipping()
-        self._archiver = self._make_archiver()
         stages = Stages()
         self._retention = RetentionRunner(
-            store, bytes.fromhex(given.uuid), self._state, self._channels, given.retention, title, self._housekeeping, send,
+            store, bytes.fromhex(given.uuid), self.state, self._channels, given.retention, title, self._housekeeping, send,
             self._delayed.held_bytes, lambda: stages.staged_bytes, dropped_count=table.dropped, in_memory=in_memory,
-            archiver=self._archiver,
+            extension=self.extension,
         )  # fmt: skip
         self._retention.refused_count = given.refused_count
         self._retention.removed_bytes = given.removed_bytes
         self._stages = StageCommits(
-            store, self._state, stage_thread, table, stages,
-            self._host.open_router(given.stage, answers_max=options.STAGE_ANSWERS_MAX),
+            store, self.state, stage_thread, table, stages,
+            self.host.open_router(given.stage, answers_max=options.STAGE_ANSWERS_MAX),
             self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=given.stage_timeout_s,
-            message_bytes_max=given.message_bytes_max, in_memory=in_memory, closed=given.closed, shipping=self._shipping,
-            check_primary=self._lease.watch.check,
+            message_bytes_max=given.message_bytes_max, in_memory=in_memory, closed=given.closed, extension=self.extension,
         )  # fmt: skip
         self._upkeep = LogUpkeep(store, title, self._housekeeping, is_woken=given.woken)
         self._reads = Reads(
             self._log,
             self._channels.end,
             self._upkeep.alarm,
-            self._archived,
-            self._readers_end,
-            self._lease.watch.check,
+            self.extension,
         )
         self._backup = Backups(
             store,
-            self._state,
+            self.state,
             self._retention,
             self._delayed,
             title,
             self._housekeeping,
-            self._host.answer_order,
+            self.host.answer_order,
         )
-
-    def _archived(self) -> Archived | None:
-        archiver = self._archiver
-        return None if archiver is None else Archived(self.given.bucket, archiver.listed_end())
-
-    def _make_archiver(self) -> Archiver | None:
-        given = self.given
-        if not given.archive:
-            return None
-        return Archiver(
-            self.store,
-            given.name,
-            bytes.fromhex(given.uuid).hex(),
-            self.title,
-            self._state,
-            self._link,
-            lambda: self._reads.arrived(),
-            self._when_shipped,
-            is_on=given.retention.archive == "on",
-        )
-
-    def _make_shipping(self) -> Shipping | None:
-        given = self.given
-        if not given.archive or not given.ship_lag_s or self.mode == "never":
-            return None
-        shipping = Shipping(
-            self.store, bytes.fromhex(given.uuid).hex(), self.title, self._link, self, given.ship_lag_s,
-            self._shipped, self._roll_soon, is_urgent=self.answers_shipped, is_on=given.retention.archive == "on",
-        )  # fmt: skip
-        self.store.on_delayed_made = shipping.delayed_made
-        self._withholds = True
-        shipping.then(self._release_answers)
-        return shipping
 
     def _route(self) -> None:
         """Register the handlers.
 
         Channels and scan workers use the port `front`. Readers use the port `reader`.
         """
-        obey = self._host.obey
+        obey = self.host.obey
         self.front.route(p.Fetch, self._reads.fetch_for_channel)
         self.front.route(p.Scan, self._delayed.scan)
         self._channels.route(self.front)
@@ -333,9 +275,8 @@ class StorageActor:
         obey(p.SetSealed, self.seal)
         obey(p.SetRetention, self._set_retention)
         obey(p.SetSync, self._set_sync)
-        self._host.obey_reload(p.ReloadShipping, self._take_bound)
         obey(p.ListChunks, lambda order: p.Done(order.request, {**self._log.reader.chunk_rows()}))
-        obey(p.FindOffset, partial(self._reads.find_for_order, self._host.answer_order))
+        obey(p.FindOffset, partial(self._reads.find_for_order, self.host.answer_order))
         obey(p.CountDelayed, self._delayed.count)
         obey(p.ListDelayed, self._delayed.list_some)
         obey(p.CancelDelayed, self._delayed.cancel)
@@ -346,11 +287,11 @@ class StorageActor:
         obey(p.DropChannel, self.drop_channel)
 
     def _set_timers(self) -> None:
-        every = self._host.every
+        every = self.host.every
         for function in (
             self._checkpoint,
-            self._state.retry,
-            self._state.tick,
+            self.state.retry,
+            self.state.tick,
             self._look_for_space,
             self._delayed.tick,
         ):
@@ -362,21 +303,20 @@ class StorageActor:
         )
         every(options.CHECKPOINT_INTERVAL_MS, self._unless_stopping(self._backup.tick))
         every(options.RETENTION_TICK_MS, self._unless_stopping(self._retention.tick))
-        if self._archiver is not None:
-            every(options.RETENTION_TICK_MS, self._unless_stopping(self._archiver.tick))
+        every(options.RETENTION_TICK_MS, self.extension.tick)
         every(options.STAGE_TICK_MS, self._stages.tick)
         every(options.STAGE_EXPIRE_MS, self._stages.expire)
         if self.mode == "interval":
             every(options.SYNC_INTERVAL_MS, self._start_sync)
 
     def _unless_stopping(self, function: Callable[[], None]) -> Callable[[], None]:
-        return lambda: None if self._host.stopping else function()
+        return lambda: None if self.host.stopping else function()
 
     def _start_thread(self, name: str, on_results: Callable[[], object]) -> WorkerThread:
         """Start a worker thread; `on_results` is called when a job is done."""
-        thread = WorkerThread(self._host.context, name)
+        thread = WorkerThread(self.host.context, name)
         self._threads.append(thread)
-        self._host.listen_raw(thread, on_results)
+        self.host.listen_raw(thread, on_results)
         return thread
 
     def _housekeeping_results(self) -> None:
@@ -387,9 +327,7 @@ class StorageActor:
     def _open(self) -> Store:
         given = self.given
         identity = TopicIdentity(given.name, given.uuid, given.base_offset)
-        store_options = StoreOptions(
-            chunk_bytes=given.chunk_bytes, cache_bytes=given.cache_bytes if given.archive else 0
-        )
+        store_options = StoreOptions(chunk_bytes=given.chunk_bytes, cache_bytes=given.cache_bytes)
         files = Files()
         if given.create and not files.exists(given.directory):
             create_store(files, given.directory, identity)
@@ -409,176 +347,45 @@ class StorageActor:
             check_writable(files, given.directory)
         return store
 
-    # Shipping
+    # For the extension
+
+    def confirm_appends(self) -> None:
+        self._answer_durable()
+
+    def fetched(self) -> None:
+        self._reads.arrived()
+
+    def resume_delayed(self) -> None:
+        self._delayed.resume()
+
+    def roll(self) -> None:
+        """Seal the newest log file, if the disk allows it."""
+        with contextlib.suppress(DiskFull):
+            self._log.roll(time.time_ns())
 
     def read_state(self, job: Callable[[Any], Any], then: Callable[[Any], None]) -> None:
-        """Run a job with the state store in its thread."""
-        self._state.read(job, then)
+        self.state.read(job, then)
 
     def read_delayed(self, job: Callable[[Any], Any], then: Callable[[Any], None]) -> None:
-        """Run a job with the store of delayed messages in its thread, with None without one."""
         self._delayed.read(job, then)
 
-    @property
-    def withholds_answers(self) -> bool:
-        """True while a block that is repeated must not be answered, although it is stored.
-
-        If publishes are answered when the bucket has them, this is from the start until the bucket
-        has all that was on the disk then. Otherwise it is while the lease is over: a block that was
-        stored and not answered before the process ended would be answered now.
-        """
-        if self.answers_shipped:
-            return self._withholds
-        return self._lease.withholds()
-
-    def check_lease(self) -> None:
-        """Raise `Refused` if nothing was acknowledged for so long that a standby may be primary."""
-        self._lease.check()
-
-    @property
-    def is_fenced(self) -> bool:
-        """True if another broker has taken over. What has no answer then gets none."""
-        return self._shipping is not None and self._shipping.is_fenced
-
-    def _release_answers(self) -> None:
-        self._withholds = False
-
-    @property
-    def ships(self) -> bool:
-        """True if the topic is shipped to the bucket."""
-        return self._shipping is not None
-
-    def may_append(self, messages: int = 0) -> bool:
-        """Return False while publishes of so many messages must wait, because too much is not in
-        the bucket, or because a standby may have taken over.
-        """
-        return self._shipping is None or not (
-            self._shipping.holds(messages) or self._lease.holds_publishes()
-        )
-
-    def _answer_leased(self) -> None:
-        """Answer what waited while a standby might have taken over."""
-        if not self._lease.withholds():
-            unleased, self._unleased = self._unleased, []
-            for request, keys in unleased:
-                self._listener.delayed_stored(request, keys)
-            self._answer_durable()
-
-    def _check_shipping(self) -> None:
-        """Raise `Refused` if publishes have waited too long for the bucket."""
-        if self._shipping is not None:
-            self._shipping.check()
-            self._lease.check()
-        elif self.answers_shipped:
-            raise Refused(E_BUCKET, NOT_SHIPPED)
-
-    def _ship_refused(self) -> str:
-        """Return why publishes are refused because of the bucket, or ""."""
-        if self._shipping is not None:
-            return "; ".join(self._shipping.alarms())
-        return NOT_SHIPPED if self.answers_shipped else ""
+    # Settings
 
     def _set_retention(self, order: p.SetRetention) -> p.Done:
         policy = resolve(order.retention)
-        found = self._retention.configure(policy)
-        if self._shipping is not None:
-            self._shipping.turn(is_on=policy.archive == "on")
-            self._tick_shipping()
-        return p.Done(order.request, {"retention": found})
+        self.extension.policy_changed(policy)
+        return p.Done(order.request, {"retention": self._retention.configure(policy)})
 
     def _set_sync(self, order: p.SetSync) -> p.Done:
-        """Answer publishes when they are synced, or when they are shipped. Both modes sync the log
-        in the same way.
-        """
-        self.answers_shipped = order.sync == "bucket"
-        if self._shipping is not None:
-            self._shipping.is_urgent = self.answers_shipped
-            self._shipping.push()
-        if not self.answers_shipped:
-            unshipped, self._unshipped = self._unshipped, {}
-            for request, keys in unshipped.items():
-                self.delayed_stored(request, keys)  # they may have to wait for the lease
+        """Change when publishes are confirmed, between modes that sync the log in the same way."""
+        self.extension.sync_changed(order.sync)
         self._answer_durable()
         return p.Done(order.request, {"sync": order.sync})
-
-    def _take_bound(self, told: p.ReloadShipping) -> None:
-        """Apply another bound of shipping."""
-        if self._shipping is not None:
-            self._shipping.set_bound(told.bucket_lag_s)
-            self._tick_shipping()
-
-    def _when_shipped(self, action: Callable[[], object]) -> None:
-        """Call `action` when all that is committed now is in the bucket, at once without one."""
-        if self._shipping is None:
-            action()
-        else:
-            self._shipping.then(action)
-
-    def _durable_end(self) -> int:
-        """Return the end of the messages that are stored as the sync mode promises."""
-        end = self._log.synced_end
-        if self.answers_shipped and self._shipping is not None and not self._shipping.is_off:
-            return max(self._log.start, min(end, self._shipping.shipped_end))
-        return end
-
-    def _readers_end(self) -> int:
-        """Return the end of what readers may see.
-
-        Raises `NotHere` if this is not known yet, so that they wait. It is not known from the start
-        of the topic until the archive actor has told what the bucket has.
-        """
-        shipping = self._shipping
-        if self.answers_shipped and shipping is not None and not shipping.is_known:
-            raise NotHere(f"{self.title}: it is not known yet what the bucket has")
-        if shipping is not None and shipping.is_fenced:  # nothing is acknowledged any more
-            return self._log.synced_end
-        return self._durable_end()
-
-    def _shipped(self) -> None:
-        """Answer the appends and readers that waited until it is known what the bucket has."""
-        if self.answers_shipped:
-            self._answer_durable()
-            self._reads.arrived()
-        self._delayed.resume()
-
-    def _roll_soon(self) -> None:
-        """Seal the newest log file, so that it can be archived."""
-        try:
-            self._log.roll(time.time_ns())
-        except DiskFull:
-            return  # it is asked again
-
-    def _tick_shipping(self) -> None:
-        """Call the timer of shipping, and set it anew while something is not shipped."""
-        shipping = self._shipping
-        assert shipping is not None
-        self._host.cease(self._tick_shipping)
-        shipping.tick()
-        self._ships = shipping.is_active
-        if self._ships:
-            wait_ms = (shipping.next_ns() - time.monotonic_ns()) / 1_000_000
-            self._host.every(max(1.0, wait_ms), self._tick_shipping)
-
-    def _time_shipping(self) -> None:
-        """Start the timer of shipping when something is not shipped."""
-        if self._shipping is not None and not self._ships and self._shipping.is_active:
-            self._tick_shipping()
 
     # Delayed messages that were stored or not
 
     def delayed_stored(self, request: int, keys: Sequence[tuple[int, int]]) -> None:
-        if self.answers_shipped:
-            self._unshipped[request] = keys
-            self._when_shipped(partial(self._delayed_shipped, request))
-        elif self._unleased or self._lease.withholds():
-            self._unleased.append((request, keys))
-        else:
-            self._listener.delayed_stored(request, keys)
-
-    def _delayed_shipped(self, request: int) -> None:
-        keys = self._unshipped.pop(request, None)
-        if keys is not None:  # None: the sync mode was changed meanwhile
-            self._listener.delayed_stored(request, keys)
+        self.extension.confirm(partial(self._listener.delayed_stored, request, keys))
 
     def delayed_failed(self, request: int, code: str, text: str) -> None:
         self._listener.delayed_failed(request, code, text)
@@ -603,7 +410,7 @@ class StorageActor:
         try:
             if self._sealed:
                 raise Refused(E_CLOSING, "the topic is being deleted")
-            self._check_shipping()
+            self.extension.check()
             self._retention.admit()
             first_offset, time_ns = self._log.append(checked(blocks), time.time_ns())
         except DiskFull as error:
@@ -627,7 +434,7 @@ class StorageActor:
         try:
             if self._sealed:
                 raise Refused(E_CLOSING, "the topic is being deleted")
-            self._check_shipping()
+            self.extension.check()
             self._retention.admit_delayed()
             self._delayed.append(request, checked(blocks), delays_ms, self._log.end)
         except DiskFull as error:
@@ -665,16 +472,16 @@ class StorageActor:
         """
         if self._shortage.text:
             self._shortage.look(self._space.room(), time.monotonic_ns())
-        full = (self._disk_full(), self._retention.full, bool(self._ship_refused()))
+        full = (self._disk_full(), self._retention.full, bool(self.extension.refusal()))
         if full != self._said_full:
             self._said_full = full
-            self._host.hasten_pulse()
+            self.host.hasten_pulse()
 
     def _disk_full(self) -> str:
         """Return a text that says what waits for space, or ""."""
         return (
             self._shortage.text
-            or (self._state.trouble if self._state.disk_full else "")
+            or (self.state.trouble if self.state.disk_full else "")
             or self._delayed.full
         )
 
@@ -687,11 +494,11 @@ class StorageActor:
 
     def _hint(self, due_ns: int) -> None:
         """Ask the scan loop to scan this topic at that monotonic time."""
-        self._scan.send((), p.Hint(self._host.key, due_ns))
+        self._scan.send((), p.Hint(self.host.key, due_ns))
 
     @cached_property
     def _scan(self) -> Port:
-        return self._host.open_dealer(self.given.scan)
+        return self.host.open_dealer(self.given.scan)
 
     def _start_sync(self) -> None:
         if self._ticket is not None or not self._log.unsynced_bytes:
@@ -722,12 +529,8 @@ class StorageActor:
         assert self._ticket is not None
         self._log.finish_sync(self._ticket)
         self._ticket = None
-        self._note_synced()
+        self.extension.synced()
         self._answer_durable()
-
-    def _note_synced(self) -> None:
-        if self._shipping is not None:
-            self._shipping.synced()
 
     def _answer_durable(self) -> None:
         """Answer the appends that are durable.
@@ -741,9 +544,9 @@ class StorageActor:
         while self._unsynced and self._unsynced[0].end <= synced_end:
             done = self._unsynced.popleft()
             self._producers.stored(done.producers, done.time_ns)
-        if self._written and not self.answers_shipped and self._lease.withholds():
+        if self._written and self.extension.holds_appends():
             return
-        end = self._durable_end()
+        end = self.extension.confirmed_end()
         while self._written and self._written[0].end <= end:
             done = self._written.popleft()
             if self.mode != "interval" and done.request:
@@ -762,23 +565,18 @@ class StorageActor:
     def turn(self) -> None:
         """Process what has arrived. The topic calls this once in each turn of the loop."""
         self._answer_durable()
-        if self._unleased:
-            # The lease ceases its timer when any caller finds that it holds again.
-            self._answer_leased()
         if self.mode != "interval" or self._delayed.waits_for_log(self._log.synced_end):
             self._start_sync()
         self._delayed.turn(self._log.synced_end)
         self._stages.turn()
         self._retention.turn()
-        self._time_shipping()
-        if self._archiver is not None and not self._host.stopping:
-            self._archiver.fetch()
+        self.extension.turn()
         self._commit()
 
     # Stages
 
     def _take_pushes(self, port: Port) -> None:
-        self._host.stir(blocks=True)
+        self.host.stir(blocks=True)
         self._stages.take_pushes(port)
 
     def _group_committed(self) -> None:
@@ -787,23 +585,18 @@ class StorageActor:
         The blocks of a commit (a group) are on disk, and so is everything that was written before
         them.
         """
-        self._note_synced()
+        self.extension.synced()
         self._answer_durable()
-        if self.answers_shipped or (self._written and self.mode != "interval"):
-            # The topic must hear of the appends before it first. They wait until they are shipped,
-            # or while the lease is over.
+        if self.extension.confirms_late or (self._written and self.mode != "interval"):
+            # The topic must hear of the appends before it first, which may wait for the extension.
             self._written.append(_Pending(0, 0, 0, self._log.synced_end, []))
             self._answer_durable()
             return
         self._listener.head_moved(self._log.synced_end)
 
     def gone(self, who: str) -> None:
-        """Forget a dead gateway and all peers behind it, or the dead archive actor."""
-        if who == "archive" and self._archiver is not None:
-            self._link.gone()
-            self._archiver.gone()
-            if self._shipping is not None:
-                self._shipping.gone()
+        """Forget a dead gateway and all peers behind it, or another dead actor."""
+        self.extension.gone(who)
         self._stages.core.gone(who.encode())
 
     # State
@@ -812,21 +605,21 @@ class StorageActor:
         if (
             self._channels.checkpoint()
             or self._producers.changed
-            or self._state.applied != self._log.synced_end
+            or self.state.applied != self._log.synced_end
         ):
-            self._state.want()
+            self.state.want()
 
     def _commit(self) -> None:
         """Pass the batch to its thread.
 
         The thread must be idle, and the log synced beyond all offsets that the batch mentions.
         """
-        if not self._state.may_commit() or self._delayed.holds_checkpoint():
+        if not self.state.may_commit() or self._delayed.holds_checkpoint():
             return
-        if self._state.waits_for_log(self._log.synced_end):
+        if self.state.waits_for_log(self._log.synced_end):
             self._start_sync()
             return
-        self._state.commit(self._log.synced_end, *self._producers.take(time.time_ns()))
+        self.state.commit(self._log.synced_end, *self._producers.take(time.time_ns()))
 
     # Orders
 
@@ -850,7 +643,7 @@ class StorageActor:
         done = p.Done(message.request, {})
         if message.channel not in self._channels:
             return done
-        self._channels.drop(message.channel, partial(self._host.answer_order, done))
+        self._channels.drop(message.channel, partial(self.host.answer_order, done))
         return None
 
     # The end
@@ -864,34 +657,20 @@ class StorageActor:
         self._delayed.opened(False)
         if self._log.unsynced_bytes and self._ticket is None:
             self._start_sync()
-        if self._ticket is None and self._state.is_idle() and self._stages.is_idle():
+        if self._ticket is None and self.state.is_idle() and self._stages.is_idle():
             self._checkpoint()
         self._commit()
         idle = (
             self._ticket is None
-            and self._state.is_idle()
+            and self.state.is_idle()
             and self._stages.is_idle()
             and self._delayed.is_idle()
         )
-        if not (idle and not self._housekeeping.pending and self._is_shipped()):
-            return False
-        self._ended_shipped = self._shipping is None or self._shipping.is_idle()
-        return True
-
-    def _is_shipped(self) -> bool:
-        """Return True if everything is shipped, or if the bucket did not answer for long."""
-        if self._shipping is None or self._shipping.is_idle():
-            return True
-        now = time.monotonic_ns()
-        self._stop_ns = self._stop_ns or now
-        self._shipping.tick()
-        self._shipping.push()
-        return now - self._stop_ns > STOP_SHIPPING_S * 1_000_000_000
+        return idle and not self._housekeeping.pending and self.extension.stop()
 
     def end(self) -> None:
         """Close the files after a stop."""
-        if self._shipping is not None:
-            self._shipping.end()
+        self.extension.end()
         for thread in reversed(self._threads):
             thread.close()
         self.store.close()
@@ -899,17 +678,8 @@ class StorageActor:
     def _troubles(self) -> list[str]:
         """Return the alarms that last as long as their causes."""
         found = [self._reads.unreadable] if self._reads.unreadable else []
-        found += filter(None, [self._ship_refused()])
-        if self._archiver is not None:
-            return [*found, *self._archiver.alarms()]
-        remote = self._log.reader.remote
-        if remote:
-            last = max(remote)
-            found.append(
-                f"the messages below offset {remote[last].next_offset} are only in the bucket, and "
-                "this broker runs without one: start it with --bucket"
-            )
-        return found
+        found += filter(None, [self.extension.refusal()])
+        return [*found, *self.extension.alarms()]
 
     def statistics(self) -> StoragePulse:
         floors = tuple(self._channels.floors())
@@ -927,11 +697,9 @@ class StorageActor:
             "channels": len(self._channels.rows),
             "producers_known": len(self._producers),
             **self._upkeep.statistics(self._troubles()),
-            **(no_archive() if self._archiver is None else self._archiver.statistics()),
-            **(no_shipping() if self._shipping is None else self._shipping.statistics()),
-            "is_shipped_at_end": self._ended_shipped,
-            "state_alarm": self._state.alarm(),
-            "ship_refused": self._ship_refused(),
+            **self.extension.statistics(),
+            "state_alarm": self.state.alarm(),
+            "ship_refused": self.extension.refusal(),
             "disk_full": self._disk_full(),
             "disk_refused_count": self._shortage.refused_count,
             **self._retention.statistics(),

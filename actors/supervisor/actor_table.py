@@ -15,7 +15,7 @@ ACTORS: Final = {
     "http_gateway": "zsq.actors.gateways.http.gateway:HttpGateway",
     "alarm_teller": "zsq.actors.alarms.alarm_sender:AlarmSender",
     "scheduler": "zsq.actors.schedules.scheduler:Scheduler",
-    "archive": "zsq.actors.archive.archive_actor:ArchiveActor",
+    "archive": "zsq.actors.bucket.archive.archive_actor:ArchiveActor",
 }
 # Each of these actors runs in one process, and needs libraries that no other process uses.
 # Loading them only in its process keeps their cost away from brokers that do not start it.

@@ -10,10 +10,12 @@ import os
 import pkgutil
 
 from ..runtime import process_table as _process_table  # noqa: F401
+from ..storage.extension import extension_class
 from .actor_table import ACTORS, NOT_PRELOADED
 
 for _kind in ACTORS.keys() - NOT_PRELOADED:
     pkgutil.resolve_name(ACTORS[_kind])
+extension_class()
 
 if "ZSQ_SUPERVISOR_PID" in os.environ:
     gc.collect()

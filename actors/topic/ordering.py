@@ -105,11 +105,11 @@ class Ordering:
     def __init__(
         self,
         producers: Mapping[int, tuple[int, Sequence[Sequence[int]]]],
-        answers_shipped: Callable[[], bool] = lambda: False,
+        confirms_late: Callable[[], bool] = lambda: False,
     ) -> None:
         """Create the ordering from the recovered producers.
 
-        `answers_shipped` returns True if appends are answered only when the bucket has them. Then
+        `confirms_late` returns True if appends are confirmed long after they are on the disk. Then
         more of them are under way at once.
 
         `producers` maps an id to the next sequence and the recent places: (sequence, first offset),
@@ -119,7 +119,7 @@ class Ordering:
             pid: _Producer(nxt, 0, OrderedDict((one[0], tuple(one[1:])) for one in recent))
             for pid, (nxt, recent) in producers.items()
         }
-        self._answers_shipped = answers_shipped
+        self._confirms_late = confirms_late
         self._links: dict[Peer, _ProducerLink] = {}
         self._queue: list[_Entry] = []
         self._queue_bytes = 0
@@ -152,11 +152,11 @@ class Ordering:
         # can use. When the pool is used up, the credit is so small that blocks come one at a time:
         # a block that is larger than the credit is sent alone. In any case `publish` keeps the
         # blocks that wait here within the pool.
-        shipped = self._answers_shipped()
+        is_late = self._confirms_late()
         credit = min(
-            options.CREDIT_BYTES_SHIPPED if shipped else options.CREDIT_BYTES,
+            options.CREDIT_BYTES_SHIPPED if is_late else options.CREDIT_BYTES,
             max(
-                free // (16 if shipped else 32),
+                free // (16 if is_late else 32),
                 options.CREDIT_BYTES_MIN if free > 0 else options.CREDIT_BYTES_LEAST,
             ),
         )
@@ -310,8 +310,8 @@ class Ordering:
         could not begin earlier anyway. With 64 clients that publish one message at a time, this was
         12 to 32% faster than up to eight appends at once, in six pairs of runs.
         """
-        shipped = self._answers_shipped()
-        out_max = options.APPENDS_OUT_SHIPPED if shipped else options.APPENDS_OUT_MAX
+        is_late = self._confirms_late()
+        out_max = options.APPENDS_OUT_SHIPPED if is_late else options.APPENDS_OUT_MAX
         if not self._queue or len(self._out) >= out_max:
             return None
         if (

@@ -225,14 +225,14 @@ class TopicActor(Actor[TopicStart]):
         given = self.given.storage
         self.storage = self._open_storage()
         recovered = self.storage.recovered()
-        self.ordering = Ordering(recovered.producers, lambda: self.storage.answers_shipped)
+        self.ordering = Ordering(recovered.producers, lambda: self.storage.extension.confirms_late)
         self.ordering.closed = given.closed
         self.limits = Limits(given.message_bytes_max)
         # Answers to orders, sent once all earlier blocks are answered.
         self._closings: list[p.Done] = []
         self.fanout = Fanout(recovered.head, recovered.visible_end)
         self.front = self.open_router(self.given.front)
-        # Producers that came before it was known what the bucket has.
+        # Producers that came while repeated blocks may not be confirmed.
         self._early: dict[Peer, Callable[[], None]] = {}
         self._route()
         self._head_told = -1
@@ -273,7 +273,7 @@ class TopicActor(Actor[TopicStart]):
                 E_BAD_COMMAND,
                 f"producer id must be a number from 1 to 2^63 - 1, not {message.producer_id}",
             )
-        if self.storage.withholds_answers:
+        if self.storage.extension.holds_repeats():
             # A block that is repeated counts as stored, so it must be certain that it stays so.
             self._early[mail.envelope] = partial(self.hello, port, mail, message)
             if len(self._early) > options.PRODUCERS_MAX:
@@ -326,7 +326,7 @@ class TopicActor(Actor[TopicStart]):
             return
         replies = self.ordering.publish(mail.envelope, block, time.monotonic_ns(), delay_ms)
         repeats = any(isinstance(reply.message, (p.Stored, p.Delayed)) for reply in replies)
-        if repeats and self.storage.withholds_answers:
+        if repeats and self.storage.extension.holds_repeats():
             # Its Hello was answered before. On a new link, the next one waits.
             self.ordering.bye(mail.envelope)
             port.send(mail.envelope, p.Bye())
@@ -360,9 +360,9 @@ class TopicActor(Actor[TopicStart]):
         The refusal says why. Without it, a producer would only know that nothing came.
         """
         refusal: p.Failed | None = None
-        if self.storage.withholds_answers:
+        if self.storage.extension.holds_repeats():
             try:
-                self.storage.check_lease()
+                self.storage.extension.check_repeats()
             except Refused as error:
                 refusal = p.Failed(0, error.code, error.text)
             else:
@@ -396,8 +396,8 @@ class TopicActor(Actor[TopicStart]):
         self.storage.turn()
 
     def _may_append(self) -> bool:
-        """Return False while publishes must wait for the bucket."""
-        return not self.storage.ships or self.storage.may_append(self.ordering.next_messages())
+        """Return False while publishes must wait for the extension of the storage."""
+        return self.storage.extension.admits(self.ordering.next_messages)
 
     def appended(self, request: int, first_offset: int, time_ns: int) -> None:
         replies, placed = self.ordering.appended(request, first_offset)
@@ -483,7 +483,7 @@ class TopicActor(Actor[TopicStart]):
         what is left. If another broker has taken over, blocks without an answer get none.
         """
         if not self._is_over:
-            if not self.ordering.idle() and not self.storage.is_fenced:
+            if not self.ordering.idle() and not self.storage.extension.is_over:
                 return False
             self._is_over = True
             for peer in self.ordering.peers():

@@ -237,7 +237,7 @@ class StorageRig:
         """Wait until the threads have nothing to do."""
         end = time.monotonic() + 10
         while (
-            self.actor._state.thread.pending
+            self.actor.state.thread.pending
             or self.actor._stages.thread.pending
             or self.actor._sync_thread.pending
         ):

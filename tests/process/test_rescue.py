@@ -12,7 +12,7 @@ from support.broker import Broker, wait_for
 from support.zsq_command import run_text
 
 import zsq
-from zsq.actors.standby.rescue import set_aside_broker
+from zsq.actors.bucket.standby.rescue import set_aside_broker
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.folder_bucket import FolderBucket
 from zsq.storage.files import Files

@@ -46,7 +46,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "storage answers before the sync": Defect(
         "actors/storage/storage_actor.py",
-        "        end = self._durable_end()\n        while self._written",
+        "        end = self.extension.confirmed_end()\n        while self._written",
         "        end = self._log.end\n        while self._written",
         ("power_cut",),
     ),
@@ -152,7 +152,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a deleted channel's row stays": Defect(
         "actors/storage/storage_actor.py",
-        "        self._channels.drop(message.channel, partial(self._host.answer_order, done))\n        return None\n",
+        "        self._channels.drop(message.channel, partial(self.host.answer_order, done))\n        return None\n",
         "        return done\n",
         ("kill_client",),
     ),
@@ -176,21 +176,21 @@ DEFECTS: Final[dict[str, Defect]] = {
         ("kill_client",),
     ),
     "an archived file leaves the disk before its row is committed": Defect(
-        "actors/storage/archiving.py",
+        "actors/bucket/topic/archiving.py",
         "        self._state.then(partial(self._committed, row))\n",
         "        self._committed(row)\n",
         faults=("kill_topic", "power_cut"),
         archived=True,
     ),
     "a fetch that died with the archive actor is not repeated": Defect(
-        "actors/storage/archiving.py",
+        "actors/bucket/topic/archiving.py",
         "        self._cache.interrupted()\n",
         "",
         faults=("kill_archive",),
         archived=True,
     ),
     "the shipper answers before the tick exists": Defect(
-        "actors/archive/shipper.py",
+        "actors/bucket/archive/shipper.py",
         "        thread.submit(partial(self._created, flight), partial(ship_log.create, tick))\n",
         "        for one in flight.pieces:\n"
         "            self._send(one.envelope, p.Done(one.message.request, {}))\n"
@@ -199,14 +199,14 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "the shipper answers a tick before an earlier one": Defect(
-        "actors/archive/shipper.py",
+        "actors/bucket/archive/shipper.py",
         "        flight.is_done = True\n",
         "        self._flights.remove(flight)\n        self._confirm(flight, now)\n",
         faults=("lost_disk",),
         ships=True,
     ),
     "a topic ships changes before the log that they mention": Defect(
-        "actors/storage/bucket/shipping.py",
+        "actors/bucket/topic/shipping.py",
         "        ranges, place, is_full = self._ranges(TOGETHER_BYTES if together else TICK_BYTES)\n",
         "        ranges, place, is_full = self._ranges(TOGETHER_BYTES if together else TICK_BYTES)\n"
         "        if self._queue and ranges:\n"
@@ -215,14 +215,14 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "publishes are not held at the bound": Defect(
-        "actors/storage/bucket/shipping.py",
+        "actors/bucket/topic/shipping.py",
         "        return oldest > 0 and now_ns - oldest > self._lag_ns\n",
         "        return False\n",
         faults=("lost_disk", "bucket_away"),
         ships=True,
     ),
     "offsets are given out that are not reserved": Defect(
-        "actors/storage/bucket/shipping.py",
+        "actors/bucket/topic/shipping.py",
         "        runs_out = self._taken_end + messages > self.reserved\n",
         "        runs_out = False\n",
         faults=("lost_disk", "bucket_away"),
@@ -236,7 +236,7 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "a boundary does not wait until the topics have shipped again": Defect(
-        "actors/archive/shipper.py",
+        "actors/bucket/archive/shipper.py",
         "        oldest = min([self._last_number, self._registry_number, *needed.values()])\n",
         "        oldest = target\n",
         faults=("kill_topic",),
@@ -250,7 +250,7 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "a broker that has lost goes on": Defect(
-        "actors/archive/shipper.py",
+        "actors/bucket/archive/shipper.py",
         "        now = time.monotonic_ns()\n        if isinstance(value, Fenced):\n"
         "            self._lose(str(value))\n            return\n",
         "        now = time.monotonic_ns()\n        if isinstance(value, Fenced):\n            value = None\n",
@@ -258,20 +258,20 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "a former primary removes what its successor has": Defect(
-        "actors/archive/shipper.py",
+        "actors/bucket/archive/shipper.py",
         "        if chain.last is not None and chain.last.index.epoch > self._epoch:\n",
         "        if False and chain.last is not None:\n",
         standby=True,
     ),
     "a chunk's object is removed before its removal is shipped": Defect(
-        "actors/storage/archiving.py",
+        "actors/bucket/topic/archiving.py",
         "        self._when_shipped(partial(self._expiry_shipped, rows, self._log.start))\n",
         "        self._expiry_shipped(rows, self._log.start)\n",
         faults=("lost_disk", "bucket_away"),
         ships=True,
     ),
     "the first piece of a topic does not have its rows": Defect(
-        "actors/storage/bucket/shipping.py",
+        "actors/bucket/topic/shipping.py",
         "        return self._is_first and (not self._has_base() or self._base_needs_upload())\n",
         "        return False\n",
         faults=("lost_disk",),
@@ -285,15 +285,15 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "readers do not wait until it is known what the bucket has": Defect(
-        "actors/storage/storage_actor.py",
-        "        if self.answers_shipped and shipping is not None and not shipping.is_known:\n",
+        "actors/bucket/topic/topic_bucket.py",
+        "        if self._waits_for_bucket and shipping is not None and not shipping.is_known:\n",
         "        if False:\n",
         faults=("lost_disk", "kill_topic"),
         ships=True,
     ),
     "a commit of rows does not wait for offsets": Defect(
         "actors/storage/staging.py",
-        "        return self._shipping.reserve(messages_of(message), again)\n",
+        "        return self._extension.reserve(messages_of(message), again)\n",
         "        return True\n",
         faults=("lost_disk", "bucket_away"),
         ships=True,
@@ -334,14 +334,14 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "a standby does not wait for its patience": Defect(
-        "actors/standby/patience.py",
+        "actors/bucket/standby/patience.py",
         "        return self._since_ns + wait_ns(self.patience_s, self._lease_ms)\n",
         "        return self._since_ns\n",
         faults=("lost_disk",),
         standby=True,
     ),
     "a primary has no heartbeats": Defect(
-        "actors/archive/shipper.py",
+        "actors/bucket/archive/shipper.py",
         "        if is_wanted and now >= due_ns and not self._flights:\n",
         "        if False:\n",
         faults=("lost_disk",),

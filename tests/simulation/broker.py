@@ -17,13 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
-from zsq.actors.archive import archive_actor, shipper
+from zsq.actors.bucket.archive import archive_actor, shipper
+from zsq.actors.bucket.topic import archiving
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import Child
 from zsq.actors.runtime.pulses import ChannelPulse, TopicPulse
 from zsq.actors.settings import options
 from zsq.actors.settings.options import ServeOptions
-from zsq.actors.storage import archiving, storage_actor
+from zsq.actors.storage import storage_actor
 from zsq.actors.supervisor import supervisor
 from zsq.actors.supervisor.actor_table import ACTORS
 from zsq.actors.supervisor.topics import topic_group

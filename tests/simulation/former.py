@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from zsq.actors.archive import shipper
+from zsq.actors.bucket.archive import shipper
 from zsq.actors.topic.topic import TopicActor
 from zsq.transport.wire import protocol as p
 

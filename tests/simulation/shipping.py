@@ -12,11 +12,11 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
-from zsq.actors.archive import archive_actor, shipper
+from zsq.actors.bucket.archive import archive_actor, shipper
+from zsq.actors.bucket.standby import takeover
+from zsq.actors.bucket.topic import row_dumps, shipping, topic_lease
 from zsq.actors.primitives import lease_cell
 from zsq.actors.settings import options
-from zsq.actors.standby import takeover
-from zsq.actors.storage.bucket import row_dumps, shipping, topic_lease
 
 from .contents import InlineThreads
 from .world import MS, the_world

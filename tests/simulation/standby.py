@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from zsq.actors.archive import primacy
-from zsq.actors.standby import standby
-from zsq.actors.standby.standby import StandbyLoop
+from zsq.actors.bucket.archive import primacy
+from zsq.actors.bucket.standby import standby
+from zsq.actors.bucket.standby.standby import StandbyLoop
 from zsq.storage.files import Files
 from zsq.storage.shipping import follower, standbys
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from support.scripted_extension import ScriptedExtension
+
 from zsq.actors.settings.starts import StorageStart
 from zsq.actors.storage.storage_actor import Recovered
 from zsq.transport.block.block import Block
-from zsq.transport.errors import Refused, ZsqError
+from zsq.transport.errors import ZsqError
 from zsq.transport.settings import Retention
 
 STORAGE = StorageStart(
@@ -65,8 +67,6 @@ class FakeStorage:
     it instead.
     """
 
-    answers_shipped = False
-
     def __init__(self, recovered: Recovered) -> None:
         self._recovered = recovered
         self.refusal: ZsqError | None = None
@@ -75,21 +75,10 @@ class FakeStorage:
         self.orders: list[tuple[Any, ...]] = []
         self.stops = 0
         self.is_stopped = True
-        self.ships = True
-        self.waits_for_bucket = False
-        self.withholds_answers = False
-        self.lease_error: Refused | None = None
-        self.is_fenced = False
+        self.extension = ScriptedExtension()
 
     def recovered(self) -> Recovered:
         return self._recovered
-
-    def may_append(self, messages: int = 0) -> bool:
-        return not self.waits_for_bucket
-
-    def check_lease(self) -> None:
-        if self.lease_error is not None:
-            raise self.lease_error
 
     def born(self) -> dict[str, Any]:
         return {"channels": [], "alarms": []}

@@ -15,9 +15,9 @@ import pytest
 from support.archive_harness import ArchiveHarness
 from support.storage_harness import IDENTITY
 
-from zsq.actors.storage.bucket.archive_link import ArchiveLink
-from zsq.actors.storage.bucket.ship_parts import ShippingState
-from zsq.actors.storage.bucket.shipping import Shipping
+from zsq.actors.bucket.topic.archive_link import ArchiveLink
+from zsq.actors.bucket.topic.ship_parts import ShippingState
+from zsq.actors.bucket.topic.shipping import Shipping
 from zsq.storage.delayed.delayed_format import META, due_block, unwrap
 from zsq.storage.directory.store import Store
 from zsq.storage.errors import Damaged
@@ -45,7 +45,7 @@ def fake_clock() -> Iterator[list[int]]:
     """Let `Shipping` read the monotonic time from a list with one number."""
     now = [10**15]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zsq.actors.storage.bucket.shipping.time.monotonic_ns", lambda: now[0])
+        patch.setattr("zsq.actors.bucket.topic.shipping.time.monotonic_ns", lambda: now[0])
         yield now
 
 

@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 from support.ship_bucket import FakeBucket, FakeThread
 
-from zsq.actors.archive.primacy import Primacy
-from zsq.actors.archive.shipper import Shipper, ShipperState
+from zsq.actors.bucket.archive.primacy import Primacy
+from zsq.actors.bucket.archive.shipper import Shipper, ShipperState
 from zsq.actors.primitives.lease_cell import LeaseCell
 from zsq.storage.log.log_format import chunk_name
 from zsq.storage.shipping.ship_log import find_chain, replay_tails
@@ -32,7 +32,7 @@ def fake_clock() -> Iterator[list[int]]:
     """Let the shipper read the monotonic time from a list with one number."""
     now = [10**15]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zsq.actors.archive.shipper.time.monotonic_ns", lambda: now[0])
+        patch.setattr("zsq.actors.bucket.archive.shipper.time.monotonic_ns", lambda: now[0])
         yield now
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from support.routed import Routed
+from support.scripted_extension import ScriptedExtension
 
 from zsq.actors.runtime.port import Envelope, Mail, Port
 from zsq.actors.storage.commits import StateCommits
@@ -75,41 +76,11 @@ class Wire(Routed):
         return envelope == A
 
 
-class OpenBucket:
-    """The shipping of a topic. The bucket has everything at once, unless it is away."""
-
-    def __init__(self) -> None:
-        self.promised: Callable[[], int] = lambda: 0
-        self.reserved = 1_000
-        self.is_away = False
-        self._waiting: list[Callable[[], object]] = []
-
-    def check(self) -> None:
-        """Refuse nothing."""
-
-    def reserve(self, messages: int, then: Callable[[], object]) -> bool:
-        return self.promised() + messages <= self.reserved
-
-    def then(self, action: Callable[[], object]) -> None:
-        if self.is_away:
-            self._waiting.append(action)
-        else:
-            action()
-
-    def back(self) -> None:
-        """Let the bucket have everything that waits."""
-        self.is_away = False
-        waiting, self._waiting = self._waiting, []
-        for action in waiting:
-            action()
-
-
 class Bench:
     """Stages and state of a storage, with methods for the actions of writers and threads."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self.bucket = OpenBucket()
         create_store(Files(), directory, IDENTITY)
         self.start()
 
@@ -122,11 +93,12 @@ class Bench:
             self.state_thread, self.store.state, table, "storage t", self.keeper()
         )
         self.wire = Wire()
+        self.extension = ScriptedExtension(self.store.log)
         self.port = cast("Port", self.wire)
         self.harness = StageCommits(
             self.store, self.state, self.stage_thread, table, Stages(), self.port, lambda total: None,
             lambda: self.wire.sent.append(p.Head(self.store.log.synced_end)), Shortage(),
-            shipping=self.bucket,
+            extension=self.extension,
         )  # fmt: skip
 
     def keeper(self) -> StateKeeper | None:

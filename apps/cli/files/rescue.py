@@ -113,7 +113,7 @@ def rescue(
 
 def _set_aside(files: Files, data_dir: Path, url: str) -> None:
     """Set aside what a stopped broker had not shipped."""
-    from ....actors.standby.rescue import set_aside_broker
+    from ....actors.bucket.standby.rescue import set_aside_broker
     from ....storage.bucket.bucket_url import parse_bucket_url
     from ....storage.bucket.object_store import open_bucket
     from ....storage.errors import Locked

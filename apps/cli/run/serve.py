@@ -127,7 +127,7 @@ def run(
     if is_standby and not options.bucket_lag_s:
         raise click.UsageError("a standby needs what the primary ships: set --bucket-lag to a time")
     if options.bucket and options.bucket_lag_s:
-        from ....actors.standby.role import run_broker
+        from ....actors.bucket.standby.role import run_broker
 
         return run_broker(
             options, again.read, environment, is_standby=is_standby, is_first=is_first

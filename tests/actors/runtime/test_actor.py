@@ -92,7 +92,7 @@ def test_the_result_of_a_thread_is_reported_soon(sample: Sample) -> None:
 
 def test_pushed_blocks_are_reported_soon_and_their_memory_returned_later() -> None:
     storage = StorageActor.__new__(StorageActor)
-    host = storage._host = Sample(1, "topic t", ActorStart())
+    host = storage.host = Sample(1, "topic t", ActorStart())
     storage._stages = cast("Any", SimpleNamespace(take_pushes=lambda port: None))
     host._drain(cast("Any", SimpleNamespace(on_readable=storage._take_pushes)))
     assert (host._stirred, host._worked) == (True, True)

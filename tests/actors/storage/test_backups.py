@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from support.fake_storage import Listener
+from support.scripted_extension import plain
 from support.stage_bench import Bench, Thread
 
 from zsq.actors.storage import backups as backups_module
@@ -43,7 +44,7 @@ class Office(Bench):
         self.retention = RetentionRunner(
             self.store, bytes(16), self.state, channels, Retention(keep_bytes=0), "t",
             self.housekeeping, lambda *_: None, lambda: 0, lambda: 0,
-            dropped_count=0, in_memory=False,
+            dropped_count=0, in_memory=False, extension=plain(self.store.log),
         )  # fmt: skip
         ignore = cast("Callable[..., Any]", lambda *_: None)
         self.delayed = DelayedMessages(

@@ -443,7 +443,7 @@ def test_nothing_is_committed_while_a_move_holds_the_checkpoint(holds: bool) -> 
         may_commit=lambda: True, waits_for_log=lambda end: False, commit=lambda end, rows, gone: committed.append(end)
     )  # fmt: skip
     parts = {
-        "_state": state, "_delayed": SimpleNamespace(holds_checkpoint=lambda: holds), "_log": SimpleNamespace(synced_end=7),
+        "state": state, "_delayed": SimpleNamespace(holds_checkpoint=lambda: holds), "_log": SimpleNamespace(synced_end=7),
         "_producers": ProducerTable({}),
     }  # fmt: skip
     vars(actor).update(parts)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.scripted_extension import plain
 
 from tests.actors.conftest import ChannelHarness
 from zsq.actors.channel.dead_letters import letters
@@ -226,7 +227,7 @@ class Log:
 @pytest.mark.parametrize(("asked", "given"), [(0, 1), (50, 50), (1_000, 100)])
 def test_the_size_of_a_read_is_moved_into_its_bounds(asked: int, given: int) -> None:
     log = Log()
-    harness = Reads(cast("Any", log), lambda: 50, print)
+    harness = Reads(cast("Any", log), lambda: 50, print, plain(cast("Any", log)))
     port = cast("Any", SimpleNamespace(send=lambda *_: True))
     harness._fetch(port, cast("Any", SimpleNamespace(envelope=A)), p.Fetch(1, 20, asked), 50, 100)
     assert log.sizes == [given]
@@ -239,7 +240,7 @@ def test_the_size_of_a_read_is_moved_into_its_bounds(asked: int, given: int) -> 
 
 def test_waiting_reads_are_tried_again_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reads_module, "RETRIES_MAX", 2)
-    harness = Reads(cast("Any", Log()), lambda: 50, print)
+    harness = Reads(cast("Any", Log()), lambda: 50, print, plain(cast("Any", Log())))
     tried: list[int] = []
     monkeypatch.setattr(
         harness, "fetch_for_channel", lambda port, mail, message: tried.append(mail)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 from support.routed import Routed
+from support.scripted_extension import plain
 from support.stage_bench import Thread
 
 from tests.actors.storage.test_retention_log import IDENTITY, OPTIONS, Limited, filled
@@ -42,7 +43,9 @@ class Bench:
         self.files.code = code
         self.store: Store = open_store(self.files, f"{folder}/clicks", OPTIONS, IDENTITY)
         self.upkeep = LogUpkeep(self.store, "topic clicks", Thread())
-        self.harness = Reads(self.store.log, lambda: self.store.log.end, self.upkeep.alarm)
+        self.harness = Reads(
+            self.store.log, lambda: self.store.log.end, self.upkeep.alarm, plain(self.store.log)
+        )
         self.wire = Wire()  # the port to channels
         self.wire.route(p.Fetch, self.harness.fetch_for_channel)
         self.outside = Wire()

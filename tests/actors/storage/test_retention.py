@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripted_extension import plain
 from support.stage_bench import ONE, A, Bench, Thread
 
 from zsq.actors.storage import retention
@@ -40,7 +41,7 @@ class House(Bench):
         self.retention = RetentionRunner(
             self.store, bytes(16), self.state, self.channels, Retention(**settings), "storage t",
             self.housekeeping, self.tell, lambda: 0, lambda: 0,
-            dropped_count=table.dropped, in_memory=False,
+            dropped_count=table.dropped, in_memory=False, extension=plain(self.store.log),
         )  # fmt: skip
         return self.retention
 

@@ -75,13 +75,13 @@ def test_the_offsets_of_a_merge_are_promised_until_it_ends(bench: Bench) -> None
     bucket has not reserved.
     """
     parts = two_parts(bench)
-    assert bench.bucket.promised() == 0
+    assert bench.extension.promised() == 0
     bench.say(p.Commit(9, "app", 1, "app", parts))
     for _ in range(3):
-        assert bench.bucket.promised() == 8
+        assert bench.extension.promised() == 8
         bench.sync_stages()
     bench.sync_stages()
-    assert (bench.bucket.promised(), bench.store.log.end) == (0, 8)
+    assert (bench.extension.promised(), bench.store.log.end) == (0, 8)
 
 
 def test_requests_about_a_transaction_wait_for_its_commit(bench: Bench) -> None:

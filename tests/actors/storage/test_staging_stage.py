@@ -108,7 +108,7 @@ def test_nobody_hears_of_a_commit_that_the_bucket_does_not_have(bench: Bench) ->
     bench.say(p.OpenStage(2, TWO, "app", 1, "app", 0))
     bench.push(TWO, *blocks(1))
     bench.say(seal_of(TWO, *blocks(1)))
-    bench.bucket.is_away = True
+    bench.extension.holds = True
     assert bench.say(p.Commit(9, "app", 1, "app", (part,))) == [p.Head(6)]
     bench.commit_state()
     for message in (
@@ -123,7 +123,7 @@ def test_nobody_hears_of_a_commit_that_the_bucket_does_not_have(bench: Bench) ->
         assert bench.say(message) == []
     said = {"dropped": 0, "committed": False, "version": 1}
     assert bench.commit_state() == [p.Done(14, said), p.Done(15, said)]
-    bench.bucket.back()
+    bench.extension.release()
     told = bench.told()
     assert [one.request for one in told if isinstance(one, p.Done)] == [9, 5, 5, 10, 11, 12, 13]
     for answer in told:

@@ -11,18 +11,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.fake_storage import Head, Kept, Listener
+from support.fake_storage import Head, Listener
 from support.faulty_files import keep_none
+from support.scripted_extension import ScriptedExtension
 from support.stage_bench import Thread
 from support.storage_harness import PRODUCER, StorageHarness
 
-from zsq.actors.primitives.lease_cell import OVER, LeaseCell
-from zsq.actors.storage.bucket.topic_lease import TopicLease
 from zsq.actors.storage.commits import StateCommits
 from zsq.actors.storage.storage_actor import ProducerTable, StorageActor
 from zsq.storage.space import Shortage
 from zsq.transport.errors import Refused
-from zsq.transport.wire import protocol as p
 
 
 def nothing(*_: object) -> None:
@@ -40,16 +38,16 @@ class Bench:
         table = store.state.load()
         self.state = Thread()
         self.topic = Listener()
+        self.extension = ScriptedExtension(store.log)
         self.actor = StorageActor.__new__(StorageActor)
         syncs = Thread()
         syncs.submit(None, lambda: None)  # this job keeps the thread busy
         parts: dict[str, Any] = {
             "mode": mode, "store": store, "_log": store.log, "_producers": ProducerTable(table.producers),
             "_sealed": False, "_shortage": Shortage(), "_written": deque(), "_unsynced": deque(),
-            "_unleased": [], "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs, "answers_shipped": False, "_shipping": None,
-            "_lease": SimpleNamespace(withholds=lambda: False, holds_publishes=lambda: False, check=nothing),
-            "_state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
-            "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing), "_archiver": None,
+            "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs, "extension": self.extension,
+            "state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
+            "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing),
             "_stages": SimpleNamespace(turn=nothing),
             "_delayed": SimpleNamespace(turn=nothing, waits_for_log=lambda end: False, holds_checkpoint=lambda: False),
         }  # fmt: skip
@@ -66,10 +64,10 @@ class Bench:
             self.topic.told.append(refused)
 
     def turn(self) -> None:
-        self.actor._state.want()
+        self.actor.state.want()
         self.actor.turn()
         self.state.run()
-        self.actor._state.on_results()
+        self.actor.state.on_results()
 
 
 @pytest.fixture(params=["always", "interval"])
@@ -122,96 +120,35 @@ def test_a_commit_counts_the_blocks_that_a_roll_has_synced(
     assert store.state.load().producers[PRODUCER].next_sequence == 5
 
 
-def test_the_rows_of_producers_do_not_wait_for_the_bucket(tmp_path: Path) -> None:
+def test_the_rows_of_producers_do_not_wait_for_confirmation(tmp_path: Path) -> None:
     """The checkpoint passes blocks that are synced. Their producers must have their rows then,
-    although the publishes are answered only when the bucket has them.
+    although the publishes are confirmed later.
     """
     made = Bench(tmp_path, "always")
-    shipping = SimpleNamespace(
-        is_off=False, shipped_end=0, check=nothing, synced=nothing, is_active=False
-    )
-    vars(made.actor).update({"answers_shipped": True, "_shipping": shipping, "_ships": False})
+    made.extension.confirmed = 0
     made.hear(3)
     made.harness.log.roll(made.harness.now_ns)
     made.turn()
-    assert not made.topic.told, "the bucket has nothing"
+    assert not made.topic.told
     table = made.actor.store.state.load()
     assert (table.applied_offset, table.producers[PRODUCER].next_sequence) == (9, 3)
-    shipping.shipped_end = 9
+    made.extension.confirmed = 9
     made.turn()
     assert made.topic.told
     made.harness.abandon()
 
 
-def test_a_new_sync_mode_does_not_answer_delayed_publishes_without_a_lease(tmp_path: Path) -> None:
-    made = Bench(tmp_path, "always")
-    is_over = [True]
-    lease = SimpleNamespace(withholds=lambda: is_over[0])
-    parts: dict[str, Any] = {
-        "answers_shipped": True, "_lease": lease, "_unleased": [], "_unshipped": {7: ((5, 1),)}
-    }  # fmt: skip
-    vars(made.actor).update(parts)
-    made.actor._set_sync(p.SetSync(1, "always"))
-    assert not made.topic.told
-    is_over[0] = False
-    made.actor._answer_leased()
-    assert made.topic.told == [Kept(7, ((5, 1),))]
-    made.harness.abandon()
-
-
-def test_delayed_publishes_are_answered_whoever_finds_that_the_lease_holds_again(
-    tmp_path: Path,
-) -> None:
-    """Whoever finds it first ceases the timer that would answer them."""
-    made = Bench(tmp_path, "always")
-    (tmp_path / "run").mkdir()
-    cell = LeaseCell(str(tmp_path / "run"), make=True)
-    cell.write(OVER)
-    timers: set[object] = set()
-    lease = TopicLease(
-        f"ipc://{tmp_path}/run/7",
-        cast("Any", SimpleNamespace(every=lambda _, job: timers.add(job), cease=timers.remove)),
-        made.actor._answer_leased,
-    )
-    vars(made.actor)["_lease"] = lease
-    made.actor.delayed_stored(7, ((5, 1),))
-    made.turn()
-    assert timers
-    assert not made.topic.told
-    cell.write(0)
-    assert made.actor.may_append()
-    assert not lease.holds_publishes()
-    assert not timers
-    made.turn()
-    assert made.topic.told == [Kept(7, ((5, 1),))]
-    cell.close()
-    made.harness.abandon()
-
-
-def test_a_commit_waits_for_the_appends_that_are_withheld_before_it(tmp_path: Path) -> None:
+def test_a_commit_waits_for_the_appends_that_are_held_before_it(tmp_path: Path) -> None:
     """Otherwise the topic would hear of an append below its head, which it never expects."""
     made = Bench(tmp_path, "always")
-    is_over = [True]
-    vars(made.actor)["_lease"] = SimpleNamespace(
-        withholds=lambda: is_over[0], holds_publishes=lambda: False, check=nothing
-    )
+    made.extension.holds = True
     made.hear(1)
     made.actor._log.roll(1)  # this syncs, as the commit of a transaction does
     made.actor._group_committed()
     assert not made.topic.told
-    is_over[0] = False
+    made.extension.holds = False
     made.turn()
     assert [type(one).__name__ for one in made.topic.told] == ["Appended", "Head"]
     made.actor._group_committed()
     assert made.topic.told[2:] == [Head(made.actor._log.synced_end)]
-    made.harness.abandon()
-
-
-def test_a_repeated_block_is_withheld_while_the_lease_is_over(tmp_path: Path) -> None:
-    made = Bench(tmp_path, "always")
-    is_over = [True]
-    vars(made.actor).update({"_lease": SimpleNamespace(withholds=lambda: is_over[0])})
-    assert made.actor.withholds_answers
-    is_over[0] = False
-    assert not made.actor.withholds_answers
     made.harness.abandon()

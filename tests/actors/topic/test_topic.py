@@ -118,13 +118,13 @@ def test_a_block_is_answered_and_offered_only_when_it_is_stored(shell: Shell) ->
 @pytest.mark.parametrize("delay_ms", [0, 1_000])
 def test_a_publish_waits_while_too_much_is_not_in_the_bucket(shell: Shell, delay_ms: int) -> None:
     shell.hello()
-    shell.storage.waits_for_bucket = True
+    shell.storage.extension.is_full = True
     publish = p.PubDelayed(delay_ms) if delay_ms else p.Pub()
     shell.hear("front", publish, pack([b"x"], producer_id=9, sequence=0))
     shell.topic.on_turn()
     assert not shell.storage.appends
     assert not shell.storage.delayed
-    shell.storage.waits_for_bucket = False
+    shell.storage.extension.is_full = False
     shell.topic.on_turn()
     assert len(shell.storage.appends) + len(shell.storage.delayed) == 1
 
@@ -156,7 +156,7 @@ def test_a_topic_does_not_wait_for_answers_when_another_broker_has_taken_over(
     shell.topic.on_turn()
     shell.topic.stopping = True
     assert not shell.topic.on_stop()
-    shell.storage.is_fenced = True
+    shell.storage.extension.ended = True
     assert shell.topic.on_stop()
     assert shell.wires["front"].take() == [p.Bye()]
 
@@ -223,13 +223,13 @@ def test_a_repeated_block_is_not_answered_while_the_lease_is_over(shell: Shell) 
     shell.topic.on_turn()
     shell.topic.appended(1, 5, 0)
     assert p.Stored(((0, 5),)) in shell.wires["front"].take()
-    shell.storage.withholds_answers = True
+    shell.storage.extension.holds = True
     shell.hear("front", p.Pub(), pack([b"x"], producer_id=9, sequence=0))
     assert shell.wires["front"].take() == [p.Bye()]
     shell.hear("front", p.Hello(p.PROTOCOL_VERSION, 9, 30_000))
     shell.topic.on_turn()
     assert shell.wires["front"].take() == []
-    shell.storage.withholds_answers = False
+    shell.storage.extension.holds = False
     shell.topic.on_turn()
     (welcome,) = shell.wires["front"].take()
     assert isinstance(welcome, p.Welcome)
@@ -238,11 +238,11 @@ def test_a_repeated_block_is_not_answered_while_the_lease_is_over(shell: Shell) 
 
 
 def test_a_producer_that_waits_for_the_lease_is_told_why(shell: Shell) -> None:
-    shell.storage.withholds_answers = True
+    shell.storage.extension.holds = True
     shell.hear("front", p.Hello(p.PROTOCOL_VERSION, 9, 30_000))
     shell.topic.on_turn()
     assert shell.wires["front"].take() == []
-    shell.storage.lease_error = Refused(E_STANDBY, "the bucket is away")
+    shell.storage.extension.refused = Refused(E_STANDBY, "the bucket is away")
     shell.topic.on_turn()
     assert shell.wires["front"].take() == [p.Failed(0, E_STANDBY, "the bucket is away")]
     shell.topic.on_turn()

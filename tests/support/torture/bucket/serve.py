@@ -19,7 +19,7 @@ MODULE: Final = "support.torture.bucket.serve"
 
 def shorten_log() -> None:
     """Change the constants of the archive actor, in the process from which it is forked."""
-    from zsq.actors.archive import shipper
+    from zsq.actors.bucket.archive import shipper
 
     vars(shipper).update(LOG_TICKS=LOG_TICKS, COLLECT_EVERY_NS=COLLECT_EVERY_NS)
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.scripted_extension import plain
 
 from zsq.actors.channel.core import check_ready, consumer_of
 from zsq.actors.channel.saving import Saving
@@ -164,7 +165,7 @@ def test_the_newest_that_are_asked_for_are_bounded() -> None:
 
     reader = SimpleNamespace(newest=newest)
     log = SimpleNamespace(start=10, synced_end=50, reader=reader, offset_at=lambda time_ns: 20)
-    harness = Reads(cast("Any", log), lambda: 50, print)
+    harness = Reads(cast("Any", log), lambda: 50, print, plain(cast("Any", log)))
     for count in (0, NEWEST_MAX):
         harness.find_offset(
             cast("Any", port), cast("Any", SimpleNamespace(envelope=A)), p.OffsetAt(1, 5, count)

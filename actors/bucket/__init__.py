@@ -1,0 +1,1 @@
+"""Extension "bucket": topics in an object store, and brokers that take over from it."""
