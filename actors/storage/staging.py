@@ -495,9 +495,9 @@ class StageCommits:
         if self._queue.waits(port, mail, message):
             return
         self._check_open()
+        stages = self.core.check_parts(transaction, message.parts)
         if not self._is_reserved(port, mail, message):
             return
-        stages = self.core.check_parts(transaction, message.parts)
         self._make_room(message.app)
         merge = self._log.begin_merge([self._staging.part(stage) for stage in stages])
         if merge is None:
