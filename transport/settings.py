@@ -316,7 +316,8 @@ class Retention:
 
     keep_bytes: int = _row(
         KEEP_BYTES, Kind.BYTES, "--keep-bytes SIZE", shared=True, allowed=_BOUND, no_bound=NONE,
-        help=_KEEP.format("Bytes", ", such as 500MB or 10GiB; 1GiB if no bound is set"), line="finished", shows="kept up to: bytes {}",
+        help=_KEEP.format("Bytes", ", such as 500MB or 10GiB; 1GiB if neither a time nor a number of log files is set"),
+        line="finished", shows="kept up to: bytes {}",
         label="Finished: bytes kept", none_label="no bound", hint="such as 10GiB; what is above it may go",
     )  # fmt: skip
     keep_s: float = _row(
@@ -398,8 +399,8 @@ class RetentionSettings(TypedDict, total=False):
     """The retention of a topic. -1 means no limit. None means the broker's default.
 
     Whole chunks (log files) are removed. `keep_*` limits the messages that every channel has
-    finished. They are removed when any of these limits is exceeded (by default 1 GiB). `max_*`
-    limits unfinished messages. With `when_full` "reject", the default, publishes beyond `max_bytes`
+    finished. They are removed when any of these limits is exceeded. Without any of them, `keep_bytes`
+    is 1 GiB. `max_*` limits unfinished messages. With `when_full` "reject", the default, publishes beyond `max_bytes`
     are refused (E_TOPIC_FULL). With "drop-oldest", the oldest chunks beyond `max_bytes` are
     removed, and also chunks older than `max_s` seconds, even if their messages are unfinished.
 

@@ -278,6 +278,17 @@ def test_retention_can_be_set_with_asyncio(broker: Broker, admin: zsq.Admin) -> 
     assert shown(admin)["retention"] == changed["retention"]
 
 
+def test_a_time_alone_is_not_joined_by_the_default_of_bytes(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "data", "--keep-time", "7d")
+    with contextlib.closing(broker.start()), zsq.Admin(broker.ipc) as admin:
+        admin.create_topic(TOPIC)
+        assert shown(admin)["retention"]["keep_bytes"] == -1
+        for keep_s, keep_bytes in ((-1, 1 << 30), (3600, -1), (None, -1)):
+            found = admin.configure_topic(TOPIC, keep_s=keep_s)["retention"]
+            assert found["keep_bytes"] == keep_bytes
+            assert shown(admin)["retention"] == found
+
+
 def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> None:
     admin.create_topic(TOPIC, keep_s=3600)
     admin.configure_topic(TOPIC, keep_chunks=3, max_bytes=16 * MIB)

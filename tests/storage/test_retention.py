@@ -363,6 +363,13 @@ def test_a_topics_own_settings_override_the_defaults() -> None:
     assert resolve(resolve(own).as_dict()) == resolve(own)
 
 
+def test_bytes_are_bounded_by_default_only_without_another_bound() -> None:
+    assert resolve({"keep_s": 60}).keep_bytes == -1
+    assert resolve({}, {"keep_chunks": 3}).keep_bytes == -1
+    assert resolve({"keep_s": 60, "keep_chunks": -1}, {"keep_s": -1}).keep_bytes == 1024 * MIB
+    assert resolve({"keep_s": 60}, {"keep_bytes": 5}).keep_bytes == 5
+
+
 @pytest.mark.parametrize(
     ("max_bytes", "expected"), [(-1, 256), (MAX_BYTES_MIN, 1), (80 * MIB, 10), (10_000 * MIB, 256)]
 )
