@@ -16,7 +16,8 @@ from pyspark.sql.types import StructType
 
 from ...transport.wire.addresses import parse_all
 from ...transport.wire.protocol import DEFAULT_URL
-from .options import SinkOptions, SourceOptions, sink_options, source_options, wrong
+from .logs import LOGGER
+from .options import SinkOptions, SourceOptions, sink_options, source_options, unknown, wrong
 from .schema import ddl, simple
 from .sink import BatchWriter, stream_writer
 from .source import BatchReader
@@ -67,10 +68,11 @@ class ZsqDataSource(DataSource):
         )
 
     def _checked(self, schema: StructType, options: SourceOptions) -> SourceOptions:
-        """Return the options.
+        """Return the options, and warn of those that have no effect.
 
         Refuse a user's schema, because Spark does not convert a source's rows.
         """
+        self._warn()
         if schema.simpleString() != simple(options.columns):
             raise wrong(
                 f"the source itself defines its columns, {ddl(options.columns)}; leave out "
@@ -78,6 +80,10 @@ class ZsqDataSource(DataSource):
                 " 'columns', and parse value with from_json or from_csv"
             )
         return options
+
+    def _warn(self) -> None:
+        for name in unknown(self.options):
+            LOGGER.warning("option %r is not an option of zsq, and has no effect", name)
 
     def schema(self) -> str:
         # load() already refuses what both batch and stream refuse. The rest is refused when the
@@ -91,7 +97,11 @@ class ZsqDataSource(DataSource):
         return stream_reader(self._checked(schema, self._source(True)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return BatchWriter(self._sink(False), schema, overwrite)
+        options = self._sink(False)
+        self._warn()
+        return BatchWriter(options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        return stream_writer(self._sink(True), schema, overwrite)
+        options = self._sink(True)
+        self._warn()
+        return stream_writer(options, schema, overwrite)

@@ -99,9 +99,9 @@ def check_sink(options: SinkOptions, schema: StructType, overwrite: bool) -> Non
     """
     if overwrite:
         raise wrong(
-            'a topic cannot be overwritten: write with mode("append") (streams: '
-            'outputMode("append"));'
-            " to start with an empty topic, delete it before (`zsq topic delete NAME`), or "
+            'a topic cannot be overwritten: write with mode("append"); a stream writes with '
+            'outputMode("append"), or in the mode "update" or "complete" by foreachBatch, with the '
+            "options txnAppId and txnVersion; to start with an empty topic, delete it before (`zsq topic delete NAME`), or "
             "write to another one"
         )
     check_sink_columns(
@@ -133,6 +133,7 @@ def stage_rows(
         for batch in batches:
             if not batch.num_rows:
                 continue
+            batch = batch.rename_columns([name.lower() for name in batch.schema.names])
             if not options.topic:
                 topic = topic_of(batch, topic)
             if stages is None:

@@ -16,6 +16,7 @@ from pyspark.sql import types as t
 
 import zsq
 from zsq.apps.spark import sink
+from zsq.apps.spark.data_source import ZsqDataSource
 from zsq.apps.spark.options import SinkOptions
 from zsq.apps.spark.sink import (
     ArrowStreamWriter,
@@ -423,6 +424,16 @@ def test_the_abort_of_a_job_drops_the_stages_of_all_parts() -> None:
 
 
 # The objects that Spark makes
+
+
+def test_an_option_that_nobody_knows_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"topic": "t", "header": "true", "path": "/x"}
+    with caplog.at_level(logging.WARNING, "zsq.spark"):
+        ZsqDataSource(given).writer(SCHEMA, overwrite=False)
+        ZsqDataSource(given).streamWriter(SCHEMA, overwrite=False)
+    assert [one.message for one in caplog.records] == [
+        "option 'header' is not an option of zsq, and has no effect"
+    ] * 2
 
 
 def test_a_batch_writer_has_one_job_id_wherever_it_is_used() -> None:
