@@ -58,9 +58,9 @@ assert MAX_BYTES_MIN == PARTS * CHUNK_BYTES_MIN
 def resolve(*layers: Mapping[str, object]) -> Retention:
     """Merge settings into a `Retention`. A later layer overrides an earlier one.
 
-    The first layer is the broker's, the second the topic's. The default of `keep_bytes` is used only
-    if no other `keep_*` setting is a bound: who sets a time wants the messages for that time. Raises
-    `UsageError` if a setting is unknown or its value is not allowed.
+    The first layer is the broker's, the second the topic's. The default of `keep_bytes` is used
+    only if no other `keep_*` setting is a bound: who sets a time wants the messages for that time.
+    Raises `UsageError` if a setting is unknown or its value is not allowed.
     """
     found: dict[str, Any] = {name: value for layer in layers for name, value in layer.items()}
     unknown = found.keys() - Retention.__dataclass_fields__.keys()

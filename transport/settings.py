@@ -399,10 +399,11 @@ class RetentionSettings(TypedDict, total=False):
     """The retention of a topic. -1 means no limit. None means the broker's default.
 
     Whole chunks (log files) are removed. `keep_*` limits the messages that every channel has
-    finished. They are removed when any of these limits is exceeded. Without any of them, `keep_bytes`
-    is 1 GiB. `max_*` limits unfinished messages. With `when_full` "reject", the default, publishes beyond `max_bytes`
-    are refused (E_TOPIC_FULL). With "drop-oldest", the oldest chunks beyond `max_bytes` are
-    removed, and also chunks older than `max_s` seconds, even if their messages are unfinished.
+    finished. They are removed when any of these limits is exceeded. Without any of them,
+    `keep_bytes` is 1 GiB. `max_*` limits unfinished messages. With `when_full` "reject", the
+    default, publishes beyond `max_bytes` are refused (E_TOPIC_FULL). With "drop-oldest", the oldest
+    chunks beyond `max_bytes` are removed, and also chunks older than `max_s` seconds, even if their
+    messages are unfinished.
 
     With a bucket and `archive` "on", `keep_*` limits what is on the disk, and `bucket_keep_*`
     limits the finished messages in the bucket (by default not at all).

@@ -195,7 +195,7 @@ def source_options(
         _refuse(
             given,
             ("maxOffsetsPerTrigger", "maxBytesPerTrigger"),
-            "it limits the micro-batches of a streaming query; use spark.readStream, or endingOffsets",
+            "it limits the micro-batches of a streaming query; use spark.readStream",
         )
         if LATEST in (starting or {}).values():
             raise wrong(

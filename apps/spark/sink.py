@@ -101,8 +101,8 @@ def check_sink(options: SinkOptions, schema: StructType, overwrite: bool) -> Non
         raise wrong(
             'a topic cannot be overwritten: write with mode("append"); a stream writes with '
             'outputMode("append"), or in the mode "update" or "complete" by foreachBatch, with the '
-            "options txnAppId and txnVersion; to start with an empty topic, delete it before (`zsq topic delete NAME`), or "
-            "write to another one"
+            "options txnAppId and txnVersion; to start with an empty topic, delete it before (`zsq "
+            "topic delete NAME`), or write to another one"
         )
     check_sink_columns(
         [(field.name, field.dataType.simpleString()) for field in schema.fields], options.topic
