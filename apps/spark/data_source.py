@@ -16,8 +16,8 @@ from pyspark.sql.types import StructType
 
 from ...transport.wire.addresses import parse_all
 from ...transport.wire.protocol import DEFAULT_URL
-from .logs import LOGGER
-from .options import SinkOptions, SourceOptions, sink_options, source_options, unknown, wrong
+from .logs import warn_of
+from .options import SinkOptions, SourceOptions, sink_options, source_options, wrong
 from .schema import ddl, simple
 from .sink import BatchWriter, stream_writer
 from .source import BatchReader
@@ -72,7 +72,7 @@ class ZsqDataSource(DataSource):
 
         Refuse a user's schema, because Spark does not convert a source's rows.
         """
-        self._warn()
+        warn_of(options.unknown)
         if schema.simpleString() != simple(options.columns):
             raise wrong(
                 f"the source itself defines its columns, {ddl(options.columns)}; leave out "
@@ -80,10 +80,6 @@ class ZsqDataSource(DataSource):
                 " 'columns', and parse value with from_json or from_csv"
             )
         return options
-
-    def _warn(self) -> None:
-        for name in unknown(self.options):
-            LOGGER.warning("option %r is not an option of zsq, and has no effect", name)
 
     def schema(self) -> str:
         # load() already refuses what both batch and stream refuse. The rest is refused when the
@@ -98,10 +94,8 @@ class ZsqDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = self._sink(False)
-        self._warn()
+        warn_of(options.unknown)
         return BatchWriter(options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        options = self._sink(True)
-        self._warn()
-        return stream_writer(options, schema, overwrite)
+        return stream_writer(self._sink(True), schema, overwrite)

@@ -8,8 +8,8 @@ lower case. Each name that is given is one of these:
   option of this side: it is refused with what to write instead. Otherwise a misspelt
   `startingOffset` would silently read from another place.
 - an option that Spark adds itself, such as `path` and `checkpointLocation`: it is ignored.
-- any other: it is ignored, and `unknown` names it for a warning. It is not refused, because a
-  later version of Spark may add it.
+- any other: it has no effect, and a warning names it. It is not refused, because a later version
+  of Spark may add it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ __all__ = [
     "SourceOptions",
     "sink_options",
     "source_options",
-    "unknown",
 ]
 
 TIMEOUT_S: Final = 120.0
@@ -102,7 +101,8 @@ class _BrokerOptions:
 
     `key_file` is the option's value. `credentials` is the content of the file. The driver reads it
     and pickles it for the executors, which do not have the file. No error text shows the
-    credentials. `transport` is None if the environment of each process decides.
+    credentials. `transport` is None if the environment of each process decides. `unknown` are the
+    names of options that have no effect.
     """
 
     url: str
@@ -110,6 +110,7 @@ class _BrokerOptions:
     key_file: str = ""
     transport: str | None = None
     credentials: Credentials | None = field(default=None, repr=False)
+    unknown: tuple[str, ...] = ()
 
     @property
     def keys(self) -> KeyFile:
@@ -224,6 +225,7 @@ def source_options(
         timeout_s=_timeout(given),
         key_file=given.get("keyFile", ""),
         transport=_transport(given),
+        unknown=_unknown(options),
     )
 
 
@@ -264,6 +266,7 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
         timeout_s=_timeout(given),
         key_file=given.get("keyFile", ""),
         transport=_transport(given),
+        unknown=_unknown(options),
     )
 
 
@@ -347,9 +350,9 @@ def _close(lower: str, proper: Mapping[str, str]) -> list[str]:
     return difflib.get_close_matches(lower, proper, n=1, cutoff=0.8)
 
 
-def unknown(options: Mapping[str, str]) -> list[str]:
+def _unknown(options: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names that are neither options of ZSQ nor added by Spark, and have no effect."""
-    return sorted(name for name in options if name.lower() not in _FOREIGN | _NAMES.keys())
+    return tuple(sorted(name for name in options if name.lower() not in _FOREIGN | _NAMES.keys()))
 
 
 def _refuse(given: Mapping[str, str], names: Sequence[str], why: str) -> None:

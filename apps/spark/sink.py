@@ -38,7 +38,7 @@ from ...transport.errors import (
 from ...transport.wire.answers import Committed
 from ...transport.wire.protocol_client import STAGE_PARTS_MAX, StagePart
 from ...transport.wire.spread import HasParts
-from .logs import LOGGER
+from .logs import LOGGER, warn_of
 from .options import SinkOptions, wrong
 from .packing import rows_as_batches, several_topics, topic_of
 from .planning import by_number
@@ -361,6 +361,8 @@ class _StreamWriter(DataSourceStreamWriter):
                     f"a task staged rows for batch {message.transaction.version}, but Spark "
                     f"commits batch {batchId}"
                 )
+        if batchId == 0:  # and not with each batch, because Spark makes a new writer for each
+            warn_of(self._options.unknown)
         commit_parts(self._options, messages, None, f"batch {batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
