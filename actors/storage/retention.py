@@ -320,7 +320,7 @@ class RetentionRunner:
         if self._archives():
             return global_policy(self.policy)
         if self._archiver is None and self._log.reader.remote:
-            return replace(self.policy, keep_bytes=NONE, keep_s=NONE, keep_chunks=NONE)
+            return replace(self.policy, keep_bytes=NONE, keep_time_s=NONE, keep_chunks=NONE)
         return self.policy
 
     def _leave_disk(self, view: LogView) -> None:
