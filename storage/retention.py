@@ -48,7 +48,7 @@ CHUNK_BYTES_MIN: Final = 1 * MIB  # the smallest size at which a chunk is sealed
 # or when nothing was written to it for this time.
 ROLL_BYTES: Final = 1 * MIB
 ROLL_IDLE_S: Final = 2.0
-RIPE_S_MIN: Final = 60.0  # the shortest time between two seals because of `keep_s`
+RIPE_S_MIN: Final = 60.0  # the shortest time between two seals because of `keep_time_s`
 CHUNKS_A_ROUND_MAX: Final = 64  # 16 GiB at the default size; the next round removes the rest
 _NS: Final = 1_000_000_000
 
@@ -58,8 +58,9 @@ assert MAX_BYTES_MIN == PARTS * CHUNK_BYTES_MIN
 def resolve(*layers: Mapping[str, object]) -> Retention:
     """Merge settings into a `Retention`. A later layer overrides an earlier one.
 
-    The first layer is the broker's, the second the topic's. Raises `UsageError` if a setting is
-    unknown or its value is not allowed.
+    The first layer is the broker's, the second the topic's. The default of `keep_bytes` is used
+    only if no other `keep_*` setting is a bound: who sets a time wants the messages for that time.
+    Raises `UsageError` if a setting is unknown or its value is not allowed.
     """
     found: dict[str, Any] = {name: value for layer in layers for name, value in layer.items()}
     unknown = found.keys() - Retention.__dataclass_fields__.keys()
@@ -70,6 +71,8 @@ def resolve(*layers: Mapping[str, object]) -> Retention:
             f"{', '.join(Retention.__dataclass_fields__)}"
         ),
     )
+    if any(found.get(name, NONE) != NONE for name in ("keep_time_s", "keep_chunks")):
+        found.setdefault("keep_bytes", NONE)
     return Retention(**found)
 
 
@@ -130,7 +133,7 @@ def global_policy(retention: Retention) -> Retention:
     return replace(
         retention,
         keep_bytes=retention.bucket_keep_bytes,
-        keep_s=retention.bucket_keep_s,
+        keep_time_s=retention.bucket_keep_time_s,
         keep_chunks=NONE,
     )
 
@@ -153,7 +156,9 @@ def plan_local(
         too_many = too_many or (
             retention.keep_chunks != NONE and left_chunks > retention.keep_chunks
         )
-        if not too_many and (retention.keep_s == NONE or ages.of(chunk) <= retention.keep_s):
+        if not too_many and (
+            retention.keep_time_s == NONE or ages.of(chunk) <= retention.keep_time_s
+        ):
             break
         left_bytes -= view.sizes[chunk]
         left_chunks -= 1
@@ -210,7 +215,9 @@ def _beyond_keep(retention: Retention, view: LogView, finished: int, may: int, a
         too_many = too_many or (
             retention.keep_chunks != NONE and finished - chunk > retention.keep_chunks
         )
-        if not too_many and (retention.keep_s == NONE or ages.of(chunk) <= retention.keep_s):
+        if not too_many and (
+            retention.keep_time_s == NONE or ages.of(chunk) <= retention.keep_time_s
+        ):
             return chunk
         left_bytes -= view.sizes[chunk]
     return may
@@ -223,13 +230,13 @@ def _beyond_max(
 
     The number includes the finished chunks before these chunks.
     """
-    if not retention.drops or (retention.max_bytes == NONE and retention.max_s == NONE):
+    if not retention.drops or (retention.max_bytes == NONE and retention.max_age_s == NONE):
         return 0, False
     left = view.unfinished_bytes
     following = sum(view.sizes[finished + 1 :])
     chunk = finished
     while chunk < may:
-        too_old = left > 0 and retention.max_s != NONE and ages.of(chunk) > retention.max_s
+        too_old = left > 0 and retention.max_age_s != NONE and ages.of(chunk) > retention.max_age_s
         if not too_old and (
             not _too_much(retention, left, 0.0)
             or following < retention.max_bytes * PARTS_LEFT // PARTS
@@ -248,7 +255,7 @@ def _too_much(retention: Retention, unfinished_bytes: int, age_s: float) -> bool
     if not unfinished_bytes:
         return False
     too_large = retention.max_bytes != NONE and unfinished_bytes > retention.max_bytes
-    return too_large or (retention.max_s != NONE and age_s > retention.max_s)
+    return too_large or (retention.max_age_s != NONE and age_s > retention.max_age_s)
 
 
 def _finished_too_much(retention: Retention, view: LogView) -> bool:
@@ -262,7 +269,7 @@ def _finished_too_much(retention: Retention, view: LogView) -> bool:
         return False
     too_many = retention.keep_bytes != NONE and size > retention.keep_bytes
     too_many = too_many or retention.keep_chunks == 0
-    return too_many or (retention.keep_s != NONE and age_s > retention.keep_s)
+    return too_many or (retention.keep_time_s != NONE and age_s > retention.keep_time_s)
 
 
 def _ripe(retention: Retention, view: LogView) -> bool:
@@ -272,5 +279,7 @@ def _ripe(retention: Retention, view: LogView) -> bool:
     newest message.
     """
     age_s = _age_s(view, view.first_time_ns)
-    ripe = retention.keep_s != NONE and age_s > max(retention.keep_s / PARTS, RIPE_S_MIN)
-    return ripe or (retention.max_s != NONE and age_s > max(retention.max_s / PARTS, ROLL_IDLE_S))
+    ripe = retention.keep_time_s != NONE and age_s > max(retention.keep_time_s / PARTS, RIPE_S_MIN)
+    return ripe or (
+        retention.max_age_s != NONE and age_s > max(retention.max_age_s / PARTS, ROLL_IDLE_S)
+    )

@@ -316,10 +316,11 @@ class Retention:
 
     keep_bytes: int = _row(
         KEEP_BYTES, Kind.BYTES, "--keep-bytes SIZE", shared=True, allowed=_BOUND, no_bound=NONE,
-        help=_KEEP.format("Bytes", ", such as 500MB or 10GiB; 1GiB if no bound is set"), line="finished", shows="kept up to: bytes {}",
+        help=_KEEP.format("Bytes", ", such as 500MB or 10GiB; 1GiB if neither a time nor a number of log files is set"),
+        line="finished", shows="kept up to: bytes {}",
         label="Finished: bytes kept", none_label="no bound", hint="such as 10GiB; what is above it may go",
     )  # fmt: skip
-    keep_s: float = _row(
+    keep_time_s: float = _row(
         NONE, Kind.SECONDS, "--keep-time TIME", shared=True, allowed=_TIME, no_bound=NONE,
         help=_KEEP.format("Time that messages are", ", such as 12h or 7d, counted from the newest message of a log file"),
         line="finished", shows="time {}",
@@ -336,7 +337,7 @@ class Retention:
         help="Limit for the bytes of unfinished messages, at least 8MiB.", line="unfinished", shows="at most: bytes {}",
         label="Unfinished: bytes at most", none_label="never removed", hint="such as 50GiB",
     )  # fmt: skip
-    max_s: float = _row(
+    max_age_s: float = _row(
         NONE, Kind.SECONDS, "--max-age TIME", allowed=_TIME, no_bound=NONE, low=MAX_S_MIN, least="at least {low} s, or -1 for no bound",
         help="With drop-oldest: drop unfinished messages that are older than this.", line="unfinished", shows="age {}",
         label="Unfinished: age at most", none_label="never removed", hint="such as 30d",
@@ -364,7 +365,7 @@ class Retention:
         line="archive", shows="kept up to: bytes {}",
         label="Bucket: bytes kept", none_label="no bound", hint="such as 5TiB; what is above it may go",
     )  # fmt: skip
-    bucket_keep_s: float = _row(
+    bucket_keep_time_s: float = _row(
         NONE, Kind.SECONDS, "--bucket-keep-time TIME", shared=True, allowed=_TIME, no_bound=NONE,
         help=(
             "With a bucket: time that messages are retained there after all channels have finished them, counted from the newest "
@@ -375,10 +376,12 @@ class Retention:
 
     def __post_init__(self) -> None:
         _check_values(TOPIC, self)
-        text = "max_s (--max-age) works only with when_full drop-oldest (--when-full drop-oldest)"
+        text = (
+            "max_age_s (--max-age) works only with when_full drop-oldest (--when-full drop-oldest)"
+        )
         check(
-            self.max_s == NONE or self.drops,
-            f"{text}; set that, or remove max_s with -1 (--max-age none)",
+            self.max_age_s == NONE or self.drops,
+            f"{text}; set that, or remove max_age_s with -1 (--max-age none)",
         )
 
     @property
@@ -398,24 +401,25 @@ class RetentionSettings(TypedDict, total=False):
     """The retention of a topic. -1 means no limit. None means the broker's default.
 
     Whole chunks (log files) are removed. `keep_*` limits the messages that every channel has
-    finished. They are removed when any of these limits is exceeded (by default 1 GiB). `max_*`
-    limits unfinished messages. With `when_full` "reject", the default, publishes beyond `max_bytes`
-    are refused (E_TOPIC_FULL). With "drop-oldest", the oldest chunks beyond `max_bytes` are
-    removed, and also chunks older than `max_s` seconds, even if their messages are unfinished.
+    finished. They are removed when any of these limits is exceeded. Without any of them,
+    `keep_bytes` is 1 GiB. `max_*` limits unfinished messages. With `when_full` "reject", the
+    default, publishes beyond `max_bytes` are refused (E_TOPIC_FULL). With "drop-oldest", the oldest
+    chunks beyond `max_bytes` are removed, and also chunks older than `max_age_s` seconds, even if
+    their messages are unfinished.
 
     With a bucket and `archive` "on", `keep_*` limits what is on the disk, and `bucket_keep_*`
     limits the finished messages in the bucket (by default not at all).
     """
 
     keep_bytes: int | None
-    keep_s: float | None
+    keep_time_s: float | None
     keep_chunks: int | None
     max_bytes: int | None
-    max_s: float | None
+    max_age_s: float | None
     when_full: Literal["reject", "drop-oldest"] | None
     archive: Literal["on", "off"] | None
     bucket_keep_bytes: int | None
-    bucket_keep_s: float | None
+    bucket_keep_time_s: float | None
 
 
 def split_tags(tags: str) -> tuple[str, ...]:

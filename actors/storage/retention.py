@@ -314,7 +314,7 @@ class RetentionRunner:
         if self._extension.archives:
             return global_policy(self.policy)
         if self._extension.keeps_remote:
-            return replace(self.policy, keep_bytes=NONE, keep_s=NONE, keep_chunks=NONE)
+            return replace(self.policy, keep_bytes=NONE, keep_time_s=NONE, keep_chunks=NONE)
         return self.policy
 
     def _leave_disk(self, view: LogView) -> None:

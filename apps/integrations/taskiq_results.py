@@ -203,11 +203,11 @@ class ZsqResultBackend(AsyncResultBackend[_T]):
             return
         self._reading, self._searching = asyncio.Lock(), asyncio.Lock()
         async with aio.Admin(**self._client) as admin:
-            # Without a channel, the messages count as unfinished, and `max_s` removes them. If
-            # somebody adds a channel, `keep_s` does.
+            # Without a channel, the messages count as unfinished, and `max_age_s` removes them. If
+            # somebody adds a channel, `keep_time_s` does.
             seconds = self.result_ex_time
             await admin.create_topic(
-                self.topic, keep_s=seconds, max_s=seconds, when_full="drop-oldest"
+                self.topic, keep_time_s=seconds, max_age_s=seconds, when_full="drop-oldest"
             )
         # A task is acknowledged after its result. So a worker waits for a broker that is away.
         self._producer = aio.Producer(**self._client, timeout=None)

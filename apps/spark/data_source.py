@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from ...transport.wire.addresses import parse_all
 from ...transport.wire.protocol import DEFAULT_URL
+from .logs import warn_of
 from .options import SinkOptions, SourceOptions, sink_options, source_options, wrong
 from .schema import ddl, simple
 from .sink import BatchWriter, stream_writer
@@ -67,10 +68,11 @@ class ZsqDataSource(DataSource):
         )
 
     def _checked(self, schema: StructType, options: SourceOptions) -> SourceOptions:
-        """Return the options.
+        """Return the options, and warn of those that have no effect.
 
         Refuse a user's schema, because Spark does not convert a source's rows.
         """
+        warn_of(options.unknown)
         if schema.simpleString() != simple(options.columns):
             raise wrong(
                 f"the source itself defines its columns, {ddl(options.columns)}; leave out "
@@ -91,7 +93,9 @@ class ZsqDataSource(DataSource):
         return stream_reader(self._checked(schema, self._source(True)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return BatchWriter(self._sink(False), schema, overwrite)
+        options = self._sink(False)
+        warn_of(options.unknown)
+        return BatchWriter(options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         return stream_writer(self._sink(True), schema, overwrite)

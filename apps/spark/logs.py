@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Iterable
 from typing import Final, NamedTuple, Protocol
 
 from ...transport.client.blocking.client import Admin, Archive, Measured, Reader
@@ -30,7 +31,7 @@ from ...transport.wire.credentials import KeyFile
 from ...transport.wire.spread import HasParts
 from .pattern import matching
 
-__all__ = ["LOGGER", "TOPICS_MAX", "Extent", "Logs", "TopicLogs"]
+__all__ = ["LOGGER", "TOPICS_MAX", "Extent", "Logs", "TopicLogs", "warn_of"]
 
 PARTS_ASKED_S: Final = 10.0  # how long the answer which parts a topic has is used
 TOPICS_ASKED_S: Final = 10.0  # how long the answer which topics match a pattern is used
@@ -38,6 +39,12 @@ TOPICS_MAX: Final = 1_000  # topics that a pattern may match: each has a connect
 
 LOGGER: Final = logging.getLogger("zsq.spark")
 TRIES: Final = 5
+
+
+def warn_of(names: Iterable[str]) -> None:
+    """Warn of options that have no effect."""
+    for name in names:
+        LOGGER.warning("option %r is not an option of zsq, and has no effect", name)
 
 
 class Extent(NamedTuple):

@@ -1,9 +1,15 @@
 """Options of the source and the sink, checked and typed: one class for each. Pure.
 
 Names are those of Spark's Kafka connector wherever they mean the same. Spark passes all names in
-lower case. An unknown name is refused with a hint if it resembles an option of ZSQ or belongs to
-the Kafka connector. Otherwise a misspelt `startingOffset` would silently read from another place.
-All other names are ignored (`path`, `checkpointLocation`).
+lower case. Each name that is given is one of these:
+
+- an option of this side, the source or the sink: it is used.
+- an option of the other side, of the Kafka connector, or of a login, or a name that resembles an
+  option of this side: it is refused with what to write instead. Otherwise a misspelt
+  `startingOffset` would silently read from another place.
+- an option that Spark adds itself, such as `path` and `checkpointLocation`: it is ignored.
+- any other: it has no effect, and a warning names it. It is not refused, because a later version
+  of Spark may add it.
 """
 
 from __future__ import annotations
@@ -53,6 +59,8 @@ _NAMES: Final = {name.lower(): name for name in (*SOURCE_NAMES, *SINK_NAMES)}
 _FOREIGN: Final = frozenset(
     {"checkpointlocation", "path", "paths", "queryname", "mergeschema", "timezone"}
 )
+# The first letters of options by which other connectors log in, or encrypt.
+_LOGIN: Final = ("auth", "password", "sasl", "ssl", "tls", "token", "user")
 _KAFKA: Final = {
     "assign": "name the parts with option 'subscribe', such as clicks#0,clicks#3",
     "minoffsetspertrigger": "leave it out and set the trigger's processing time",
@@ -81,6 +89,8 @@ class Point(NamedTuple):
 
 EARLIEST: Final = Point("earliest")
 LATEST: Final = Point("latest")
+_TO_WRITE: Final = ", and name the topic to write to with option 'topic', or in a column 'topic'"
+_INSTEAD: Final = {"subscribe": _TO_WRITE, "subscribePattern": _TO_WRITE}
 EVERY: Final = ""  # instead of a topic's name: the point is for each topic that a pattern matches
 _NAMING: Final = ("topic", "subscribe", "subscribePattern")
 
@@ -91,7 +101,8 @@ class _BrokerOptions:
 
     `key_file` is the option's value. `credentials` is the content of the file. The driver reads it
     and pickles it for the executors, which do not have the file. No error text shows the
-    credentials. `transport` is None if the environment of each process decides.
+    credentials. `transport` is None if the environment of each process decides. `unknown` are the
+    names of options that have no effect.
     """
 
     url: str
@@ -99,6 +110,7 @@ class _BrokerOptions:
     key_file: str = ""
     transport: str | None = None
     credentials: Credentials | None = field(default=None, repr=False)
+    unknown: tuple[str, ...] = ()
 
     @property
     def keys(self) -> KeyFile:
@@ -164,7 +176,7 @@ def source_options(
     address if no option gives one. Raises `UsageError` (E_BAD_ARGUMENT), which says what to write
     instead.
     """
-    given = _given(options)
+    given = _given(options, SOURCE_NAMES, "writing")
     topics, pattern = _topics(given)
     starting = _points(given, "starting", topics, pattern)
     ending = _points(given, "ending", topics, pattern)
@@ -180,6 +192,11 @@ def source_options(
             given,
             ("channel",),
             "a channel follows the commits of a streaming query; use spark.readStream",
+        )
+        _refuse(
+            given,
+            ("maxOffsetsPerTrigger", "maxBytesPerTrigger"),
+            "it limits the micro-batches of a streaming query; use spark.readStream",
         )
         if LATEST in (starting or {}).values():
             raise wrong(
@@ -208,6 +225,7 @@ def source_options(
         timeout_s=_timeout(given),
         key_file=given.get("keyFile", ""),
         transport=_transport(given),
+        unknown=_unknown(options),
     )
 
 
@@ -216,7 +234,7 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
 
     Raises `UsageError` (E_BAD_ARGUMENT), which says what to write instead.
     """
-    given = _given(options)
+    given = _given(options, SINK_NAMES, "reading")
     app, version = given.get("txnAppId", ""), _whole(given, "txnVersion", least=0, missing=-1)
     if ("txnAppId" in given) != ("txnVersion" in given):
         raise wrong(
@@ -234,15 +252,7 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
             f"{TRANSACTION_APP_BYTES_MAX} bytes"
         )
     topic = check_stage_topic(given["topic"]) if "topic" in given else ""
-    source = next((name for name in ("subscribe", "subscribePattern") if name in given), "")
-    if not topic and source:
-        raise wrong(
-            f"{source!r} is an option of the source; name the topic to write to with option "
-            "'topic' or in a column 'topic'"
-        )
     place = given.get("url") or url
-    if "bucket" in given:
-        raise wrong("option 'bucket' is for reading; messages are always written through a broker")
     if _is_bucket(place):
         raise wrong(
             f"{place} is a bucket, and messages are written through a broker: name the "
@@ -256,6 +266,7 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
         timeout_s=_timeout(given),
         key_file=given.get("keyFile", ""),
         transport=_transport(given),
+        unknown=_unknown(options),
     )
 
 
@@ -301,28 +312,47 @@ def _bucket(given: Mapping[str, str], url: str, *, streaming: bool | None) -> st
     return mode or AUTO
 
 
-def _given(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of ZSQ under their proper names, and refuse names that resemble them."""
+def _given(options: Mapping[str, str], names: Sequence[str], other: str) -> dict[str, str]:
+    """Return the options of one side under their proper names.
+
+    `names` are the options of this side, and `other` is what those of the other side are for.
+    Refuse what belongs to the other side or to other connectors, and what is misspelt.
+    """
+    proper = {name.lower(): name for name in names}
     found = {}
     for name, value in options.items():
         lower = name.lower()
-        if lower in _NAMES:
-            found[_NAMES[lower]] = str(value).strip()
-        elif lower in _KAFKA:
+        if lower in proper:
+            found[proper[lower]] = str(value).strip()
+        elif lower in _NAMES:
+            raise wrong(
+                f"option {_NAMES[lower]!r} is for {other} and has no effect here: leave it out"
+                + _INSTEAD.get(_NAMES[lower], "")
+            )
+        elif lower.startswith("kafka.") or lower in _KAFKA:
             raise wrong(
                 f"option {name!r} belongs to the Kafka connector and is not an option of zsq: "
-                f"{_KAFKA[lower]}"
+                + _KAFKA.get(lower, "name the broker with option 'url'")
             )
-        elif lower.startswith("kafka."):
+        elif close := _close(lower, proper):
+            raise wrong(f"unknown option {name!r}; did you mean {proper[close[0]]!r}?")
+        elif lower.startswith(_LOGIN):
             raise wrong(
-                f"option {name!r} belongs to the Kafka connector and is not an option of zsq; "
-                "name the broker with option 'url'"
+                f"option {name!r} is not an option of zsq: name the file with the client's keys "
+                "by option 'keyFile', for a broker that encrypts"
             )
-        elif lower not in _FOREIGN:
-            close = difflib.get_close_matches(lower, _NAMES, n=1, cutoff=0.8)
-            if close:
-                raise wrong(f"unknown option {name!r}; did you mean {_NAMES[close[0]]!r}?")
     return found
+
+
+def _close(lower: str, proper: Mapping[str, str]) -> list[str]:
+    if lower in _FOREIGN:
+        return []
+    return difflib.get_close_matches(lower, proper, n=1, cutoff=0.8)
+
+
+def _unknown(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names that are neither options of ZSQ nor added by Spark, and have no effect."""
+    return tuple(sorted(name for name in options if name.lower() not in _FOREIGN | _NAMES.keys()))
 
 
 def _refuse(given: Mapping[str, str], names: Sequence[str], why: str) -> None:
@@ -345,7 +375,8 @@ def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
         raise wrong(
             "no topic is given: use .option('topic', NAME), .option('subscribe', 'NAME,NAME') for "
             "several, or .option('subscribePattern', EXPRESSION). In SQL, use CREATE TEMPORARY "
-            "VIEW: Spark passes no options of a table (CREATE TABLE ... USING zsq)"
+            "VIEW, or SELECT ... FROM TABLE WITH (topic 'NAME'), because Spark passes no options "
+            "of CREATE TABLE ... USING zsq"
         )
     return tuple(sorted({check_name(name) for name in names})), ""
 

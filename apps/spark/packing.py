@@ -106,7 +106,7 @@ def _packed(row: list[Any] | None) -> bytes | None:
     if row is None:
         return None
     pairs = [
-        (header["key"], header["value"]) if isinstance(header, dict) else header
+        tuple(header.values()) if isinstance(header, dict) else header
         for header in row
         if header is not None
     ]
@@ -181,7 +181,7 @@ def rows_as_batches(
 
     `fields` are names and Spark's types, already checked.
     """
-    kinds = pa.schema([(name, _OF_SPARK.get(kind, pa.string())) for name, kind in fields])
+    kinds = pa.schema([(name, _OF_SPARK.get(kind.lower(), pa.string())) for name, kind in fields])
     source = iter(rows)
     while found := list(islice(source, _ROWS)):
         columns = zip(*found, strict=True)

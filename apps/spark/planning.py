@@ -305,7 +305,11 @@ class _Plan:
             several and name not in points and found.kind == "offset" and
             len(self.logs.names(topic)) > 1
         ):  # fmt: skip
-            given = ", ".join(f'"{n}": 17' for n in range(len(self.logs.names(topic))))
+            logs = self.logs.names(topic)
+            if logs == [topic]:
+                text = f"topic {topic} has no parts: give one offset, such as"
+                raise UsageError(E_BAD_ARGUMENT, f'{text} {{"{topic}": 17}}')
+            given = ", ".join(f'"{n}": 17' for n in range(len(logs)))
             text = f"topic {topic} has parts: give an offset for each, such as"
             raise UsageError(E_BAD_ARGUMENT, f'{text} {{"{topic}": {{{given}}}}}')
         return found

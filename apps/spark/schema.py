@@ -61,27 +61,31 @@ def simple(columns: Sequence[str]) -> str:
 def check_sink_columns(fields: Sequence[tuple[str, str]], topic: str) -> None:
     """Check the names and types of the sink's columns.
 
-    `fields` are names and Spark's simpleString of the types. `topic` is the option's value. Raises
-    `UsageError` (E_BAD_ARGUMENT), which names the column and the accepted types.
+    Names are the same in small and capital letters, as they are in Spark by default. `fields` are
+    names and Spark's simpleString of the types. `topic` is the option's value. Raises `UsageError`
+    (E_BAD_ARGUMENT), which names the column and the accepted types.
     """
-    names = [name for name, _ in fields]
-    for name, kind in fields:
+    names = [name.lower() for name, _ in fields]
+    for given, kind in fields:
+        name = given.lower()
         if name not in _ACCEPTED:
             raise _wrong(
-                f"the sink has no column {name!r} ({kind}): it takes {', '.join(SINK_COLUMNS)}; "
+                f"the sink has no column {given!r} ({kind}): it takes {', '.join(SINK_COLUMNS)}; "
                 "select only those before you write"
             )
-        if not kind.startswith(_ACCEPTED[name]):
+        if not kind.lower().startswith(_ACCEPTED[name]):
             accepted = " or ".join(
                 one for one in _ACCEPTED[name] if one not in {"varchar", "char", "void"}
             )
             raise _wrong(
-                f"column {name!r} is of type {kind}; the sink takes {accepted}: cast it, or use "
+                f"column {given!r} is of type {kind}; the sink takes {accepted}: cast it, or use "
                 "to_json for a struct"
             )
     for name in set(names):
         if names.count(name) > 1:
-            raise _wrong(f"column {name!r} occurs twice; select it once")
+            raise _wrong(
+                f"column {name!r} occurs twice, in small or capital letters; select it once"
+            )
     if "value" not in names:
         found = ", ".join(f"{name} {kind}" for name, kind in fields) or "none"
         raise _wrong(
@@ -90,8 +94,8 @@ def check_sink_columns(fields: Sequence[tuple[str, str]], topic: str) -> None:
         )
     if not topic and "topic" not in names:
         raise _wrong(
-            "no topic is given: use .option('topic', NAME), or add a column 'topic' that has "
-            "the same name in each row"
+            "no topic is given: use .option('topic', NAME), in SQL INSERT INTO TABLE WITH (topic "
+            "'NAME') ..., or add a column 'topic' that has the same name in each row"
         )
 
 

@@ -38,7 +38,7 @@ from ...transport.errors import (
 from ...transport.wire.answers import Committed
 from ...transport.wire.protocol_client import STAGE_PARTS_MAX, StagePart
 from ...transport.wire.spread import HasParts
-from .logs import LOGGER
+from .logs import LOGGER, warn_of
 from .options import SinkOptions, wrong
 from .packing import rows_as_batches, several_topics, topic_of
 from .planning import by_number
@@ -99,10 +99,10 @@ def check_sink(options: SinkOptions, schema: StructType, overwrite: bool) -> Non
     """
     if overwrite:
         raise wrong(
-            'a topic cannot be overwritten: write with mode("append") (streams: '
-            'outputMode("append"));'
-            " to start with an empty topic, delete it before (`zsq topic delete NAME`), or "
-            "write to another one"
+            'a topic cannot be overwritten: write with mode("append"); a stream writes with '
+            'outputMode("append"), or in the mode "update" or "complete" by foreachBatch, with the '
+            "options txnAppId and txnVersion; to start with an empty topic, delete it before (`zsq "
+            "topic delete NAME`), or write to another one"
         )
     check_sink_columns(
         [(field.name, field.dataType.simpleString()) for field in schema.fields], options.topic
@@ -133,6 +133,7 @@ def stage_rows(
         for batch in batches:
             if not batch.num_rows:
                 continue
+            batch = batch.rename_columns([name.lower() for name in batch.schema.names])
             if not options.topic:
                 topic = topic_of(batch, topic)
             if stages is None:
@@ -360,6 +361,8 @@ class _StreamWriter(DataSourceStreamWriter):
                     f"a task staged rows for batch {message.transaction.version}, but Spark "
                     f"commits batch {batchId}"
                 )
+        if batchId == 0:  # and not with each batch, because Spark makes a new writer for each
+            warn_of(self._options.unknown)
         commit_parts(self._options, messages, None, f"batch {batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

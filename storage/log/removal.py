@@ -58,11 +58,11 @@ class LogKeeper:
         log = self._log
         bases = log.chunks
         sizes = [*(self._size(base) for base in bases[:-1]), log.end_position]
-        by_age = retention.keep_s >= 0 or retention.max_s >= 0
+        by_age = retention.keep_time_s >= 0 or retention.max_age_s >= 0
         first_time_ns = self._ongoing_since(bases[-1]) if by_age and log.end > bases[-1] else now_ns
         unfinished = (
             self.unfinished_bytes(floor, sizes)
-            if retention.max_bytes >= 0 or retention.max_s >= 0
+            if retention.max_bytes >= 0 or retention.max_age_s >= 0
             else 0
         )
         return LogView(

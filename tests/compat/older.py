@@ -42,7 +42,7 @@ def fill(url: str) -> dict[str, Any]:
             producer.publish("orders", b"later %d" % number, delay=FAR_S + number).wait()
         finished, requeued, dead = _consume(url)
         _finish_some(url, "strict", 300)
-        admin.create_topic("quiet", keep_s=3_600)
+        admin.create_topic("quiet", keep_time_s=3_600)
         producer.publish_many("quiet", [b"a", b"b", b"c"]).wait()
         admin.create_channel("quiet", "paused", start="earliest")
         admin.pause("quiet", "paused")

@@ -148,15 +148,15 @@ def test_retention_is_changed_and_a_wrong_value_is_refused(
     window.sees("1.00 GiB")
     window.press("Change")
     dialog = window.dialog()
-    dialog.locator("[name=keep_s]").fill("a week")
+    dialog.locator("[name=keep_time_s]").fill("a week")
     dialog.get_by_role("button", name="Save").click()
     window.sees("“a week” is not a valid value for “Finished: time kept”.")
-    dialog.locator("[name=keep_s]").fill("7d")
+    dialog.locator("[name=keep_time_s]").fill("7d")
     dialog.locator("[name=keep_bytes]").fill("none")
     window.agree("Save")
     window.sees("7 d")
     retention = admin.stats("kept")["topics"][0]["retention"]
-    assert (retention["keep_s"], retention["keep_bytes"]) == (7 * 86400, -1)
+    assert (retention["keep_time_s"], retention["keep_bytes"]) == (7 * 86400, -1)
 
 
 def test_a_topic_is_deleted_only_after_confirmation(

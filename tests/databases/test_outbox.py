@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -65,6 +67,44 @@ def test_a_table_that_was_never_made_is_named_with_what_to_do(db: Any, topic: To
             call()
     outbox.create(db)
     assert outbox.drain(db, url=topic.url) == 0
+
+
+def test_a_delayed_message_stays_in_the_table_until_it_is_due(
+    outbox: Outbox, db: Any, topic: Topic
+) -> None:
+    before_ns = time.time_ns()
+    put(outbox, db, topic, b"tomorrow", delay=timedelta(days=1))
+    put(outbox, db, topic, b"in an hour", delay=3600)
+    put(outbox, db, topic, b"now")
+    put(outbox, db, topic, b"now too", delay=0)
+    assert outbox.drain(db, url=topic.url) == 2
+    assert waiting(outbox, db) == 2
+    with begun(db):
+        found = [row[0] for row in rows(db, "select due_ns from zsq_outbox order by id")]
+        ended_ns = time.time_ns()
+        db.cursor().execute("update zsq_outbox set due_ns = 1")
+    for due_ns, delay_s in zip(found, (86_400, 3_600), strict=True):
+        assert before_ns <= due_ns - delay_s * 1_000_000_000 <= ended_ns
+    put(outbox, db, topic, b"after them")
+    assert outbox.drain(db, url=topic.url, count=2, batches=1) == 2
+    assert outbox.drain(db, url=topic.url) == 1
+    assert topic.bodies() == [b"now", b"now too", b"tomorrow", b"in an hour", b"after them"]
+
+
+def test_a_table_of_an_earlier_version_is_named_and_create_adds_what_it_lacks(
+    outbox: Outbox, db: Any, topic: Topic
+) -> None:
+    put(outbox, db, topic, b"old")
+    with begun(db):
+        db.cursor().execute("drop index zsq_outbox_due")
+        db.cursor().execute("alter table zsq_outbox drop column due_ns")
+    for call in (lambda: outbox.drain(db, url=topic.url), lambda: put(outbox, db, topic, b"x")):
+        with pytest.raises(zsq.UsageError, match=r"due_ns.*call create\(db\) once"):
+            call()
+    outbox.create(db)
+    put(outbox, db, topic, b"new", delay=3600)
+    assert outbox.drain(db, url=topic.url) == 1
+    assert topic.bodies() == [b"old"]
 
 
 def test_a_message_keeps_its_key_tag_and_headers(outbox: Outbox, db: Any, topic: Topic) -> None:
@@ -367,6 +407,7 @@ def test_a_database_without_an_encoding_works(postgres: Postgres, topic: Topic) 
         (lambda box, db: box.put(db, "t", "text"), "a body must be bytes"),
         (lambda box, db: box.put(db, "t", bytes(2_000_000)), "over the limit of 1048576"),
         (lambda box, db: box.put(db, "t", b"", headers={"a": b"x"}), "headers as JSON"),
+        (lambda box, db: box.put(db, "t", b"", delay=-1), "must be 0 to .* not -1"),
         (lambda box, db: box.drain(db, count=0), "count must be 1 to 10000"),
         (lambda box, db: Outbox("no table"), "letters, digits and _"),
     ],

@@ -239,7 +239,7 @@ class RegistryLife(Life):
         registry = self.registry
         steps: list[Step] = [
             partial(registry.add, "b", "always"), partial(registry.set_state, "b", "live"),
-            partial(registry.configure, "kept", {"keep_s": 5}),
+            partial(registry.configure, "kept", {"keep_time_s": 5}),
             partial(registry.close, "kept", "publishers"), partial(registry.set_state, "kept", "deleting", 77),
             partial(registry.set_state, "b", "deleting", 99),
         ]  # fmt: skip

@@ -279,7 +279,7 @@ class RetentionLife(StoreLife):
 
     def look(self, kept: int) -> None:
         """Ask for the retention plan, as the storage does each second."""
-        retention = Retention(keep_chunks=kept, keep_s=1, keep_bytes=100)
+        retention = Retention(keep_chunks=kept, keep_time_s=1, keep_bytes=100)
         end = self.harness.log.end
         view = self.keeper.view(retention, end, end, self.harness.now_ns)
         found = plan(retention, view, self.keeper.last_time_ns)

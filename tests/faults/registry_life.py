@@ -91,7 +91,7 @@ class RegistryLife:
 
     def topic(self, name: str, blocks: int = 2) -> TopicRow:
         """Make a topic with some messages in it."""
-        row = self.open_registry.add(name, "always", {"keep_s": 60})
+        row = self.open_registry.add(name, "always", {"keep_time_s": 60})
         self.changed()
         self.use(name, row, blocks)
         return row
@@ -183,6 +183,6 @@ def registry(life: RegistryLife) -> None:
     """Make two topics. One is deleted and made again."""
     life.topic("clicks")
     life.topic("views", 1)
-    life.configure("views", keep_s=5)
+    life.configure("views", keep_time_s=5)
     life.delete("clicks")
     life.topic("clicks", 1)

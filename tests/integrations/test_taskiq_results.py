@@ -226,7 +226,7 @@ def test_a_result_expires(broker: Broker, topic: str, monkeypatch: pytest.Monkey
     asyncio.run(main())
     with zsq.Admin(broker.tcp) as admin:
         kept = admin.stats(topic)["topics"][0]["retention"]
-    assert (kept["max_s"], kept["keep_s"], kept["when_full"]) == (60, 60, "drop-oldest")
+    assert (kept["max_age_s"], kept["keep_time_s"], kept["when_full"]) == (60, 60, "drop-oldest")
 
 
 def test_a_process_does_not_search_the_past_for_tasks_that_it_has_sent(

@@ -90,7 +90,7 @@ def test_a_reload_changes_the_retention_of_topics_without_own_settings(reloaded:
         )
         assert "keep-chunks" not in said  # a flag goes before the file
         wait_for(lambda: kept(broker, "plain")["keep_bytes"] == 3_000_000, what="the bound")
-        wait_for(lambda: kept(broker, "own")["keep_s"] == 3600, what="the other bound")
+        wait_for(lambda: kept(broker, "own")["keep_time_s"] == 3600, what="the other bound")
         assert kept(broker, "own")["keep_bytes"] == 5_000_000
         admin.create_topic("new")
         assert kept(broker, "new")["keep_bytes"] == 3_000_000

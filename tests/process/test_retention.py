@@ -118,7 +118,7 @@ def test_an_offline_channel_holds_its_chunks_for_ever(broker: Broker, admin: zsq
     """
     admin.create_channel(TOPIC, "offline")
     admin.create_channel(TOPIC, "c")
-    admin.configure_topic(TOPIC, keep_bytes=0, keep_s=0, keep_chunks=0)
+    admin.configure_topic(TOPIC, keep_bytes=0, keep_time_s=0, keep_chunks=0)
     publish(broker, 4)
     finish(broker, "c", 64)
     assert broker.stop() == 0
@@ -269,36 +269,47 @@ def test_retention_can_be_set_with_asyncio(broker: Broker, admin: zsq.Admin) -> 
         async with zsq.aio.Admin(broker.ipc) as one:
             await one.create_topic(TOPIC, keep_chunks=7)
             return (await one.stats(TOPIC))["topics"][0], await one.configure_topic(
-                TOPIC, keep_s=2.5
+                TOPIC, keep_time_s=2.5
             )
 
     made, changed = asyncio.run(work())
     assert made["retention"]["keep_chunks"] == 7
-    assert (changed["retention"]["keep_chunks"], changed["retention"]["keep_s"]) == (7, 2.5)
+    assert (changed["retention"]["keep_chunks"], changed["retention"]["keep_time_s"]) == (7, 2.5)
     assert shown(admin)["retention"] == changed["retention"]
 
 
+def test_a_time_alone_is_not_joined_by_the_default_of_bytes(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "data", "--keep-time", "7d")
+    with contextlib.closing(broker.start()), zsq.Admin(broker.ipc) as admin:
+        admin.create_topic(TOPIC)
+        assert shown(admin)["retention"]["keep_bytes"] == -1
+        for keep_time_s, keep_bytes in ((-1, 1 << 30), (3600, -1), (None, -1)):
+            found = admin.configure_topic(TOPIC, keep_time_s=keep_time_s)["retention"]
+            assert found["keep_bytes"] == keep_bytes
+            assert shown(admin)["retention"] == found
+
+
 def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> None:
-    admin.create_topic(TOPIC, keep_s=3600)
+    admin.create_topic(TOPIC, keep_time_s=3600)
     admin.configure_topic(TOPIC, keep_chunks=3, max_bytes=16 * MIB)
     admin.configure_topic(TOPIC, max_bytes=None)
     wanted = {
         "keep_bytes": -1,
-        "keep_s": 3600,
+        "keep_time_s": 3600,
         "keep_chunks": 3,
         "max_bytes": -1,
-        "max_s": -1,
+        "max_age_s": -1,
         "when_full": "reject",
         "archive": "on",
         "bucket_keep_bytes": -1,
-        "bucket_keep_s": -1,
+        "bucket_keep_time_s": -1,
     }
     assert shown(admin)["retention"] == wanted
     broker.stop()
     broker.start()
     assert shown(admin)["retention"] == wanted
     wrongs: list[dict[str, Any]] = [
-        {"max_s": 60},
+        {"max_age_s": 60},
         {"keep_bytes": -2},
         {"when_full": "maybe"},
         {"max_bytes": 5},
@@ -412,9 +423,9 @@ def test_a_channel_that_holds_what_is_dropped_goes_on_behind_it(
         published = time.monotonic()
         wait_for(lambda: time.monotonic() > published + 4)
         young = publish(broker, 1, old)
-        admin.configure_topic(TOPIC, max_s=4, when_full="drop-oldest")
+        admin.configure_topic(TOPIC, max_age_s=4, when_full="drop-oldest")
         wait_for(lambda: shown(admin)["start"] > 0, 4, "the old ones are dropped")
-        admin.configure_topic(TOPIC, max_s=-1)
+        admin.configure_topic(TOPIC, max_age_s=-1)
         start = shown(admin)["start"]
         assert start < old + 1
         held.finish()  # a message belongs to its consumer until the consumer answers

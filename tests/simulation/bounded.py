@@ -1,5 +1,5 @@
 """A topic that keeps unfinished messages for one second only, and then drops the oldest ones
-(`max_s`, `drop-oldest`). Its consumer is too slow. These promises are checked:
+(`max_age_s`, `drop-oldest`). Its consumer is too slow. These promises are checked:
 
 * A message is dropped only when it is older than the limit.
 * The remaining messages are the end of the log, without a gap.

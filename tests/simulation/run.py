@@ -220,7 +220,7 @@ class Run:
             usual = self.broker.options.sync
             admin.create_topic(topic, sync=self.scenario.modes.get(topic, usual))
         if self.scenario.bounded is not None:
-            admin.create_topic(bounded.TOPIC, max_s=bounded.MAX_S, when_full="drop-oldest")
+            admin.create_topic(bounded.TOPIC, max_age_s=bounded.MAX_S, when_full="drop-oldest")
             admin.create_channel(bounded.TOPIC, bounded.CHANNEL)
         for plan in self.scenario.channels:
             admin.create_channel(plan.topic, plan.name, **plan.settings)

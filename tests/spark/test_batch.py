@@ -78,6 +78,19 @@ def test_text_columns_and_maps_are_taken(spark: SparkSession, topic: Topic) -> N
     ] == [(None, None)]
 
 
+def test_columns_in_capital_letters_are_the_same_columns(spark: SparkSession, topic: Topic) -> None:
+    struct = "array(named_struct('KEY', 'h', 'VALUE', cast('x' as binary)))"
+    write(spark.sql(f"select 'v' as VALUE, 'k' as Key, 'T' as TAG, {struct} as Headers"), topic)
+    found = read(spark, topic, includeHeaders="true").select("VALUE", "KEY", "TAG", "HEADERS")
+    [row] = found.collect()
+    assert tuple(row) == (b"v", b"k", "T", [("h", b"x")])
+    from pyspark.errors import PySparkException
+
+    both = "occurs twice, in small or capital letters"
+    with pytest.raises(PySparkException, match=both):
+        write(spark.sql("select 'a' as value, 'b' as VALUE"), topic)
+
+
 def test_each_row_is_written_and_read_once_in_any_partitions(
     spark: SparkSession, topic: Topic
 ) -> None:

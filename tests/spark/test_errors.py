@@ -162,7 +162,7 @@ def test_a_stream_does_not_take_a_transaction(
     assert "foreachBatch" in text
 
 
-def test_sql_reads_a_temporary_view_and_a_table_says_why_it_cannot_be_read(
+def test_sql_reads_a_view_and_reads_and_writes_tables_with_options_in_each_statement(
     spark: SparkSession, topic: Topic
 ) -> None:
     topic.put(b"1", b"2")
@@ -174,5 +174,14 @@ def test_sql_reads_a_temporary_view_and_a_table_says_why_it_cannot_be_read(
         assert "use CREATE TEMPORARY VIEW" in said(
             lambda: spark.sql("SELECT * FROM zsq_table").collect()
         )
+        found = spark.sql(f"SELECT count(*) AS n FROM zsq_table WITH ({pairs})").collect()
+        assert found[0].n == 2
+        spark.sql("CREATE TABLE zsq_sink (value string) USING zsq")
+        assert "in SQL INSERT INTO TABLE WITH (topic 'NAME')" in said(
+            lambda: spark.sql("INSERT INTO zsq_sink VALUES ('3')")
+        )
+        spark.sql(f"INSERT INTO zsq_sink WITH ({pairs}) VALUES ('3')")
+        assert topic.bodies() == [b"1", b"2", b"3"]
     finally:
         spark.sql("DROP TABLE zsq_table")
+        spark.sql("DROP TABLE IF EXISTS zsq_sink")

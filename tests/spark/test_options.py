@@ -149,9 +149,6 @@ def test_the_url_may_be_a_list_of_brokers_but_not_of_a_bucket_and_a_broker() -> 
         ({"startingOffsets": '{"t": -1}'}, "leaves nothing to read"),
         ({"endingOffsets": "earliest"}, "leaves nothing to read"),
         ({"startingTimestamp": "yesterday"}, "whole number of at least 0"),
-        ({"maxOffsetsPerTrigger": "0"}, "whole number of at least 1"),
-        ({"maxOffsetsPerTrigger": "1m"}, "whole number"),
-        ({"maxBytesPerTrigger": "1x"}, "1048576 or 1m"),
         ({"minPartitions": "9" * 30}, "whole number"),
         ({"failOnDataLoss": "maybe"}, "'true' or 'false'"),
         ({"channel": "c"}, r"use spark\.readStream"),
@@ -161,11 +158,28 @@ def test_the_url_may_be_a_list_of_brokers_but_not_of_a_bucket_and_a_broker() -> 
         ({"timeout": "soon"}, "it takes seconds"),
         ({"timeout": "0"}, "it takes seconds"),
         ({"timeout": "nan"}, "it takes seconds"),
+        ({"maxOffsetsPerTrigger": "5"}, r"'maxOffsetsPerTrigger' is not allowed .*readStream"),
+        ({"txnAppId": "a"}, "'txnAppId' is for writing and has no effect here: leave it out"),
+        ({"ssl": "true"}, "'ssl' is not an option of zsq: .*'keyFile'"),
+        ({"userName": "u"}, "'username' is not an option of zsq: .*'keyFile'"),
     ],
 )
 def test_each_wrong_option_of_a_batch_is_refused(options: dict[str, str], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         source(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"maxOffsetsPerTrigger": "0"}, "whole number of at least 1"),
+        ({"maxOffsetsPerTrigger": "1m"}, "whole number"),
+        ({"maxBytesPerTrigger": "1x"}, "1048576 or 1m"),
+    ],
+)
+def test_each_wrong_limit_of_a_stream_is_refused(options: dict[str, str], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        source(True, **options)
 
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
@@ -189,10 +203,9 @@ def test_columns_are_taken_in_the_order_given() -> None:
 
 
 def test_foreign_options_are_left_alone() -> None:
-    assert source(path="/x", checkpointLocation="/y", mergeSchema="true", header="true").topics == (
-        "t",
-    )
-    assert sink(startingOffsets="earliest", topic="t").topic == "t"
+    given = {"path": "/x", "checkpointLocation": "/y", "mergeSchema": "true", "header": "true"}
+    assert (source(**given).topics, source(**given).unknown) == (("t",), ("header",))
+    assert sink(topic="t", **given).unknown == ("header",)
 
 
 @pytest.mark.parametrize(
@@ -204,8 +217,11 @@ def test_foreign_options_are_left_alone() -> None:
         (False, {"txnAppId": "", "txnVersion": "1"}, "it must be 1 to 256 bytes"),
         (False, {"txnAppId": "ä" * 129, "txnVersion": "1"}, "is 258 bytes"),
         (True, {"txnAppId": "a", "txnVersion": "1"}, "foreachBatch"),
-        (False, {"subscribe": "t"}, "option of the source"),
-        (False, {"subscribePattern": "t"}, "'subscribePattern' is an option of the source"),
+        (False, {"subscribe": "t"}, "'subscribe' is for reading .*'topic', or in a column"),
+        (True, {"startingOffsets": "latest", "topic": "t"}, "'startingOffsets' is for reading"),
+        (False, {"bucket": "auto", "topic": "t"}, "'bucket' is for reading"),
+        (False, {"sasl.mechanism": "PLAIN"}, "is not an option of zsq: .*'keyFile'"),
+        (False, {"startingOffset": "latest", "topi": "t"}, "did you mean 'topic'"),
         (False, {"topic": "a,b"}, "not legal"),
         (True, {"topic": "t#ephemeral"}, "use one on disk"),
         (False, {"topics": "t"}, "did you mean 'topic'"),

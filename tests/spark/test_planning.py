@@ -558,6 +558,13 @@ def test_one_offset_is_not_enough_for_several_parts(offsets: str) -> None:
     assert '{"t": {"0": 17, "1": 17}}' in raised.value.text
 
 
+def test_offsets_of_parts_are_refused_for_a_topic_without_parts() -> None:
+    given = options(False, startingOffsets='{"a": {"0": 13, "1": 13}}')
+    plan = BatchPlan(given, MadeUp(a=(10, 50)))
+    with pytest.raises(UsageError, match=r'has no parts: give one offset, .* \{"a": 17\}'):
+        plan.partitions()
+
+
 def test_a_stream_takes_up_new_parts_from_their_first_message_on() -> None:
     logs = with_parts((0, 10))
     plan = StreamPlan(source_options({"topic": "t"}, "url", streaming=True), logs)

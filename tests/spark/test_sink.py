@@ -16,6 +16,7 @@ from pyspark.sql import types as t
 
 import zsq
 from zsq.apps.spark import sink
+from zsq.apps.spark.data_source import ZsqDataSource
 from zsq.apps.spark.options import SinkOptions
 from zsq.apps.spark.sink import (
     ArrowStreamWriter,
@@ -423,6 +424,17 @@ def test_the_abort_of_a_job_drops_the_stages_of_all_parts() -> None:
 
 
 # The objects that Spark makes
+
+
+def test_an_option_that_nobody_knows_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"topic": "t", "header": "true", "path": "/x"}
+    warning = "option 'header' is not an option of zsq, and has no effect"
+    with caplog.at_level(logging.WARNING, "zsq.spark"):
+        ZsqDataSource(given).writer(SCHEMA, overwrite=False)
+        assert [one.message for one in caplog.records] == [warning]
+        for batch_id in (0, 1, 2):
+            ZsqDataSource(given).streamWriter(SCHEMA, overwrite=False).commit([], batch_id)
+    assert [one.message for one in caplog.records] == [warning] * 2, "once for a stream"
 
 
 def test_a_batch_writer_has_one_job_id_wherever_it_is_used() -> None:

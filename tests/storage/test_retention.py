@@ -88,11 +88,11 @@ def plan_for(policy: Retention, shown: LogView) -> RetentionPlan:
         ({"keep_chunks": 3} | FOREVER, view(), 1),
         ({"keep_chunks": 4} | FOREVER, view(), 0),
         ({"keep_chunks": 1} | FOREVER, view(floor=25), 1),
-        ({"keep_s": 179} | FOREVER, view(), 2),  # the chunks are 240, 180, 120 and 60 s old
-        ({"keep_s": 180} | FOREVER, view(), 1),
-        ({"keep_s": 0} | FOREVER, view(floor=20), 2),
+        ({"keep_time_s": 179} | FOREVER, view(), 2),  # the chunks are 240, 180, 120 and 60 s old
+        ({"keep_time_s": 180} | FOREVER, view(), 1),
+        ({"keep_time_s": 0} | FOREVER, view(floor=20), 2),
         # A chunk is removed if it exceeds any limit.
-        ({"keep_s": 179, "keep_bytes": MIB}, view(), 3),
+        ({"keep_time_s": 179, "keep_bytes": MIB}, view(), 3),
         (FOREVER, view(), 0),
         ({"keep_bytes": 0}, view(chunks=200), CHUNKS_A_ROUND_MAX),
         ({"keep_bytes": 0}, view(chunks=1), 0),  # the chunk that is being written is never removed
@@ -105,7 +105,7 @@ def test_each_policy_lets_the_expected_finished_chunks_go(
 
 
 BOUND: dict[str, Any] = {"max_bytes": MAX_BYTES_MIN, "when_full": "drop-oldest"} | FOREVER  # 8 MiB
-AGED: dict[str, Any] = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
+AGED: dict[str, Any] = {"max_age_s": 150, "when_full": "drop-oldest"} | FOREVER
 
 
 @pytest.mark.parametrize(
@@ -166,16 +166,16 @@ def test_each_bound_lets_the_expected_unfinished_chunks_go(
         ({"keep_bytes": 10 * MIB}, view(idle_s=3), False),
         ({"keep_chunks": 0} | FOREVER, view(idle_s=3), True),
         ({"keep_chunks": 1} | FOREVER, view(idle_s=3), False),
-        ({"keep_s": 2} | FOREVER, view(idle_s=3), True),
-        ({"keep_s": 4} | FOREVER, view(idle_s=3), False),
-        ({"keep_s": 400} | FOREVER, view(idle_s=29), False),  # the chunk was begun 59 s ago
+        ({"keep_time_s": 2} | FOREVER, view(idle_s=3), True),
+        ({"keep_time_s": 4} | FOREVER, view(idle_s=3), False),
+        ({"keep_time_s": 400} | FOREVER, view(idle_s=29), False),  # the chunk was begun 59 s ago
         # The topic is slow. Without a new chunk, its newest message would keep the oldest one.
         (
-            {"keep_s": 400} | FOREVER,
+            {"keep_time_s": 400} | FOREVER,
             view(idle_s=31, floor=0),
             True,
         ),
-        ({"keep_s": 7 * 86_400} | FOREVER, view(idle_s=31), False),
+        ({"keep_time_s": 7 * 86_400} | FOREVER, view(idle_s=31), False),
         # The chunk became so large before the limit was set.
         (BOUND, view(1, floor=0, size=20 * MIB), True),
         (BOUND, view(1, floor=0, size=16 * MIB), False),
@@ -184,12 +184,12 @@ def test_each_bound_lets_the_expected_unfinished_chunks_go(
         (AGED, view(1, floor=0, idle_s=151), True),
         # The chunk is only a second old.
         (
-            AGED | {"max_s": 4},
+            AGED | {"max_age_s": 4},
             view(1, floor=0)._replace(first_time_ns=NOW - S, last_time_ns=NOW - S),
             False,
         ),
         (
-            AGED | {"max_s": 4},
+            AGED | {"max_age_s": 4},
             view(1, floor=0)._replace(first_time_ns=NOW - 3 * S, last_time_ns=NOW - S),
             True,
         ),
@@ -204,7 +204,7 @@ def test_the_ongoing_chunk_is_sealed_if_it_would_be_removed(
 
 def test_an_empty_ongoing_chunk_is_never_sealed() -> None:
     empty = view(idle_s=10**6)._replace(end=40, floor=40)
-    assert plan_for(Retention(keep_bytes=0, keep_s=0), empty) == (40, 4, False)
+    assert plan_for(Retention(keep_bytes=0, keep_time_s=0), empty) == (40, 4, False)
 
 
 def test_ages_are_asked_only_where_one_is_bounded() -> None:
@@ -224,7 +224,7 @@ def test_ages_are_asked_only_where_one_is_bounded() -> None:
 def test_a_clock_that_was_set_back_makes_nothing_old() -> None:
     shown = view()._replace(now_ns=NOW - 10_000 * S)
     assert plan_for(
-        Retention(keep_bytes=-1, keep_s=0, max_s=1, when_full="drop-oldest"), shown
+        Retention(keep_bytes=-1, keep_time_s=0, max_age_s=1, when_full="drop-oldest"), shown
     ) == (0, 0, False)
 
 
@@ -232,10 +232,10 @@ sizes = st.lists(st.integers(0, 5 * MIB), min_size=1, max_size=100)
 policies = st.builds(
     Retention,
     keep_bytes=st.integers(-1, 20 * MIB),
-    keep_s=st.sampled_from([-1, 0, 100, 1000.5]),
+    keep_time_s=st.sampled_from([-1, 0, 100, 1000.5]),
     keep_chunks=st.integers(-1, 9),
     max_bytes=st.sampled_from([-1, MAX_BYTES_MIN, 20 * MIB]),
-    max_s=st.sampled_from([-1, 1, 600]),
+    max_age_s=st.sampled_from([-1, 1, 600]),
     when_full=st.just("drop-oldest"),
 )
 
@@ -267,11 +267,11 @@ def test_no_policy_removes_more_than_it_may(policy: Retention, shown: LogView) -
     found = plan_for(policy, shown)
     assert found.start == shown.bases[found.chunks] <= shown.applied or not found.chunks
     assert found.chunks <= min(len(shown.bases) - 1, CHUNKS_A_ROUND_MAX)
-    if policy.max_bytes < 0 and policy.max_s < 0:
+    if policy.max_bytes < 0 and policy.max_age_s < 0:
         assert found.start <= shown.floor or not found.chunks, (
             "unfinished messages go only where a bound says so"
         )
-    if found.start > shown.floor and found.chunks and policy.max_s < 0:
+    if found.start > shown.floor and found.chunks and policy.max_age_s < 0:
         assert shown.unfinished_bytes > policy.max_bytes >= 0
         before = shown.unfinished_bytes - sum(
             shown.sizes[
@@ -329,19 +329,19 @@ def test_repeated_rounds_end_within_the_bounds(policy: Retention, shown: LogView
         ({"keep_bytes": 1.5}, "keep_bytes"),
         ({"keep_bytes": True}, "keep_bytes"),
         ({"keep_bytes": "1GiB"}, "keep_bytes"),
-        ({"keep_s": float("nan")}, "keep_s"),
-        ({"keep_s": float("inf")}, "keep_s"),
-        ({"keep_s": -0.5}, "keep_s"),
-        ({"keep_s": "7d"}, "keep_s"),
-        ({"keep_s": 2**63}, "keep_s"),
-        ({"keep_s": 10**400}, "keep_s"),
+        ({"keep_time_s": float("nan")}, "keep_time_s"),
+        ({"keep_time_s": float("inf")}, "keep_time_s"),
+        ({"keep_time_s": -0.5}, "keep_time_s"),
+        ({"keep_time_s": "7d"}, "keep_time_s"),
+        ({"keep_time_s": 2**63}, "keep_time_s"),
+        ({"keep_time_s": 10**400}, "keep_time_s"),
         ({"keep_bytes": 2**62 + 1}, "keep_bytes"),
         ({"max_bytes": 2**64}, "max_bytes"),
         ({"keep_chunks": None}, "keep_chunks"),
         ({"max_bytes": MAX_BYTES_MIN - 1}, "at least 8388608"),
         ({"max_bytes": 0}, "at least"),
-        ({"max_s": 5}, "works only with when_full drop-oldest.*--max-age none"),
-        ({"max_s": 0, "when_full": "drop-oldest"}, "at least 1 s"),
+        ({"max_age_s": 5}, "works only with when_full drop-oldest.*--max-age none"),
+        ({"max_age_s": 0, "when_full": "drop-oldest"}, "at least 1 s"),
         ({"when_full": "drop"}, "reject or drop-oldest"),
         ({"when_full": 1}, "when_full"),
         ({"keep": 1}, "unknown setting keep"),
@@ -355,12 +355,24 @@ def test_each_senseless_setting_is_refused(settings: dict[str, Any], text: str) 
 
 def test_a_topics_own_settings_override_the_defaults() -> None:
     assert resolve() == Retention() == Retention(keep_bytes=1024 * MIB, when_full="reject")
-    own = changed({"keep_bytes": 5, "max_bytes": MAX_BYTES_MIN}, {"keep_bytes": None, "keep_s": 60})
-    assert own == {"max_bytes": MAX_BYTES_MIN, "keep_s": 60}
-    assert resolve({"keep_bytes": 7, "keep_s": 1}, own) == Retention(
-        keep_bytes=7, keep_s=60, max_bytes=MAX_BYTES_MIN
+    own = changed(
+        {"keep_bytes": 5, "max_bytes": MAX_BYTES_MIN}, {"keep_bytes": None, "keep_time_s": 60}
+    )
+    assert own == {"max_bytes": MAX_BYTES_MIN, "keep_time_s": 60}
+    assert resolve({"keep_bytes": 7, "keep_time_s": 1}, own) == Retention(
+        keep_bytes=7, keep_time_s=60, max_bytes=MAX_BYTES_MIN
     )
     assert resolve(resolve(own).as_dict()) == resolve(own)
+
+
+def test_bytes_are_bounded_by_default_only_without_another_bound() -> None:
+    assert resolve({"keep_time_s": 60}).keep_bytes == -1
+    assert resolve({}, {"keep_chunks": 3}).keep_bytes == -1
+    assert (
+        resolve({"keep_time_s": 60, "keep_chunks": -1}, {"keep_time_s": -1}).keep_bytes
+        == 1024 * MIB
+    )
+    assert resolve({"keep_time_s": 60}, {"keep_bytes": 5}).keep_bytes == 5
 
 
 @pytest.mark.parametrize(
@@ -385,7 +397,7 @@ def test_chunks_are_smaller_where_a_bound_is(max_bytes: int, expected: int) -> N
         ({"keep_bytes": 2 * MIB}, 1, 4, 2),
         ({"keep_bytes": 2 * MIB}, 3, 4, 3),
         (FOREVER | {"keep_chunks": 3}, 0, 4, 1),
-        (FOREVER | {"keep_s": 120}, 0, 4, 2),
+        (FOREVER | {"keep_time_s": 120}, 0, 4, 2),
         ({"keep_bytes": 4 * MIB, "keep_chunks": 1}, 0, 4, 3),
     ],
 )
@@ -398,9 +410,9 @@ def test_archived_files_leave_the_disk_beyond_the_limits(
 
 
 def test_the_limits_of_the_disk_do_not_remove_messages_of_a_topic_with_a_bucket() -> None:
-    own = Retention(keep_bytes=0, keep_s=1, keep_chunks=0, bucket_keep_bytes=3 * MIB)
+    own = Retention(keep_bytes=0, keep_time_s=1, keep_chunks=0, bucket_keep_bytes=3 * MIB)
     assert global_policy(own) == Retention(
-        keep_bytes=3 * MIB, keep_s=-1, keep_chunks=-1, bucket_keep_bytes=3 * MIB
+        keep_bytes=3 * MIB, keep_time_s=-1, keep_chunks=-1, bucket_keep_bytes=3 * MIB
     )
     found = plan(global_policy(own), view(), lambda chunk: NOW)
     assert (found.start, found.chunks) == (10, 1)
@@ -409,7 +421,7 @@ def test_the_limits_of_the_disk_do_not_remove_messages_of_a_topic_with_a_bucket(
 
 
 def test_an_old_ongoing_chunk_is_sealed_for_the_bucket_too() -> None:
-    policy = Retention(keep_s=800)
+    policy = Retention(keep_time_s=800)
     assert not is_ripe(policy, view())
     old = view()._replace(first_time_ns=NOW - 101 * S)
     assert is_ripe(policy, old)

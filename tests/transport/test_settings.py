@@ -180,7 +180,10 @@ def test_each_wrong_setting_of_a_channel_is_refused(own: dict[str, Any], text: s
             {"keep_bytes": "x" * 99},
             f"keep_bytes must be a number from 0 to 2**62, or -1 for no bound, not '{'x' * 39}",
         ),
-        ({"keep_s": -2}, "keep_s must be a number of seconds, or -1 for no bound, not -2"),
+        (
+            {"keep_time_s": -2},
+            "keep_time_s must be a number of seconds, or -1 for no bound, not -2",
+        ),
         (
             {"max_bytes": -2},
             "max_bytes must be a number from 0 to 2**62, or -1 for no bound, not -2",
@@ -192,7 +195,7 @@ def test_each_wrong_setting_of_a_channel_is_refused(own: dict[str, Any], text: s
                 "bound, not 5"
             ),
         ),
-        ({"max_s": 0.5}, "max_s must be at least 1 s, or -1 for no bound, not 0.5"),
+        ({"max_age_s": 0.5}, "max_age_s must be at least 1 s, or -1 for no bound, not 0.5"),
         ({"when_full": "wait"}, "when_full must be reject or drop-oldest, not 'wait'"),
         ({"when_full": []}, "when_full must be reject or drop-oldest, not []"),
     ],
@@ -201,6 +204,13 @@ def test_each_wrong_setting_of_a_topic_is_refused(own: dict[str, Any], text: str
     with pytest.raises(UsageError) as refused:
         resolve(changed({}, own))
     assert (refused.value.code, refused.value.text) == (E_BAD_ARGUMENT, text)
+
+
+def test_each_setting_has_the_name_of_its_option_with_its_unit() -> None:
+    """So who knows `--keep-time` knows `keep_time_s`."""
+    for row in (*settings.CHANNEL, *settings.TOPIC):
+        unit = "_s" if row.kind is settings.Kind.SECONDS else ""
+        assert row.name == f"{row.parameter}{unit}"
 
 
 def test_every_default_and_every_bound_raises_nothing() -> None:

@@ -107,7 +107,7 @@ def sleep_ns(storage: StoragePulse, retention: Retention, share: float) -> int:
 
     `share` is a random number from 0 to 1. It spreads the starts of many topics over an hour.
     """
-    limits = (retention.keep_s, retention.max_s, retention.bucket_keep_s)
+    limits = (retention.keep_time_s, retention.max_age_s, retention.bucket_keep_time_s)
     by_time = any(limit != NONE for limit in limits)
     kept = storage["start"] < storage["head"]
     return int(RETENTION_NS * (1.0 - share / 2)) if by_time and kept else NEVER

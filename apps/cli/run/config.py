@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from ....transport.settings import NONE
+from ..manage.settings import KEEPING
 from ..output import json_option, say, tell
 from ..quantities import Seconds, spelled
 from .broker_options import serve_options
@@ -65,9 +67,10 @@ def show(context: click.Context, /, as_json: bool, config: Path | None, **given:
     """
     environment = dict(os.environ)  # a copy, because secrets are removed from it
     secrets = {name: _secret(name, environment) for name in SECRETS}
-    serve_options(GivenOptions.of(given), environment)
+    retention = serve_options(GivenOptions.of(given), environment).retention
+    usuals = _kept(retention)
     rows = [
-        (one, *_value(one, given.get(str(one.name))), origin(context, one))
+        (one, *_value(one, given.get(str(one.name)), usuals), origin(context, one))
         for one in options_of(context.command)
     ]
     if as_json:
@@ -96,11 +99,22 @@ def show(context: click.Context, /, as_json: bool, config: Path | None, **given:
         say(f"{name:<{wide[0]}}  {text:<{min(wide[1], 50)}}  {where}")
 
 
-def _value(option: click.Option, value: Any) -> tuple[Any, str]:
-    """Return an option's value for programs and its text for users."""
+def _kept(retention: Mapping[str, object]) -> dict[str, object]:
+    """Return the values in force of the options for retention. One may depend on another."""
+    from ....storage.retention import resolve
+
+    found = resolve(retention).as_dict()
+    return {row.parameter: None if (value := found[row.name]) == NONE else value for row in KEEPING}
+
+
+def _value(option: click.Option, value: Any, usuals: Mapping[str, object]) -> tuple[Any, str]:
+    """Return an option's value for programs and its text for users.
+
+    `usuals` has the values of options that are not set, where the other options decide about them.
+    """
     name = str(option.name)
     if value in (None, "", ()):
-        value = usual(name)
+        value = usuals[name] if name in usuals else usual(name)
     elif name == "alarm_webhook":
         from ....actors.settings.options import shown_url
 

@@ -26,8 +26,9 @@ SQLITE: Final = "sqlite"
 POSTGRES: Final = "postgres"
 OTHER: Final = "other"
 IDLE: Final = 0  # the status of a connection without a transaction, in PostgreSQL's library
-UNDEFINED_TABLE: Final = "42P01"  # in PostgreSQL
-MYSQL_NO_SUCH_TABLE: Final = 1146
+UNDEFINED: Final = ("42P01", "42703")  # a table, a column, in PostgreSQL
+MYSQL_UNDEFINED: Final = (1146, 1054)
+SQLITE_UNDEFINED: Final = re.compile(r"no such (table|column)|table \w+ has no column named")
 LOST: Final = 4  # the status of a connection that is closed or broken
 _KINDS: Final = {"sqlite3": SQLITE, "psycopg": POSTGRES, "psycopg2": POSTGRES}
 _MARKERS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric": ":", "named": ":"}
@@ -92,21 +93,24 @@ def execute(db: Any, text: str, values: Sequence[Any] = ()) -> Any:
     try:
         cursor.execute(dialect_of(db).sql(text), tuple(values))
     except Exception as error:
-        if not _is_missing_table(error):
+        if not _is_undefined(error):
             raise
         why = " ".join(str(error).split())
         raise UsageError(E_BAD_ARGUMENT, f"{why}; call create(db) once") from error
     return cursor
 
 
-def _is_missing_table(error: Exception) -> bool:
-    """Return True if a driver reports that a table does not exist, each in its way."""
+def _is_undefined(error: Exception) -> bool:
+    """Return True if a driver reports that a table or a column does not exist, each in its way.
+
+    A table of an earlier version lacks a column.
+    """
     for name in ("sqlstate", "pgcode"):
-        if getattr(error, name, None) == UNDEFINED_TABLE:
+        if getattr(error, name, None) in UNDEFINED:
             return True
     if type(error).__module__ == "sqlite3":
-        return str(error).startswith("no such table")
-    return error.args[:1] == (MYSQL_NO_SUCH_TABLE,)
+        return SQLITE_UNDEFINED.match(str(error)) is not None
+    return bool(error.args) and error.args[0] in MYSQL_UNDEFINED
 
 
 @contextlib.contextmanager

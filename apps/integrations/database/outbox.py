@@ -15,6 +15,10 @@ After a crash in step 2 or 3, the next `drain` finds the batch with its number, 
 steps. If the topic has the batch, the broker answers so, and only the rows are deleted. Several
 processes may drain the same table: they send the same batch, and it is stored once.
 
+A row with a delay stays in the table until its time `due_ns` has come, and is a plain row from then
+on. Rejected: to publish it at once as a delayed message of the broker. The broker's transactions
+have no delayed messages, so a crash in step 2 would store it twice.
+
 Rejected: a producer's id, with a sequence from the row. A topic accepts only consecutive sequences,
 and a database's numbers have gaps. Also, a topic forgets a producer that was away for a week, so a
 batch that was interrupted then would be stored twice.
@@ -26,6 +30,7 @@ lower id may commit later, and its rows would be left out.
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -34,7 +39,8 @@ from typing import Any, Final, NamedTuple, Self
 from ....transport.block.block import MESSAGE_BYTES_MAX, Block
 from ....transport.client.blocking.client import Reader
 from ....transport.client.blocking.stage_writer import StageCommitter, StageWriter
-from ....transport.client.core.lane import as_attributes, as_body, pack_many
+from ....transport.client.core.lane import as_attributes, as_body, as_delay_ms, pack_many
+from ....transport.client.core.message import Delay
 from ....transport.errors import E_BAD_ARGUMENT, E_TOO_BIG, NotFound, UsageError
 from ....transport.names import part_name
 from ....transport.wire.address import DefaultTimeout
@@ -104,8 +110,8 @@ class Outbox:
     def create(self, db: Connection) -> None:
         """Create the tables if they do not exist, in SQLite or PostgreSQL.
 
-        For other databases, create them as docs/databases.md shows, and call this once: it writes
-        the row of the state.
+        A table of an earlier version gets the column that it lacks. For other databases, create
+        them as docs/databases.md shows, and call this once: it writes the row of the state.
         """
         dialect = dialect_of(db)
         with transaction(db):
@@ -115,13 +121,22 @@ class Outbox:
                     db,
                     f"create table if not exists {self.table} (id {number}, "
                     f"topic text not null, message_key {blob}, tag text, headers text, "
-                    f"body {blob} not null, log text, batch bigint)",
+                    f"body {blob} not null, due_ns bigint not null default 0, "
+                    "log text, batch bigint)",
                 )
+                columns = execute(db, f"select * from {self.table} where 1 = 0").description
+                if "due_ns" not in {column[0] for column in columns}:
+                    added = "add column due_ns bigint not null default 0"
+                    execute(db, f"alter table {self.table} {added}")
                 # At most one batch has a number, so this index is small.
                 execute(
                     db,
                     f"create index if not exists {self.table}_batch on {self.table} (batch) "
                     "where batch is not null",
+                )
+                execute(
+                    db,
+                    f"create index if not exists {self.table}_due on {self.table} (due_ns, id)",
                 )
                 execute(
                     db,
@@ -140,13 +155,17 @@ class Outbox:
         key: Text = None,
         tag: str | None = None,
         headers: Mapping[str, HeaderText] | None = None,
+        delay: Delay | None = None,
     ) -> None:
         """Add a message to the outbox in the current transaction.
 
         The values of headers may be text, numbers, booleans or None, because the table has them as
-        JSON. Raises `UsageError` for a bad name, or a message that is too large.
+        JSON. `delay`: seconds or a timedelta from now, at most 366 days. The message stays in the
+        table until then. Raises `UsageError` for a bad name, or a message that is too large.
         """
         check_stage_topic(topic)
+        delay_ms = as_delay_ms(delay)
+        due_ns = time.time_ns() + delay_ms * 1_000_000 if delay_ms else 0
         payload = as_body(body)
         if len(payload) > self.message_bytes_max:
             text = f"message of {len(payload)} bytes is over the limit of {self.message_bytes_max}"
@@ -159,13 +178,13 @@ class Outbox:
             raise UsageError(E_BAD_ARGUMENT, text) from None
         execute(
             db,
-            f"insert into {self.table} (topic, message_key, tag, headers, body) "
-            "values (?, ?, ?, ?, ?)",
-            (topic, key_bytes, tag, packed, payload),
+            f"insert into {self.table} (topic, message_key, tag, headers, body, due_ns) "
+            "values (?, ?, ?, ?, ?, ?)",
+            (topic, key_bytes, tag, packed, payload, due_ns),
         )
 
     def waiting(self, db: Connection) -> int:
-        """Return the number of messages that are not in their topics yet."""
+        """Return the number of messages that are not in their topics yet, also delayed ones."""
         return int(execute(db, f"select count(*) from {self.table}").fetchone()[0])
 
     def drain(
@@ -179,10 +198,10 @@ class Outbox:
         key_file: KeyFile = None,
         transport: str | None = None,
     ) -> int:
-        """Publish the messages that wait, and return their number.
+        """Publish the messages that wait and are due, and return their number.
 
-        It returns when no message waits, or after this number of `batches`. A batch has at most
-        `count` messages (10,000 at most) and about 8 MiB. The connection must not be in a
+        It returns when no such message waits, or after this number of `batches`. A batch has at
+        most `count` messages (10,000 at most) and about 8 MiB. The connection must not be in a
         transaction: this begins and commits its own ones. If it raises an error, nothing is lost:
         call it again. `url`, `timeout`, `key_file`, `transport`: see `Producer`.
         """
@@ -252,12 +271,12 @@ class Outbox:
             return None if number is None else (self._state(db)[0], int(number))
 
     def _new_batch(self, db: Connection, broker: _Broker, count: int) -> tuple[str, int] | None:
-        """Make the oldest rows a batch. Return None if there are none."""
+        """Make the oldest rows that are due a batch. Return None if there are none."""
         with transaction(db):
-            asked = f"select topic, id from {self.table} order by id limit 1"
-            first = execute(db, asked).fetchone()
-        if first is None:
+            found = self._due(db, "topic, id", 1)
+        if not found:
             return None
+        first = found[0]
         topic = text_of(first[0])
         try:
             check_stage_topic(topic)
@@ -282,14 +301,26 @@ class Outbox:
             # There may be none any more: another process has published them in the meantime.
             return app, number
 
-    def _oldest(self, db: Connection, topic: str, count: int) -> list[_Row]:
+    def _due(self, db: Connection, columns: str, count: int, *topics: str) -> list[Any]:
+        """Return the oldest rows that are due, at most `count`, by id.
+
+        There is a part for each range of the index, because together a database might read all
+        rows that are not due.
+        """
+        rows = f"select {columns} from {self.table} where"
+        topic = "topic = ? and" if topics else ""
         asked = (
-            f"select id, message_key, length(body) from {self.table} where topic = ? "
-            "order by id limit ?"
+            f"select * from ({rows} {topic} due_ns = 0 order by id limit ?) as undelayed union all "
+            f"select * from ({rows} {topic} due_ns > 0 and due_ns <= ? "
+            "order by due_ns, id limit ?) as due order by id limit ?"
         )
+        values = (*topics, count, *topics, time.time_ns(), count, count)
+        return list(execute(db, asked, values).fetchall())
+
+    def _oldest(self, db: Connection, topic: str, count: int) -> list[_Row]:
         rows: list[_Row] = []
         size = 0
-        for id, key, length in execute(db, asked, (topic, count)).fetchall():
+        for id, key, length in self._due(db, "id, message_key, length(body) as size", count, topic):
             size += int(length)
             if rows and size > BATCH_BYTES:
                 break

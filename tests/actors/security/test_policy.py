@@ -88,7 +88,7 @@ def who_may(message: p.Wire) -> frozenset[str]:
         ("pause", "t", "", {}, ADMINS),
         ("unpause", "t", "c", {}, ADMINS),
         ("empty", "t", "c", {}, ADMINS),
-        ("configure", "t", "", {"keep_s": 1}, ADMINS),
+        ("configure", "t", "", {"keep_time_s": 1}, ADMINS),
         ("close", "t", "", {"to": "publishers"}, ADMINS),
         ("open", "t", "", {"to": "publishers"}, ADMINS),
         ("seek", "t", "c", {"offset": 0}, ADMINS),

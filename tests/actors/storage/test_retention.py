@@ -254,7 +254,7 @@ def test_dropped_unfinished_messages_are_counted_and_remembered(
 
 
 def test_messages_that_wait_for_a_first_channel_are_dropped_too(housekeeping: House) -> None:
-    harness = housekeeping.begin(max_s=1, when_full="drop-oldest", **KEEP_ALL)
+    harness = housekeeping.begin(max_age_s=1, when_full="drop-oldest", **KEEP_ALL)
     housekeeping.store.log.append([big()], time.time_ns() - 10**11)
     housekeeping.store.log.sync()
     housekeeping.state.want()
@@ -389,7 +389,7 @@ def test_with_drop_oldest_the_bound_is_for_staged_rows_alone(housekeeping: House
 def test_invalid_settings_are_refused_and_change_nothing(housekeeping: House) -> None:
     harness = housekeeping.begin(keep_bytes=7)
     with pytest.raises(UsageError):
-        harness.configure(Retention(max_s=5))
+        harness.configure(Retention(max_age_s=5))
     assert harness.policy.keep_bytes == 7
 
 

@@ -31,7 +31,7 @@ def opened(folder: Path) -> Registry:
 
 
 def make(registry: Registry, name: str, *, live: bool = True) -> TopicRow:
-    row = registry.add(name, "interval", {"keep_s": 60})
+    row = registry.add(name, "interval", {"keep_time_s": 60})
     create_store(
         Files(), registry.folder(row), TopicIdentity(name, row.uuid, row.base_offset), OPTIONS
     )

@@ -91,6 +91,8 @@ def test_for_nothing_no_channel_is_made(broker: LocalBroker, run: Run) -> None:
         assert json.loads(run("redrive", "never.c.dead", "--all", "--json").stdout) == {
             "sent": [],
             "left": [],
+            "not_selected": 0,
+            "dry_run": False,
         }
         assert admin.topics()["never.c.dead"] == []
 
@@ -207,6 +209,44 @@ def test_a_redrive_of_a_topic_without_dead_letters_says_that_it_made_a_channel(
     )
 
 
+def test_letters_are_selected_by_their_content_and_counted_before(
+    broker: LocalBroker, run: Run
+) -> None:
+    bodies = [b'{"user": %d, "n": %d}' % (number % 2, number) for number in range(READY + 4)]
+    with zsq.Admin(broker.url) as admin:
+        admin.create_channel("some", "c")
+    with zsq.Producer(broker.url) as producer:
+        producer.publish_many("some", bodies, keys=[b"%d" % (n % 3) for n in range(len(bodies))])
+    with zsq.Consumer("some", "c", url=broker.url) as consumer:
+        for number in range(len(bodies)):
+            message = consumer.receive(10)
+            assert message is not None
+            message.reject(f"no stock of item {number}")
+    with zsq.Reader("some.c.dead", url=broker.url, patient=True) as reader:
+        wait_for(lambda: head(reader) >= len(bodies), 20, "dead letters")
+    last = READY + 3
+    lines = ["1 to some, for channel c", f"{last:,} not selected"]
+    selected = ("redrive", "some.c.dead", "--all", "--error", f"item {last}")
+    assert run(*selected, "--dry-run").stdout.splitlines() == [f"{one} (dry run)" for one in lines]
+    assert run(*selected).stdout.splitlines() == lines
+    assert run(*selected).stdout.splitlines() == [lines[1]]
+    assert json.loads(
+        run("redrive", "some.c.dead", "--all", "--text", '"n": 5}', "--json").stdout
+    ) == {
+        "sent": [{"topic": "some", "channel": "c", "messages": 1}],
+        "left": [],
+        "not_selected": last - 1,
+        "dry_run": False,
+    }
+    by_both = run("redrive", "some.c.dead", "-n", "2", "--key", "1", "--field", "user=0")
+    assert (by_both.returncode, by_both.stdout.splitlines()[0]) == (0, "2 to some, for channel c")
+    back = [message.body for message in take(broker, "some", "c", 4)]
+    assert back == [bodies[last], bodies[5], bodies[4], bodies[10]]
+    for given, text in (("=x", "NAME or NAME=VALUE"), ("\udcff", "printable text")):
+        wrong = run("redrive", "some.c.dead", "--all", "--header", given)
+        assert (wrong.returncode, f"--header must be {text}" in wrong.stderr) == (2, True)
+
+
 def test_letters_behind_a_thousand_that_cannot_be_sent_are_reported(
     broker: LocalBroker, run: Run
 ) -> None:
@@ -214,7 +254,10 @@ def test_letters_behind_a_thousand_that_cannot_be_sent_are_reported(
         producer.publish_many("jam", [b"no letter"] * (READY + 1))
     done = run("redrive", "jam", "--all")
     assert done.returncode == 1
-    assert done.stdout.splitlines() == [f"1,000 left: {NO_LETTER}", f"1 left: {BEHIND}"]
+    assert done.stdout.splitlines() == [
+        f"1,000 left: {NO_LETTER}",
+        f"1 left: {BEHIND.format(READY)}",
+    ]
 
 
 def test_a_redrive_killed_before_a_finish_sends_twice_and_loses_nothing(

@@ -104,12 +104,12 @@ def test_options_become_settings() -> None:
         "when_full": "reject",
     }
     assert given_settings(TOPIC, given_options) == {
-        "keep_s": 60,
-        "max_s": None,
+        "keep_time_s": 60,
+        "max_age_s": None,
         "max_bytes": -1,
         "when_full": "reject",
     }
-    shown = describe(TOPIC, Retention(keep_s=60).as_dict())
+    shown = describe(TOPIC, Retention(keep_time_s=60).as_dict())
     assert "kept up to: bytes 1,073,741,824, time 1m, chunks none" in shown
     assert "at most: bytes none, age none, when full reject" in shown
 
@@ -154,9 +154,9 @@ def test_a_topic_is_made_and_set(shell: Shell) -> None:
     )
     wanted = {
         "keep_bytes": 5 << 20,
-        "keep_s": 604_800,
+        "keep_time_s": 604_800,
         "max_bytes": GIB,
-        "max_s": 259_200,
+        "max_age_s": 259_200,
         "when_full": "drop-oldest",
     }
     assert shell.settings("a") == wanted
@@ -165,7 +165,7 @@ def test_a_topic_is_made_and_set(shell: Shell) -> None:
     )
     assert "chunks 100" in said
     assert "age none" in said
-    del wanted["keep_bytes"], wanted["max_s"]
+    del wanted["keep_bytes"], wanted["max_age_s"]
     assert shell.settings("a") == wanted | {"keep_chunks": 100}
     shell(
         "topic",

@@ -117,7 +117,7 @@ def test_names_of_objects_are_numbers() -> None:
         ready(1, 0, 0, 4),
         give(1, 1, 0, 4),
         taken(1, 1, 4),
-        topic(5, sync="bucket", retention={"keep_s": 60.0}),
+        topic(5, sync="bucket", retention={"keep_time_s": 60.0}),
         topic(5, brokers=(1,) * PARTS_MAX),
         part(5, 1, 4),
         close(5, 1, 4),

@@ -245,7 +245,7 @@ def test_the_sizes_of_the_log_agree_with_its_files(harness: StorageHarness) -> N
     log = harness.log
     keeper = LogKeeper(harness.files, harness.directory, b"\0" * 16, log)
     shown = keeper.view(
-        Retention(keep_s=1), floor=log.chunks[2] + 1, applied=log.end, now_ns=harness.now_ns
+        Retention(keep_time_s=1), floor=log.chunks[2] + 1, applied=log.end, now_ns=harness.now_ns
     )
     files = [Path(f"{harness.directory}/{chunk_name(base)}").stat().st_size for base in log.chunks]
     assert list(shown.sizes) == files
@@ -271,7 +271,7 @@ def test_the_time_of_a_chunks_last_message_is_known(harness: StorageHarness) -> 
         chunk = max(i for i, base in enumerate(harness.log.chunks) if base <= block.first_offset)
         last[chunk] = block.header.time_ns
     assert [keeper.last_time_ns(chunk) for chunk in range(6)] == [last[chunk] for chunk in range(6)]
-    by_age = keeper.view(Retention(keep_s=1), 0, 0, harness.now_ns)
+    by_age = keeper.view(Retention(keep_time_s=1), 0, 0, harness.now_ns)
     assert (
         by_age.first_time_ns
         == next(

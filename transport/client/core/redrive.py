@@ -11,7 +11,7 @@ redrive). It checks whether the named channel's dead letters go to this topic, a
 caller may publish to the target.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
 from ...errors import E_BAD_ARGUMENT, E_FORBIDDEN, E_IN_USE, E_NOT_FOUND, ZsqError
@@ -34,10 +34,10 @@ NOT_COME: Final = (
     f"they did not arrive within the time-out: another consumer of channel {CHANNEL} holds "
     "them, or it is paused; try again"
 )
-# A letter that cannot be sent stays in flight until the run ends. It takes one of READY places.
+# A letter that is not sent stays in flight until the run ends, and takes one of the places.
 BEHIND: Final = (
-    f"they wait behind {READY:,} that cannot be sent; correct what stops those, or pass over "
-    f"them: zsq seek DEAD_TOPIC {CHANNEL} OFFSET"
+    "they wait behind {:,} that are not sent; correct what stops those, or pass over them: zsq "
+    f"seek DEAD_TOPIC {CHANNEL} OFFSET"
 )
 
 
@@ -100,21 +100,45 @@ class Redrive:
 
     - `to`, `channel`: Targets that replace the places where the letters died.
     - `end`: Letters from this offset on are newer than this run, and it does not send them.
+    - `ready`: The number of letters that the consumer holds at a time.
+    - `dry_run`: True if the caller sends nothing, so that all letters stay.
     """
 
-    def __init__(self, to: str | None, channel: str | None, end: int) -> None:
+    def __init__(
+        self,
+        to: str | None,
+        channel: str | None,
+        end: int,
+        *,
+        ready: int = READY,
+        dry_run: bool = False,
+    ) -> None:
         self._to = to
         self._channel = channel
         self._end = end
+        self._ready = ready
+        self._dry_run = dry_run
         self._known: dict[LetterRoute, str] = {}
         self.sent: dict[ChannelName, int] = {}
         self.left: dict[str, int] = {}
+        self.passed = 0
+        """The number of letters that were not selected."""
         self.at_end = False
 
     @property
+    def held(self) -> int:
+        """The number of letters that stay, and that this client holds."""
+        return sum(self.left.values()) + self.passed + self._dry_run * self.total
+
+    @property
     def is_blocked(self) -> bool:
-        """True if letters that cannot be sent take all places of the consumer."""
-        return sum(self.left.values()) >= READY
+        """True if letters that stay take all places of the consumer."""
+        return self.held >= self._ready
+
+    @property
+    def behind(self) -> str:
+        """Say why the letters behind those that stay are left."""
+        return BEHIND.format(self._ready)
 
     @property
     def total(self) -> int:
@@ -154,11 +178,13 @@ class Redrive:
             raise error
         self._known[route] = "" if error is None else error.text or error.code
 
-    def groups(self, letters: Sequence[LetterT], limit: int) -> list[LetterGroup[LetterT]]:
+    def groups(
+        self, letters: Sequence[LetterT], limit: int, selected: Container[int] | None = None
+    ) -> list[LetterGroup[LetterT]]:
         """Return the publishes for up to `limit` of these letters.
 
-        Letters that are left out are not answered. They return to the channel when the consumer
-        closes.
+        `selected`: the offsets of the letters to send. None means all. Letters that are left out
+        are not answered. They return to the channel when the consumer closes.
         """
         groups: dict[ChannelName, LetterGroup[LetterT]] = {}
         taken = 0
@@ -168,6 +194,9 @@ class Redrive:
                 break
             if taken == limit:
                 break
+            if selected is not None and letter.offset not in selected:
+                self.passed += 1
+                continue
             route = self._route(letter)
             why = NO_LETTER if route is None else self._known.get(route, TOO_MANY)
             if route is None or why:
@@ -190,6 +219,4 @@ class Redrive:
         These letters wait, or another consumer holds them. A consumer that was killed holds its
         letters for a while, too. `row`: the channel's statistics.
         """
-        return (
-            row["depth"] + row["deferred_count"] + row["in_flight_count"] - sum(self.left.values())
-        )
+        return row["depth"] + row["deferred_count"] + row["in_flight_count"] - self.held

@@ -62,7 +62,7 @@ ROW = {
     "sync": "bucket",
     "base_offset": 4,
     "state": "given",
-    "retention": {"keep_s": 5},
+    "retention": {"keep_time_s": 5},
     "closed": "publishers",
 }
 
@@ -310,7 +310,7 @@ def test_a_part_is_taken_over_with_its_settings(world: World) -> None:
     assert order.directory == world.registry.folder(row)
     assert world.result() == ""
     assert (row.state, row.number, row.sync, row.base_offset) == ("live", 1, "bucket", 4)
-    assert (row.retention, row.closed) == ({"keep_s": 5}, "publishers")
+    assert (row.retention, row.closed) == ({"keep_time_s": 5}, "publishers")
     assert world.groups.keys() == {NAME}
     world.moves.begin(CONFIRM)
     wait = world.obey(tick=17)

@@ -345,8 +345,8 @@ def test_a_topic_with_parts_is_created_in_the_directory(world: World) -> None:
 
 
 def test_a_topic_is_created_with_the_sync_mode_of_the_broker_that_was_asked(world: World) -> None:
-    world.manage("create", "new", parts=1, retention={"keep_s": 7})
-    assert entry(world.obey()).settings == {"sync": "always", "retention": {"keep_s": 7}}
+    world.manage("create", "new", parts=1, retention={"keep_time_s": 7})
+    assert entry(world.obey()).settings == {"sync": "always", "retention": {"keep_time_s": 7}}
 
 
 def test_a_request_waits_until_its_entry_was_read(world: World) -> None:

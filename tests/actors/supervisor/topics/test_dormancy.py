@@ -103,9 +103,9 @@ def test_a_topic_sleeps_until_its_first_delayed_message_is_due() -> None:
     ("retention", "storage", "longest_s"),
     [
         (Retention(), a_storage(), None),
-        (Retention(keep_s=86_400), a_storage(), 3_600),
-        (Retention(max_s=86_400, when_full="drop-oldest"), a_storage(), 3_600),
-        (Retention(keep_s=86_400), a_storage(start=7), None),
+        (Retention(keep_time_s=86_400), a_storage(), 3_600),
+        (Retention(max_age_s=86_400, when_full="drop-oldest"), a_storage(), 3_600),
+        (Retention(keep_time_s=86_400), a_storage(start=7), None),
     ],
 )
 def test_a_topic_whose_retention_depends_on_time_wakes_each_hour(
@@ -375,7 +375,7 @@ def test_a_delayed_message_in_the_last_pulse_wakes_its_topic(place: Place) -> No
 
 def test_a_topic_wakes_for_its_retention(place: Place) -> None:
     assert place.group.topic is not None
-    place.options.retention = {"keep_s": 86_400.0}
+    place.options.retention = {"keep_time_s": 86_400.0}
     place.put_to_sleep()
     place.clock.now += dormancy.RETENTION_NS
     place.group.tick()

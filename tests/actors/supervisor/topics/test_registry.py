@@ -127,7 +127,11 @@ def test_a_part_that_moves_has_a_state_of_its_own(tmp_path: Path) -> None:
     assert opened(tmp_path).topics["clicks#4"] == taking
     assert (taking.state, taking.number, taking.uuid, taking.hold) == (TAKING, 2, "e" * 32, 2)
     other = {"number": 9, "uuid": "e" * 32, "sync": "bucket", "base_offset": 7, "state": GIVEN}
-    more = {"retention": {"keep_s": 5}, "closed": "publishers", "schedules": {"daily": {"a": 1}}}
+    more = {
+        "retention": {"keep_time_s": 5},
+        "closed": "publishers",
+        "schedules": {"daily": {"a": 1}},
+    }
     given = decode_row({**other, **more}, "row")
     registry.take_over("clicks#4", given)
     registry.resume("clicks#3", 1)
@@ -136,7 +140,7 @@ def test_a_part_that_moves_has_a_state_of_its_own(tmp_path: Path) -> None:
     row = found["clicks#4"]
     assert (row.state, row.number, row.hold, row.part_of) == ("live", 2, 2, "a" * 32)
     assert (row.sync, row.base_offset, row.closed) == ("bucket", 7, "publishers")
-    assert (row.retention, row.schedules) == ({"keep_s": 5}, {"daily": {"a": 1}})
+    assert (row.retention, row.schedules) == ({"keep_time_s": 5}, {"daily": {"a": 1}})
     for wrong in (None, {}, {**other, "sync": "x"}, {**other, "hold": -1}):
         with pytest.raises(RegistryDamaged):
             decode_row(wrong, "row")
@@ -311,18 +315,18 @@ def test_files_that_cannot_be_removed_yet_are_removed_later(tmp_path: Path) -> N
 
 def test_the_retention_of_a_topic_is_kept_over_a_restart(tmp_path: Path) -> None:
     registry = opened(tmp_path)
-    registry.add("clicks", "always", {"keep_s": 60})
+    registry.add("clicks", "always", {"keep_time_s": 60})
     registry.add("views", "always")
     registry.configure("views", {"keep_bytes": -1, "when_full": "drop-oldest"})
     again = opened(tmp_path)
-    assert again.topics["clicks"].retention == {"keep_s": 60}
+    assert again.topics["clicks"].retention == {"keep_time_s": 60}
     assert again.topics["views"].retention == {"keep_bytes": -1, "when_full": "drop-oldest"}
 
 
 def test_the_sync_mode_of_a_topic_is_kept_over_a_restart(tmp_path: Path) -> None:
     registry = opened(tmp_path)
-    registry.add("clicks", "always", {"keep_s": 60})
-    registry.configure("clicks", {"keep_s": 60}, "bucket")
+    registry.add("clicks", "always", {"keep_time_s": 60})
+    registry.configure("clicks", {"keep_time_s": 60}, "bucket")
     assert opened(tmp_path).topics["clicks"].sync == "bucket"
     registry.configure("clicks", {})
     assert opened(tmp_path).topics["clicks"].sync == "bucket"
@@ -332,7 +336,7 @@ def test_settings_that_cannot_be_written_have_no_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = opened(tmp_path)
-    registry.add("clicks", "always", {"keep_s": 60})
+    registry.add("clicks", "always", {"keep_time_s": 60})
 
     def full(path: str, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "full")
@@ -344,7 +348,7 @@ def test_settings_that_cannot_be_written_have_no_effect(
     assert (
         registry.topics["clicks"].retention
         == opened(tmp_path).topics["clicks"].retention
-        == {"keep_s": 60}
+        == {"keep_time_s": 60}
     )
 
 

@@ -28,7 +28,7 @@ PART, OWNER = "a" * 32, "b" * 32
 
 def content() -> Content:
     topics = {
-        "clicks": TopicRow(1, UUID, "always", 0, "live", {"keep_s": 60.5}),
+        "clicks": TopicRow(1, UUID, "always", 0, "live", {"keep_time_s": 60.5}),
         "views": TopicRow(
             3, OTHER, "interval", 2**53, "deleting", schedules={"nightly": {"cron": "0 3 * * *"}}
         ),

@@ -86,7 +86,7 @@ def test_a_file_of_something_else_is_not_used(
         {"sleep_after_s": 0.0},
         {"bucket": "file:///b"},
         {"bucket_lag_s": 0.0},
-        {"retention": {"keep_s": 60}},
+        {"retention": {"keep_time_s": 60}},
     ],
 )
 def test_other_settings_may_give_a_topic_work(

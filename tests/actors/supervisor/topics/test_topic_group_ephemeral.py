@@ -20,9 +20,9 @@ def test_by_default_a_topic_in_memory_drops_finished_and_oldest_messages() -> No
 
 def test_a_topic_in_memory_takes_other_bounds_within_the_maximum() -> None:
     found = retention_in_memory(
-        {"keep_bytes": MAX, "max_bytes": 8 * MIB, "when_full": "reject", "keep_s": 5}, MAX
+        {"keep_bytes": MAX, "max_bytes": 8 * MIB, "when_full": "reject", "keep_time_s": 5}, MAX
     )
-    assert (found.keep_bytes, found.max_bytes, found.when_full, found.keep_s) == (
+    assert (found.keep_bytes, found.max_bytes, found.when_full, found.keep_time_s) == (
         MAX,
         8 * MIB,
         "reject",

@@ -91,6 +91,22 @@ def test_the_environment_names_the_file_and_the_older_names_still_do(
     assert options["alarm-command"]["value"] == ["true ...", "false ..."]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "keeps"),
+    [
+        ([], 1 << 30),
+        (["--keep-time", "7d"], None),
+        (["--keep-chunks", "3"], None),
+        (["--keep-time", "none"], 1 << 30),
+        (["--keep-time", "7d", "--keep-bytes", "5MiB"], 5 << 20),
+    ],
+)
+def test_the_default_of_bytes_is_the_one_in_force(
+    arguments: list[str], keeps: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert config(*arguments, capsys=capsys)["options"]["keep-bytes"]["value"] == keeps
+
+
 def test_no_secret_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

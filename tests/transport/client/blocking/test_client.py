@@ -117,6 +117,6 @@ def test_settings_that_do_not_fit_into_a_message_are_refused(broker: Broker, val
             with pytest.raises(zsq.UsageError, match="keep_bytes must be a number up to"):
                 call("t", keep_bytes=value)
         assert (
-            admin.configure_topic("t", keep_bytes=2**62, keep_s=1.5, when_full=None)
+            admin.configure_topic("t", keep_bytes=2**62, keep_time_s=1.5, when_full=None)
             == broker.manage_data
         )

@@ -80,7 +80,7 @@ def refused(answer: httpx.Response, status: int, text: str) -> None:
 
 # Actions
 
-HOUR = {"keep_s": 3600}
+HOUR = {"keep_time_s": 3600}
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ HOUR = {"keep_s": 3600}
         ("/api/topic/create?topic=n", None, ("create_topic", "n", "always")),
         (
             "/api/topic/configure?topic=t",
-            {"keep_s": None},
-            ("configure_topic", "t", {"keep_s": None}),
+            {"keep_time_s": None},
+            ("configure_topic", "t", {"keep_time_s": None}),
         ),
         ("/api/topic/pause?topic=t", None, ("pause", "t")),
         ("/api/topic/unpause?topic=t", {}, ("unpause", "t")),
