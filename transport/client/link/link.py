@@ -836,7 +836,9 @@ class Link:
             return "nothing arrives, not even the answer to a heartbeat"
         if self.up and self._expected_ns:
             return "it answers heartbeats, so it may be busy, or wait for its disk or its bucket"
-        return self.rotation.why() or self.trouble
+        is_under_way = self.state in (_S.LOOKING, _S.OPENING, _S.GREETING)
+        why = self.rotation.why() or self.trouble
+        return why or (self._silence() if is_under_way else "")
 
     @property
     def down(self) -> bool:
@@ -1015,12 +1017,25 @@ class Link:
 
     def _nothing(self) -> str:
         verb = "listens" if self.address.local else "answers"
-        place = f" ({self.places.host})" if self.leaves and self.places.several else ""
-        return f"nothing {verb} at {self.address.url}{place}"
+        return f"nothing {verb} at {self._place()}"
+
+    def _place(self) -> str:
+        """Return the address of this attempt, for people."""
+        several = self.leaves and self.places.several
+        return f"{self.address.url} ({self.places.host})" if several else self.address.url
 
     def _silence(self) -> str:
-        """Return what this attempt has found out, for a text that ends in a time."""
-        return self._nothing() if self.unheard else "no answer"
+        """Return what this attempt has found out while it has had no answer."""
+        if self.unheard:
+            return self._nothing()
+        url = self._place()
+        if self.address.direct:
+            return f"the broker at {url} does not answer"
+        if not self.touched:
+            return f"no connection to {url}: its machine, or a firewall before it, does not answer"
+        if not self._shaken:
+            return f"{url} accepts the connection and sends nothing: it is no broker, or it hangs"
+        return f"{url} speaks ZeroMQ and does not answer: the broker is overloaded, or it hangs"
 
     def _shut_out(self, now_ns: int, events: int) -> None:
         """Process a failed handshake. A link that was up before tries again."""
@@ -1053,14 +1068,14 @@ class Link:
         reach_ns = self._since_ns + REACH_NS
         if self.leaves and not (self._shaken or self._answered):
             if now_ns >= reach_ns:
-                self._die(now_ns, f"{self._silence()} within {REACH_NS // S} s")
+                self._die(now_ns, f"no answer within {REACH_NS // S} s: {self._silence()}")
                 return self._again_ns
             return min(reach_ns, self._beat(now_ns)) if self.up else reach_ns
         if self.up:
             ask_ns = self._ask(now_ns)
             return min(ask_ns, self._beat(now_ns)) if self.up else self._again_ns
         if now_ns >= self._since_ns + ATTEMPT_NS:
-            self._die(now_ns, f"{self._silence()} within {ATTEMPT_NS // S} s")
+            self._die(now_ns, f"no answer within {ATTEMPT_NS // S} s: {self._silence()}")
             return self._again_ns
         return self._since_ns + ATTEMPT_NS
 
