@@ -487,9 +487,13 @@ class StorageActor:
         return p.Done(order.request, {"retention": found})
 
     def _set_sync(self, order: p.SetSync) -> p.Done:
-        """Answer publishes when they are synced, or when they are shipped. Both modes sync the log
-        in the same way.
+        """Change when publishes are answered, from now on.
+
+        `bucket` syncs the log as `always` does, and waits for the bucket too.
         """
+        mode = "always" if order.sync == "bucket" else order.sync
+        if mode != self.mode:
+            self._change_mode(mode)
         self.answers_shipped = order.sync == "bucket"
         if self._shipping is not None:
             self._shipping.is_urgent = self.answers_shipped
@@ -500,6 +504,22 @@ class StorageActor:
                 self.delayed_stored(request, keys)  # they may have to wait for the lease
         self._answer_durable()
         return p.Done(order.request, {"sync": order.sync})
+
+    def _change_mode(self, mode: str) -> None:
+        """Sync all that is written, and go on in another mode.
+
+        So what was answered or visible before is durable, and no mode has less than another one of
+        what channels and readers have seen. In the mode `never`, the log only counts its messages
+        as synced. This sync is real.
+        """
+        self._log.sync()
+        self._note_synced()
+        self._answer_durable()
+        if self.mode == "interval":
+            self._host.cease(self._start_sync)
+        self.mode = self._channels.sync = mode
+        if mode == "interval":
+            self._host.every(options.SYNC_INTERVAL_MS, self._start_sync)
 
     def _take_bound(self, told: p.ReloadShipping) -> None:
         """Apply another bound of shipping."""
@@ -611,12 +631,17 @@ class StorageActor:
             raise Refused(E_DISK_FULL, str(error)) from error
         if self._shortage.text:
             self._shortage.stored()
+        is_answered = self.mode == "interval"
         pending = _Pending(
-            request, first_offset, time_ns, self._log.end, placed(blocks, first_offset)
+            0 if is_answered else request,
+            first_offset,
+            time_ns,
+            self._log.end,
+            placed(blocks, first_offset),
         )
         self._written.append(pending)
         self._unsynced.append(pending)
-        if self.mode == "interval":
+        if is_answered:
             self._listener.appended(request, first_offset, time_ns)
 
     def append_delayed(self, request: int, blocks: list[Block], delays_ms: Sequence[int]) -> None:
@@ -746,7 +771,7 @@ class StorageActor:
         end = self._durable_end()
         while self._written and self._written[0].end <= end:
             done = self._written.popleft()
-            if self.mode != "interval" and done.request:
+            if done.request:
                 self._listener.appended(done.request, done.first_offset, done.time_ns)
             elif self.mode != "interval":
                 self._listener.head_moved(done.end)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.fake_storage import Head, Kept, Listener
+from support.fake_storage import Appended, Head, Kept, Listener
 from support.faulty_files import keep_none
 from support.stage_bench import Thread
 from support.storage_harness import PRODUCER, StorageHarness
@@ -46,12 +46,13 @@ class Bench:
         parts: dict[str, Any] = {
             "mode": mode, "store": store, "_log": store.log, "_producers": ProducerTable(table.producers),
             "_sealed": False, "_shortage": Shortage(), "_written": deque(), "_unsynced": deque(),
-            "_unleased": [], "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs, "answers_shipped": False, "_shipping": None,
+            "_unleased": [], "_unshipped": {}, "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs, "answers_shipped": False, "_shipping": None,
             "_lease": SimpleNamespace(withholds=lambda: False, holds_publishes=lambda: False, check=nothing),
             "_state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
             "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing), "_archiver": None,
             "_stages": SimpleNamespace(turn=nothing),
             "_delayed": SimpleNamespace(turn=nothing, waits_for_log=lambda end: False, holds_checkpoint=lambda: False),
+            "_host": SimpleNamespace(every=nothing, cease=nothing), "_channels": SimpleNamespace(sync=mode),
         }  # fmt: skip
         vars(self.actor).update(parts)
 
@@ -141,6 +142,28 @@ def test_the_rows_of_producers_do_not_wait_for_the_bucket(tmp_path: Path) -> Non
     made.turn()
     assert made.topic.told
     made.harness.abandon()
+
+
+@pytest.mark.parametrize("before", ["interval", "never"])
+def test_a_stricter_sync_mode_makes_durable_what_was_answered_before(
+    tmp_path: Path, before: str
+) -> None:
+    """Otherwise a power cut could lose messages that were answered before others that it keeps."""
+    made = Bench(tmp_path, before)
+    made.hear(2)
+    if before == "never":
+        made.actor._start_sync()
+    answered = list(made.topic.told)
+    assert len(answered) == 1
+    done = made.actor._set_sync(p.SetSync(1, "always"))
+    assert done.data == {"sync": "always"}
+    made.hear(1)
+    made.turn()
+    assert [one for one in made.topic.told if isinstance(one, Appended)] == answered, (
+        "none is answered twice, and what came later waits for its sync"
+    )
+    made.harness.crash(keep_none)
+    assert made.harness.check() == [0, 1]
 
 
 def test_a_new_sync_mode_does_not_answer_delayed_publishes_without_a_lease(tmp_path: Path) -> None:

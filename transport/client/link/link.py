@@ -487,6 +487,9 @@ class Link:
         self._moved, self._moved_ns = sockets.BytesMoved(), 0
         self._asked_ns = 0  # when something was sent first, since the last message arrived
         self._expected_ns = 0  # since when an answer is due that has not come, else 0
+        self._alive_ns = 0  # when something arrived last after a heartbeat was sent
+        # True if the link is up, and a heartbeat has had no answer for `ASK_NS`.
+        self.is_silent = False
         self._fds = (-1, -1)
         self._request = 1
         self._since_ns = 0  # when this attempt began
@@ -766,6 +769,7 @@ class Link:
 
     def _step(self, event: LinkEvent) -> None:
         self.state = LINK_TABLE[self.state][event]
+        self.is_silent = False
 
     # Messages
 
@@ -818,11 +822,6 @@ class Link:
             return self.rotation.deserted
         return self.unheard and self.address.local
 
-    @property
-    def is_silent(self) -> bool:
-        """True if the link is up, and a heartbeat has no answer yet."""
-        return self.up and self._moved_ns > self.heard_ns
-
     def late_since(self, now_ns: int) -> int:
         """Return since when an answer is so late that the log must say so, or `FAR_NS`."""
         if self.is_silent:
@@ -835,7 +834,9 @@ class Link:
         if self.is_silent:
             return "nothing arrives, not even the answer to a heartbeat"
         if self.up and self._expected_ns:
-            return "it answers heartbeats, so it may be busy, or wait for its disk or its bucket"
+            if self._alive_ns > self._expected_ns:
+                return "it answers heartbeats; it may be busy, or wait for its disk or its bucket"
+            return "no answer yet"
         is_under_way = self.state in (_S.LOOKING, _S.OPENING, _S.GREETING)
         why = self.rotation.why() or self.trouble
         return why or (self._silence() if is_under_way else "")
@@ -879,7 +880,10 @@ class Link:
             if frames is None:
                 break
             taken += 1
+            if self._moved_ns > self.heard_ns:
+                self._alive_ns = now_ns
             self.heard_ns = now_ns
+            self.is_silent = False
             if self._descriptor < 0:
                 self._descriptor = sockets.descriptor_of(frames[-1])
             self._answered = self.touched = True
@@ -1092,6 +1096,7 @@ class Link:
         if sum(now) - sum(self._moved) < MOVED_BYTES_MIN:
             return False
         self.heard_ns = now_ns
+        self.is_silent = False
         return True
 
     def _flush(self, now_ns: int) -> None:
@@ -1121,9 +1126,10 @@ class Link:
             self._expected_ns = 0
         elif not self._expected_ns or self.word_ns > self._expected_ns:
             self._expected_ns = self._asked_ns if self._asked_ns > self.heard_ns else now_ns
-        if self.is_silent:
-            silent_ns = self._moved_ns + SILENT_NS
-            return silent_ns if silent_ns > now_ns else FAR_NS
+        if self._moved_ns > self.heard_ns:
+            self.is_silent = now_ns >= self._moved_ns + ASK_NS
+            look_ns = self._moved_ns + (SILENT_NS if self.is_silent else ASK_NS)
+            return look_ns if look_ns > now_ns else FAR_NS
         if not self._expected_ns:
             return FAR_NS
         ask_ns = (
@@ -1134,7 +1140,7 @@ class Link:
         if now_ns < ask_ns:
             return ask_ns
         self.beat(now_ns)
-        return now_ns + SILENT_NS
+        return now_ns + ASK_NS
 
     def beat(self, now_ns: int) -> None:
         """Send a heartbeat."""
