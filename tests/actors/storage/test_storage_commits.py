@@ -46,7 +46,8 @@ class Bench:
         parts: dict[str, Any] = {
             "mode": mode, "store": store, "_log": store.log, "_producers": ProducerTable(table.producers),
             "_sealed": False, "_shortage": Shortage(), "_written": deque(), "_unsynced": deque(),
-            "_unleased": [], "_unshipped": {}, "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs, "answers_shipped": False, "_shipping": None,
+            "_unleased": [], "_unshipped": {},
+            "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs, "answers_shipped": False, "_shipping": None,
             "_lease": SimpleNamespace(withholds=lambda: False, holds_publishes=lambda: False, check=nothing),
             "_state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
             "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing), "_archiver": None,
