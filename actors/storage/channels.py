@@ -271,7 +271,7 @@ class Channels:
         """
         self._log = log
         self._state = state
-        self._sync = sync
+        self.sync = sync
         self._withholds = withholds
         self.rows = dict(table.channels)
         self.memory = MemoryRows()
@@ -350,7 +350,7 @@ class Channels:
 
     def end(self) -> int:
         """Return the end up to which channels may read."""
-        end: int = self._log.end if self._sync == "interval" else self._log.synced_end
+        end: int = self._log.end if self.sync == "interval" else self._log.synced_end
         return end if self.visible_end < 0 else min(end, self.visible_end)
 
     def gaps(self) -> tuple[Span, ...]:

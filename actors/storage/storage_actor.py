@@ -131,6 +131,14 @@ def checked(blocks: list[Block]) -> list[Block]:
     return blocks
 
 
+def log_mode(sync: str) -> str:
+    """Return how a topic with this sync mode syncs its log.
+
+    The mode of an extension syncs it as `always` does, and confirms later.
+    """
+    return sync if sync in ("interval", "never") else "always"
+
+
 class _Pending(NamedTuple):
     """An append that is written and waits for its sync.
 
@@ -180,8 +188,7 @@ class StorageActor:
         self.given = given
         self._listener = listener
         self.title = f"topic {given.name}"
-        # A mode of an extension syncs the log as "always" does.
-        self.mode = given.sync if given.sync in ("interval", "never") else "always"
+        self.mode = log_mode(given.sync)
         self.store = self._open()
         self._log = self.store.log
         self._sealed = False
@@ -377,10 +384,29 @@ class StorageActor:
         return p.Done(order.request, {"retention": self._retention.configure(policy)})
 
     def _set_sync(self, order: p.SetSync) -> p.Done:
-        """Change when publishes are confirmed, between modes that sync the log in the same way."""
+        """Change when publishes are confirmed, from now on."""
+        mode = log_mode(order.sync)
+        if mode != self.mode:
+            self._change_mode(mode)
         self.extension.sync_changed(order.sync)
         self._answer_durable()
         return p.Done(order.request, {"sync": order.sync})
+
+    def _change_mode(self, mode: str) -> None:
+        """Sync all that is written, and go on in another mode.
+
+        So what was confirmed or visible before is durable, and no mode has less than another one of
+        what channels and readers have seen. In the mode `never`, the log only counts its messages
+        as synced. This sync is real.
+        """
+        self._log.sync()
+        self.extension.synced()
+        self._answer_durable()
+        if self.mode == "interval":
+            self.host.cease(self._start_sync)
+        self.mode = self._channels.sync = mode
+        if mode == "interval":
+            self.host.every(options.SYNC_INTERVAL_MS, self._start_sync)
 
     # Delayed messages that were stored or not
 
@@ -418,12 +444,17 @@ class StorageActor:
             raise Refused(E_DISK_FULL, str(error)) from error
         if self._shortage.text:
             self._shortage.stored()
+        is_answered = self.mode == "interval"
         pending = _Pending(
-            request, first_offset, time_ns, self._log.end, placed(blocks, first_offset)
+            0 if is_answered else request,
+            first_offset,
+            time_ns,
+            self._log.end,
+            placed(blocks, first_offset),
         )
         self._written.append(pending)
         self._unsynced.append(pending)
-        if self.mode == "interval":
+        if is_answered:
             self._listener.appended(request, first_offset, time_ns)
 
     def append_delayed(self, request: int, blocks: list[Block], delays_ms: Sequence[int]) -> None:
@@ -549,7 +580,7 @@ class StorageActor:
         end = self.extension.confirmed_end()
         while self._written and self._written[0].end <= end:
             done = self._written.popleft()
-            if self.mode != "interval" and done.request:
+            if done.request:
                 self._listener.appended(done.request, done.first_offset, done.time_ns)
             elif self.mode != "interval":
                 self._listener.head_moved(done.end)

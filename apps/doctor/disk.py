@@ -29,6 +29,8 @@ MEMORY_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
 NETWORK_SYSTEMS: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs"}
 )
+# After a power cut, a file that was renamed may have neither of its names.
+UNJOURNALED_SYSTEMS: Final = frozenset({"ext2", "vfat", "msdos", "exfat"})
 LAYER_SYSTEMS: Final = frozenset({"overlay", "aufs", "squashfs"})
 DANGEROUS: Final = frozenset({"nobarrier", "barrier=0", "nobarriers"})
 REGISTRY_BYTES_MAX: Final = 64 << 20
@@ -200,6 +202,13 @@ def file_system(data_dir: Path, table: str | None = None) -> Iterator[CheckResul
             "file system",
             f"{text}: its data is lost when the machine stops",
             "use a directory on a disk",
+        )
+    elif mount.kind in UNJOURNALED_SYSTEMS:
+        yield CheckResult(
+            PROBLEM,
+            "file system",
+            f"{text}: it has no journal, so a power cut may lose a file that is being renamed",
+            "use a file system with a journal, such as ext4 or XFS",
         )
     elif mount.kind in NETWORK_SYSTEMS or mount.kind.startswith("fuse"):
         advice = (

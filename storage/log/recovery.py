@@ -7,7 +7,8 @@ readers see no incomplete block:
 
 * the process ends at any instruction, even inside recovery;
 * a power cut: any part of the bytes that were not synced may be on disk, in any order. Names that
-  were made, renamed or removed in a folder that was not synced may exist or not;
+  were made or removed in a folder that was not synced may exist or not. A file that was renamed has
+  its old name or its new one, or after a move to another folder both;
 * a failed write, short write, or failed fdatasync: the process ends. After that, the page cache may
   contain good bytes that are not on disk;
 * any one flipped bit in the log's files: at most one block is lost, and no wrong block is returned.

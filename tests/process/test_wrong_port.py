@@ -8,7 +8,8 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from support.broker import Broker
@@ -81,6 +82,42 @@ def test_something_else_is_told_in_the_time_out() -> None:
         finally:
             server.shutdown(socket.SHUT_RDWR)
             greeting.join(10)
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_silent_port_is_described_in_the_error_of_each_client(accepts: bool) -> None:
+    """As a firewall does, a full queue of connections drops the first packet of each new one."""
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            socket.create_server(("127.0.0.1", 0), backlog=50 if accepts else 0)
+        )
+        if not accepts:
+            for _ in range(4):
+                other = stack.enter_context(socket.socket())
+                other.setblocking(False)
+                other.connect_ex(server.getsockname())
+        url = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        why = "accepts the connection and sends nothing" if accepts else "or a firewall before it"
+
+        async def publish() -> None:
+            async with zsq.aio.Producer(url, timeout=1) as one:
+                await one.publish("t", b"body")
+
+        producer = stack.enter_context(zsq.Producer(url, timeout=1))
+        consumer = zsq.Consumer("t", "c", url=url, timeout=1)
+        stack.callback(consumer.close)
+        reader = stack.enter_context(zsq.Reader("t", url=url, timeout=1))
+        admin = stack.enter_context(zsq.Admin(url, timeout=1))
+        calls: list[Callable[[], object]] = [
+            lambda: producer.publish("t", b"body"),
+            lambda: consumer.receive(None),
+            reader.head,
+            admin.topics,
+            lambda: asyncio.run(publish()),
+        ]
+        for call in calls if accepts else calls[:1]:
+            with pytest.raises(zsq.BrokerUnreachable, match=why):
+                call()
 
 
 def test_the_right_port_is_not_asked(broker: Broker) -> None:

@@ -1,8 +1,8 @@
 """Sync modes of topics: which modes a topic may be created with, and which changes are possible.
 
-`always` and `bucket` may replace each other while a topic runs, because both sync the log before
-anything else happens. The other modes decide how the log is written, so they are chosen when a
-topic is created. Pure.
+A topic that runs may get another mode, because it syncs all that is written before. So each message
+that was acknowledged or delivered is durable then. Two kinds of topics keep their mode: those in
+memory, and at a broker that ships to the bucket those with `never`, which are not shipped. Pure.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Final
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
+from ....transport.names import is_ephemeral
 from ....transport.settings import SYNC_MODES, Retention
 from ...settings.options import ServeOptions
 
 BUCKET: Final = "bucket"
-CHANGEABLE: Final = ("always", BUCKET)
+NEVER: Final = "never"
 
 
 def check_new(topic: str, sync: str, kept: Retention, given: ServeOptions) -> None:
@@ -44,12 +45,18 @@ def check_change(topic: str, before: str, sync: str, given: ServeOptions) -> Non
     _check_known(sync)
     if sync == before:
         return
-    if not {before, sync} <= {*CHANGEABLE}:
+    if is_ephemeral(topic):
         raise UsageError(
             E_BAD_ARGUMENT,
-            f"topic {topic!r} has sync {before}, which cannot become {sync}: interval and never "
-            "are chosen when a topic is created, and only always and bucket may replace each "
-            "other; create another topic",
+            f"topic {topic!r} is kept in memory, so its sync stays {before}; choose a name without "
+            "#ephemeral",
+        )
+    if NEVER in (before, sync) and given.bucket and given.bucket_lag_s:
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"topic {topic!r} has sync {before}, which cannot become {sync} at a broker that ships "
+            "to a bucket: a topic with never is not shipped, so the bucket would have an older "
+            "copy, or none; create another topic",
         )
     if sync == BUCKET:
         _check_shipped(topic, given)

@@ -215,10 +215,7 @@ def _is_moved(told: ClusterAnswer, part: str, broker: int) -> bool:
 @click.option(
     "--sync",
     type=click.Choice((*SYNC_MODES,)),
-    help=(
-        "Sync mode: always or bucket. interval and never are chosen when a topic is created, and "
-        "do not change."
-    ),
+    help="Sync mode. All that was published before is synced first.",
 )
 @with_settings(TOPIC, default=True)
 @json_option

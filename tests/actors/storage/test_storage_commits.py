@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.fake_storage import Head, Listener
+from support.fake_storage import Appended, Head, Listener
 from support.faulty_files import keep_none
 from support.scripted_extension import ScriptedExtension
 from support.stage_bench import Thread
@@ -21,6 +21,7 @@ from zsq.actors.storage.commits import StateCommits
 from zsq.actors.storage.storage_actor import ProducerTable, StorageActor
 from zsq.storage.space import Shortage
 from zsq.transport.errors import Refused
+from zsq.transport.wire import protocol as p
 
 
 def nothing(*_: object) -> None:
@@ -50,6 +51,7 @@ class Bench:
             "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing),
             "_stages": SimpleNamespace(turn=nothing),
             "_delayed": SimpleNamespace(turn=nothing, waits_for_log=lambda end: False, holds_checkpoint=lambda: False),
+            "host": SimpleNamespace(every=nothing, cease=nothing), "_channels": SimpleNamespace(sync=mode),
         }  # fmt: skip
         vars(self.actor).update(parts)
 
@@ -136,6 +138,28 @@ def test_the_rows_of_producers_do_not_wait_for_confirmation(tmp_path: Path) -> N
     made.turn()
     assert made.topic.told
     made.harness.abandon()
+
+
+@pytest.mark.parametrize("before", ["interval", "never"])
+def test_a_stricter_sync_mode_makes_durable_what_was_answered_before(
+    tmp_path: Path, before: str
+) -> None:
+    """Otherwise a power cut could lose messages that were answered before others that it keeps."""
+    made = Bench(tmp_path, before)
+    made.hear(2)
+    if before == "never":
+        made.actor._start_sync()
+    answered = list(made.topic.told)
+    assert len(answered) == 1
+    done = made.actor._set_sync(p.SetSync(1, "always"))
+    assert done.data == {"sync": "always"}
+    made.hear(1)
+    made.turn()
+    assert [one for one in made.topic.told if isinstance(one, Appended)] == answered, (
+        "none is answered twice, and what came later waits for its sync"
+    )
+    made.harness.crash(keep_none)
+    assert made.harness.check() == [0, 1]
 
 
 def test_a_commit_waits_for_the_appends_that_are_held_before_it(tmp_path: Path) -> None:

@@ -150,9 +150,9 @@ class Admin(AdminBase, Asker):
     ) -> TopicConfigured:
         """Change how long a topic keeps messages, see `RetentionSettings`, or its sync mode.
 
-        `sync`: always or bucket. The other modes are chosen when a topic is created. Returns
-        {"retention": all settings in effect, "sync": the sync mode}. The change is durable and in
-        effect when this returns.
+        `sync`: always, bucket, interval, or never. All that was published before is synced first.
+        Returns {"retention": all settings in effect, "sync": the sync mode}. The change is durable
+        and in effect when this returns.
         """
         return self._carry_out(administration.configure_topic(name, sync, retention))
 

@@ -752,11 +752,8 @@ class ProducerEngine(Engine):
         if refusal is not None:
             return from_wire(refusal.code, f"{late}: {refusal.text}; {what}")
         waiting = [lane for lane in self.lanes.values() if lane.session.unanswered]
-        if waiting and all(lane.link.up for lane in waiting):
-            hint = "The connection is up, so the broker may wait for its disk or its bucket"
-            hint = f"{hint}: `zsq stats` shows its health"
-        else:
-            hint = advice()
+        answers = all(lane.link.up and not lane.link.is_silent for lane in waiting)
+        hint = "`zsq stats` shows its health" if waiting and answers else advice()
         why = self.trouble() or self.rotation.why() or "no answer"
         return BrokerUnreachable(E_TIMEOUT, f"{late} ({why}); {what}. {hint}")
 

@@ -7,8 +7,9 @@ ipc, if it can (`direct_address`). When such a link cannot reach the supervisor,
 gateway.
 
 A link is dead when its monitor reports a disconnect, when the peer sends Bye or does not know the
-client, when nothing arrived for two heartbeats (and less than 4 KiB of a large frame moved), or
-when the peer sends something invalid. The socket is then closed without linger. After a pause (50
+client, when nothing arrived for two heartbeats (and less than 4 KiB of a large frame moved), when
+a second connection shows that it is dead (`second_try.py`), or when the peer sends something
+invalid. The socket is then closed without linger. After a pause (50
 ms, doubling to 1 s, with jitter) the link starts again on a new socket. A new socket is necessary:
 the old one's pipe may outlive its server, and the contents of that pipe must never arrive out of
 order.
@@ -41,6 +42,7 @@ import random
 import time
 from collections.abc import Callable, Generator
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import zmq
@@ -78,6 +80,7 @@ from .link_table import LINK_TABLE, LinkEvent, LinkState
 from .places import Places
 from .reaction import Reaction
 from .scout import LOOK_NS, Scout
+from .second_try import SILENT_NS, SecondTry
 
 if TYPE_CHECKING:
     from ...block.block import Block
@@ -105,6 +108,12 @@ BYE_LINGER_MS: Final = 200
 # The most messages that one turn receives. The next turn follows at once and receives the rest.
 RECEIVE_MAX: Final = 500
 MOVED_BYTES_MIN: Final = 4_096
+# When an answer is so late, the link sends a heartbeat, which each broker answers at once. While
+# these are answered, and something else is not, there is one in so long a time.
+ASK_NS: Final = 500 * MS
+ASK_AGAIN_NS: Final = 5_000 * MS
+# A broker that answers heartbeats may need long for one request. This is logged later.
+BUSY_NS: Final = 10_000 * MS
 FAR_NS: Final = 1 << 62
 _BEAT: Final = [b"", encode(Beat())]
 _BYE: Final = [b"", encode(Bye())]
@@ -203,6 +212,7 @@ class Engine:
         self._sockets: dict[int, Link] = {}
         self._monitors: dict[int, Link] = {}
         self._scout = Scout(partial(Link, self))
+        self._second_try = SecondTry(partial(Link, self))
 
     # Links
 
@@ -261,6 +271,7 @@ class Engine:
             self.sooner(waiter.deadline_ns)
         self.sooner(self._look_after(now_ns))
         self.sooner(self._scout.on_time(now_ns, self.links))
+        self.sooner(self._second_try.on_time(now_ns, self.links))
 
     def _look_after(self, now_ns: int) -> int:
         """Log that no broker answers, or give up. Return when to check again."""
@@ -271,9 +282,8 @@ class Engine:
             if link.wanted_ns != FAR_NS:
                 waiting.append(link)
         if not waiting:
-            self._told = 0
             self._probe = None
-            return FAR_NS
+            return self._look_after_answers(now_ns)
         since_ns = min(link.wanted_ns for link in waiting)
         if self.hasty and not self.met and now_ns >= since_ns + self.patience_ns:
             lost = [link for link in waiting if link.deserted]
@@ -294,6 +304,23 @@ class Engine:
             if self._probe is not None and self._probe.answer is None
             else told_ns
         )
+
+    def _look_after_answers(self, now_ns: int) -> int:
+        """Log that links are up, and an answer is late. Return when to check again."""
+        late = [(link.late_since(now_ns), link) for link in self.links]
+        since_ns, link = min(late, key=itemgetter(0), default=(FAR_NS, None))
+        if link is None or since_ns == FAR_NS:
+            self._told = 0
+            return FAR_NS
+        told_ns = since_ns + _told_after(self._told) * S
+        if now_ns >= told_ns:
+            if self.tells:
+                text = "%s: no answer from the broker at %s for %d s (%s); waiting for it"
+                seconds = (now_ns - since_ns) // S
+                log.warning(text, link.target, link.address.url, seconds, link.why())
+            while (told_ns := since_ns + _told_after(self._told) * S) <= now_ns:
+                self._told += 1
+        return told_ns
 
     def _ask_what_answers(self, waiting: list[Link], waited_ns: int) -> None:
         """Probe a server that accepts the connection and is silent.
@@ -364,6 +391,7 @@ class Engine:
             link.stop(linger_ms)
         self.links.clear()
         self._scout.stop()
+        self._second_try.stop()
 
 
 log = logging.getLogger("zsq")
@@ -457,6 +485,11 @@ class Link:
         self._descriptor = -1  # of the connection, from its first message on
         # The bytes that had moved at the first heartbeat of the present silence, and its time.
         self._moved, self._moved_ns = sockets.BytesMoved(), 0
+        self._asked_ns = 0  # when something was sent first, since the last message arrived
+        self._expected_ns = 0  # since when an answer is due that has not come, else 0
+        self._alive_ns = 0  # when something arrived last after a heartbeat was sent
+        # True if the link is up, and a heartbeat has had no answer for `ASK_NS`.
+        self.is_silent = False
         self._fds = (-1, -1)
         self._request = 1
         self._since_ns = 0  # when this attempt began
@@ -496,6 +529,7 @@ class Link:
 
     def _attempt(self, now_ns: int) -> None:
         self._since_ns = self.heard_ns = self.sent_ns = now_ns
+        self._expected_ns = 0
         self._request += 1
         target = self.target
         create = self.creates = target.create and (self.busy is None or self.busy())
@@ -735,6 +769,7 @@ class Link:
 
     def _step(self, event: LinkEvent) -> None:
         self.state = LINK_TABLE[self.state][event]
+        self.is_silent = False
 
     # Messages
 
@@ -787,9 +822,24 @@ class Link:
             return self.rotation.deserted
         return self.unheard and self.address.local
 
+    def late_since(self, now_ns: int) -> int:
+        """Return since when an answer is so late that the log must say so, or `FAR_NS`."""
+        if self.is_silent:
+            return self._expected_ns or (self._moved_ns if self.needed() else FAR_NS)
+        is_late = self.up and 0 < self._expected_ns <= now_ns - BUSY_NS
+        return self._expected_ns if is_late else FAR_NS
+
     def why(self) -> str:
-        """Return why the link is not up, for each address."""
-        return self.rotation.why() or self.trouble
+        """Return why the link is not up, for each address, or why its answers are late."""
+        if self.is_silent:
+            return "nothing arrives, not even the answer to a heartbeat"
+        if self.up and self._expected_ns:
+            if self._alive_ns > self._expected_ns:
+                return "it answers heartbeats; it may be busy, or wait for its disk or its bucket"
+            return "no answer yet"
+        is_under_way = self.state in (_S.LOOKING, _S.OPENING, _S.GREETING)
+        why = self.rotation.why() or self.trouble
+        return why or (self._silence() if is_under_way else "")
 
     @property
     def down(self) -> bool:
@@ -805,6 +855,9 @@ class Link:
         """
         assert self._socket is not None
         self.sent_ns = now_ns
+        if self._asked_ns <= self.heard_ns:
+            self._asked_ns = now_ns
+            self.engine.sooner(now_ns + ASK_NS)
         if self.rotation.several:
             self.engine.sooner(now_ns + LOOK_NS)
         if self._outbox or not sockets.send_frames(self._socket, frames):
@@ -827,7 +880,10 @@ class Link:
             if frames is None:
                 break
             taken += 1
+            if self._moved_ns > self.heard_ns:
+                self._alive_ns = now_ns
             self.heard_ns = now_ns
+            self.is_silent = False
             if self._descriptor < 0:
                 self._descriptor = sockets.descriptor_of(frames[-1])
             self._answered = self.touched = True
@@ -965,12 +1021,25 @@ class Link:
 
     def _nothing(self) -> str:
         verb = "listens" if self.address.local else "answers"
-        place = f" ({self.places.host})" if self.leaves and self.places.several else ""
-        return f"nothing {verb} at {self.address.url}{place}"
+        return f"nothing {verb} at {self._place()}"
+
+    def _place(self) -> str:
+        """Return the address of this attempt, for people."""
+        several = self.leaves and self.places.several
+        return f"{self.address.url} ({self.places.host})" if several else self.address.url
 
     def _silence(self) -> str:
-        """Return what this attempt has found out, for a text that ends in a time."""
-        return self._nothing() if self.unheard else "no answer"
+        """Return what this attempt has found out while it has had no answer."""
+        if self.unheard:
+            return self._nothing()
+        url = self._place()
+        if self.address.direct:
+            return f"the broker at {url} does not answer"
+        if not self.touched:
+            return f"no connection to {url}: its machine, or a firewall before it, does not answer"
+        if not self._shaken:
+            return f"{url} accepts the connection and sends nothing: it is no broker, or it hangs"
+        return f"{url} speaks ZeroMQ and does not answer: the broker is overloaded, or it hangs"
 
     def _shut_out(self, now_ns: int, events: int) -> None:
         """Process a failed handshake. A link that was up before tries again."""
@@ -1003,13 +1072,14 @@ class Link:
         reach_ns = self._since_ns + REACH_NS
         if self.leaves and not (self._shaken or self._answered):
             if now_ns >= reach_ns:
-                self._die(now_ns, f"{self._silence()} within {REACH_NS // S} s")
+                self._die(now_ns, f"no answer within {REACH_NS // S} s: {self._silence()}")
                 return self._again_ns
             return min(reach_ns, self._beat(now_ns)) if self.up else reach_ns
         if self.up:
-            return self._beat(now_ns)
+            ask_ns = self._ask(now_ns)
+            return min(ask_ns, self._beat(now_ns)) if self.up else self._again_ns
         if now_ns >= self._since_ns + ATTEMPT_NS:
-            self._die(now_ns, f"{self._silence()} within {ATTEMPT_NS // S} s")
+            self._die(now_ns, f"no answer within {ATTEMPT_NS // S} s: {self._silence()}")
             return self._again_ns
         return self._since_ns + ATTEMPT_NS
 
@@ -1026,6 +1096,7 @@ class Link:
         if sum(now) - sum(self._moved) < MOVED_BYTES_MIN:
             return False
         self.heard_ns = now_ns
+        self.is_silent = False
         return True
 
     def _flush(self, now_ns: int) -> None:
@@ -1045,8 +1116,44 @@ class Link:
         # A heartbeat is due when one side was silent for an interval.
         quiet_ns = max(min(self.sent_ns, self.heard_ns), self._beat_ns)
         if now_ns - quiet_ns >= heartbeat_ns:
-            if self._moved_ns <= self.heard_ns:
-                self._moved, self._moved_ns = sockets.bytes_moved(self._descriptor), now_ns
-            self.send(_BEAT, now_ns)
-            self._beat_ns = quiet_ns = now_ns
+            self.beat(now_ns)
+            quiet_ns = now_ns
         return quiet_ns + heartbeat_ns
+
+    def _ask(self, now_ns: int) -> int:
+        """Send a heartbeat if an answer is late. Return when to look again."""
+        if not (self._answered and self.expects()):
+            self._expected_ns = 0
+        elif not self._expected_ns or self.word_ns > self._expected_ns:
+            self._expected_ns = self._asked_ns if self._asked_ns > self.heard_ns else now_ns
+        if self._moved_ns > self.heard_ns:
+            self.is_silent = now_ns >= self._moved_ns + ASK_NS
+            look_ns = self._moved_ns + (SILENT_NS if self.is_silent else ASK_NS)
+            return look_ns if look_ns > now_ns else FAR_NS
+        if not self._expected_ns:
+            return FAR_NS
+        ask_ns = (
+            max(self.heard_ns, self._asked_ns) + ASK_NS
+            if self._beat_ns < self._asked_ns
+            else max(self.heard_ns, self._beat_ns) + ASK_AGAIN_NS
+        )
+        if now_ns < ask_ns:
+            return ask_ns
+        self.beat(now_ns)
+        return now_ns + ASK_NS
+
+    def beat(self, now_ns: int) -> None:
+        """Send a heartbeat."""
+        if self._moved_ns <= self.heard_ns:
+            self._moved, self._moved_ns = sockets.bytes_moved(self._descriptor), now_ns
+        self.send(_BEAT, now_ns)
+        self._beat_ns = now_ns
+
+    def silent_since(self, now_ns: int) -> int:
+        """Return when the first heartbeat was sent that has no answer, or 0 if this link stays.
+
+        A link that leaves its address by itself, or of which nobody knows how many bytes move,
+        stays where it is.
+        """
+        leaves = self.leaves or self.address.direct or not sum(self._moved)
+        return 0 if leaves or not self.is_silent or self._moves(now_ns) else self._moved_ns

@@ -52,12 +52,22 @@ def test_a_topic_in_memory_cannot_have_the_mode_bucket() -> None:
 
 @pytest.mark.parametrize("before", SYNC_MODES)
 @pytest.mark.parametrize("sync", SYNC_MODES)
-def test_only_always_and_bucket_replace_each_other(before: str, sync: str) -> None:
-    if before == sync or {before, sync} == {"always", "bucket"}:
+def test_a_mode_may_become_another_one_unless_the_bucket_would_have_an_old_copy(
+    before: str, sync: str
+) -> None:
+    if sync != "bucket":
+        sync_modes.check_change("t", before, sync, ALONE)
+        sync_modes.check_change("t", before, sync, ARCHIVES)
+    if before == sync or "never" not in (before, sync):
         sync_modes.check_change("t", before, sync, SHIPS)
         return
-    with pytest.raises(UsageError, match="are chosen when a topic is created"):
+    with pytest.raises(UsageError, match="a topic with never is not shipped"):
         sync_modes.check_change("t", before, sync, SHIPS)
+
+
+def test_a_topic_in_memory_keeps_its_mode() -> None:
+    with pytest.raises(UsageError, match="is kept in memory, so its sync stays never"):
+        sync_modes.check_change("t#ephemeral", "never", "always", ALONE)
 
 
 def test_an_unknown_mode_is_refused() -> None:

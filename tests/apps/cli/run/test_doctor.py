@@ -154,6 +154,7 @@ server:/x /mnt/far nfs4 rw 0 0
 /dev/sdb /mnt/fast\\040disk xfs rw,nobarrier 0 0
 /dev/sdc /mnt/old ext4 ro 0 0
 overlay /mnt/layer overlay rw 0 0
+/dev/sdc /mnt/stick exfat rw 0 0
 """
 
 
@@ -167,6 +168,7 @@ overlay /mnt/layer overlay rw 0 0
         ("/mnt/fast disk/zsq", "xfs", PROBLEM),
         ("/mnt/old", "ext4", PROBLEM),
         ("/mnt/layer", "overlay", ADVICE),
+        ("/mnt/stick", "exfat", PROBLEM),
     ],
 )
 def test_each_file_system_is_judged_by_its_mount(

@@ -1,0 +1,122 @@
+"""Tests of clients with one address whose connection dies without a sign.
+
+A firewall has forgotten it, or the network was away. Each client has all defaults, so that two
+heartbeats last a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from support.black_hole import BlackHole
+from support.broker import Broker, wait_for
+
+import zsq
+import zsq.aio
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+BACK_S = 10.0  # so soon after the hole, each client goes on
+
+
+@pytest.fixture
+def hole(broker: Broker) -> Iterator[BlackHole]:
+    one = BlackHole(broker.tcp)
+    yield one
+    one.close()
+
+
+def test_each_client_says_that_its_broker_is_silent_and_goes_on_soon_after(
+    broker: Broker, hole: BlackHole, caplog: pytest.LogCaptureFixture
+) -> None:
+    begins, ends = threading.Barrier(2), threading.Event()
+
+    async def use_asyncio() -> None:
+        async with (
+            zsq.aio.Producer(hole.url, transport="tcp", timeout=None) as producer,
+            zsq.aio.Admin(hole.url, transport="tcp", timeout=None) as admin,
+        ):
+            await producer.publish("u", b"first")
+            assert "u" in await admin.topics()
+            await asyncio.to_thread(begins.wait, 30)
+            await asyncio.to_thread(ends.wait, 30)
+            async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+                group.create_task(producer.publish("u", b"second"))
+                group.create_task(admin.topics())
+
+    with (
+        zsq.Producer(hole.url, transport="tcp", timeout=None) as producer,
+        zsq.Consumer("t", "c", url=hole.url, transport="tcp", timeout=None) as consumer,
+        zsq.Reader("t", url=hole.url, transport="tcp", timeout=None) as reader,
+        zsq.Admin(hole.url, transport="tcp", timeout=None) as admin,
+        ThreadPoolExecutor() as pool,
+    ):
+        producer.publish("t", b"first")
+        message = consumer.receive(30)
+        assert message is not None
+        assert reader.head()[1] >= 1
+        assert list(admin.topics()) == ["t"]
+        by_asyncio = pool.submit(asyncio.run, use_asyncio())
+        begins.wait(30)
+        with caplog.at_level(logging.WARNING, "zsq"):
+            hole.begin()
+            calls: list[Callable[[], object]] = [
+                lambda: producer.publish("t", b"second"),
+                lambda: message.finish(sync=True),
+                reader.head,
+                admin.topics,
+            ]
+            pending: list[Future[object]] = [pool.submit(call) for call in calls]
+            ends.set()
+
+            def warnings() -> int:
+                texts = [record.getMessage() for record in caplog.records]
+                return sum("nothing arrives, not even the answer" in text for text in texts)
+
+            wait_for(lambda: warnings() >= 6, 5, "each of the six clients logs that it waits")
+        assert not any(one.done() for one in pending)
+        hole.end()
+        stored, finished, *others = pending
+        for one in (stored, *others, by_asyncio):
+            one.result(BACK_S)
+        with pytest.raises(zsq.LeaseLost, match="the link was lost"):
+            finished.result(BACK_S)
+        message = consumer.receive(BACK_S)
+        assert message is not None
+        assert message.body == b"second"
+
+
+def test_processes_that_hang_keep_their_clients_although_the_gateway_answers(
+    broker: Broker, hole: BlackHole
+) -> None:
+    """If the consumer left, its lease would be lost."""
+    with (
+        zsq.Producer(hole.url, transport="tcp") as producer,
+        zsq.Consumer("t", "c", url=hole.url, transport="tcp") as consumer,
+        ThreadPoolExecutor() as pool,
+    ):
+        producer.publish("t", b"first")
+        message = consumer.receive(30)
+        assert message is not None
+        before = hole.connections
+        pids = broker.pids("topic") + broker.pids("channel")
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            stored = pool.submit(producer.publish, "t", b"second")
+            finished = pool.submit(message.finish, sync=True)
+            wait_for(lambda: hole.connections >= before + 2, 20, "a second try of each client")
+            wait_for(lambda: hole.left, 20, "the end of a second try")
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        stored.result(20)
+        finished.result(20)
+        assert not hole.left & set(range(before)), "each client has kept its connection"
