@@ -60,7 +60,7 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "storage.state": ("storage", "storage.log"),
     "storage.delayed": ("storage", "storage.log", "storage.state"),
     "storage.staging": ("storage", "storage.log", "storage.state"),
-    "storage.directory": ("storage", "storage.archive", "storage.delayed", "storage.log", "storage.staging", "storage.state"),
+    "storage.directory": ("storage", "storage.delayed", "storage.log", "storage.staging", "storage.state"),
     "storage.shipping": (
         "storage", "storage.archive", "storage.bucket", "storage.delayed", "storage.directory", "storage.log", "storage.state",
     ),
@@ -75,7 +75,7 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "actors.channel": ("actors.primitives", "actors.runtime", "actors.settings", "actors.statistics"),
     "actors.storage": ("actors.primitives", "actors.runtime", "actors.settings"),
     "actors.bucket.topic": ("actors.primitives", "actors.runtime", "actors.settings", "actors.storage"),
-    "actors.bucket": ("actors.bucket.topic",),
+    "actors.bucket": (),
     "actors.scan": ("actors.primitives", "actors.runtime", "actors.settings"),
     "actors.alarms": ("actors.runtime", "actors.settings"),
     "actors.schedules": ("actors.runtime", "actors.settings"),

@@ -1,5 +1,34 @@
-"""The points that the bucket fills: the storage of topics."""
+"""The extension points that the bucket fills."""
 
-from .topic.topic_bucket import TopicBucket
+from __future__ import annotations
 
-STORAGE = TopicBucket
+from pathlib import Path
+from typing import Final
+
+from ...storage.errors import StorageError
+from ...storage.files import Files
+from ...storage.shipping.tick_format import COPY_NAME, STANDBY_NAME, decode_copy
+
+_COPY_BYTES_MAX: Final = 64 * 1024
+
+
+def _copy_of(files: Files, data_dir: Path) -> str:
+    """Return which copy of a broker this data directory is, or "" if it has shipped nothing.
+
+    A broker and its standby have the same uuid. They may run on one machine, because the log of
+    ticks in the bucket shows which one is primary.
+    """
+    path = str(data_dir / COPY_NAME)
+    if not files.exists(path):
+        return ""
+    try:
+        return decode_copy(files.read_file(path, _COPY_BYTES_MAX)).copy
+    except StorageError:
+        return ""  # the archive actor says what is wrong
+
+
+STORAGE: Final = f"{__package__}.topic.topic_bucket:TopicBucket"
+COPY = _copy_of
+DIRECTORIES: Final = {
+    STANDBY_NAME: "is the directory of a standby: start it with `zsq standby`",
+}

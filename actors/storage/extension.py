@@ -2,7 +2,7 @@
 
 `StorageExtension` is the storage without one: what is synced is confirmed, all messages are on this
 disk, and nobody else is told of them. A room of `actors/` fills the point with a file
-`extension.py` that names a subclass in `STORAGE`. At most one room does. So the storage knows the
+`extension.py` that names a subclass in `STORAGE`, as MODULE:CLASS. At most one room does. So the storage knows the
 questions, and no extension.
 
 | group | methods |
@@ -16,15 +16,16 @@ questions, and no extension.
 
 from __future__ import annotations
 
-import importlib.util
 import pkgutil
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from ...storage.directory.store import Store
+from ...storage.log.log_reader import OpenArchive
 from ...transport.settings import Retention
 from ..runtime.actor import Actor
+from ..runtime.extensions import filled
 from ..runtime.pulses import ExtensionPulse
 from ..settings.starts import StorageStart
 from .commits import StateCommits
@@ -71,6 +72,11 @@ class StorageExtension:
     def __init__(self, storage: ExtendedStorage) -> None:
         self.storage = storage
         self._log = storage.store.log
+
+    @classmethod
+    def open_remote(cls, given: StorageStart) -> OpenArchive | None:
+        """Return what opens the reader of chunks that are not on this disk (`StoreOptions`)."""
+        return None
 
     # May a publish be accepted?
 
@@ -232,11 +238,9 @@ class StorageExtension:
 @cache
 def extension_class() -> type[StorageExtension]:
     """Return the class that fills the extension point."""
-    actors = importlib.import_module("..", __package__)
-    found: list[type[StorageExtension]] = []
-    for room in pkgutil.iter_modules(actors.__path__, f"{actors.__name__}."):
-        if room.ispkg and importlib.util.find_spec(f"{room.name}.extension") is not None:
-            filled = getattr(importlib.import_module(f"{room.name}.extension"), "STORAGE", None)
-            found += [filled] if filled is not None else []
-    assert len(found) <= 1, f"two extensions want the storage of topics: {found}"
-    return found[0] if found else StorageExtension
+    names: tuple[str, ...] = filled("STORAGE")
+    assert len(names) <= 1, f"two extensions want the storage of topics: {names}"
+    if not names:
+        return StorageExtension
+    found: type[StorageExtension] = pkgutil.resolve_name(names[0])
+    return found

@@ -334,7 +334,9 @@ class StorageActor:
     def _open(self) -> Store:
         given = self.given
         identity = TopicIdentity(given.name, given.uuid, given.base_offset)
-        store_options = StoreOptions(chunk_bytes=given.chunk_bytes, cache_bytes=given.cache_bytes)
+        store_options = StoreOptions(
+            chunk_bytes=given.chunk_bytes, open_remote=extension_class().open_remote(given)
+        )
         files = Files()
         if given.create and not files.exists(given.directory):
             create_store(files, given.directory, identity)

@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Final
 
 from ...storage.errors import ForeignDirectory, Locked, StorageError
 from ...storage.files import Files
-from ...storage.shipping.tick_format import COPY_NAME, decode_copy
 from ...transport.wire.credentials import open_to_others
 from ..runtime import logs
+from ..runtime.extensions import filled
 from ..runtime.process import set_title
 from ..security.exposure import in_clear
 from ..settings.options import ServeOptions
@@ -27,8 +25,6 @@ from .start_reserve import StartReserve
 from .supervisor import Supervisor
 from .topics import sleepers
 from .topics.registry import Registry
-
-COPY_BYTES_MAX: Final = 64 * 1024
 
 
 def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = None) -> int:
@@ -52,7 +48,9 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
         StartReserve(data_dir).lend()
         registry = Registry(files, data_dir, serve_options.node_id)
         registry.open()
-        claimed = rundir.claim(registry.uuid, _copy_of(files, data_dir))
+        claimed = rundir.claim(
+            registry.uuid, "".join(copy(files, data_dir) for copy in filled("COPY"))
+        )
         clear_imports_at_start(files, data_dir, registry)
         registry.memory.clear()
         run_dir = rundir.make(data_dir)
@@ -88,18 +86,3 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
         StartReserve(data_dir).keep()
         claimed.close()
         files.close(lock)
-
-
-def _copy_of(files: Files, data_dir: Path) -> str:
-    """Return which copy of a broker this data directory is, or "" if it has shipped nothing.
-
-    A broker and its standby have the same uuid. They may run on one machine, because the log of
-    ticks in the bucket shows which one is primary.
-    """
-    path = str(data_dir / COPY_NAME)
-    if not files.exists(path):
-        return ""
-    try:
-        return decode_copy(files.read_file(path, COPY_BYTES_MAX)).copy
-    except StorageError:
-        return ""  # the archive actor says what is wrong

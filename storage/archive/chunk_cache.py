@@ -26,6 +26,7 @@ from ..errors import NotHere, OutOfReach
 from ..files import Files
 from ..log.chunk import ArchivedChunk, Chunk
 from ..log.log_format import FOOTER_BYTES
+from ..log.log_reader import OpenArchive
 from .archive_format import CHUNKS, INDEX, SEGMENT_BYTES, segments_of
 
 CACHE_NAME: Final = "archive"
@@ -82,6 +83,11 @@ def open_archived(files: Files, uuid: bytes, row: ArchivedChunk, index_every_byt
     chunk.end_offset = row.next_offset
     chunk.last_time_ns = row.last_time_ns
     return chunk
+
+
+def open_cache(bytes_max: int) -> OpenArchive:
+    """Return what opens the cache of a topic's store (`StoreOptions.open_remote`)."""
+    return lambda files, folder, uuid, rows: ChunkCache(files, folder, uuid, bytes_max, rows)
 
 
 class ChunkCache:

@@ -28,7 +28,6 @@ from typing import Final
 from crc32c import crc32c
 
 from .. import documents
-from ..archive.chunk_cache import ChunkCache
 from ..delayed.delayed import DelayedStore
 from ..delayed.delayed_recovery import make_delayed, open_delayed
 from ..errors import DiskFull, ForeignDirectory, StorageError, StoreFailed, Unreadable, is_full
@@ -48,6 +47,7 @@ from ..log.log_format import (
     encode_chunk_header,
     parse_chunk_name,
 )
+from ..log.log_reader import ChunkArchive, OpenArchive
 from ..log.recovery import RecoveryReport, recover_log
 from ..log.removal import remove_below
 from ..log.ring import RING_BYTES
@@ -73,8 +73,8 @@ class StoreOptions:
     * `reserve_bytes`: with less free space, appends are refused. None means the smaller of 1 GiB
       and 5% of the file system.
     * `adopt_bytes`, `group_append_bytes`, `ring_bytes`: see `LogOptions`.
-    * `cache_bytes`: the size of the cache for chunks in the bucket. 0 means that the broker has no
-      bucket.
+    * `open_remote`: opens the reader of chunks that are not on this disk. None means that they
+      cannot be read.
     """
 
     chunk_bytes: int = CHUNK_BYTES
@@ -84,7 +84,7 @@ class StoreOptions:
     adopt_bytes: int = ADOPT_BYTES
     group_append_bytes: int = GROUP_APPEND_BYTES_MAX
     ring_bytes: int = RING_BYTES
-    cache_bytes: int = 0
+    open_remote: OpenArchive | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Store:
     def __init__(
         self, files: Files, directory: str, lock: int, log: Log, state: OpenedState, staging: Staging, report: RecoveryReport,
         uuid: bytes = b"", delayed: DelayedStore | None = None, reserve_bytes: int = 0,
-        archived: dict[int, ArchivedChunk] | None = None, cache: ChunkCache | None = None,
+        archived: dict[int, ArchivedChunk] | None = None, remote: ChunkArchive | None = None,
     ) -> None:  # fmt: skip
         self.files = files
         self.directory = directory
@@ -133,9 +133,9 @@ class Store:
         """
         self.reserve_bytes = reserve_bytes
         self.archived = {} if archived is None else archived
-        """The chunks that the bucket has, as committed."""
-        self.cache = cache
-        """Parts of these chunks. None if the broker has no bucket."""
+        """The chunks that another place has, as committed."""
+        self.remote = remote
+        """Reads those of them that are not on this disk."""
         self.on_delayed_made: Callable[[], object] = lambda: None
         """Called in the thread of the delayed messages when their store was created."""
         self._uuid = uuid
@@ -155,8 +155,8 @@ class Store:
         """
         try:
             self.staging.close()
-            if self.cache is not None:
-                self.cache.close()
+            if self.remote is not None:
+                self.remote.close()
             self.log.close()
             # Without this commit, recovery finds the synced end in the log.
             with contextlib.suppress(DiskFull):
@@ -238,7 +238,7 @@ def open_store(
                 options.group_append_bytes,
                 options.ring_bytes,
             )
-            log, opened, staging, delayed, report, cache = _recover(
+            log, opened, staging, delayed, report, remote = _recover(
                 files, directory, options, log_options, identity
             )
         except BaseException:
@@ -250,7 +250,7 @@ def open_store(
     report.duration_ms = (time.monotonic_ns() - began_ns) // 1_000_000
     return Store(
         files, directory, lock, log, opened, staging, report, identity.uuid_bytes, delayed, reserve,
-        opened.table.archived, cache,
+        opened.table.archived, remote,
     )  # fmt: skip
 
 
@@ -272,16 +272,14 @@ def _recover(
     options: StoreOptions,
     log_options: LogOptions,
     identity: TopicIdentity,
-) -> tuple[Log, OpenedState, Staging, DelayedStore | None, RecoveryReport, ChunkCache | None]:
+) -> tuple[Log, OpenedState, Staging, DelayedStore | None, RecoveryReport, ChunkArchive | None]:
     opened = open_state(files, directory, identity.uuid_bytes, options.map_bytes, time.time_ns())
     state, table = opened.store, opened.table
     try:
         removed = remove_below(files, directory, table.start)
-        delayed = cache = None
-        if options.cache_bytes:
-            cache = ChunkCache(
-                files, directory, identity.uuid_bytes, options.cache_bytes, table.archived
-            )
+        delayed = remote = None
+        if options.open_remote is not None:
+            remote = options.open_remote(files, directory, identity.uuid_bytes, table.archived)
         log, report = recover_log(
             files,
             directory,
@@ -291,7 +289,7 @@ def _recover(
             table.synced_end,
             table.start,
             table.archived,
-            cache,
+            remote,
         )
         try:
             expected = max(table.start, identity.base_offset)
@@ -356,7 +354,7 @@ def _recover(
         raise
     report.notes += opened.notes
     report.alarms += opened.alarms
-    return log, opened, staging, delayed, report, cache
+    return log, opened, staging, delayed, report, remote
 
 
 def _close_quietly(log: Log) -> None:

@@ -30,7 +30,7 @@ import contextlib
 import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from ...transport.block.block import Block, Header
@@ -140,11 +140,17 @@ class _Hint(NamedTuple):
 
 
 class ChunkArchive(Protocol):
-    """Opens chunks that are only in the bucket."""
+    """Opens chunks that are only in another place, such as a bucket."""
 
     def open(self, row: ArchivedChunk, index_every_bytes: int) -> Chunk:
         """Return the chunk. Its reads raise `NotHere` for bytes that must be fetched first."""
         ...
+
+    def close(self) -> None: ...
+
+
+# Files, the topic's folder, its uuid, and the rows of the chunks that the other place has.
+OpenArchive = Callable[[Files, str, bytes, Mapping[int, ArchivedChunk]], ChunkArchive]
 
 
 class LogReader:

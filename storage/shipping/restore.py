@@ -38,6 +38,7 @@ from crc32c import crc32c
 from ...transport.block.block import IN_GROUP
 from ..archive import archive_format
 from ..archive.archive_format import CHUNKS, INDEX, chunk_object, segments_of
+from ..archive.chunk_cache import open_cache
 from ..archive.chunk_objects import ChunkObjects
 from ..archive.manifests import newest_manifest
 from ..bucket.bucket import Bucket, BucketAway, BucketRefuses, ObjectMissing
@@ -556,7 +557,7 @@ class TopicRestore:
     # The ordinary recovery
 
     def _open(self) -> None:
-        options = replace(OPTIONS, cache_bytes=1)
+        options = replace(OPTIONS, open_remote=open_cache(1))
         store = open_store(self._files, self._folder, options, self._identity)
         try:
             self.restored.problems += store.report.alarms

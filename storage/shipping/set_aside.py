@@ -36,6 +36,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from ...transport.block.block import DELAYED, Block
+from ..archive.chunk_cache import open_cache
 from ..bucket.bucket import Bucket, BucketError
 from ..delayed.delayed_format import ROW, DelayedKey, DelayedRow, decode_row
 from ..directory.store import Store, StoreOptions, TopicIdentity, open_store
@@ -64,7 +65,7 @@ NOTE_BYTES_MAX: Final = 64 * 1024
 READ_BYTES: Final = 1 << 20
 # The broker refuses publishes if nothing is shipped for the bound and 20 s more.
 MARGIN_NS: Final = 600 * 1_000_000_000
-OPTIONS: Final = StoreOptions(reserve_bytes=0, ring_bytes=0, cache_bytes=1)
+OPTIONS: Final = StoreOptions(reserve_bytes=0, ring_bytes=0, open_remote=open_cache(1))
 
 OFF: Final = "it is kept only on the disk (--archive off)"
 DAMAGED: Final = "a part of it is damaged"

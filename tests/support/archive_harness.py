@@ -9,6 +9,7 @@ from pathlib import Path
 
 from support.storage_harness import IDENTITY, SMALL, StorageHarness
 
+from zsq.storage.archive.chunk_cache import ChunkCache, open_cache
 from zsq.storage.archive.chunk_objects import ChunkObjects
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.folder_bucket import FolderBucket
@@ -22,7 +23,7 @@ from zsq.storage.state.state import StateBatch
 from zsq.transport.block.block import Block
 
 SEGMENT_BYTES = 512
-CACHED = replace(SMALL, cache_bytes=1)
+CACHED = replace(SMALL, open_remote=open_cache(1))
 
 
 class ArchiveHarness(StorageHarness):
@@ -59,10 +60,15 @@ class ArchiveHarness(StorageHarness):
         remove_below(self.files, self.directory, kept)
         return rows
 
+    @property
+    def cache(self) -> ChunkCache:
+        cache = self.opened.remote
+        assert isinstance(cache, ChunkCache)
+        return cache
+
     def fetch(self) -> int:
         """Fetch what the cache wants. Return the number of segments."""
-        cache = self.opened.cache
-        assert cache is not None
+        cache = self.cache
         wanted = cache.take_wanted()
         for segment in wanted:
             row = self.opened.archived[segment.base_offset]

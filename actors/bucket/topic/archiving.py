@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from ....storage.archive.chunk_cache import Segment
+from ....storage.archive.chunk_cache import ChunkCache, Segment
 from ....storage.directory.store import Store
 from ....storage.log.chunk import ArchivedChunk
 from ....storage.log.index import INDEX_EVERY_BYTES
@@ -72,9 +72,9 @@ class Archiver:
         *,
         is_on: bool,
     ) -> None:
-        assert store.cache is not None
+        assert isinstance(store.remote, ChunkCache)
         self._store = store
-        self._cache = store.cache
+        self._cache = store.remote
         self._log = store.log
         self._name = name
         self._uuid = uuid

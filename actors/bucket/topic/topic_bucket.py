@@ -19,11 +19,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from ....storage.archive.chunk_cache import open_cache
 from ....storage.errors import NotHere
+from ....storage.log.log_reader import OpenArchive
 from ....transport.errors import E_BUCKET, Refused
 from ....transport.settings import Retention
 from ....transport.wire import protocol as p
 from ...runtime.pulses import ExtensionPulse
+from ...settings.starts import StorageStart
 from ...storage.extension import Archived, ExtendedStorage, StorageExtension
 from .archive_link import ArchiveLink
 from .archiving import Archiver
@@ -63,6 +66,10 @@ class TopicBucket(StorageExtension):
         self._shipping = self._make_shipping()
         self._archiver = self._make_archiver()
         host.obey_reload(p.ReloadShipping, self._take_bound)
+
+    @classmethod
+    def open_remote(cls, given: StorageStart) -> OpenArchive | None:
+        return open_cache(given.cache_bytes) if given.archive else None
 
     def _make_shipping(self) -> Shipping | None:
         storage, given = self.storage, self.storage.given

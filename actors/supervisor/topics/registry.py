@@ -33,6 +33,7 @@ import re
 import secrets
 import stat
 import uuid
+from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -40,10 +41,10 @@ from typing import Any, Final
 from ....storage.errors import ForeignDirectory, Locked, is_full
 from ....storage.files import Files
 from ....storage.log.log_format import TEMPORARY_SUFFIX
-from ....storage.shipping.tick_format import STANDBY_NAME
 from ....transport.errors import E_DISK_FULL, E_INTERNAL, Refused
 from ....transport.names import is_ephemeral
 from ....transport.settings import MAX_BYTES_MIN
+from ...runtime.extensions import filled
 from ...settings import options
 from .registry_format import TAKING, Content, RegistryDamaged, TopicRow, decode, encode
 
@@ -281,11 +282,11 @@ class Registry:
                 "rebuild it from the other files with"
                 f" `zsq fsck {self._data_dir} --repair`"
             )
-        if STANDBY_NAME in present:
-            raise ForeignDirectory(
-                f"{self._data_dir} is the directory of a standby: start it with `zsq standby`, or "
-                "choose another directory for a new broker"
-            )
+        for name, what in ChainMap(*filled("DIRECTORIES")).items():
+            if name in present:
+                raise ForeignDirectory(
+                    f"{self._data_dir} {what}, or choose another directory for a new broker"
+                )
         if present - _OURS:
             raise ForeignDirectory(
                 f"{self._data_dir} is not empty and has no {REGISTRY_NAME}: it is not a ZSQ "

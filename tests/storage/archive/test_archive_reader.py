@@ -98,7 +98,7 @@ def test_what_is_kept_in_memory_is_bounded(
     monkeypatch.setattr(chunk_cache, "OPEN_MAX", 2)
     fill(archive)
     rows = archive.archive()
-    cache = archive.opened.cache
+    cache = archive.cache
     assert cache is not None
     archive.read_all()
     assert 0 < len(cache._open) <= 2

@@ -77,7 +77,7 @@ def test_a_lost_file_of_an_archived_chunk_is_read_from_the_bucket(archive: Archi
 def test_without_a_bucket_a_read_says_where_the_messages_are(archive: ArchiveHarness) -> None:
     fill(archive)
     archive.archive()
-    archive.options = replace(archive.options, cache_bytes=0)
+    archive.options = replace(archive.options, open_remote=None)
     archive.restart()
     with pytest.raises(Unreadable, match=r"only in the bucket.*start it with --bucket"):
         archive.log.read(0, 4096, archive.log.end)
@@ -137,7 +137,7 @@ def test_the_cache_stays_within_its_bound_and_leaves_no_files(archive: ArchiveHa
     fill(archive, chunks=12)
     archive.archive()
     archive.read_all()
-    cache = archive.opened.cache
+    cache = archive.cache
     assert cache is not None
     folder = f"{archive.directory}/archive"
     sizes = [archive.files.size_of(f"{folder}/{name}") for name in archive.files.list(folder)]
@@ -152,7 +152,7 @@ def test_a_segment_that_cannot_be_fetched_makes_reads_fail_and_nothing_is_lost(
     fill(archive)
     before = contents(archive)
     archive.archive()
-    cache = archive.opened.cache
+    cache = archive.cache
     assert cache is not None
     now = [10**18]
     cache._clock = lambda: now[0]
@@ -172,7 +172,7 @@ def test_fetches_that_were_under_way_are_wanted_again(archive: ArchiveHarness) -
     fill(archive)
     before = contents(archive)
     archive.archive()
-    cache = archive.opened.cache
+    cache = archive.cache
     assert cache is not None
     with pytest.raises(NotHere):
         archive.log.read(0, 4096, archive.log.end)
@@ -194,7 +194,7 @@ def test_expired_chunks_leave_the_cache_and_the_log(archive: ArchiveHarness) -> 
     for base in gone:
         del archive.opened.archived[base]
     archive.log.forget(start)
-    cache = archive.opened.cache
+    cache = archive.cache
     assert cache is not None
     cache.forget_below(start)
     assert archive.log.start == start
@@ -210,7 +210,7 @@ def test_a_segment_of_an_expired_chunk_that_arrives_late_is_removed(
 ) -> None:
     fill(archive)
     archive.archive()
-    cache = archive.opened.cache
+    cache = archive.cache
     assert cache is not None
     with pytest.raises(NotHere):
         archive.log.read(0, 4096, archive.log.end)
@@ -241,7 +241,7 @@ def test_a_disk_that_fails_under_the_cache_loses_nothing(
     before = contents(archive)
     archive.archive()
     archive.read_all()
-    cache = archive.opened.cache
+    cache = archive.cache
     assert cache is not None
 
     def fail(fd: int, size: int, position: int) -> bytes:

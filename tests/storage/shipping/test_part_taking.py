@@ -12,6 +12,7 @@ from support.shipping_harness import ShippingHarness
 from support.storage_harness import IDENTITY, SMALL
 
 from zsq.actors.supervisor.topics.registry_format import GIVEN
+from zsq.storage.archive.chunk_cache import open_cache
 from zsq.storage.archive.chunk_objects import ChunkObjects, SegmentDamaged
 from zsq.storage.bucket.bucket import BucketAway, BucketRefuses, BucketUnfit, ObjectMissing
 from zsq.storage.bucket.bucket_url import parse_bucket_url
@@ -78,7 +79,7 @@ def test_a_part_comes_with_everything_and_without_a_gap(
         assert (found.channels, found.delayed_messages) == (1, 2)
         assert found.archived_messages > 0
         store = open_store(
-            Files(), f"{harness.root}/taken", replace(SMALL, cache_bytes=1), IDENTITY
+            Files(), f"{harness.root}/taken", replace(SMALL, open_remote=open_cache(1)), IDENTITY
         )
         try:
             assert not store.report.alarms

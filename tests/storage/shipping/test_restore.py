@@ -12,6 +12,7 @@ import pytest
 from support.shipping_harness import ShippingHarness, Wanted
 from support.storage_harness import IDENTITY, SMALL
 
+from zsq.storage.archive.chunk_cache import open_cache
 from zsq.storage.bucket.bucket import BucketAway
 from zsq.storage.checks.fsck import check_topic
 from zsq.storage.directory.store import Store, open_store
@@ -24,7 +25,7 @@ from zsq.storage.shipping.tick_format import Copy, Piece
 from zsq.storage.shipping.tick_reader import TickReader
 from zsq.transport.block.block import pack
 
-OPTIONS = replace(SMALL, cache_bytes=1)
+OPTIONS = replace(SMALL, open_remote=open_cache(1))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from support.faulty_files import Choose, FaultyFiles, PowerCut, keep_all, keep_n
 from support.shipping_harness import ARCHIVE, BROKER, ShippingHarness
 from support.storage_harness import IDENTITY, SMALL
 
+from zsq.storage.archive.chunk_cache import open_cache
 from zsq.storage.directory.store import TopicIdentity, create_store, open_store
 from zsq.storage.errors import StorageError
 from zsq.storage.files import Files
@@ -36,7 +37,7 @@ from zsq.storage.shipping.tick_reader import TickReader
 from zsq.storage.state.state import StateBatch
 from zsq.transport.block.block import pack
 
-OPTIONS = replace(SMALL, cache_bytes=1)
+OPTIONS = replace(SMALL, open_remote=open_cache(1))
 FIRST = "d" * 32
 
 

@@ -17,6 +17,7 @@ from support.storage_harness import SMALL, StorageHarness
 
 from zsq.actors.bucket.topic.topic_bucket import TopicBucket
 from zsq.actors.primitives.lease_cell import OVER, LeaseCell
+from zsq.storage.archive.chunk_cache import open_cache
 from zsq.transport.errors import E_BUCKET, Refused
 
 
@@ -24,7 +25,7 @@ class Topic:
     """A storage without its actor, as its extension sees it. `timers` are those that run."""
 
     def __init__(self, root: Path) -> None:
-        self.harness = StorageHarness(root, replace(SMALL, cache_bytes=1 << 20))
+        self.harness = StorageHarness(root, replace(SMALL, open_remote=open_cache(1 << 20)))
         self.store = self.harness.open()
         self.timers: set[Callable[[], None]] = set()
         self.confirmed: list[str] = []
