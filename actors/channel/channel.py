@@ -175,7 +175,8 @@ class ChannelActor(Actor[ChannelStart]):
         self.last_consumer = LastConsumer(time.monotonic_ns()) if is_ephemeral(self.name) else None
         self.core = make_delivery(self.key, self.name, opened)
         self.supply = self.core.supply
-        self.due_clock = DueClock()
+        known_ns = opened.row.clock_ns if self.supply.deferred.rows else None
+        self.due_clock = DueClock(not_before_ns=known_ns or 0)
         self.feed = Feed(self.name)
         self.front = self.open_router(self.given.front)
         self._route()
@@ -571,6 +572,7 @@ class ChannelActor(Actor[ChannelStart]):
             first,
             self.core.stored_begin(next_offset),
             tuple(self.supply.emptied),
+            self.due_clock.now_ns() if self.supply.deferred.rows else None,
         )
 
     def _save(self) -> None:

@@ -9,6 +9,11 @@ The state store keeps due times of the wall clock, because only that one goes on
 this clock begins at the wall clock, and follows it again whenever no message is deferred. Messages
 that were deferred before a restart have no other clock than the wall clock. So when the delays of
 this process are over, this clock also follows a wall clock that was set forward.
+
+A wall clock that was set back is noticed, because the channel's row has the time of this clock at
+each commit with deferred messages. The clock of the next process goes on from there. So after a
+restart, no message waits longer than its delay, and no due time is ever further ahead of this clock
+than the longest delay.
 """
 
 from __future__ import annotations
@@ -20,13 +25,16 @@ from ..primitives.lease_cell import boot_ns
 
 
 class DueClock:
+    """`not_before_ns` is the earliest time at which this clock may begin."""
+
     def __init__(
-        self, passed_ns: Callable[[], int] = boot_ns, wall_ns: Callable[[], int] | None = None
-    ) -> None:
+        self, passed_ns: Callable[[], int] = boot_ns, wall_ns: Callable[[], int] | None = None, not_before_ns: int = 0
+    ) -> None:  # fmt: skip
         self._passed_ns = passed_ns
         self._wall_ns = wall_ns or time.time_ns
         self._ahead_ns = self._held_until_ns = 0
         self.follow()
+        self._ahead_ns = max(self._ahead_ns, not_before_ns - passed_ns())
 
     def follow(self) -> None:
         """Take the wall clock as it is now. No message may be deferred."""

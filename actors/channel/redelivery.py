@@ -34,10 +34,6 @@ The state store is not asked again before that commit is done, because it would 
 rows. It is also not asked while the channel holds many rows (`DUE_HELD_MAX`). So a channel without
 consumers leaves due rows in the state store.
 
-No delay is longer than one hour. A due time that is further ahead was written while the clock was
-wrong. Such a row counts as due. The state store returns such rows with any reply
-(`StateStore.due`).
-
 Dying messages. These messages are not delivered any more, and are not stored as dead letters yet. A
 run has these states:
 
@@ -354,11 +350,11 @@ class Deferred:
 
         Also set `wanted` if the state store has due messages and must be asked for them.
         """
-        if self.next_due_ns and is_due(self.next_due_ns, wall_ns) and held < options.DUE_HELD_MAX:
+        if 0 < self.next_due_ns <= wall_ns and held < options.DUE_HELD_MAX:
             self.wanted = True
-        due = [row[:3] for row in self._new if is_due(row[3], wall_ns)]
+        due = [row[:3] for row in self._new if row[3] <= wall_ns]
         if due:
-            self._new = [row for row in self._new if not is_due(row[3], wall_ns)]
+            self._new = [row for row in self._new if row[3] > wall_ns]
             self._back(due)
         return due
 
@@ -392,7 +388,7 @@ class Deferred:
         With the next commit they are no longer deferred.
         """
         self.next_due_ns = next_due_ns
-        self.wanted = bool(next_due_ns) and is_due(next_due_ns, wall_ns)
+        self.wanted = 0 < next_due_ns <= wall_ns
         self._came = self._came or bool(rows)
         runs = [(start, count, attempts) for start, count, attempts, _ in rows]
         self._back(runs)
@@ -407,11 +403,7 @@ class Deferred:
         times = [row[3] for row in self._new]
         if self.next_due_ns and not self.wanted and held < options.DUE_HELD_MAX:
             times.append(self.next_due_ns)
-        return min((wall_ns if is_due(due_ns, wall_ns) else due_ns for due_ns in times), default=0)
-
-
-def is_due(due_ns: int, wall_ns: int) -> bool:
-    return due_ns <= wall_ns or due_ns > wall_ns + options.DUE_LATEST_NS
+        return min((max(due_ns, wall_ns) for due_ns in times), default=0)
 
 
 REJECTED: Final = 1 << 32  # added to the attempts of a row whose messages were rejected

@@ -6,7 +6,7 @@ The audit log names the gateway's client, not the gateway.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Final
@@ -39,6 +39,11 @@ class ActingAdmin(Admin):
             return replace(message, by=by) if isinstance(message, Manage) else message
 
         return await super()._ask(question._replace(make=named))
+
+    async def set_lookupds(self, addresses: Sequence[str]) -> None:
+        """Let the broker register with the nsqlookupds at these addresses, until it ends."""
+        options = {"addresses": tuple(addresses)}
+        await self._ask(Question(lambda number: Manage(number, "lookupds", "", "", options)))
 
 
 class ActingProducer(Producer):

@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 from ...transport.block.block_format import MESSAGE_BYTES_MAX
 from ...transport.settings import check
-from ...transport.wire.protocol import REQUEUE_DELAY_MS_MAX
 
 # An alarm changes when a backlog has stayed above or below its threshold for this time.
 HOLD_S: Final = 10.0
@@ -225,8 +224,6 @@ DEFERRED_ROWS_MAX: Final = 10_000_000
 # deliver new messages.
 DUE_HELD_MAX: Final = HOLE_ROWS_MAX // 2
 DUE_ROWS_MAX: Final = 1_000  # the most due rows that one reply of the state store contains
-# No requeue can be due later than this. It includes a minute in case the clock is changed.
-DUE_LATEST_NS: Final = (REQUEUE_DELAY_MS_MAX + 60_000) * 1_000_000
 SAVE_ROWS_MAX: Final = 50_000  # rows of one frame; a row has at most 36 bytes, so it is below 2 MB
 # The most frames of one commit. This is enough for a few million messages in flight, if every
 # second one is answered.

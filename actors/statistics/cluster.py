@@ -46,6 +46,7 @@ NOT_OPEN: Final = "not open yet"
 class PartSeen(NamedTuple):
     """A part as its broker reports it. `channels` has the unfinished messages of each channel.
 
+    `kept` counts the messages from `start` to `head`, without offsets that a takeover skipped.
     `backlog` is that of the fullest channel, or what waits for a first one. `lag_s` is None if the
     answer did not contain it.
     """
@@ -55,6 +56,7 @@ class PartSeen(NamedTuple):
     closed: str
     start: int
     head: int
+    kept: int
     backlog: int
     lag_s: float | None
     channels: Mapping[str, int]
@@ -181,7 +183,7 @@ def seen_in_overview(found: OverviewAnswer) -> Seen:
             depths[channel] = int(one["depth"] + one["in_flight"] + one["deferred"])
         parts[name] = PartSeen(
             str(row["state"]), str(row["health"]), str(row["closed"]), int(row["start"]),
-            int(row["head"]), int(row["backlog"]), None, depths,
+            int(row["head"]), int(row["kept"]), int(row["backlog"]), None, depths,
         )  # fmt: skip
     broker = found["broker"]
     bucket: Mapping[str, Any] = {**found.get("bucket", {})}
@@ -200,7 +202,7 @@ def seen_in_stats(found: BrokerStats) -> Seen:
         backlog = max(depths.values(), default=row["depth"])
         parts[row["topic_name"]] = PartSeen(
             "asleep" if row["asleep"] else "up", row["health"], row["closed"], row["start"],
-            row["head"], backlog, row["ship_lag_s"], depths,
+            row["head"], row["kept_count"], backlog, row["ship_lag_s"], depths,
         )  # fmt: skip
     bucket: Mapping[str, Any] = {**found.get("bucket", {})}
     return Seen(found["uuid"], found["health"], bucket, parts)
@@ -291,7 +293,8 @@ def role_of(answer: Answer, uuid: str, newest: int) -> str:
         return _BY_CODE.get(answer.code, AWAY)
     if seen.uuid != uuid:
         return OTHER
-    if seen.bucket.get("shipping") == LOST or (seen.bucket and seen.epoch < newest):
+    # An epoch of 0 is not known yet: the broker has just started.
+    if seen.bucket.get("shipping") == LOST or 0 < seen.epoch < newest:
         return FENCED
     return PRIMARY
 
@@ -345,7 +348,7 @@ def topic_row(topic: ClusterTopic, seen: Mapping[int, Seen | None]) -> TopicRow:
             row["state"] = one.state if one.health == "OK" else one.health
             row["closed"] = row["closed"] or bool(one.closed)
             row["start"], row["head"] = one.start, one.head
-            row["messages"], row["backlog"] = one.head - one.start, one.backlog
+            row["messages"], row["backlog"] = one.kept, one.backlog
             row["lag_s"], row["channels"] = one.lag_s, dict(one.channels)
             for channel, depth in one.channels.items():
                 channels[channel] = channels.get(channel, 0) + depth

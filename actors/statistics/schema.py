@@ -225,7 +225,7 @@ _TOPIC: Final = (
     _S("topic", "retention", "row", _RETENTION, "bounds of the log", default={}),
     _S("topic", "recovery", "row", _RETENTION, "what the last start found in the log, and how long that took", default={}),
     _S("topic", "kept_count", "messages", "storage/storage_actor.py",
-       "messages from `start` to `head`, without lost ones and without offsets that a takeover skipped"),
+       "messages from `start` to `head`, without lost ones and without offsets that a takeover skipped", view="kept"),
     _S("topic", "removed_bytes", "bytes", _RETENTION, "bytes of the log that retention removed",
        metric="zsq_topic_removed_bytes_total"),
     _S("topic", "archived_chunks", "files", _ARCHIVE, "files of the log in the bucket", metric="zsq_topic_archived_chunks",

@@ -34,6 +34,7 @@ from ..runtime.process import private_bytes
 from ..runtime.process_table import Child
 from ..runtime.pulses import ChannelDetails, GatewayDetails, NsqClientReport, TopicDetails
 from ..settings import options
+from ..settings.starts import ArchiveStart
 from .broker_view import (
     REPORTED,
     BrokerView,
@@ -396,11 +397,21 @@ def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
 
 
 def bucket_row(view: BrokerView) -> BucketStats | None:
-    """Return the row of the bucket, or None without one; counts are 0 before the first report."""
+    """Return the row of the bucket, or None without one.
+
+    Before the first report, it has what the archive actor was started with. Counts are 0.
+    """
     archives = [child for child in view.singles.values() if child.spec.kind == "archive"]
     if not archives:
         return None
-    stats, missing = archives[0].stats, defaults("bucket")
+    stats, missing, start = archives[0].stats, defaults("bucket"), archives[0].spec.start
+    if isinstance(start, ArchiveStart):
+        missing |= {
+            "url": start.url,
+            "addresses": ",".join(start.addresses),
+            "cluster": start.cluster,
+            "shipping": "closed" if start.ship_lag_s else "off",
+        }
     return cast("BucketStats", {name: stats.get(name, missing[name]) for name in missing})
 
 

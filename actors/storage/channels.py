@@ -110,11 +110,9 @@ class MemoryRows:
         deferred = self._deferred[channel].first(start)
         return first if deferred is None else min(first, deferred)
 
-    def due(
-        self, channel: str, until_ns: int, limit: int, late_ns: int
-    ) -> tuple[list[HoleRow], int]:
+    def due(self, channel: str, until_ns: int, limit: int) -> tuple[list[HoleRow], int]:
         """Return due holes as `StateStore.due` does."""
-        return self._deferred[channel].due(until_ns, limit, late_ns)
+        return self._deferred[channel].due(until_ns, limit)
 
     def deferred(self, channel: str) -> DeferredTotal:
         return self._deferred[channel].total()
@@ -168,20 +166,11 @@ class _Deferred:
             return DeferredTotal()
         return DeferredTotal(len(self.rows), self._messages, min(self.rows), self._by_due[0][0])
 
-    def due(self, until_ns: int, limit: int, late_ns: int) -> tuple[list[HoleRow], int]:
-        """Return the earliest due holes, then those due later than `late_ns`, the latest first.
-
-        No hole can truly be due that late, so a wrong clock has set its due time. The second value
-        is the due time of the next hole, or 0.
-        """
-        early = bisect_right(self._by_due, (until_ns, _BEHIND))
-        late = max(early, bisect_right(self._by_due, (late_ns, _BEHIND)))
-        few = min(early, limit)
-        # The late ones are returned from this index on.
-        many = max(late, len(self._by_due) - (limit - few))
-        named = self._by_due[:few] + self._by_due[many:][::-1]
-        left = self._by_due[few:many]
-        return [self.rows[start] for _, start in named], left[0][0] if left else 0
+    def due(self, until_ns: int, limit: int) -> tuple[list[HoleRow], int]:
+        """Return the earliest due holes, and the due time of the next hole, or 0."""
+        count = min(bisect_right(self._by_due, (until_ns, _BEHIND)), limit)
+        left = self._by_due[count : count + 1]
+        return [self.rows[start] for _, start in self._by_due[:count]], left[0][0] if left else 0
 
 
 LOOKS_MAX: Final = 100  # headers read for one pulse: 20 to 50 microseconds each
@@ -516,19 +505,14 @@ class Channels:
                 E_BAD_ARGUMENT, f"until_ns must be a time in ns since 1970, not {message.until_ns}"
             )
         limit = min(max(message.limit, 0), options.DUE_ROWS_MAX)
-        late_ns = message.until_ns + options.DUE_LATEST_NS
         if message.channel in self.memory:
             messages = self.memory.deferred(message.channel).messages
-            _answer_due(
-                port,
-                mail,
-                message,
-                (*self.memory.due(message.channel, message.until_ns, limit, late_ns), messages),
-            )
+            due = self.memory.due(message.channel, message.until_ns, limit)
+            _answer_due(port, mail, message, (*due, messages))
             return
         self._state.read(
             lambda store: (
-                *store.due(message.channel, message.until_ns, limit, late_ns),
+                *store.due(message.channel, message.until_ns, limit),
                 store.deferred(message.channel).messages,
             ),
             partial(_answer_due, port, mail, message),
@@ -618,7 +602,8 @@ def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
     try:
         row = before.changed(message.row)
         emptied = row.emptied or ()
-        good = within([row.next_offset, row.first or 0, *row.counters.values()])
+        known = row.next_offset, row.first or 0, row.clock_ns or 0
+        good = within([*known, *row.counters.values()])
         # `begin` is below 0 if a channel was moved back and sees messages again.
         good = good and within([abs(row.begin or 0)])
         good = good and within([*chain.from_iterable(emptied)]) and {*map(len, emptied)} <= {2}

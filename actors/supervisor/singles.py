@@ -13,9 +13,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
-from ...transport.errors import Refused, ZsqError
+from ...transport.errors import E_CLOSING, Refused, ZsqError
 from ...transport.wire import protocol as p
 from ..runtime.child import ENDS_TREE, OUTSIDE, ChildSpec, OutOfFiles, RestartIntensity
 from ..runtime.process_table import Child
@@ -229,6 +230,34 @@ class Singles:
         time.
         """
         self._names_told -= 1
+
+    def set_lookupds(
+        self, addresses: tuple[str, ...], then: Callable[[p.Done | None, ZsqError | None], None]
+    ) -> None:
+        """Let the NSQ gateway, and its successors, register with these nsqlookupds only.
+
+        This lasts until the broker ends. `then` gets the gateway's answer, or an error.
+        """
+        running = [child for child in self.of_kind("nsq_gateway") if child.state == "up"]
+        if not running:
+            raise Refused(E_CLOSING, "the NSQ gateway does not run; try again when it does")
+
+        def answered(done: p.Done | None, error: ZsqError | None) -> None:
+            nsq, http = self._broker.options.nsq, self._broker.options.http
+            if error is None and nsq is not None:
+                nsq = replace(nsq, lookupd_tcp_addresses=addresses)
+                http = None if http is None else replace(http, nsq=nsq)
+                self._broker.options = replace(self._broker.options, nsq=nsq, http=http)
+                for child in self.children.values():
+                    start: ActorStart = child.spec.start
+                    if isinstance(start, NsqStart):
+                        start = replace(start, options=nsq)
+                    elif isinstance(start, HttpStart) and http is not None:
+                        start = replace(start, options=http)
+                    child.spec = replace(child.spec, start=start)
+            then(done, error)
+
+        self._orders.send(running[0], partial(p.SetLookupds, addresses=addresses), answered)
 
     # Scan
 

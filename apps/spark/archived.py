@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Final
 
 from ...storage.archive.archive_format import Manifest
-from ...storage.archive.archive_reader import ArchiveReader, topics_of
+from ...storage.archive.archive_reader import ArchiveReader, index_of, topics_of
 from ...storage.archive.chunk_objects import SegmentDamaged
 from ...storage.archive.manifests import newest_manifest
 from ...storage.bucket.bucket import Bucket, ObjectMissing
@@ -25,6 +25,7 @@ from ...storage.bucket.bucket_url import parse_bucket_url
 from ...storage.bucket.object_store import open_bucket
 from ...storage.errors import StorageError
 from ...storage.log.chunk import ArchivedChunk
+from ...storage.log.index import Index
 from ...transport.block.block import Block
 from ...transport.client.blocking.client import Archive, Measured
 from ...transport.client.blocking.range_reader import GAPS_MAX, RangeReader
@@ -153,6 +154,7 @@ class ArchiveLogs:
     def __init__(self, url: str) -> None:
         self.url = url
         self._topics: dict[str, Manifest] | None = None
+        self._last: tuple[tuple[str, ArchivedChunk], Index | None] | None = None
 
     def _known(self) -> dict[str, Manifest]:
         if self._topics is None:
@@ -204,15 +206,48 @@ class ArchiveLogs:
     def measure(
         self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1
     ) -> Measured:
-        """Estimate the size from the manifest: messages of one chunk count as equally large."""
-        extent = self.extent(topic)
-        size, messages = 0.0, 0
-        for row in self.manifest(topic).chunks:
-            inside = min(stop, row.next_offset) - max(start, row.base_offset)
-            if inside > 0:
-                messages += inside
-                size += row.size * inside / (row.next_offset - row.base_offset)
-        return Measured(int(size), stop, extent.start, extent.head, messages)
+        """Estimate the size from the manifest: messages of one chunk count as equally large.
+
+        The border within a chunk comes from the chunk's index.
+        """
+        found, extent = self.manifest(topic), self.extent(topic)
+        size, messages, border = 0.0, 0, stop
+        for row in found.chunks:
+            low, high = max(start, row.base_offset), min(stop, row.next_offset)
+            if low >= high:
+                continue
+            part = row.size * (high - low) / (row.next_offset - row.base_offset)
+            if border == stop and size + part > bytes_max:
+                border = self._border(found.uuid, row, low, high, (bytes_max - size) / part)
+            messages += high - low
+            size += part
+        return Measured(int(size), border, extent.start, extent.head, messages)
+
+    def _border(self, uuid: str, row: ArchivedChunk, low: int, high: int, share: float) -> int:
+        """Return the offset between `low` and `high` before which this share of the bytes is."""
+        index = self._index(uuid, row)
+        if index is None:
+            return low + int((high - low) * share)
+        base = row.base_offset
+        edges = [index.by_offset(offset - base) for offset in (low, high)]
+        begin = edges[0].position if edges[0] is not None else 0
+        end = edges[1].position if edges[1] is not None and high < row.next_offset else row.size
+        entry = index.by_position(begin + int((end - begin) * share))
+        return min(max(low, base + entry.offset), high) if entry is not None else low
+
+    def _index(self, uuid: str, row: ArchivedChunk) -> Index | None:
+        """Return the index of a chunk, or None if the bucket does not return it.
+
+        The last one is kept, because several borders may be in one chunk.
+        """
+        if self._last is None or self._last[0] != (uuid, row):
+            try:
+                index = index_of(_bucket(self.url), uuid, row)
+            except StorageError as error:
+                LOGGER.info("partitions are cut without the index of a log file: %s", error)
+                index = None
+            self._last = (uuid, row), index
+        return self._last[1]
 
     def cut(self, spans: Iterable[OffsetRange]) -> list[OffsetRange]:
         """Return the ranges, cut where chunks are missing. Each range names the bucket."""

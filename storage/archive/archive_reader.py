@@ -17,7 +17,7 @@ from ...transport.block.block import Block
 from ..bucket.bucket import Bucket
 from ..files import Files
 from ..log.chunk import ArchivedChunk, Chunk
-from ..log.index import INDEX_EVERY_BYTES
+from ..log.index import INDEX_EVERY_BYTES, Index
 from ..log.log_format import CHUNK_HEADER_BYTES
 from .archive_format import INDEX, MANIFESTS, SEGMENT_BYTES, Manifest, segments_of
 from .chunk_cache import ArchivedFiles, open_archived
@@ -181,6 +181,15 @@ class _FetchedFiles(ArchivedFiles):
 
     def read_file(self, path: str, bytes_max: int) -> bytes:
         return self._reader.index(self._row)
+
+
+def index_of(bucket: Bucket, uuid: str, row: ArchivedChunk) -> Index | None:
+    """Return the index of a chunk, without fetching its messages, or None if it is not usable.
+
+    Raises `BucketError`, or `SegmentDamaged` if the bucket returns wrong bytes.
+    """
+    data = ChunkObjects(Files(), bucket).read_segment(uuid, row, INDEX)
+    return Index.decode(data, row.seed, INDEX_EVERY_BYTES)
 
 
 def topics_of(bucket: Bucket) -> dict[str, Manifest]:

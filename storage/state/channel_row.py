@@ -16,6 +16,7 @@ from ...transport.settings import ChannelOptions
 
 _KINDS: Final = {
     "next": int, "paused": bool, "created_ns": int, "counters": dict, "settings": dict, "first": int, "begin": int, "emptied": tuple,
+    "clock_ns": int,
 }  # fmt: skip
 
 
@@ -42,6 +43,8 @@ class ChannelRow:
 
     The channel skips them.
     """
+    clock_ns: int | None = None
+    """The due clock at the last commit with deferred messages (actors/channel/due_clock.py)."""
     written: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
     """The map from which the row was read."""
 
@@ -59,7 +62,7 @@ class ChannelRow:
                 )
         return cls(
             found["next"], found.get("paused", False), found.get("created_ns"), found.get("counters", {}), found.get("settings"),
-            found.get("first"), found.get("begin"), found.get("emptied"), found,
+            found.get("first"), found.get("begin"), found.get("emptied"), found.get("clock_ns"), found,
         )  # fmt: skip
 
     def encode(self) -> dict[str, object]:
@@ -67,6 +70,7 @@ class ChannelRow:
         values = {
             "next": self.next_offset, "paused": self.paused, "created_ns": self.created_ns, "counters": self.counters,
             "settings": self.settings, "first": self.first, "begin": self.begin, "emptied": self.emptied,
+            "clock_ns": self.clock_ns,
         }  # fmt: skip
         return {
             **self.written,

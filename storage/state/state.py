@@ -69,7 +69,6 @@ from .state_transaction import (
     check_before,
     due_row,
     first_unfinished,
-    late_rows,
     rows_of,
     small_rows_of,
     sought,
@@ -303,13 +302,10 @@ class StateStore:
                     f"{rows} were found by offset"
                 )
 
-    def due(
-        self, channel: str, until_ns: int, limit: int, late_ns: int = 2**64
-    ) -> tuple[list[HoleRow], int]:
+    def due(self, channel: str, until_ns: int, limit: int) -> tuple[list[HoleRow], int]:
         """Return deferred holes that are due by `until_ns`, and the due time of the next one.
 
         Returns at most `limit` holes, the earliest first. The time is 0 if there is no next hole.
-        The result also has holes that are due after `late_ns`, because such a time must be wrong.
         """
         found: list[HoleRow] = []
         with self._reading() as txn:
@@ -317,8 +313,7 @@ class StateStore:
             check_before(txn, prefix(DUE, name))
             for key, value in rows_of(txn, prefix(DUE, name)):
                 row = due_row(txn, name, key, value)
-                if until_ns < row.due_ns <= late_ns or len(found) >= limit:
-                    found += late_rows(txn, name, late_ns, limit - len(found))
+                if row.due_ns > until_ns or len(found) >= limit:
                     return found, row.due_ns
                 found.append(row)
             if len(found) != (rows := DeferredRows(txn).counted(channel).rows):

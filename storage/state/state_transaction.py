@@ -153,22 +153,6 @@ def with_firsts(txn: Any, channel: str, total: DeferredTotal) -> DeferredTotal:
     )
 
 
-def late_rows(txn: Any, name: str, late_ns: int, limit: int) -> list[HoleRow]:
-    """Return at most `limit` deferred holes that are due after `late_ns`, the latest first."""
-    found: list[HoleRow] = []
-    head = prefix(DUE, name)
-    cursor = txn.cursor()
-    # This key is after the last row, because a prefix ends with a zero byte.
-    there = cursor.prev() if cursor.set_range(head[:-1] + b"\x01") else cursor.last()
-    while there and len(found) < limit and cursor.key().startswith(head):
-        row = due_row(txn, name, bytes(cursor.key()), bytes(cursor.value()))
-        if row.due_ns <= late_ns:
-            break
-        found.append(row)
-        there = cursor.prev()
-    return found
-
-
 def remove_rows(txn: Any, begin: bytes) -> list[bytes]:
     """Remove the rows whose keys start with `begin`.
 

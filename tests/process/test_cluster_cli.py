@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.broker import wait_for
+from support.broker import Broker, wait_for
 from support.cluster import Cluster, running
 
 import zsq as api
@@ -252,7 +252,7 @@ def messages_of(cluster: Cluster, topic: str) -> int:
 
 
 def test_a_broker_that_is_away_is_shown_with_its_parts(cluster: Cluster) -> None:
-    """This test comes last, because it kills a broker."""
+    """This test comes late, because it kills a broker."""
     zsq(cluster, "topic", "create", "half", "--parts", "2", "--brokers", "0,1")
     fill(cluster, "away")
     gone = [row["name"] for row in parts_of(cluster, "away") if row["broker"] == 1]
@@ -288,3 +288,21 @@ def test_a_broker_that_is_away_is_shown_with_its_parts(cluster: Cluster) -> None
     with api.Producer(cluster.brokers[0].tcp) as producer:
         producer.publish("half#0", b"here")
     assert zsq(cluster, "tail", "half", "--from", "earliest", "-n", "1").startswith("here\n")
+
+
+def test_a_stranger_at_the_address_of_a_broker_that_is_away_is_not_believed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Addresses are used again, for example those of pods. This test follows the one before."""
+    other = Broker(tmp_path / "stranger")
+    other.port = cluster.brokers[1].port
+    try:
+        other.start()
+        tail = ("tail", "half", "--no-follow", "--timeout", "1")
+        assert "a broker answers that does not have it" in zsq(cluster, *tail, code=3)
+        shown = zsq(cluster, "topic", "show", "half")
+        assert "half#1 did not answer and are left out" in shown
+        with pytest.raises(api.BrokerUnreachable), api.Producer(cluster.url, timeout=1) as producer:
+            producer.publish("half#1", b"there")
+    finally:
+        other.close()

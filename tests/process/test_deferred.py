@@ -212,5 +212,36 @@ def test_a_requeue_takes_as_long_as_it_says_when_the_wall_clock_is_set(
         broker.close()
 
 
+def test_a_clock_that_was_set_back_over_a_restart_makes_a_message_neither_early_nor_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = tmp_path / "clock"
+    clock.write_text("0")
+    monkeypatch.setenv("PYTHONPATH", str(WALL_CLOCK))
+    monkeypatch.setenv("ZSQ_WALL_CLOCK", str(clock))
+    broker = Broker(tmp_path / "data")
+    try:
+        broker.start()
+        with (
+            zsq.Producer(broker.ipc) as producer,
+            zsq.Consumer("t", "c", url=broker.ipc) as consumer,
+        ):
+            producer.publish("t", b"x")
+            message = consumer.receive(20)
+            assert message is not None
+            begun = time.monotonic()
+            message.requeue(5.0)
+            with zsq.Admin(broker.ipc) as admin:
+                wait_for(lambda: deferred_of(admin) == 1, what="it is deferred")
+        assert broker.stop() == 0
+        clock.write_text("-86400")
+        broker.start()
+        with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
+            assert consumer.receive(20) is not None, "its delay is over"
+        assert time.monotonic() - begun > 5.0
+    finally:
+        broker.close()
+
+
 def deferred_of(admin: zsq.Admin) -> int:
     return int(admin.stats("t")["topics"][0]["channels"][0]["deferred_count"])

@@ -4,13 +4,15 @@ registered or unregistered with nsqlookupd at once.
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
-from support.broker import Broker, wait_for
+from support.broker import Broker, kill, wait_for
 from support.lookupd_thread import LookupdThread
 from support.nsq_socket import NsqSocket
 
@@ -75,3 +77,33 @@ def test_topics_that_nsq_clients_create_are_registered_at_once(
             assert client.ask(f"SUB by-sub-{number} c") == "OK"
             took.append(took_s(lookupd, f"by-sub-{number}", "c"))
     assert statistics.median(took) < SOON_S, took
+
+
+def test_the_nsqlookupds_can_be_changed_while_the_broker_runs(tmp_path: Path) -> None:
+    """One that stays keeps its connection (nsqio/nsq#601)."""
+    broker = Broker(tmp_path / "data", nsq=True, http=True)
+    with LookupdThread() as first, LookupdThread() as second:
+
+        def put(*addresses: str) -> httpx.Response:
+            url = f"http://127.0.0.1:{broker.http}/config/nsqlookupd_tcp_addresses"
+            return httpx.put(url, content=json.dumps(addresses), timeout=30)
+
+        try:
+            broker.start()
+            with NsqSocket(broker.nsq) as client:
+                assert client.ask("PUB t", b"x") == "OK"
+            assert put(first.tcp).json() == [first.tcp]
+            took_s(first, "t")
+            assert put(first.tcp, second.tcp).json() == [first.tcp, second.tcp]
+            took_s(second, "t")
+            assert first.connections == 1
+            assert put("127.0.0.1:99999").status_code == 400, "and nothing has changed"
+            assert put(second.tcp).status_code == 200
+            took_s(first, "t", there=False)
+            kill(broker.pids("nsq_gateway")[0])
+            wait_for(lambda: second.connections == 2, 20, "the next gateway, which knows it too")
+            took_s(second, "t")
+            assert put().json() == []
+            took_s(second, "t", there=False)
+        finally:
+            broker.close()

@@ -5,6 +5,7 @@ memory is bounded, and a client that leaves keeps no message.
 from __future__ import annotations
 
 import socket
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -267,3 +268,35 @@ def test_a_bomb_of_commands_holds_nobody_up(nsq: Broker, topic: str) -> None:
         other.subscribe(topic, "c", ready=1)
         other.answer("FIN", other.message())
         wait_for(lambda: channel_row(nsq, topic)["finish_count"] == 1, 10, "the finish")
+
+
+def test_clients_get_a_clean_end_while_they_send_and_the_broker_stops(tmp_path: Path) -> None:
+    """A reset would destroy answers that the client has not read, and ansq never notices a reset.
+    A client that has not said anything ends, too (nsqio/nsq#1534).
+    """
+    broker = Broker(tmp_path / "data", nsq=True)
+    failures: list[OSError] = []
+
+    def send(client: NsqSocket) -> None:
+        try:
+            client.socket.sendall(b"NOP\n" * 1_000_000)
+        except OSError as error:
+            failures.append(error)
+
+    try:
+        broker.start()
+        silent = socket.create_connection(("127.0.0.1", broker.nsq), timeout=20)
+        with silent, NsqSocket(broker.nsq, 20) as client:
+            client.subscribe("t", "c")
+            assert client.ask("PUB t", b"x") == "OK"
+            # The gateway needs about a second to carry these out, so it stops before.
+            sender = threading.Thread(target=send, args=(client,))
+            sender.start()
+            assert broker.stop() == 0
+            sender.join(20)
+            with pytest.raises(EOFError):
+                client.frame()
+            assert silent.recv(1) == b""
+            assert failures == []
+    finally:
+        broker.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import signal
 import threading
 from collections import defaultdict
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import zsq_command
 from support.broker import Broker, wait_for
 from support.cluster import Cluster, running
 
@@ -108,6 +110,9 @@ def test_clients_of_parts_go_on_at_the_standby_and_nothing_is_lost(tmp_path: Pat
                 assert set(topic["parts"]) == {0, 1}, "no part changed its broker"
                 while any(len(set(received[key])) < acknowledged[key] for key in KEYS):
                     receive_more(1)
+            shown = zsq_command.run_text("--url", two.tcp, "cluster", "--json")
+            (row,) = json.loads(shown.stdout)["topics"]
+            assert row["messages"] == sum(acknowledged.values()), "without offsets it skipped"
         finally:
             over.set()
             thread.join(DONE_S)

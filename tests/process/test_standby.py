@@ -171,6 +171,10 @@ def test_offsets_that_takeovers_skipped_count_nowhere(pair: Pair) -> None:
         wait_for(partial(_is_followed, broker), 40, what="the primary knows its standby")
         assert zsq_command.run_text("--url", broker.tcp, "handover").returncode == 0
         successor.wait_ready()
+        with zsq.Admin(successor.tcp, timeout=20) as admin:
+            row = admin.stats()["bucket"]
+            shown = row["url"], row["shipping"] != "off", row["addresses"] != ""
+            assert shown == (f"file://{pair.bucket}", True, True), "also before its first report"
         pair.publish(2, successor.tcp)
     url = pair.one.tcp
     with zsq.Admin(url, timeout=20) as admin:

@@ -180,6 +180,28 @@ def test_times_are_found_in_the_bucket_too(broker: Broker) -> None:
     assert rows(url_of(broker), startingTimestamp=later) == []
 
 
+def test_partitions_in_the_bucket_have_about_the_same_bytes(tmp_path: Path) -> None:
+    """The second half of the messages has most of the bytes, within each log file too."""
+    (tmp_path / "bucket").mkdir()
+    url = f"file://{tmp_path}/bucket"
+    one = Broker(tmp_path / "data", "--chunk-bytes", str(MIB), "--bucket", url)
+    try:
+        one.start()
+        with zsq.Producer(one.ipc) as producer:
+            for size in (10, 1_000):
+                for _ in range(200):
+                    producer.publish_many(TOPIC, [b"." * size] * 20)
+            producer.publish_many(TOPIC, [b"." * 1000] * 1_000)  # the last file is not archived
+        wait_archived(one)
+    finally:
+        one.close()
+    planned = reader_of(url, minPartitions="8").partitions()
+    parts = [part.span for part in planned if isinstance(part, RangePartition)]
+    assert len(parts) >= 8
+    sizes = [sum(10 if at < 4_000 else 1_000 for at in range(p.start, p.stop)) for p in parts]
+    assert max(sizes) < 1.5 * sum(sizes) / len(sizes), sizes
+
+
 def through_broker(monkeypatch: pytest.MonkeyPatch) -> list[OffsetRange]:
     """Return a list that gets each range that a task reads through the broker."""
     found: list[OffsetRange] = []

@@ -22,7 +22,7 @@ from zsq.actors.gateways.http.web.origins import Origins
 from zsq.actors.gateways.http.web.places import Limiters
 from zsq.actors.gateways.http.web.server import HttpServer
 from zsq.actors.gateways.http.web.tls_door import Certificates
-from zsq.actors.settings.options import NsqOptions
+from zsq.actors.settings.options import HttpOptions, NsqOptions
 from zsq.transport.errors import E_NOT_FOUND, NotFound
 
 NODE = LookupNode("1.3.0", "host", "10.0.0.1", 4150, 4151)
@@ -167,7 +167,7 @@ class Site:
             self.broker,
             self.broker,
             node,
-            nsq=nsq,
+            options=HttpOptions(nsq=nsq),
             limiters=self.limiters,
             **options,
         )

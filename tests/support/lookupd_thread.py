@@ -43,6 +43,11 @@ class LookupdThread:
     def http(self) -> str:
         return f"127.0.0.1:{self._lookupd.web.port}"
 
+    @property
+    def connections(self) -> int:
+        """The number of connections that were ever made."""
+        return self._lookupd.connections
+
     def here(self) -> set[tuple[str, str]]:
         """Return the topics and channels that are registered now."""
 

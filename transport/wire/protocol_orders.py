@@ -18,8 +18,8 @@ __all__ = [
     "AppendEntry", "BackUpLog", "BackUpState", "BehindPause", "CancelDelayed", "ChannelConfigured", "ConfigureChannel", "CopyArchive",
     "CountDelayed", "DeadLettersGo", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel", "ListChunks",
     "ListDelayed", "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory", "Reload", "ReloadGateway",
-    "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "Seek", "SetClosed", "SetPaused", "SetRetention", "SetSealed", "SetSync",
-    "Skip", "TakePart", "WaitForShipping", "WhereDeadLettersGo",
+    "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "Seek", "SetClosed", "SetLookupds", "SetPaused", "SetRetention", "SetSealed",
+    "SetSync", "Skip", "TakePart", "WaitForShipping", "WhereDeadLettersGo",
 ]
 # fmt: on
 
@@ -430,3 +430,11 @@ class LookAtNames(Order[Done]):
     """Tell an NSQ gateway that topics or channels were created or deleted."""
 
     op: ClassVar[int] = 121
+
+
+@dataclass(frozen=True, slots=True)
+class SetLookupds(Order[Done]):
+    """Make an NSQ gateway register with the nsqlookupds at these addresses, and with no others."""
+
+    op: ClassVar[int] = 51
+    addresses: tuple[str, ...]

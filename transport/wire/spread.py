@@ -133,6 +133,12 @@ def addresses_of(spread: Spread, number: int) -> tuple[str, ...]:
     return () if broker is None else dict(spread.brokers).get(broker, ())
 
 
+def named_for(name: str, spread: Spread) -> tuple[str, ...]:
+    """Return the addresses of the broker that has the part with this name, or ()."""
+    part = part_of(name)
+    return addresses_of(spread, part[1]) if part is not None else ()
+
+
 def check_named(url: str) -> str:
     """Return a URL that a broker has named for another one.
 
@@ -169,8 +175,7 @@ def way_to(home: Addresses, name: str, spread: Spread, least: Space) -> Rotation
     broker has the part now. `least`: see `near`. Return None if no broker has a part with this
     name.
     """
-    part = part_of(name)
-    urls = addresses_of(spread, part[1]) if part is not None else ()
+    urls = named_for(name, spread)
     if not urls:
         return None
     there = near(home, urls, least)

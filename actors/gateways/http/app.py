@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....transport.errors import ZsqError
 from ...security.policy import actions_of
-from ...settings.options import NsqOptions
+from ...settings.options import HttpOptions, NsqOptions
 from .api.broker import BrokerClient, SharedStats
 from .api.config import Change, Config, settings
 from .api.lookup import LookupHandlers, LookupNode, Tombstones
@@ -215,7 +215,7 @@ def make_app(
     publisher: TopicPublisher,
     node: LookupNode,
     *,
-    nsq: NsqOptions | None = None,
+    options: HttpOptions | None = None,
     limiters: Limiters | None = None,
     log_level: str = "info",
     changes: Mapping[str, Change] | None = None,
@@ -226,15 +226,16 @@ def make_app(
 ) -> Guard:
     """Return the application.
 
-    `nsq` has the options of the NSQ gateway, or is None without one. `changes` has the functions
+    `options` has the options that /config and /info show. `changes` has the functions
     that apply new values of /config, by option. Without `authority`, everything is permitted.
     Without `origins`, Host may be an address or localhost.
     """
     authority = authority or HttpAuthority()
     limiters = limiters or Limiters(HttpLimits())
     parts = Parts(broker, publisher, node, limiters)
-    told = nsq or NsqOptions()
-    config = Config(settings(node, limiters.limits, told, log_level), limiters, changes or {})
+    options = options or HttpOptions()
+    told = options.nsq or NsqOptions()
+    config = Config(settings(node, limiters.limits, options, log_level), limiters, changes or {})
     telling = Telling(parts.stats, node, told, parts.metrics, parts.asked)
     table = paths(parts, telling, config)
     for more in (console, messages):

@@ -184,7 +184,7 @@ class HttpGateway(AsyncActor[HttpStart]):
             self._admin,
             self._publisher,
             node,
-            nsq=options.nsq,
+            options=options,
             limiters=limiters,
             log_level=level,
             changes=self._changes(),
@@ -216,7 +216,10 @@ class HttpGateway(AsyncActor[HttpStart]):
         async def level(value: str) -> None:
             log.setLevel(_PYTHON_LEVELS[value])
 
-        return {"log_level": level}
+        changes: dict[str, Change] = {"log_level": level}
+        if self.given.options.nsq is not None:
+            changes["nsqlookupd_tcp_addresses"] = self._admin.set_lookupds
+        return changes
 
     def statistics(self) -> dict[str, int]:
         return {

@@ -9,9 +9,10 @@ bytes for a client that does not read: while its socket is full, deliveries wait
 sends no more than the credit.
 
 One client's input must not delay the others, and its unfinished commands must not fill the memory:
-`intake.py` shares time and bytes among all connections. A connection that fails sends the error and
-then discards input for a short time. Closing a socket with unread bytes would destroy the error
-before the client reads it.
+`intake.py` shares time and bytes among all connections. A connection that fails, or whose gateway
+stops, sends its last answers and the end, and then discards input for a short time. Closing a
+socket with unread bytes would reset the connection and destroy what the client has not read yet,
+and there are clients that never notice a reset (ansq).
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Gateway(Protocol):
     limits: NsqLimits
     url: str
     title: str
+    stopping: bool
     intake: Intake
     permits: Permits
     publishing: Gatherer
@@ -464,7 +466,8 @@ class Connection(asyncio.Protocol):
         self.gateway.intake.leave(self)
         if self._timer is not None:
             self._timer.cancel()
-        if self.session.failed and not self._eof and transport.can_write_eof():
+        is_client_busy = self.session.failed or self.gateway.stopping
+        if is_client_busy and not self._eof and transport.can_write_eof():
             self._discard_bytes = DISCARD_BYTES_MAX
             transport.write_eof()
             if not self._reading:
@@ -556,6 +559,6 @@ class Connection(asyncio.Protocol):
 
 
 CLOSE_S: Final = 5.0  # seconds in which a client can read the last output
-DISCARD_S: Final = 2.0  # seconds in which a client can stop sending after an error
+DISCARD_S: Final = 2.0  # seconds in which a client can stop sending
 # Bytes that the client may send in this time: the largest body and some more.
 DISCARD_BYTES_MAX: Final = 6 * 1024 * 1024

@@ -16,7 +16,7 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,7 @@ from ....transport.nsq.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer,
 from ....transport.nsq.limits import NsqLimits
 from ....transport.nsq.lookup import Node
 from ....transport.nsq.tls import server_context
-from ....transport.wire.protocol import Done, LookAtNames, ReloadNsqGateway
+from ....transport.wire.protocol import Done, LookAtNames, ReloadNsqGateway, SetLookupds
 from ...runtime.actor import StartFailed
 from ...runtime.async_actor import AsyncActor
 from ...runtime.listening import ALL_HOSTS, open_sockets, reason_of, split_place
@@ -130,12 +130,10 @@ class NsqGateway(AsyncActor[NsqStart]):
         self._servers: list[asyncio.Server] = []
         self._paths: list[Path] = []
         self.obey(LookAtNames, self.look_at_names)
+        self.obey(SetLookupds, self.set_lookupds)
         self.obey_reload(ReloadNsqGateway, self.take_settings)
         places = [await self._listen_at(place) for place in options.listen]
-        if options.lookupd_tcp_addresses:
-            self.discovery = Discovery(
-                self.url, Registrar(options.lookupd_tcp_addresses, self._node())
-            )
+        self._register_with(options.lookupd_tcp_addresses)
         return {"places": places}
 
     def _node(self) -> Node:
@@ -188,9 +186,7 @@ class NsqGateway(AsyncActor[NsqStart]):
     # For connections
 
     def admit(self, connection: Connection) -> bool:
-        if self.stopping or (
-            len(self.connections) >= self.options.connections_max and not self.intake.make_room()
-        ):
+        if len(self.connections) >= self.options.connections_max and not self.intake.make_room():
             self.turned_away += 1
             return False
         self.accepted += 1
@@ -270,6 +266,22 @@ class NsqGateway(AsyncActor[NsqStart]):
 
     # New settings
 
+    def set_lookupds(self, message: SetLookupds) -> Done:
+        node = self._node()
+        if message.addresses and not (node.tcp_port > 0 and node.http_port > 0):
+            raise UsageError(
+                E_BAD_ARGUMENT, "nsqlookupd accepts only nodes with a TCP port and an HTTP port"
+            )
+        self._register_with(message.addresses)
+        return Done(message.request, {})
+
+    def _register_with(self, addresses: Sequence[str]) -> None:
+        """Register with these nsqlookupds, and with no others. Raises `UsageError`."""
+        if self.discovery is not None:
+            self.discovery.registrar.set_addresses(addresses)
+        elif addresses:
+            self.discovery = Discovery(self.url, Registrar(addresses, self._node()))
+
     def take_settings(self, told: ReloadNsqGateway) -> None:
         """Take new settings for new connections, all of them or none.
 
@@ -312,10 +324,10 @@ class NsqGateway(AsyncActor[NsqStart]):
         for server in self._servers:
             server.close()
         await self.publishing.finish(DRAIN_S)
-        for connection in list(self.connections):
-            connection.close()
         deadline = time.monotonic() + 1.0
         while self.connections and time.monotonic() < deadline:
+            for connection in list(self.connections):  # also one that was accepted just now
+                connection.close()
             await asyncio.sleep(0.01)
         await self.parts.close()
         await self._asking.close()

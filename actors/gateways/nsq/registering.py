@@ -64,12 +64,36 @@ class Registrar:
     """
 
     def __init__(self, addresses: Sequence[str], node: Node, *, pause_s: float = PAUSE_S) -> None:
-        self._lookupds = [_Lookupd(address, node, pause_s) for address in dict.fromkeys(addresses)]
+        self._node = node
+        self._pause_s = pause_s
+        self._wanted: frozenset[Registration] = frozenset()
+        self._lookupds = self._made(addresses)
         self._slots = asyncio.Semaphore(ASKED_MAX)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def _made(self, addresses: Sequence[str]) -> dict[str, _Lookupd]:
+        return {one: _Lookupd(one, self._node, self._pause_s) for one in addresses}
 
     def start(self) -> None:
-        self._tasks = [asyncio.get_running_loop().create_task(one.run()) for one in self._lookupds]
+        for address, lookupd in self._lookupds.items():
+            if address not in self._tasks:
+                self._tasks[address] = asyncio.get_running_loop().create_task(lookupd.run())
+
+    def set_addresses(self, addresses: Sequence[str]) -> None:
+        """Register at these nsqlookupds only. Connections to those that stay go on.
+
+        Raises `UsageError` if an address is invalid, and changes nothing then.
+        """
+        before, self._lookupds = (
+            self._lookupds,
+            self._made(addresses)
+            | {one: lookupd for one, lookupd in self._lookupds.items() if one in addresses},
+        )
+        for address in before.keys() - self._lookupds.keys():
+            self._tasks.pop(address).cancel()
+        for address in self._lookupds.keys() - before.keys():
+            self._lookupds[address].want(self._wanted)
+        self.start()
 
     def update(self, topics: Mapping[str, Collection[str]]) -> None:
         """Set all topics and channels of this node; only changes are sent.
@@ -78,9 +102,9 @@ class Registrar:
 
         Names that are invalid in NSQ are not registered.
         """
-        wanted = registrations(topics)
-        for lookupd in self._lookupds:
-            lookupd.want(wanted)
+        self._wanted = registrations(topics)
+        for lookupd in self._lookupds.values():
+            lookupd.want(self._wanted)
 
     async def channels_of(self, topic: str) -> list[str]:
         """Return the channels that the topic has on other nodes.
@@ -91,7 +115,7 @@ class Registrar:
         """
         if not is_name(topic) or not self._tasks:
             return []
-        asking = [asyncio.ensure_future(self._ask(lookupd, topic)) for lookupd in self._lookupds]
+        asking = [asyncio.ensure_future(self._ask(one, topic)) for one in self._lookupds.values()]
         done, late = await asyncio.wait(asking, timeout=CHANNELS_S)
         for task in late:
             task.cancel()
@@ -105,12 +129,12 @@ class Registrar:
 
     async def close(self) -> None:
         """Close the connections, which ends the registrations."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def statistics(self) -> list[LookupdReport]:
-        return [one.statistics() for one in self._lookupds]
+        return [one.statistics() for one in self._lookupds.values()]
 
     async def _ask(self, lookupd: _Lookupd, topic: str) -> list[str]:
         async with self._slots:
@@ -331,7 +355,7 @@ ASK_S: Final = 10.0
 class Discovery:
     def __init__(self, url: str, registrar: Registrar) -> None:
         self._admin = ActingAdmin(url, timeout=ASK_S, via="nsqlookupd")
-        self._registrar = registrar
+        self.registrar = registrar
         self._known: set[str] = set()
         self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -362,7 +386,7 @@ class Discovery:
         try:
             # nsqlookupd accepts no names of parts, and parts are created with their topic.
             if part_of(topic) is None and topic not in await self._admin.topics():
-                channels = await self._registrar.channels_of(topic)
+                channels = await self.registrar.channels_of(topic)
                 await self._admin.create_topic(topic)
                 for channel in channels:
                     await self._admin.create_channel(topic, channel)
@@ -380,7 +404,7 @@ class Discovery:
 
     async def _follow(self, topic: str, there: Collection[str]) -> None:
         """Create the channels of a new topic that was not prepared."""
-        for channel in await self._registrar.channels_of(topic):
+        for channel in await self.registrar.channels_of(topic):
             if channel in there:
                 continue
             if topic not in self._known:
@@ -409,7 +433,7 @@ class Discovery:
                     self._start(self._follow(topic, topics[topic]))
                 shown = by_topic(topics)
                 self._known, began = topics.keys() | shown.keys(), True
-                self._registrar.update(shown)
+                self.registrar.update(shown)
             await asyncio.sleep(min(LOOK_S, LOOK_PAUSE_S + 4 * (time.monotonic() - begun)))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), LOOK_S)
@@ -417,11 +441,11 @@ class Discovery:
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
-        await self._registrar.close()
+        await self.registrar.close()
         await self._admin.close()
 
     def statistics(self) -> list[LookupdReport]:
-        return self._registrar.statistics()
+        return self.registrar.statistics()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

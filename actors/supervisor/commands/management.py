@@ -48,13 +48,15 @@ log = logging.getLogger("zsq")
 
 # These actions need no process of the topic that they name, so it may sleep on.
 _ABOUT_ALL: Final = ("list", "audit", "overview", "handover", "ended", SCHEDULE)
+LOOKUPDS: Final = "lookupds"
+Answered = Callable[[p.Done | None, ZsqError | None], None]
 
 
 class Commands:
     """The handlers of clients' requests. `view` contains the data that statistics show.
 
     `hand_over` makes the broker hand over to a standby, and `schedule` answers orders about
-    schedules.
+    schedules. `set_lookupds` gives the NSQ gateway its nsqlookupds.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class Commands:
         view: BrokerView,
         hand_over: Callable[[], None] = lambda: None,
         schedule: Callable[[p.Manage], None] = lambda message: None,
+        set_lookupds: Callable[[tuple[str, ...], Answered], None] = lambda addresses, then: None,
     ) -> None:
+        self._set_lookupds = set_lookupds
         self._hand_over = hand_over
         self._schedule = schedule
         self._requests = requests
@@ -313,6 +317,10 @@ class Commands:
         if message.action == "handover":
             self._hand_over()
             self._requests.done(message.request, {})
+            return
+        if message.action == LOOKUPDS:
+            addresses = tuple(str(one) for one in message.options.get("addresses", ()))
+            self._set_lookupds(addresses, partial(self._requests.relay, message.request))
             return
         if message.action == "overview":
             self._requests.done(message.request, {**self._overview.answer(message.options)})

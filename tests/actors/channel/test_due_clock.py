@@ -35,6 +35,21 @@ def test_a_delay_takes_as_long_as_it_says_when_the_wall_clock_is_set(jump_s: int
     assert clock.now_ns() == clocks.wall_ns
 
 
+def test_the_clock_of_the_next_process_goes_on_where_the_wall_clock_was_set_back() -> None:
+    clocks = Clocks()
+    known_ns = clocks.wall_ns
+    clocks.wall_ns -= 86_400 * S
+    clock = DueClock(lambda: clocks.passed_ns, lambda: clocks.wall_ns, known_ns)
+    assert clock.now_ns() == known_ns
+    clocks.go(60)
+    assert clock.now_ns() == known_ns + 60 * S, "the rest of a delay takes as long as it says"
+    clocks.wall_ns += 2 * 86_400 * S
+    assert clock.now_ns() == clocks.wall_ns
+    clocks.wall_ns = known_ns
+    clock.follow()
+    assert clock.now_ns() == known_ns, "when no message is deferred"
+
+
 def test_messages_from_before_a_restart_come_when_the_wall_clock_is_set_right() -> None:
     clocks = Clocks()
     clocks.wall_ns -= 3_600 * S  # it was set back, and then the process started

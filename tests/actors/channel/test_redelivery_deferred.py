@@ -4,15 +4,10 @@ which answers of the store count.
 
 from __future__ import annotations
 
-import pytest
-
 from zsq.actors.channel.redelivery import Deferred
-from zsq.actors.settings import options
-from zsq.transport.wire.protocol import REQUEUE_DELAY_MS_MAX
 
 S = 1_000_000_000
 NOW = 5_000 * S
-FAR = NOW + 86_400 * S
 
 
 def test_rows_cleared_during_their_commit_are_not_waited_for() -> None:
@@ -56,31 +51,3 @@ def test_the_store_may_be_asked_again_after_an_answer_or_a_failure() -> None:
     assert deferred.next_due(NOW, 0) == NOW
     deferred.due(NOW, 0)
     assert deferred.may_ask(0)
-
-
-def test_a_due_time_that_cannot_be_counts_as_due() -> None:
-    """The clock was a day ahead when the message was requeued, so its due time is later than any
-    delay allows.
-    """
-    deferred = Deferred()
-    deferred.put([(0, 1, 1)], FAR)
-    deferred.put([(1, 1, 1)], NOW + REQUEUE_DELAY_MS_MAX * 1_000_000)
-    assert deferred.next_due(NOW, 0) == NOW
-    assert deferred.due(NOW, 0) == [(0, 1, 1)]
-    assert deferred.next_due(NOW, 0) == NOW + REQUEUE_DELAY_MS_MAX * 1_000_000
-    kept = Deferred(3, 3, FAR)
-    assert kept.next_due(NOW, 0) == NOW
-    assert kept.due(NOW, 0) == []
-    assert kept.may_ask(0)
-    kept.came([(5, 1, 1, FAR)], FAR, NOW)
-    assert kept.wanted
-    kept.came([(6, 1, 1, FAR)], NOW + S, NOW)
-    assert not kept.wanted
-    assert kept.next_due(NOW, 0) == NOW + S
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_the_bound_leaves_room_for_clocks_that_are_set(late: int) -> None:
-    deferred = Deferred(1, 1, NOW + options.DUE_LATEST_NS + late)
-    deferred.due(NOW, 0)
-    assert deferred.wanted == bool(late)

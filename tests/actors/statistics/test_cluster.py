@@ -20,7 +20,8 @@ def seen(uuid: str = "u0", parts: Any = None, health: str = "OK", **bucket: Any)
 
 
 def part(head: int, start: int = 0, **channels: int) -> PartSeen:
-    return PartSeen("up", "OK", "", start, head, max(channels.values(), default=7), 0.25, channels)
+    backlog = max(channels.values(), default=7)
+    return PartSeen("up", "OK", "", start, head, head - start, backlog, 0.25, channels)
 
 
 def broker(number: int = 0, *urls: str, me: bool = False) -> Any:
@@ -40,6 +41,7 @@ def told(brokers: Any, *topics: Any) -> Any:
     [
         (Answer(ONE, seen()), 3, "primary"),
         (Answer(ONE, seen(epoch=2)), 3, "fenced"),
+        (Answer(ONE, seen(epoch=0)), 3, "primary"),  # it has just started
         (Answer(ONE, seen(shipping="lost")), 3, "fenced"),
         (Answer(ONE, Seen("u0", "OK", {}, {})), 3, "primary"),  # it shows no bucket
         (Answer(ONE, seen("u7")), 3, "other"),
@@ -191,7 +193,15 @@ CHANNEL = {"depth": 4, "in_flight": 2, "deferred": 1}
 
 
 def overview() -> Any:
-    of_topic = {"state": "up", "health": "OK", "closed": "", "start": 2, "head": 9, "backlog": 7}
+    of_topic = {
+        "state": "up",
+        "health": "OK",
+        "closed": "",
+        "start": 2,
+        "head": 9,
+        "kept": 5,
+        "backlog": 7,
+    }
     row = tuple(of_topic.get(name, 0) for name in TOPIC_FIELDS)
     channel = tuple(CHANNEL.get(name, 0) for name in CHANNEL_FIELDS)
     return {
@@ -206,15 +216,15 @@ def overview() -> Any:
 def stats() -> Any:
     channel = {"channel_name": "a", "depth": 4, "in_flight_count": 2, "deferred_count": 1}
     row = {
-        "topic_name": "t#1", "asleep": False, "health": "OK", "closed": "", "start": 2, "head": 9, "depth": 0, "ship_lag_s": 0.5,
-        "channels": [channel],
+        "topic_name": "t#1", "asleep": False, "health": "OK", "closed": "", "start": 2, "head": 9, "kept_count": 5, "depth": 0,
+        "ship_lag_s": 0.5, "channels": [channel],
     }  # fmt: skip
     topics = [row, row | {"topic_name": "plain"}, row | {"topic_name": "e#ephemeral"}]
     return {"uuid": "u0", "health": "OK", "topics": topics, "bucket": {"epoch": 3}}
 
 
 def test_an_overview_and_statistics_say_the_same_of_parts() -> None:
-    wanted = PartSeen("up", "OK", "", 2, 9, 7, None, {"a": 7})
+    wanted = PartSeen("up", "OK", "", 2, 9, 5, 7, None, {"a": 7})
     assert cluster.seen_in_overview(overview()) == Seen("u0", "OK", {"epoch": 3}, {"t#1": wanted})
     told = cluster.seen_in_stats(stats())
     assert told == Seen("u0", "OK", {"epoch": 3}, {"t#1": wanted._replace(lag_s=0.5)})

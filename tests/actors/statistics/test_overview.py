@@ -220,6 +220,6 @@ def test_a_broker_says_if_it_belongs_to_a_cluster_or_has_a_standby(
     harness = OverviewHarness()
     singles: dict[int, Any] = {}
     if bucket is not None:
-        singles[1] = SimpleNamespace(spec=SimpleNamespace(kind="archive"), stats=bucket)
+        singles[1] = SimpleNamespace(spec=SimpleNamespace(kind="archive", start=None), stats=bucket)
     view = replace(harness.broker.view(), singles=singles)
     assert Overview(view).answer({})["broker"]["clustered"] is is_clustered

@@ -56,7 +56,7 @@ def test_clear_is_applied_before_the_puts_of_all_pages() -> None:
     rows = made()
     rows.save("c", ROW, [save((1, 1, 1, 100))])
     rows.save("c", ROW, [save((2, 1, 1, 200), clear=True), save((3, 1, 1, 300), clear=True)])
-    assert rows.due("c", 1_000, 10, 10_000) == ([HoleRow(2, 1, 1, 200), HoleRow(3, 1, 1, 300)], 0)
+    assert rows.due("c", 1_000, 10) == ([HoleRow(2, 1, 1, 200), HoleRow(3, 1, 1, 300)], 0)
 
 
 def test_a_channel_created_again_has_no_rows_of_the_old_one() -> None:
@@ -78,15 +78,13 @@ PUTS = st.lists(
     st.lists(st.integers(0, 9), max_size=4),
     st.integers(0, 40),
     st.integers(0, 6),
-    st.integers(20, 60),
 )
 def test_due_rows_are_those_that_a_plain_model_returns(
-    puts: list[Any], gone: list[int], until: int, limit: int, late: int
+    puts: list[Any], gone: list[int], until: int, limit: int
 ) -> None:
-    """A simple model returns what `StateStore.due` promises: first the rows that are due, then rows
-    with an impossible due time, at most `limit`, and the due time of the next row.
+    """A simple model returns what `StateStore.due` promises: the rows that are due, at most
+    `limit`, and the due time of the next row.
     """
-    late = max(late, until)
     rows = made()
     kept: dict[int, HoleRow] = {}
     rows.save("c", ROW, [save(*puts), save(gone=tuple(gone))])
@@ -96,15 +94,10 @@ def test_due_rows_are_those_that_a_plain_model_returns(
             kept[start] = HoleRow(start, count, attempts, due_ns)
     for start in gone:
         kept.pop(start, None)
-    named, following = rows.due("c", until, limit, late)
+    named, following = rows.due("c", until, limit)
     by_due = sorted(kept.values(), key=lambda row: (row.due_ns, row.start))
-    may = [row for row in by_due if row.due_ns <= until] + [
-        row for row in by_due[::-1] if row.due_ns > late
-    ]
-    assert named == may[:limit]
-    left = [row for row in kept.values() if row not in named]
-    between = [row.due_ns for row in left if row.due_ns <= late]
-    assert following == min(between, default=min((row.due_ns for row in left), default=0))
+    assert named == [row for row in by_due if row.due_ns <= until][:limit]
+    assert following == min((row.due_ns for row in by_due if row not in named), default=0)
 
 
 def test_due_rows_are_those_that_the_state_store_returns(tmp_path: Path) -> None:
@@ -122,8 +115,8 @@ def test_due_rows_are_those_that_the_state_store_returns(tmp_path: Path) -> None
     try:
         for until in (0, 10, 30, 49, 60):
             for limit in (0, 1, 3, 5, 9):
-                found, following = rows.due("c", until, limit, 500)
-                expected, then = store.due("c", until, limit, 500)
+                found, following = rows.due("c", until, limit)
+                expected, then = store.due("c", until, limit)
                 assert (sorted(found), following) == (sorted(expected), then), (until, limit)
     finally:
         store.close()

@@ -188,7 +188,7 @@ def test_a_move_on_a_full_disk_or_a_sealed_topic_is_not_retried_at_once() -> Non
 def test_the_rows_in_one_answer_to_due_are_bounded(asked: int, given: int) -> None:
     limits: list[int] = []
 
-    def due(channel: str, until_ns: int, limit: int, late_ns: int) -> tuple[list[Any], int]:
+    def due(channel: str, until_ns: int, limit: int) -> tuple[list[Any], int]:
         limits.append(limit)
         return [], 0
 

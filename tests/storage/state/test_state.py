@@ -366,24 +366,6 @@ def test_many_are_cleared_at_once_and_removed_by_and_by(
     assert state.deferred("d").rows == 1
 
 
-def test_due_rows_come_from_both_ends_of_the_time(state: StateStore) -> None:
-    """Rows with a due time that is later than possible are returned too: the clock was wrong when
-    they were written.
-    """
-    dues = [10, 20, 500, 600, 9_000, 9_001, 9_002]
-    rows = [HoleRow(i, 1, 1, due) for i, due in enumerate(dues)]
-    others = [("c\x01", 1, 1, 1, 99_999), ("cc", 1, 1, 1, 99_999), ("b", 1, 1, 1, 99_999)]
-    state.commit(StateBatch(hole_puts=[*(("c", *row) for row in rows), *others]))
-    assert state.due("c", 20, 10) == (rows[:2], 500)
-    assert state.due("c", 20, 10, 1_000) == ([*rows[:2], *rows[:3:-1]], 500)
-    assert state.due("c", 20, 3, 1_000) == ([*rows[:2], rows[6]], 500)
-    assert state.due("c", 20, 1, 1_000) == (rows[:1], 20)
-    assert state.due("c", 5, 10, 9_001) == ([rows[6]], 10)
-    state.commit(StateBatch(hole_gones=[("c", row.start) for row in rows[:4]]))
-    assert state.due("c", 20, 10, 1_000) == (rows[4:], 0)
-    assert state.due("c", 20, 2, 1_000) == (rows[4:6], 9_002)
-
-
 def flip_in_place(folder: Path, key: bytes, bit: int) -> None:
     """Flip a bit of a key where LMDB keeps it. The row stays in its place, so the keys are now in
     the wrong order.

@@ -12,6 +12,7 @@ from ...block.block import Block
 from ...errors import (
     E_BAD_ARGUMENT,
     E_NOT_FOUND,
+    E_UNREACHABLE,
     BrokerUnreachable,
     NotFound,
     Refused,
@@ -158,6 +159,11 @@ class PartAnswers:
         An order goes on with the parts of the brokers that answer. A refusal is probably the same
         for all parts, so it ends the order.
         """
+        if isinstance(error, NotFound) and not getattr(one.question.make(0), "channel", ""):
+            # The broker that has the part would know it.
+            where = ",".join(one.urls)
+            text = f"part {one.part} is at {where}, where a broker answers that does not have it"
+            error = BrokerUnreachable(E_UNREACHABLE, text)
         self._missing[one.part] = error
         if isinstance(error, BrokerUnreachable):
             self._away[one.urls] = error

@@ -54,6 +54,7 @@ from ...errors import (
     E_CLOSING,
     E_FORBIDDEN,
     E_HELLO,
+    E_NOT_FOUND,
     E_STANDBY,
     E_UNREACHABLE,
     BrokerUnreachable,
@@ -74,7 +75,7 @@ from ...wire.addresses import NOT_PRIMARY, Rotation
 from ...wire.codec import encode, frames_blocks
 from ...wire.handshake import HANDSHAKE_EVENTS, suspicion, verdict
 from ...wire.protocol import Beat, Bye, Done, Failed, Lookup, Open, Spread, Unstored, Wire
-from ...wire.spread import HasParts, checked, way_to
+from ...wire.spread import HasParts, checked, named_for, way_to
 from .backoff import Backoff
 from .link_table import LINK_TABLE, LinkEvent, LinkState
 from .places import Places
@@ -121,6 +122,8 @@ _BYE: Final = [b"", encode(Bye())]
 AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_STANDBY, E_UNREACHABLE})
 # Those after which another address may be better.
 AWAY: Final = frozenset({E_CLOSING, E_UNREACHABLE})
+_SILENT: Final = "which does not answer"
+_STRANGER: Final = "where a broker answers that does not have it"
 _S, _E = LinkState, LinkEvent
 _T = TypeVar("_T")
 Steps = Generator[tuple[Callable[[], bool], int], bool, _T]
@@ -479,6 +482,9 @@ class Link:
         self._arrived = False  # True if it has led to the broker
         self._tried = 0  # the number of addresses that failed since the last pause
         self._sent_on = 0  # how often a broker has sent this link to another one, since it was up
+        # The addresses of the part's broker, as another broker has named them.
+        self._named: frozenset[str] = frozenset()
+        self._there = _SILENT  # what the link has found at them
         self._backoff = Backoff()
         self._socket: sockets.Socket | None = None
         self._monitor: sockets.Socket | None = None
@@ -659,6 +665,7 @@ class Link:
         self._arrived = True
         self.places.reached()
         self._attempts = self._tried = self._sent_on = 0
+        self._there = _SILENT
         self.engine.reached(self, now_ns)
 
     # Ending
@@ -755,6 +762,10 @@ class Link:
         if error.code in self.passing:
             self._die(now_ns, str(error), error, elsewhere=error.code in AWAY)
             return
+        if error.code == E_NOT_FOUND and self._is_perhaps_a_stranger:
+            self._there = _STRANGER
+            self._die(now_ns, f"the part is at {self.given.url}, {_STRANGER}", elsewhere=True)
+            return
         before = self.state
         self.trouble = str(error)
         self.refusal = error
@@ -766,6 +777,17 @@ class Link:
         if before in (_S.GREETING, _S.UP):
             self.peer.on_lost()
         self.peer.on_refused(error)
+
+    @property
+    def _is_perhaps_a_stranger(self) -> bool:
+        """True at the address that a broker has named for the part's broker.
+
+        If that broker is away, another one may have its address by now. So a part that does not
+        exist there is asked for at the other addresses, and what is said there counts.
+        """
+        return self.given.url in self._named and any(
+            one.url not in self._named for one in self.rotation.each
+        )
 
     def _step(self, event: LinkEvent) -> None:
         self.state = LINK_TABLE[self.state][event]
@@ -956,8 +978,9 @@ class Link:
             self._refuse(now_ns, HasParts(spread))
             return
         self._sent_on += 1
+        self._named = frozenset(named_for(self.target.topic, spread))
         where = f"at {way.each[0].url}" if way is not None else "at no broker that is known"
-        where += ", which does not answer" if way is not None and self._sent_on > 1 else ""
+        where += f", {self._there}" if way is not None and self._sent_on > 1 else ""
         self._die(now_ns, f"the part is {where}", at_once=self._sent_on == 1)
         self.rotation = way or self._home
 

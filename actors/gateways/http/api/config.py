@@ -1,8 +1,10 @@
 """Handlers of /config: the values of nsqd's options in this broker.
 
 Names and types are nsqd's. Times are in ns, as in Go's durations. As in nsqd, only `log_level` and
-`nsqlookupd_tcp_addresses` can be changed while the broker runs. An option is refused
-(INVALID_OPTION) if nothing in this gateway would apply the change.
+`nsqlookupd_tcp_addresses` can be changed while the broker runs, until it ends. An option is refused
+(INVALID_OPTION) if nothing in this broker would apply the change. An option of nsqd is not shown if
+ZSQ has nothing that it would be the value of, such as a queue in memory that is synced after some
+messages.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....settings.options import NsqOptions
+from .....transport.nsq.layers import snappy_is_here
+from .....transport.nsq.limits import NsqLimits
+from ....settings.options import HttpOptions, NsqOptions
+from ...nsq.asking import CONNECT_S, REQUEST_S
 from ..web.body import QueryRequest, share_of
 from ..web.limits import HttpLimits
 from ..web.places import Limiters
@@ -23,6 +28,9 @@ from ..web.responses import answer, api_error, text
 from .lookup import LookupNode
 
 _MS: Final = 1_000_000
+_S: Final = 1_000_000_000
+# The numbers of TLS versions, as Go has them.
+_TLS_VERSIONS: Final = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
 # The names of log levels, with the numbers that nsqd has for them.
 LOG_LEVELS: Final = {
     "debug": 1,
@@ -40,16 +48,21 @@ Option = str | int | list[str]
 
 
 def settings(
-    node: LookupNode, limits: HttpLimits, nsq: NsqOptions, log_level: str
+    node: LookupNode, limits: HttpLimits, options: HttpOptions, log_level: str
 ) -> dict[str, Option]:
     """Return the values of all options, by nsqd's names."""
+    nsq, plain = options.nsq or NsqOptions(listen=()), NsqLimits()
     return {
-        "auth_http_address": list(nsq.auth_http_addresses),
+        "auth_http_addresses": list(nsq.auth_http_addresses),
         "auth_http_request_method": nsq.auth_http_method,
         "broadcast_address": node.broadcast_address,
         "broadcast_http_port": nsq.broadcast_http_port,
         "broadcast_tcp_port": nsq.broadcast_tcp_port,
         "deflate": nsq.deflate,
+        "http_address": "" if options.tls_cert else options.listen,
+        "http_client_connect_timeout": int(CONNECT_S * _S),
+        "http_client_request_timeout": int(REQUEST_S * _S),
+        "https_address": options.listen if options.tls_cert else "",
         "log_level": LOG_LEVELS.get(log_level, LOG_LEVELS["info"]),
         "mem_queue_size": 0,  # ZSQ has no queue in memory
         "max_body_size": limits.max_body_size,
@@ -62,14 +75,19 @@ def settings(
         "max_output_buffer_timeout": nsq.max_output_buffer_timeout_ms * _MS,
         "max_rdy_count": nsq.max_rdy_count,
         "max_req_timeout": limits.max_req_timeout_ms * _MS,
+        "min_output_buffer_timeout": plain.min_output_buffer_timeout_ms * _MS,
         "msg_timeout": nsq.msg_timeout_ms * _MS,
         "nsqlookupd_tcp_addresses": list(nsq.lookupd_tcp_addresses),
-        "snappy": nsq.snappy,
+        "output_buffer_timeout": plain.output_buffer_timeout_ms * _MS,
+        "snappy": nsq.snappy and snappy_is_here(),
         "statsd_address": "",  # ZSQ does not use statsd
         "statsd_prefix": "",
+        "tcp_address": nsq.listen[0].removeprefix("unix:") if nsq.listen else "",
         "tls_cert": nsq.tls.cert,
         "tls_key": nsq.tls.key,
         "tls_client_auth_policy": nsq.tls.client_auth,
+        "tls_min_version": _TLS_VERSIONS[nsq.tls.min_version],
+        "tls_root_ca_file": nsq.tls.root_ca,
         "tls_required": {"true": 2, "tcp-https": 1}.get(nsq.tls.required, 0),
         "topology_region": nsq.topology_region,
         "topology_zone": nsq.topology_zone,

@@ -241,6 +241,7 @@ def _memory(processes: Iterable[ProcessStats]) -> dict[str, int]:
 def as_text(found: NsqStats, uptime_s: float, own_version: str) -> str:
     """Return the result of `as_nsq` as text, in nsqd's layout."""
     began = datetime.fromtimestamp(found["start_time"], UTC)
+    now_s = found["start_time"] + uptime_s
     out = [
         f"zsq v{own_version} (as nsqd v{found['version']})",
         f"start_time {began:%Y-%m-%dT%H:%M:%SZ}",
@@ -259,9 +260,9 @@ def as_text(found: NsqStats, uptime_s: float, own_version: str) -> str:
         out += [*([""] * bool(number)), _topic_line(row)]
         for channel in row["channels"]:
             out.append(_channel_line(channel))
-            out += [f"        {_client_text(client)}" for client in channel["clients"]]
+            out += [f"        {_client_line(client, now_s)}" for client in channel["clients"]]
     out += ["", "Producers:" if found["producers"] else "Producers: None"]
-    out += [f"   {_producer_text(client)}" for client in found["producers"]]
+    out += [f"   {_client_line(client, now_s)}" for client in found["producers"]]
     return "\n".join(out) + "\n"
 
 
@@ -284,30 +285,32 @@ def _channel_line(row: NsqChannel) -> str:
     )
 
 
-def _client_text(row: NsqClient) -> str:
-    return (
-        f"[{row.get('version')} {_address(row):<21}] state: {row.get('state')}"
-        f" inflt: {row['in_flight_count']:<4} rdy: {row['ready_count']:<4}"
-        f" fin: {row['finish_count']:<8} re-q: {row['requeue_count']:<8} msgs: "
-        f"{row['message_count']:<8} connected: {_when(row)}"
-    )
-
-
-def _producer_text(row: NsqClient) -> str:
+def _client_line(row: NsqClient, now_s: float) -> str:
+    """Return the line of a client, with its counts of publishes if the reply has any of it."""
     counts = row.get("pub_counts", ())
-    topics = ",".join(f"{one['topic']}={one['count']}" for one in counts)
-    return (
-        f"[{row.get('version')} {_address(row):<21}] msgs: "
-        f"{sum(one['count'] for one in counts):<8} topics: {topics}"
-    )
+    if counts:
+        topics = ",".join(f"{one['topic']}={one['count']}" for one in counts)
+        facts = f"msgs: {sum(one['count'] for one in counts):<8} topics: {topics}"
+    else:
+        facts = (
+            f"state: {row.get('state')} inflt: {row['in_flight_count']:<4} rdy: "
+            f"{row['ready_count']:<4} fin: {row['finish_count']:<8} re-q: "
+            f"{row['requeue_count']:<8} msgs: {row['message_count']:<8}"
+        )
+    name = f"{_client_name(row)} {row.get('user_agent', '')}"
+    connected = _span(max(0, int(now_s) - row["connect_ts"]))
+    return f"[{row.get('version')} {name:<21}] {facts} connected: {connected}"
 
 
-def _address(row: NsqClient) -> str:
-    return row.get("remote_address") or row["client_id"]
+def _client_name(row: NsqClient) -> str:
+    """Return the name by which the text form shows a client.
 
-
-def _when(row: NsqClient) -> str:
-    return f"{datetime.fromtimestamp(row['connect_ts'], UTC):%Y-%m-%dT%H:%M:%SZ}"
+    As in nsqd, it is the host that the client reports, with the port that it connects from. A
+    client of ZSQ has no such port, so it keeps its name.
+    """
+    remote = row.get("remote_address", "")
+    port = remote.rpartition(":")[2] if ":" in remote else ""
+    return f"{row.get('hostname')}:{port}" if remote else row["client_id"]
 
 
 def _quantiles(row: NsqTopic | NsqChannel) -> str:
@@ -317,7 +320,7 @@ def _quantiles(row: NsqTopic | NsqChannel) -> str:
 
 def _span(seconds: float) -> str:
     """Return a duration in Go's form, to the millisecond."""
-    if seconds < 1:
+    if 0 < seconds < 1:
         return f"{seconds * 1e3:.3g}ms"
     hours, rest = divmod(seconds, 3600)
     minutes, rest = divmod(rest, 60)

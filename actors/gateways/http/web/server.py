@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import ssl
 import time
@@ -41,8 +42,35 @@ BACKLOG: Final = 512
 _INVALID: Final = b'{"message":"INVALID_REQUEST"}'
 
 
+def with_path(request: h11.Request) -> h11.Request:
+    """Return a request whose target is a path. If it was a URL, Host is that of the URL.
+
+    Raises `h11.RemoteProtocolError` if the URL names no host.
+    """
+    scheme, slashes, rest = request.target.partition(b"://")
+    if not slashes or scheme.lower() not in (b"http", b"https"):
+        return request
+    host = re.split(rb"[/?]", rest, maxsplit=1)[0]
+    path = rest[len(host) :]
+    if not host:
+        raise h11.RemoteProtocolError("the target of the request names no host")
+    headers = [(name, value) for name, value in request.headers if name != b"host"]
+    return h11.Request(
+        method=request.method,
+        target=path if path.startswith(b"/") else b"/" + path,
+        headers=[(b"host", host), *headers],
+        http_version=request.http_version,
+    )
+
+
 class StrictConnection(h11.Connection):
-    """h11's parser, which also refuses some requests that h11 accepts.
+    """h11's parser, which also refuses some requests that h11 accepts, and accepts two more.
+
+    *Absolute targets* (`GET http://host/path`), which proxies and some clients send. Host is then
+    that of the target, as RFC 9112 (3.2.2) says.
+
+    *Keep-alive in HTTP/1.0*, which `ab -k` and old clients ask for. The connection stays open if
+    the answer has a length.
 
     *Transfer-Encoding with Content-Length.* h11 then ignores Content-Length, as RFC 9112 allows. A
     proxy that uses the length instead takes the rest of the body for the next request. In this way
@@ -66,6 +94,7 @@ class StrictConnection(h11.Connection):
         self._chunks = 0
         self._body_bytes = 0
         self._is_chunked = False
+        self._stays = False  # True for a request of HTTP/1.0 whose connection is to stay open
         # What arrived and is not parsed, with the last bytes before it during a body.
         self._raw = bytearray()
         self._received = 0  # the bytes since the last head or body ended
@@ -101,13 +130,32 @@ class StrictConnection(h11.Connection):
                 raise h11.RemoteProtocolError("a header must be one line")
             self._chunks = self._body_bytes = 0
             # The parser has already made the names lower case.
+            event = with_path(event)
             names = {bytes(name) for name, _ in event.headers}
+            self._stays = event.http_version == b"1.0" and any(
+                name == b"connection" and value.lower() == b"keep-alive"
+                for name, value in event.headers
+            )
+            # h11 closes after each request of HTTP/1.0, and has no public way to change that.
+            self._cstate.keep_alive |= self._stays
             self._is_chunked = b"transfer-encoding" in names
             if self._is_chunked and (b"content-length" in names or event.http_version < b"1.1"):
                 raise h11.RemoteProtocolError(
                     "Transfer-Encoding is not allowed together with Content-Length, or in HTTP/1.0"
                 )
         return event
+
+    def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
+        if (
+            self._stays
+            and isinstance(event, h11.Response)
+            and all(name != b"connection" for name, _ in event.headers)
+        ):
+            headers = [*event.headers, (b"connection", b"keep-alive")]
+            event = h11.Response(
+                status_code=event.status_code, headers=headers, reason=event.reason
+            )
+        return super().send_with_data_passthrough(event)
 
     def _parsed(self) -> tuple[bytearray, int]:
         """Return the bytes that were parsed last, and how many bytes the head or the body had."""

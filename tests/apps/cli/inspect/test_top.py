@@ -138,7 +138,7 @@ def test_every_column_is_in_every_row() -> None:
 
 def cluster() -> Report:
     """Return a cluster of eleven brokers, of which only number 0 answers."""
-    part = PartSeen("up", "OK", "", 0, 10, 4, None, {"a": 4})
+    part = PartSeen("up", "OK", "", 0, 10, 10, 4, None, {"a": 4})
     here = Seen("0", "OK", {"epoch": 2, "lag_s": 0.25, "standbys": 1}, {"t#0": part})
     brokers: Any = [
         {"number": at, "uuid": str(at), "addresses": (f"tcp://{at}:1",), "me": at == 0}

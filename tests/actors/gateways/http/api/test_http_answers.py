@@ -359,6 +359,12 @@ def test_options_are_shown_and_only_the_log_level_can_be_changed() -> None:
     assert site.get("/config/msg_timeout").json() == 60_000_000_000
     assert site.get("/config/nsqlookupd_tcp_addresses").json() == ["a:4160"]
     assert site.get("/config/topology_zone").text == "z", "a text as it is"
+    assert site.get("/config/auth_http_addresses").json() == []
+    assert site.get("/config/tcp_address").text == "127.0.0.1:4150"
+    assert site.get("/config/http_address").text == "127.0.0.1:4151"
+    assert site.get("/config/https_address").text == ""
+    assert site.get("/config/tls_min_version").json() == 0x303
+    assert site.get("/config/output_buffer_timeout").json() == 250_000_000
     assert site.get("/config/log_level").json() == 2
     assert site.call("PUT", "/config/log_level", b"debug").json() == 1
     assert taken == ["debug"]

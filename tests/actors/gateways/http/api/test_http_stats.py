@@ -49,7 +49,10 @@ def broker_stats(**topic: Any) -> Any:
     return {
         "version": "0.1.0", "health": "OK", "start_time": 1_700_000_000, "topics": [row | topic, other],
         "processes": [{"kind": "topic", "private_bytes": 5}, {"kind": "storage", "private_bytes": 7}],
-        "producers": [{"client_id": "p", "pub_counts": [{"topic": "t", "count": 3}, {"topic": "u", "count": 4}]}],
+        "producers": [{
+            "client_id": "p", "hostname": "there", "remote_address": "[::1]:1", "user_agent": "go-nsq/1.1.0", "state": 0,
+            "connect_ts": 1_700_003_718, "pub_counts": [{"topic": "t", "count": 3}, {"topic": "u", "count": 4}],
+        }],
     }  # fmt: skip
 
 
@@ -153,10 +156,16 @@ def test_the_text_form_reads_as_that_of_nsqd() -> None:
     )
     assert f"{line}      e2e%: 50%: 1.5ms, 100%: 1m1s\n" in said
     assert (
-        "        [V2 10.0.0.9:5000        ] state: 3 inflt: 3    rdy: 2500 fin: 5        re-q: "
-        "1        msgs: 9  "
+        "        [V2 there:5000 pynsq/0.9.1] state: 3 inflt: 3    rdy: 2500 fin: 5        re-q: "
+        "1        msgs: 9        connected: 1h0m23s\n"
     ) in said
-    assert "\n\nProducers:\n   [V2 p                    ] msgs: 7        topics: t=3,u=4\n" in said
+    assert "        [V2 vm/8525              ] state: 3 inflt: 3    rdy: 2500" in said
+    assert (
+        "\n\nProducers:\n   [V2 there:1 go-nsq/1.1.0 ] msgs: 7        topics: t=3,u=4 "
+        "connected: 5s\n"
+    ) in said
+    without = as_text(shown("no"), 3_723.5, "0.1.0")
+    assert "\n   [V2 there:1 go-nsq/1.1.0 ] state: 0 inflt: 0    rdy: 0 " in without, "as nsqd"
     empty = as_text(
         as_nsq(
             broker_stats() | {"topics": [], "producers": []},

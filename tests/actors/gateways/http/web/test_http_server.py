@@ -54,6 +54,33 @@ def test_a_connection_is_kept_and_answers_are_dated_and_in_order() -> None:
         assert site.broker.published == [("t", [b"one"], 0)]
 
 
+def test_clients_of_http_1_0_may_keep_their_connection() -> None:
+    """`ab -k` and old clients ask for it."""
+    with served() as site, site.dial() as sock:
+        for _ in range(2):
+            sock.sendall(b"POST /pub?topic=t HTTP/1.0\r\nConnection: Keep-Alive\r\n")
+            sock.sendall(b"Content-Length: 1\r\n\r\na")
+            status, headers, body = answer_of(sock)
+            assert (status, headers["connection"], body) == (200, "keep-alive", b"OK")
+        sock.sendall(b"GET /ping HTTP/1.0\r\n\r\n")
+        assert answer_of(sock)[1]["connection"] == "close"
+        assert sock.recv(1) == b""
+        assert site.broker.published == [("t", [b"a"], 0)] * 2
+
+
+def test_a_target_may_be_a_url_which_also_names_the_host() -> None:
+    with served() as site, site.dial() as sock:
+        sock.sendall(b"POST http://a:4151/pub?topic=t HTTP/1.1\r\nHost: b\r\n")
+        sock.sendall(b"Content-Length: 1\r\n\r\na" + PING.replace(b"/", b"HTTP://a/", 1))
+        assert statuses(sock, 2) == [200, 200]
+        assert site.broker.published == [("t", [b"a"], 0)]
+        sock.sendall(b"GET http://evil/api/live HTTP/1.1\r\nHost: a\r\n\r\n")
+        status, _, body = answer_of(sock)
+        assert (status, b"'evil'" in body) == (421, True), "the Host beside it means nothing"
+        sock.sendall(b"GET http:///ping HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert answer_of(sock)[0] == 400
+
+
 def statuses(sock: socket.socket, count: int) -> list[int]:
     data = b""
     while data.count(b"HTTP/1.1 ") < count:
