@@ -133,6 +133,7 @@ class ChannelCounters(TypedDict):
     sampled_count: int
     tag_skipped_count: int
     addressed_skipped_count: int
+    skipped_count: int
     dropped_count: int
     lost_count: int
 

@@ -69,7 +69,7 @@ from ...transport.wire.protocol import (
 )
 from ..primitives.deadlines import DeadlineHeap
 from ..primitives.latency import LatencyWindow, bin_of, merged
-from ..primitives.ranges import check, total, unread
+from ..primitives.ranges import check, ranges_of, take, total, touching, unread
 from ..primitives.rates import RECENT_NS, SAMPLE_NS, RateMeter
 from ..runtime.pulses import ChannelDetails, DeliveryPulse
 from ..settings import options
@@ -795,10 +795,41 @@ class ChannelCore:
 
     def skip(self, start: int, stop: int) -> bool:
         """Never deliver these messages, see `Supply.skip`. They do not count as received."""
-        before = self.supply.next_offset
+        received = unread(max(start, self.supply.next_offset), stop, self.supply.absent())
         moved = self.supply.skip(start, stop)
         if moved:
-            self.begin += unread(max(start, before), stop, self.supply.gaps)
+            self.begin += received
+        return moved
+
+    def unfinished(self, ranges: Sequence[Range], found: Sequence[Row], head: int) -> list[Range]:
+        """Return the parts of these ranges that the channel has not finished, and may still skip.
+
+        `found` are the deferred rows in the state store that have some of these messages. `head`
+        is the end of the topic.
+        """
+        held = [run for lease in self._leases.values() for run in lease.runs]
+        rows = sorted([*held, *self.supply.unsent(), *(row[:3] for row in found)])
+        taken, _, others = take(rows, ranges)
+        behind = ((first, count) for first, count, _ in taken)
+        return ranges_of(
+            offset
+            for first, count in (*behind, *self.supply.ahead(others, head))
+            for offset in range(first, first + count)
+        )
+
+    def skip_messages(self, ranges: Sequence[Range], found: Sequence[Row]) -> bool:
+        """Finish these unfinished messages for this channel, because a user has skipped them.
+
+        Consumers that hold them cannot answer them any more. Return True if the feed must now read
+        from another offset.
+        """
+        moved = self.supply.skip_messages(ranges, found)
+        for token, lease in list(self._leases.items()):
+            runs = lease.runs
+            if near := touching(ranges, runs[0][0], sum(runs[-1][:2])):
+                self._answered(lease.consumer.peer, token, near)
+        self.counters["skipped_count"] += sum(count for _, count in ranges)
+        self.supply.dirty = True
         return moved
 
     def go_on(
@@ -922,6 +953,7 @@ class Peeks:
             "paused": delivery.paused,
             "settings": delivery.settings.as_dict(),
             "wall_ns": wall_ns,
+            "absent": supply.absent(),
         }
         data = {"next_offset": supply.next_offset, **ends, **facts, "counts": counts}
         out = [*delivery.out(now_ns)]

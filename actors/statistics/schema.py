@@ -308,6 +308,8 @@ _CHANNEL: Final = (
        title="other tags", rare=5, durable=True, ends=True),
     _S("channel", "addressed_skipped_count", "messages", "channel/filters.py", "messages meant for another channel", view="passed_over",
        title="others'", rare=6, durable=True, ends=True),
+    _S("channel", "skipped_count", "messages", _CORE, "messages that a user skipped", metric="zsq_channel_skipped_total",
+       view="skipped", title="skipped", rare=7, durable=True, ends=True),
     _S("channel", "dropped_count", "messages", _SUPPLY, "messages that retention dropped unfinished", metric="zsq_channel_dropped_total",
        view="dropped", title="dropped", rare=7, durable=True),
     _S("channel", "lost_count", "messages", _SUPPLY, "messages lost to damage on disk unfinished", metric="zsq_channel_lost_total",

@@ -152,11 +152,13 @@ class ChannelLook(TypedDict):
     """A channel's position and the messages that it holds.
 
     `wall_ns`: the broker's clock. `counts`: the number of messages in each state, except "new".
+    `absent`: spans (from, to) of offsets after the cursor that are never delivered.
     """
 
     next_offset: int
     start: int
     head: int
+    absent: Sequence[tuple[int, int]]
     wall_ns: int
     paused: bool
     settings: ChannelOptions

@@ -19,7 +19,7 @@ __all__ = [
     "CountDelayed", "DeadLettersGo", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel", "ListChunks",
     "ListDelayed", "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory", "Reload", "ReloadGateway",
     "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "Seek", "SetClosed", "SetPaused", "SetRetention", "SetSealed", "SetSync",
-    "Skip", "TakePart", "WaitForShipping", "WhereDeadLettersGo",
+    "Skip", "SkipMessages", "TakePart", "WaitForShipping", "WhereDeadLettersGo",
 ]
 # fmt: on
 
@@ -255,6 +255,21 @@ class Skip(Order[Done]):
     op: ClassVar[int] = 112
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SkipMessages(Order[Done]):
+    """Finish these messages for the channel without a delivery, wherever they are. `head`: the end
+    of the topic. With `preview`, only say which of them that would be.
+
+    Done.data: {"offsets": those that the channel had not finished}. The reply comes when this is
+    durable.
+    """
+
+    op: ClassVar[int] = 29
+    offsets: tuple[int, ...]
+    head: int
+    preview: bool
 
 
 @dataclass(frozen=True, slots=True)

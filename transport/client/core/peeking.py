@@ -206,6 +206,9 @@ def _wanted(block: Block, channel: str, data: ChannelLook) -> list[int]:
     ):
         return []
     others = {index for index, addressee in addressees(block) if addressee != channel}
+    for start, stop in data["absent"]:
+        low, high = start - block.first_offset, stop - block.first_offset
+        others.update(range(max(0, low), min(block.count, high)))
     if not tags:
         return [index for index in range(block.count) if index not in others]
     wanted = {tag.encode() for tag in tags.split("||")}
