@@ -138,6 +138,17 @@ class ChannelCounters(TypedDict):
     lost_count: int
 
 
+class BlockerRow(TypedDict):
+    """A message of an ordered channel that has failed, and that `waiting` others of its key wait
+    for. `attempts` is how often it was tried, and `error` is why it failed last.
+    """
+
+    offset: int
+    waiting: int
+    attempts: int
+    error: str
+
+
 class SupplyFacts(TypedDict):
     """A channel's position in its topic, and the numbers of its waiting messages."""
 
@@ -146,6 +157,7 @@ class SupplyFacts(TypedDict):
     deferred_count: int
     dying_count: int
     next_offset: int
+    blocked_by: Sequence[BlockerRow]
     parked_count: NotRequired[int]
     """For an ordered channel, the number of messages that wait for others with the same key."""
 

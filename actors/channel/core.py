@@ -895,7 +895,9 @@ class _HeldRow(TypedDict):
     """A run of messages behind the cursor.
 
     Runs in flight have `consumer`, `held_ms` and `left_ms`. Runs that a consumer holds without a
-    handler have `consumer` and `held_ms`. Deferred runs have `due_ns`.
+    handler have `consumer` and `held_ms`. Deferred runs have `due_ns`. A message that others of its
+    key wait for is a run of its own, and has their number as `blocks`. If the run has failed,
+    `error` says why.
     """
 
     state: str
@@ -906,6 +908,8 @@ class _HeldRow(TypedDict):
     held_ms: NotRequired[int]
     left_ms: NotRequired[int]
     due_ns: NotRequired[int]
+    blocks: NotRequired[int]
+    error: NotRequired[str]
 
 
 class _Look(NamedTuple):
@@ -913,6 +917,7 @@ class _Look(NamedTuple):
     limit: int  # the most messages of each state
     data: dict[str, object]
     held: list[_HeldRow]
+    blocking: Mapping[int, int]
 
 
 class Peeks:
@@ -972,11 +977,19 @@ class Peeks:
             for run, whose, held_ns, left_ns in out
             if left_ns is None
         )
-        held = [*_first(begun, limit), *_first(waiting, limit)]
-        for state, runs in supply.shown().items():
-            held += _first((_held(state, run) for run in runs), limit)
-        self._looks[request] = _Look(order.request, limit, data, held)
-        return Due(request, self._channel, ANY_NS, limit)
+        blocking = supply.blocking(limit)
+        held: list[_HeldRow] = []
+        for rows in (
+            begun,
+            waiting,
+            *((_held(state, run) for run in runs) for state, runs in supply.shown().items()),
+        ):
+            held += _first(rows, limit, blocking)
+        for row in held:
+            _say_error(row, supply)
+        self._looks[request] = _Look(order.request, limit, data, held, blocking)
+        # A deferred message that others wait for is shown, although it is due late.
+        return Due(request, self._channel, ANY_NS, options.PEEK_MAX if blocking else limit)
 
     def answered(self, request: int, rows: Iterable[Row], delivery: ChannelCore) -> Done | None:
         """Return the reply to the peek, or None if this request does not belong to one."""
@@ -987,7 +1000,10 @@ class Peeks:
         deferred: Iterator[_HeldRow] = (
             {**_held("deferred", row[:3]), "due_ns": row[3]} for row in found
         )
-        return Done(look.order, look.data | {"held": [*look.held, *_first(deferred, look.limit)]})
+        shown = [*_first(deferred, look.limit, look.blocking)]
+        for row in shown:
+            _say_error(row, delivery.supply)
+        return Done(look.order, look.data | {"held": [*look.held, *shown]})
 
     def failed(self, request: int) -> int:
         """Return the number of the failed peek's order, or 0 if the request does not belong to a
@@ -1001,13 +1017,34 @@ def _held(state: str, run: Run) -> _HeldRow:
     return {"state": state, "offset": run[0], "count": run[1], "attempts": run[2]}
 
 
-def _first(rows: Iterable[_HeldRow], limit: int) -> Iterator[_HeldRow]:
-    """Yield the rows of the first `limit` messages."""
+def _first(rows: Iterable[_HeldRow], limit: int, blocking: Mapping[int, int]) -> Iterator[_HeldRow]:
+    """Yield the rows of the first `limit` messages, and of all that are `blocking`."""
+    if not blocking:
+        yield from _few(rows, limit)
+        return
+    ranges = ranges_of(blocking)
+    others: list[_HeldRow] = []
+    for row in rows:
+        run = (row["offset"], row["count"], 0)
+        found, left, _ = take((run,), touching(ranges, run[0], run[0] + run[1]) or [(0, 0)])
+        for first, count, _ in found:
+            for offset in range(first, first + count):
+                yield {**row, "offset": offset, "count": 1, "blocks": blocking[offset]}
+        others += ({**row, "offset": first, "count": count} for first, count, _ in left)
+    yield from _few(others, limit)
+
+
+def _few(rows: Iterable[_HeldRow], limit: int) -> Iterator[_HeldRow]:
     for row in rows:
         yield {**row, "count": min(row["count"], limit)}
         limit -= row["count"]
         if limit <= 0:
             return
+
+
+def _say_error(row: _HeldRow, supply: Supply) -> None:
+    if error := supply.failures.error_of(row["offset"], row["count"]):
+        row["error"] = error
 
 
 # Which consumers a channel accepts

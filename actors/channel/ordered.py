@@ -55,6 +55,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from ...transport.block.block import Block
+from ...transport.reports import BlockerRow
 from ...transport.settings import ChannelSettings
 from ...transport.wire.protocol import Run
 from ..primitives.ranges import Range, cut_out, take, total
@@ -252,6 +253,19 @@ class Slots:
         self.__init__()  # type: ignore[misc]
 
     # Rows
+
+    def waiting_behind(self, offset: int) -> int:
+        """Return how many messages wait for this one, or 0 if it is no head."""
+        slot = self._slot_of.get(offset)
+        return 0 if slot is None else len(self._queues.get(slot, ()))
+
+    def blocking(self) -> Iterator[tuple[int, int]]:
+        """Yield the heads that others wait for, with the number of those others."""
+        return (
+            (self._heads[slot], len(queue))
+            for slot, queue in self._queues.items()
+            if slot in self._heads
+        )
 
     def runs(self) -> Iterator[Run]:
         """Yield the parked and loose messages as rows, with adjacent messages in one row."""
@@ -754,6 +768,25 @@ class OrderedSupply(Supply):
 
     def shown(self) -> dict[str, Iterator[Run]]:
         return {**super().shown(), "parked": chain(self._slots.runs(), self._unsorted.runs())}
+
+    def blocking(self, limit: int) -> dict[int, int]:
+        return dict(
+            heapq.nlargest(limit, self._slots.blocking(), key=lambda one: (one[1], -one[0]))
+        )
+
+    def blockers(self) -> tuple[BlockerRow, ...]:
+        found: dict[int, BlockerRow] = {}
+        for run, error in self.failures.newest():
+            for offset in self._slots.heads_in((run,)):
+                if offset not in found and (waiting := self._slots.waiting_behind(offset)):
+                    found[offset] = {
+                        "offset": offset,
+                        "waiting": waiting,
+                        "attempts": run[2],
+                        "error": error,
+                    }
+        rows = sorted(found.values(), key=lambda row: (-row["waiting"], row["offset"]))
+        return tuple(rows[: options.BLOCKERS_SHOWN])
 
     def statistics(self, head: int) -> SupplyPulse:
         """Return the report.

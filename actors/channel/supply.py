@@ -34,6 +34,7 @@ from typing import Final, NamedTuple
 
 from ...transport.block.block import Block
 from ...transport.errors import E_LIMIT, CorruptBlock, Refused
+from ...transport.reports import BlockerRow
 from ...transport.settings import ChannelSettings
 from ...transport.wire.protocol import Run
 from ..primitives.ranges import (
@@ -48,6 +49,7 @@ from ..primitives.ranges import (
 )
 from ..runtime.pulses import SupplyPulse
 from ..settings import options
+from .failures import Failures
 from .filters import SKIPPED, ChannelFilter, Gathering, count_skipped
 from .lease import Changes, Hole, Subscriber
 from .redelivery import (
@@ -167,6 +169,7 @@ class Supply:
         self.gaps: tuple[Span, ...] = ()
         self.again = Redelivery()
         self.apart = Suspects()
+        self.failures = Failures()
         self.deferred = deferred
         self.dying = Dying()
         self.moving = False
@@ -586,18 +589,22 @@ class Supply:
         The runs have the number of attempts that they have used. `cause` is a sentence that says
         what happened to the last delivery.
         """
+        self.failures.note(runs, cause)
         self.again.returned.extend(self.living(runs, cause))
 
     def suspect(self, runs: Sequence[Run], cause: str) -> None:
         """Deliver these messages of a lost consumer again, apart from others."""
+        self.failures.note(runs, cause)
         self.apart.returned.extend(self.living(runs, cause))
 
     def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
         """Deliver these messages again, but not before `due_ns` (wall clock)."""
+        self.failures.note(runs, cause)
         self.deferred.put(self.living(runs, cause), due_ns)
 
     def reject(self, runs: Sequence[Run], cause: str) -> None:
         """Never deliver these messages again."""
+        self.failures.note(runs, cause)
         self.dying.reject(runs, cause)
 
     # Dying messages
@@ -701,6 +708,7 @@ class Supply:
         self.apart.clear()
         self.dying.clear()
         self.deferred.clear()
+        self.failures.clear()
         self._forget_passed()
         self.next_offset = offset
         self.drop_blocks()
@@ -749,6 +757,17 @@ class Supply:
         dying = (death.run for death in chain(self.dying.out, self.dying.waiting))
         return {"requeued": chain(self.apart.unsent(), self.again.unsent()), "dying": dying}
 
+    def blocking(self, limit: int) -> dict[int, int]:
+        """Return messages that others of their key wait for, with the number of those that wait.
+
+        The message for which most others wait comes first.
+        """
+        return {}
+
+    def blockers(self) -> tuple[BlockerRow, ...]:
+        """Return the blocking messages that have failed, as far as that is remembered."""
+        return ()
+
     def starts(self) -> Iterator[int]:
         """Yield the starts of the rows behind the cursor that no consumer holds.
 
@@ -769,6 +788,7 @@ class Supply:
             "deferred_full": self.deferred.is_full(),
             "dying_count": self.dying.messages(),
             "next_offset": self.next_offset,
+            "blocked_by": self.blockers(),
             "requeued_waiting": again,
             "window_end": self.window_end,
         }

@@ -466,7 +466,7 @@ PATHS: Final[Mapping[tuple[str, str], Actions]] = {
         "/api/delayed/cancel",
         *(f"/api/schedule/{one}" for one in ("pause", "resume", "remove")),
     ),
-    **_all((Action.MANAGE_TOPIC, Action.REDRIVE), "POST", "/api/redrive"),
+    **_all((Action.MANAGE_TOPIC, Action.REDRIVE), "POST", "/api/redrive", "/api/redrive/discard"),
     **_all(
         Action.MANAGE_CHANNEL, "POST",
         *(f"/api/channel/{one}" for one in ("create", "configure", "pause", "unpause", "empty", "seek", "skip", "delete")),

@@ -273,6 +273,8 @@ CONSUMERS_MAX: Final = 10_000
 # The most characters of error texts that a channel keeps for messages on their way to the dead
 # letters. Further dead letters are sent without their error text.
 DYING_TEXT_MAX: Final = 1 * MIB
+FAILURES_MAX: Final = 200  # the last failed deliveries whose errors a channel remembers
+BLOCKERS_SHOWN: Final = 3  # the most blocking messages in the statistics of a channel
 DEAD_TICK_MS: Final = 100  # interval between checks of the link while dead letters are being sent
 # The delay before refused dead letters (a full topic or disk) are sent again. It doubles with each
 # try, up to DEAD_RETRY_S_MAX.

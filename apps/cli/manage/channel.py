@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from ....transport.names import parts_text
-from ....transport.reports import ChannelStats
+from ....transport.reports import BlockerRow, ChannelStats
 from ....transport.settings import CHANNEL, split_tags
 from ..options import confirm, with_broker, yes_option
 from ..output import json_lines_option, json_option, say, tell, tell_line
@@ -166,10 +166,23 @@ def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: flo
             health = "" if one["health"] == "OK" else f", health {one['health']}"
             say(f"part       {part['topic_name']}, {place}{health}")
         say_missing(whole)
+    for part, one in whole.in_parts(channel) if whole.parts else [(found, row)]:
+        for blocker in one.get("blocked_by", ()):
+            place = f"{part['topic_name']} " if whole.parts else ""
+            say(f"blocked by {place}{_blocker(blocker)}")
     say(describe_channel(topic, channel, row["settings"]))
     if any(one.get("settings") != row["settings"] for _, one in whole.in_parts(channel)):
         first = whole.in_parts(channel)[0][0]["topic_name"]
         say(f"zsq: the settings differ between the parts; these are those of {first}", err=True)
+
+
+def _blocker(row: BlockerRow) -> str:
+    from ....actors.runtime.logs import escaped
+
+    return (
+        f"offset {row['offset']}, tried {row['attempts']:,} times, {row['waiting']:,} messages of "
+        f"its key wait; last error: {escaped(row['error'])}"
+    )
 
 
 def _waiting(row: ChannelStats) -> str:

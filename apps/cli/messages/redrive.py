@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -15,6 +15,7 @@ from ....transport.client.core.redrive import (
     NOT_COME,
     POLL_S,
     READY,
+    SETTLED,
     Redrive,
 )
 from ..options import Stopping, stop_signals, suggesting, with_broker
@@ -22,7 +23,12 @@ from ..output import json_option, say, tell
 from ..progress import Advance, bar
 
 if TYPE_CHECKING:
-    from ....transport.client.blocking.client import Admin, Batch, Consumer, Producer
+    from collections.abc import Callable, Sequence
+
+    from ....transport.client.blocking.client import Admin, Consumer, Producer, Reader
+    from ....transport.client.core.message import Message, StoredMessage
+
+    SentT = TypeVar("SentT", Message, StoredMessage)
 
 
 class Run:
@@ -37,11 +43,16 @@ class Run:
         self._dead_topic = dead_topic
         self.plan = plan
 
-    def batch(self, batch: Batch, limit: int) -> int:
-        """Send up to `limit` messages of the batch back, and return their number."""
+    def send(
+        self, messages: Sequence[SentT], limit: int, finish: Callable[[Sequence[SentT]], None]
+    ) -> int:
+        """Send up to `limit` of these messages back, and return their number.
+
+        `finish` finishes messages that are durable in their target.
+        """
         from ....transport.errors import NotFound, ZsqError
 
-        before, messages = self.plan.total, batch.messages()
+        before = self.plan.total
         for route in self.plan.unknown(messages):
             try:
                 self._admin.redrive_to(self._dead_topic, *route.place, route.origin, route.chosen)
@@ -59,10 +70,27 @@ class Run:
                 tags=[message.tag for message in group.messages],
                 headers=group.headers,
             )
-            for message in group.messages:
-                message.finish()
+            finish(group.messages)
             self.plan.was_sent(group)
         return self.plan.total - before
+
+    def send_chosen(self, offsets: Sequence[int], reader: Reader) -> None:
+        """Send the dead letters with these offsets back, one by one."""
+        from ....transport.errors import NotFound
+
+        for offset in offsets:
+            if not self._admin.skip(self._dead_topic, CHANNEL, [offset], preview=True):
+                self.plan.leave(SETTLED)
+                continue
+            try:
+                letter = reader.message(offset)
+            except NotFound as error:
+                self.plan.leave(error.text)
+                continue
+            self.send([letter], 1, self._finish_chosen)
+
+    def _finish_chosen(self, letters: Sequence[StoredMessage]) -> None:
+        self._admin.skip(self._dead_topic, CHANNEL, [letter.offset for letter in letters])
 
     def waiting(self) -> int:
         return self.plan.waiting(
@@ -102,6 +130,19 @@ class Run:
     is_flag=True,
     help="Redrive all dead letters that exist when the command starts.",
 )
+@click.option(
+    "--offset",
+    "offsets",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="OFFSET",
+    help="Redrive the dead letter with this offset in DEAD_TOPIC. Can be given up to 1,000 times.",
+)
+@click.option(
+    "--discard",
+    is_flag=True,
+    help="Finish the dead letters of --offset without sending them back.",
+)
 @json_option
 @with_broker
 def redrive(
@@ -110,6 +151,8 @@ def redrive(
     channel: str | None,
     count: int | None,
     everything: bool,
+    offsets: tuple[int, ...],
+    discard: bool,
     as_json: bool,
     url: str,
     timeout: float,
@@ -119,15 +162,18 @@ def redrive(
 
     They arrive as new messages, with attempts from 1. The headers about the failure stay as
     zsq-redriven-*. DEAD_TOPIC keeps the dead letters for its other readers. Exit code 1 if some
-    could not be sent: these stay, and can be sent again.
+    could not be sent: these stay, and can be sent again. zsq tail DEAD_TOPIC --no-follow --json
+    shows the offsets.
     """
-    from ....transport.client.blocking.client import Admin, Consumer, Producer
+    from ....transport.client.blocking.client import Admin, Consumer, Producer, Reader
     from ....transport.errors import E_PARTS, UsageError
     from ....transport.names import check_name
     from ....transport.whole_topic import whole_topic
 
-    if (count is None) != everything:
-        raise click.UsageError("give either -n N or --all")
+    if (count is not None) + everything + bool(offsets) != 1:
+        raise click.UsageError("give one of -n N, --all and --offset OFFSET")
+    if discard and (not offsets or to or channel):
+        raise click.UsageError("--discard needs --offset, and no target")
     for name, what in ((dead_topic, "topic"), (to, "topic"), (channel, "channel")):
         if name is not None:
             check_name(name, what)
@@ -150,6 +196,16 @@ def redrive(
             if not row["kept_count"]:
                 _tell(run, as_json)
                 return 0
+            if offsets:
+                admin.create_channel(dead_topic, CHANNEL, start="earliest")
+                if discard:
+                    return _discard(admin, dead_topic, offsets, as_json)
+                reader = stack.enter_context(Reader(dead_topic, url=url, timeout=timeout))
+                try:
+                    run.send_chosen(sorted({*offsets}), reader)
+                finally:
+                    _tell(run, as_json)
+                return 1 if run.plan.left else 0
             consumer = stack.enter_context(
                 Consumer(
                     dead_topic, CHANNEL, url=url, ready=READY, timeout=timeout, start="earliest"
@@ -176,6 +232,16 @@ def redrive(
                 err=True,
             )
     return 1 if run.plan.left else 0
+
+
+def _discard(admin: Admin, dead_topic: str, offsets: Sequence[int], as_json: bool) -> int:
+    found = admin.skip(dead_topic, CHANNEL, offsets)
+    others = len({*offsets}) - len(found)
+    if as_json:
+        tell({"discarded": len(found), "left": others})
+    else:
+        say(f"{len(found):,} discarded" + (f", {others:,} left: {SETTLED}" if others else ""))
+    return 1 if others else 0
 
 
 def _tell(run: Run, as_json: bool) -> None:
@@ -224,6 +290,12 @@ def drive(
                 return
             continue
         deadline = time.monotonic() + timeout
-        done = run.batch(batch, READY if count is None else count - sent)
+        limit = READY if count is None else count - sent
+        done = run.send(batch.messages(), limit, _finish_each)
         advance(done)
         sent += done
+
+
+def _finish_each(messages: Sequence[Message]) -> None:
+    for message in messages:
+        message.finish()
