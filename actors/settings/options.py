@@ -485,6 +485,10 @@ SLEEP_LOOK_MS: Final = 1_000
 STOP_COMMIT_S: Final = 5.0
 RESTARTS_MAX: Final = 20
 RESTARTS_WITHIN_S: Final = 60.0
+# A topic whose process, or the process of a channel, was restarted so often within this time is
+# unwell, although it is up.
+UNSTEADY_RESTARTS: Final = 5
+UNSTEADY_S: Final = 300.0
 PROCESSES_MAX: Final = 2_500
 PROCESSES_MAX_LEAST: Final = 64  # the default limit is at least this, on any machine
 # The memory that the default limit allows for each process. A process holds 6 to 11 MiB. The rest

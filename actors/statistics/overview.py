@@ -185,6 +185,7 @@ class Overview:
             group.row.closed,
             group.row.sync,
             group.restarts.count,
+            group.unsteady,
         )
         if (
             not changed
