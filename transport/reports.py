@@ -157,7 +157,6 @@ class SupplyFacts(TypedDict):
     deferred_count: int
     dying_count: int
     next_offset: int
-    blocked_by: Sequence[BlockerRow]
     parked_count: NotRequired[int]
     """For an ordered channel, the number of messages that wait for others with the same key."""
 
@@ -192,6 +191,7 @@ class ChannelStats(SupplyFacts, DeliveryFacts, ChannelFacts, LeftOut):
     drain_s: float | None
     message_count: int
     clients: Sequence[ConsumerStats]
+    blocked_by: Sequence[BlockerRow]
     e2e_processing_latency: Latency
     private_bytes: NotRequired[int]
 

@@ -885,7 +885,8 @@ class ChannelCore:
 
     def details(self, now_ns: int, wall_ns: int) -> ChannelDetails:
         """Return the reports on consumers and the latencies."""
-        return self.measurements.details(self.consumers.values(), now_ns, wall_ns)
+        found = self.measurements.details(self.consumers.values(), now_ns, wall_ns)
+        return {**found, "blocked_by": self.supply.blockers()}
 
 
 ANY_NS = 1 << 62  # later than every due time
@@ -978,13 +979,9 @@ class Peeks:
             if left_ns is None
         )
         blocking = supply.blocking(limit)
-        held: list[_HeldRow] = []
-        for rows in (
-            begun,
-            waiting,
-            *((_held(state, run) for run in runs) for state, runs in supply.shown().items()),
-        ):
-            held += _first(rows, limit, blocking)
+        held = [*_first(begun, limit, blocking), *_first(waiting, limit, blocking)]
+        for state, runs in supply.shown().items():
+            held += _first((_held(state, run) for run in runs), limit, blocking)
         for row in held:
             _say_error(row, supply)
         self._looks[request] = _Look(order.request, limit, data, held, blocking)

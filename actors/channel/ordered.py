@@ -770,11 +770,19 @@ class OrderedSupply(Supply):
         return {**super().shown(), "parked": chain(self._slots.runs(), self._unsorted.runs())}
 
     def blocking(self, limit: int) -> dict[int, int]:
-        return dict(
-            heapq.nlargest(limit, self._slots.blocking(), key=lambda one: (one[1], -one[0]))
+        failed = self._failed_heads()
+        ranked = heapq.nlargest(
+            limit, self._slots.blocking(), key=lambda one: (one[0] in failed, one[1], -one[0])
         )
+        return dict(ranked)
 
     def blockers(self) -> tuple[BlockerRow, ...]:
+        rows = sorted(
+            self._failed_heads().values(), key=lambda row: (-row["waiting"], row["offset"])
+        )
+        return tuple(rows[: options.BLOCKERS_SHOWN])
+
+    def _failed_heads(self) -> dict[int, BlockerRow]:
         found: dict[int, BlockerRow] = {}
         for run, error in self.failures.newest():
             for offset in self._slots.heads_in((run,)):
@@ -785,8 +793,7 @@ class OrderedSupply(Supply):
                         "attempts": run[2],
                         "error": error,
                     }
-        rows = sorted(found.values(), key=lambda row: (-row["waiting"], row["offset"]))
-        return tuple(rows[: options.BLOCKERS_SHOWN])
+        return found
 
     def statistics(self, head: int) -> SupplyPulse:
         """Return the report.

@@ -760,7 +760,7 @@ class Supply:
     def blocking(self, limit: int) -> dict[int, int]:
         """Return messages that others of their key wait for, with the number of those that wait.
 
-        The message for which most others wait comes first.
+        Those that have failed come first, and then those that most others wait for.
         """
         return {}
 
@@ -788,7 +788,6 @@ class Supply:
             "deferred_full": self.deferred.is_full(),
             "dying_count": self.dying.messages(),
             "next_offset": self.next_offset,
-            "blocked_by": self.blockers(),
             "requeued_waiting": again,
             "window_end": self.window_end,
         }

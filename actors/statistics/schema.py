@@ -280,7 +280,7 @@ _CHANNEL: Final = (
     _S("channel", "dying_count", "messages", _SUPPLY, "messages on their way to the dead letters", view="dying", title="dying", rare=2,
        note="messages on their way to the dead letters; not in `depth`, and not finished"),
     _S("channel", "next_offset", "offset", _SUPPLY, "offset up to which messages were handed out or passed over", view="next_offset"),
-    _S("channel", "blocked_by", "rows", _SUPPLY, "failed messages for which others of their key wait", default=(),
+    _S("channel", "blocked_by", "rows", _CORE, "failed messages for which others of their key wait", default=(),
        note="for an ordered channel, up to three messages that have failed, and for which others of their key wait: `offset`,"
        " `waiting` (how many wait), `attempts`, and `error`, the last one. Forgotten at a restart"),
     _S("channel", "oldest_message_age_s", "s", _ROW, "age of the oldest message that is not finished", default=0.0, view="oldest_ns",

@@ -71,6 +71,7 @@ PAGES: Final = {
         ),
         put=(
             ("zsq topic retire", "clicks [--wait 2h]", "views --wait 2h"),
+            ("zsq channel skip clicks", "80 95", "0 1 --yes"),
             ("zsq serve", "DIR", "other"),
         ),
         first={

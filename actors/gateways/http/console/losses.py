@@ -388,8 +388,8 @@ def _redrive(asked: ActionRequest) -> LossReport:
         count = len(offsets)
         says = (
             [
-                f"{count:,} dead letters ({_places(offsets)}) are sent back as new messages, each to the "
-                "channel that it came from."
+                f"{count:,} dead letters ({_places(offsets)}) are sent back as new messages, each "
+                "to the channel that it came from."
             ]
             if count
             else []
@@ -416,8 +416,8 @@ def _redrive(asked: ActionRequest) -> LossReport:
 _ACTIONS: Final[dict[str, Callable[[ActionRequest], LossReport]]] = {
     "topic.delete": _topic_delete, "topic.empty": _topic_empty, "topic.pause": _topic_pause, "topic.close": _topic_close,
     "topic.close.consumers": _topic_close_consumers, "channel.delete": _channel_delete, "channel.empty": _channel_empty,
-    "channel.pause": _channel_pause, "channel.seek": _channel_seek, "channel.skip": _channel_skip, "delayed.cancel": _delayed_cancel, "redrive": _redrive,
-    "redrive.discard": _redrive_discard,
+    "channel.pause": _channel_pause, "channel.seek": _channel_seek, "channel.skip": _channel_skip,
+    "delayed.cancel": _delayed_cancel, "redrive": _redrive, "redrive.discard": _redrive_discard,
 }  # fmt: skip
 
 
