@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.broker import Broker, kill, wait_for
 from support.topic_names import topic_name_of
+from support.zsq_command import run_text
 
 import zsq
 
@@ -81,8 +82,14 @@ def test_an_ordered_channel_goes_on_behind_a_skipped_message(broker: Broker, top
         producer.publish_many(topic, [b"poison", b"one", b"two"], key=b"k")
         with zsq.Consumer(topic, "c", url=url) as consumer:
             (poison,) = received(consumer, 1)
-            poison.requeue(600)
+            poison.requeue(600, error="no such customer")
             consumer.flush()
+            wait_for(lambda: row(url, topic)["deferred_count"] == 1, 10, "the deferred message")
+            shown = run_text("--url", url, "channel", "show", topic, "c").stdout
+            assert (
+                "blocked by offset 0, attempt 1 failed, 2 messages of its key wait; last error: "
+                "no such customer"
+            ) in shown
             assert admin.skip(topic, "c", [0, 1]) == [0, 1]
             (two,) = received(consumer, 1)
             assert two.body == b"two"

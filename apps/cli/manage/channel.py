@@ -180,7 +180,7 @@ def _blocker(row: BlockerRow) -> str:
     from ....actors.runtime.logs import escaped
 
     return (
-        f"offset {row['offset']}, tried {row['attempts']:,} times, {row['waiting']:,} messages of "
+        f"offset {row['offset']}, attempt {row['attempts']:,} failed, {row['waiting']:,} messages of "
         f"its key wait; last error: {escaped(row['error'])}"
     )
 
