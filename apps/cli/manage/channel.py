@@ -180,8 +180,8 @@ def _blocker(row: BlockerRow) -> str:
     from ....actors.runtime.logs import escaped
 
     return (
-        f"offset {row['offset']}, attempt {row['attempts']:,} failed, {row['waiting']:,} messages of "
-        f"its key wait; last error: {escaped(row['error'])}"
+        f"offset {row['offset']}, attempt {row['attempts']:,} failed, {row['waiting']:,} messages "
+        f"of its key wait; last error: {escaped(row['error'])}"
     )
 
 
