@@ -133,8 +133,20 @@ class ChannelCounters(TypedDict):
     sampled_count: int
     tag_skipped_count: int
     addressed_skipped_count: int
+    skipped_count: int
     dropped_count: int
     lost_count: int
+
+
+class BlockerRow(TypedDict):
+    """A message of an ordered channel that has failed, and that `waiting` others of its key wait
+    for. `attempts` is how often it was tried, and `error` is why it failed last.
+    """
+
+    offset: int
+    waiting: int
+    attempts: int
+    error: str
 
 
 class SupplyFacts(TypedDict):
@@ -179,6 +191,7 @@ class ChannelStats(SupplyFacts, DeliveryFacts, ChannelFacts, LeftOut):
     drain_s: float | None
     message_count: int
     clients: Sequence[ConsumerStats]
+    blocked_by: Sequence[BlockerRow]
     e2e_processing_latency: Latency
     private_bytes: NotRequired[int]
 

@@ -29,7 +29,7 @@ from ...transport.names import is_ephemeral
 from ...transport.settings import ATTEMPTS_MAX, ChannelOptions, NewChannelSettings
 from ...transport.wire import protocol as p
 from ..primitives.lease_cell import LOST, LeaseWatch, run_dir_of
-from ..primitives.ranges import Span
+from ..primitives.ranges import Span, ranges_of
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.link_ends import LinkEnds
 from ..runtime.port import Mail, Port
@@ -42,8 +42,9 @@ from .dead_letter_sender import DeadLetterSender
 from .due_clock import DueClock
 from .feed import Feed
 from .lease import Departure, Hole, Subscriber
-from .redelivery import Deferred
+from .redelivery import Deferred, Row
 from .saving import Saving
+from .skips import Skips
 
 _NS = 1_000_000_000
 
@@ -186,6 +187,7 @@ class ChannelActor(Actor[ChannelStart]):
             self, self.given.topic_name, self.given.uuid, self.name, self.given.front
         )
         self.peeks = Peeks(self.name)
+        self.skips = Skips(self.supply.deferred)
         self._stop_ns = 0
         self.closed: bool = self.given.closed  # closed for consumers
         self.lease = LeaseWatch(run_dir_of(self.given.front) if self.given.leased else "")
@@ -215,6 +217,7 @@ class ChannelActor(Actor[ChannelStart]):
         self.obey(p.SetPaused, self.pause)
         self.obey(p.EmptyChannel, self.empty)
         self.obey(p.Skip, self.skip)
+        self.obey(p.SkipMessages, self.skip_messages)
         self.obey(p.Seek, self.seek)
         self.obey(p.Peek, self.peek)
         self.obey(p.ConfigureChannel, self.configure)
@@ -426,6 +429,7 @@ class ChannelActor(Actor[ChannelStart]):
             or self.core.waits_for_commit()
         ):
             self._save()
+        self._ask_for_skips()
         self._ask_for_due()
         self._ask_for_blocks()
         self._hint()
@@ -546,6 +550,14 @@ class ChannelActor(Actor[ChannelStart]):
         self._hinted_ns = self.core.next_due(now, due_ns)
         port.send(mail.envelope, p.Scanned(message.request, dirty, self._hinted_ns))
 
+    def _ask_for_skips(self) -> None:
+        """Ask the storage which of the messages to skip are deferred."""
+        offsets = self.skips.wanted()
+        if offsets:
+            self._request += 1
+            self.skips.ask(self._request)
+            self.storage.send((), p.DeferredAt(self._request, self.name, offsets))
+
     def _ask_for_due(self) -> None:
         if not self.stopping and self.core.may_ask():
             self._request += 1
@@ -583,7 +595,9 @@ class ChannelActor(Actor[ChannelStart]):
                 self.storage.send((), save)
 
     def on_done(self, port: Port, mail: Mail, message: p.Done) -> None:
-        if self.supply.deferred.answered(message.request):
+        if (order := self.skips.answered(message.request)) is not None:
+            self._skip_found(order, message.data["rows"])
+        elif self.supply.deferred.answered(message.request):
             rows, next_due_ns = message.data["rows"], message.data["next_due_ns"]
             self.supply.came_due(rows, next_due_ns, self.due_clock.now_ns())
         looked = self.peeks.answered(message.request, message.data.get("rows", ()), self.core)
@@ -613,6 +627,8 @@ class ChannelActor(Actor[ChannelStart]):
             )
             self.supply.lost(offset, offset + 1)
             return
+        if order := self.skips.failed(message.request):
+            self.answer_order(p.Failed(order, message.code, message.text))
         self.supply.deferred.failed(message.request)
         if order := self.peeks.failed(message.request):
             self.answer_order(p.Failed(order, message.code, message.text))
@@ -671,6 +687,31 @@ class ChannelActor(Actor[ChannelStart]):
         if self.core.skip(message.start, message.end):
             self.feed.moved()
         self.saving.answer(p.Done(message.request, {}))
+
+    def skip_messages(self, message: p.SkipMessages) -> None:
+        self._head = max(self._head, message.head)
+        if self.supply.deferred.rows:
+            self.skips.add(message)
+        else:
+            self._skip(message, ())
+
+    def _skip_found(self, order: p.SkipMessages, rows: Sequence[Row]) -> None:
+        try:
+            self._skip(order, rows)
+        except ZsqError as error:
+            self.answer_order(p.Failed(order.request, error.code, error.text))
+
+    def _skip(self, order: p.SkipMessages, rows: Sequence[Row]) -> None:
+        """Skip messages. `rows` are the deferred rows in the storage that have some of them."""
+        ranges = self.core.unfinished(ranges_of(order.offsets), rows, self._head)
+        offsets = [one for first, count in ranges for one in range(first, first + count)]
+        answer = p.Done(order.request, {"offsets": tuple(offsets)})
+        if order.preview:
+            self.answer_order(answer)
+            return
+        if ranges and self.core.skip_messages(ranges, rows):
+            self.feed.moved()
+        self.saving.answer(answer)
 
     def configure(self, message: p.ConfigureChannel) -> None:
         own = channel_settings.changed(

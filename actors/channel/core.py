@@ -69,7 +69,7 @@ from ...transport.wire.protocol import (
 )
 from ..primitives.deadlines import DeadlineHeap
 from ..primitives.latency import LatencyWindow, bin_of, merged
-from ..primitives.ranges import check, total, unread
+from ..primitives.ranges import check, ranges_of, take, total, touching, unread
 from ..primitives.rates import RECENT_NS, SAMPLE_NS, RateMeter
 from ..runtime.pulses import ChannelDetails, DeliveryPulse
 from ..settings import options
@@ -795,10 +795,41 @@ class ChannelCore:
 
     def skip(self, start: int, stop: int) -> bool:
         """Never deliver these messages, see `Supply.skip`. They do not count as received."""
-        before = self.supply.next_offset
+        received = unread(max(start, self.supply.next_offset), stop, self.supply.absent())
         moved = self.supply.skip(start, stop)
         if moved:
-            self.begin += unread(max(start, before), stop, self.supply.gaps)
+            self.begin += received
+        return moved
+
+    def unfinished(self, ranges: Sequence[Range], found: Sequence[Row], head: int) -> list[Range]:
+        """Return the parts of these ranges that the channel has not finished, and may still skip.
+
+        `found` are the deferred rows in the state store that have some of these messages. `head`
+        is the end of the topic.
+        """
+        held = [run for lease in self._leases.values() for run in lease.runs]
+        rows = sorted([*held, *self.supply.unsent(), *(row[:3] for row in found)])
+        taken, _, others = take(rows, ranges)
+        behind = ((first, count) for first, count, _ in taken)
+        return ranges_of(
+            offset
+            for first, count in (*behind, *self.supply.ahead(others, head))
+            for offset in range(first, first + count)
+        )
+
+    def skip_messages(self, ranges: Sequence[Range], found: Sequence[Row]) -> bool:
+        """Finish these unfinished messages for this channel, because a user has skipped them.
+
+        Consumers that hold them cannot answer them any more. Return True if the feed must now read
+        from another offset.
+        """
+        moved = self.supply.skip_messages(ranges, found)
+        for token, lease in list(self._leases.items()):
+            runs = lease.runs
+            if near := touching(ranges, runs[0][0], sum(runs[-1][:2])):
+                self._answered(lease.consumer.peer, token, near)
+        self.counters["skipped_count"] += sum(count for _, count in ranges)
+        self.supply.dirty = True
         return moved
 
     def go_on(
@@ -854,7 +885,8 @@ class ChannelCore:
 
     def details(self, now_ns: int, wall_ns: int) -> ChannelDetails:
         """Return the reports on consumers and the latencies."""
-        return self.measurements.details(self.consumers.values(), now_ns, wall_ns)
+        found = self.measurements.details(self.consumers.values(), now_ns, wall_ns)
+        return {**found, "blocked_by": self.supply.blockers()}
 
 
 ANY_NS = 1 << 62  # later than every due time
@@ -864,7 +896,9 @@ class _HeldRow(TypedDict):
     """A run of messages behind the cursor.
 
     Runs in flight have `consumer`, `held_ms` and `left_ms`. Runs that a consumer holds without a
-    handler have `consumer` and `held_ms`. Deferred runs have `due_ns`.
+    handler have `consumer` and `held_ms`. Deferred runs have `due_ns`. A message that others of its
+    key wait for is a run of its own, and has their number as `blocks`. If the run has failed,
+    `error` says why.
     """
 
     state: str
@@ -875,6 +909,8 @@ class _HeldRow(TypedDict):
     held_ms: NotRequired[int]
     left_ms: NotRequired[int]
     due_ns: NotRequired[int]
+    blocks: NotRequired[int]
+    error: NotRequired[str]
 
 
 class _Look(NamedTuple):
@@ -882,6 +918,7 @@ class _Look(NamedTuple):
     limit: int  # the most messages of each state
     data: dict[str, object]
     held: list[_HeldRow]
+    blocking: Mapping[int, int]
 
 
 class Peeks:
@@ -922,6 +959,7 @@ class Peeks:
             "paused": delivery.paused,
             "settings": delivery.settings.as_dict(),
             "wall_ns": wall_ns,
+            "absent": supply.absent(),
         }
         data = {"next_offset": supply.next_offset, **ends, **facts, "counts": counts}
         out = [*delivery.out(now_ns)]
@@ -940,11 +978,15 @@ class Peeks:
             for run, whose, held_ns, left_ns in out
             if left_ns is None
         )
-        held = [*_first(begun, limit), *_first(waiting, limit)]
+        blocking = supply.blocking(limit)
+        held = [*_first(begun, limit, blocking), *_first(waiting, limit, blocking)]
         for state, runs in supply.shown().items():
-            held += _first((_held(state, run) for run in runs), limit)
-        self._looks[request] = _Look(order.request, limit, data, held)
-        return Due(request, self._channel, ANY_NS, limit)
+            held += _first((_held(state, run) for run in runs), limit, blocking)
+        for row in held:
+            _say_error(row, supply)
+        self._looks[request] = _Look(order.request, limit, data, held, blocking)
+        # A deferred message that others wait for is shown, although it is due late.
+        return Due(request, self._channel, ANY_NS, options.PEEK_MAX if blocking else limit)
 
     def answered(self, request: int, rows: Iterable[Row], delivery: ChannelCore) -> Done | None:
         """Return the reply to the peek, or None if this request does not belong to one."""
@@ -955,7 +997,10 @@ class Peeks:
         deferred: Iterator[_HeldRow] = (
             {**_held("deferred", row[:3]), "due_ns": row[3]} for row in found
         )
-        return Done(look.order, look.data | {"held": [*look.held, *_first(deferred, look.limit)]})
+        shown = [*_first(deferred, look.limit, look.blocking)]
+        for row in shown:
+            _say_error(row, delivery.supply)
+        return Done(look.order, look.data | {"held": [*look.held, *shown]})
 
     def failed(self, request: int) -> int:
         """Return the number of the failed peek's order, or 0 if the request does not belong to a
@@ -969,13 +1014,34 @@ def _held(state: str, run: Run) -> _HeldRow:
     return {"state": state, "offset": run[0], "count": run[1], "attempts": run[2]}
 
 
-def _first(rows: Iterable[_HeldRow], limit: int) -> Iterator[_HeldRow]:
-    """Yield the rows of the first `limit` messages."""
+def _first(rows: Iterable[_HeldRow], limit: int, blocking: Mapping[int, int]) -> Iterator[_HeldRow]:
+    """Yield the rows of the first `limit` messages, and of all that are `blocking`."""
+    if not blocking:
+        yield from _few(rows, limit)
+        return
+    ranges = ranges_of(blocking)
+    others: list[_HeldRow] = []
+    for row in rows:
+        run = (row["offset"], row["count"], 0)
+        found, left, _ = take((run,), touching(ranges, run[0], run[0] + run[1]) or [(0, 0)])
+        for first, count, _ in found:
+            for offset in range(first, first + count):
+                yield {**row, "offset": offset, "count": 1, "blocks": blocking[offset]}
+        others += ({**row, "offset": first, "count": count} for first, count, _ in left)
+    yield from _few(others, limit)
+
+
+def _few(rows: Iterable[_HeldRow], limit: int) -> Iterator[_HeldRow]:
     for row in rows:
         yield {**row, "count": min(row["count"], limit)}
         limit -= row["count"]
         if limit <= 0:
             return
+
+
+def _say_error(row: _HeldRow, supply: Supply) -> None:
+    if error := supply.failures.error_of(row["offset"], row["count"]):
+        row["error"] = error
 
 
 # Which consumers a channel accepts

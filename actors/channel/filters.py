@@ -9,6 +9,7 @@ The result is a mask with one byte for each message. If several reasons apply, t
     OTHER_CHANNEL   addressed to another channel by its header `zsq-channel`
     OTHER_TAG       the channel has tags, and the message has another one or none
     EXPIRED         stored longer ago than the channel's `max_age_s`
+    SKIPPED         skipped by a user, and counted then (`Supply.emptied`)
     WANTED          a sample is drawn only from these messages
 
 Unwanted messages are finished for this channel: the cursor passes them, and they are counted. The
@@ -29,7 +30,7 @@ from ...transport.wire.dead_letter import addressees
 from ...transport.wire.protocol import Run
 from ..settings import options
 
-WANTED, OTHER_TAG, OTHER_CHANNEL, EXPIRED = range(4)
+WANTED, OTHER_TAG, OTHER_CHANNEL, EXPIRED, SKIPPED = range(5)
 COUNTED: Final = {
     OTHER_TAG: "tag_skipped_count",
     OTHER_CHANNEL: "addressed_skipped_count",

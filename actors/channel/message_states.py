@@ -42,6 +42,7 @@ class MessageEvent(Enum):
     CONFIGURE = "configure"  # a change of the allowed attempts or age
     BURIED = "dead letter stored"
     GONE = "gone from the log"  # damage, retention, or a limit of the topic
+    SKIP = "a user skips it"
     SEEK = "seek, empty"
 
 
@@ -58,12 +59,14 @@ MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = 
         # OVER: the message is not wanted (tag, age, address) or not in the sample.
         _E.DELIVER: frozenset({_S.PARKED, _S.OVER} | _SENT),
         _E.GONE: _OVER,
+        _E.SKIP: _OVER,
         _E.SEEK: _OVER,
     },
     _S.PARKED: {
         # WAITING or DYING: the message was begun before the last start of the channel.
         _E.DELIVER: frozenset({_S.OVER} | _SENT | _AGAIN),
         _E.GONE: _OVER,
+        _E.SKIP: _OVER,
         _E.SEEK: _SEEK,
     },
     _S.HELD: {
@@ -74,6 +77,7 @@ MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = 
         _E.GIVE_BACK: _AGAIN,  # DYING: the allowed attempts were lowered meanwhile
         _E.LEAVE: _AGAIN,
         _E.SCAN: _AGAIN,
+        _E.SKIP: _OVER,
         _E.SEEK: _SEEK,
     },
     _S.BEGUN: {
@@ -83,26 +87,30 @@ MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = 
         _E.GIVE_BACK: _AGAIN,
         _E.LEAVE: _AGAIN,
         _E.SCAN: _AGAIN,
+        _E.SKIP: _OVER,
         _E.SEEK: _SEEK,
     },
     _S.WAITING: {
         _E.SAVE: frozenset({_S.COMMITTING, _S.OVER}),  # OVER: the message was gone
         _E.CONFIGURE: frozenset({_S.DYING}),
+        _E.SKIP: _OVER,
         _E.SEEK: _SEEK,
     },
     _S.COMMITTING: {
         _E.COMMITTED: frozenset({_S.READY}),
         _E.CONFIGURE: frozenset({_S.DYING}),
         _E.GONE: _OVER,
+        _E.SKIP: _OVER,
         _E.SEEK: _SEEK,
     },
     _S.READY: {
         _E.DELIVER: frozenset({_S.OVER} | _SENT),  # OVER: it is too old by now
         _E.GONE: _OVER,
         _E.CONFIGURE: frozenset({_S.DYING}),
+        _E.SKIP: _OVER,
         _E.SEEK: _SEEK,
     },
-    _S.DEFERRED: {_E.SCAN: _AGAIN, _E.CAME_DUE: _AGAIN, _E.SEEK: _SEEK},
-    _S.DYING: {_E.BURIED: _OVER, _E.GONE: _OVER, _E.SEEK: _SEEK},
+    _S.DEFERRED: {_E.SCAN: _AGAIN, _E.CAME_DUE: _AGAIN, _E.SKIP: _OVER, _E.SEEK: _SEEK},
+    _S.DYING: {_E.BURIED: _OVER, _E.GONE: _OVER, _E.SKIP: _OVER, _E.SEEK: _SEEK},
     _S.OVER: {_E.SEEK: frozenset({_S.AHEAD})},
 }

@@ -48,22 +48,23 @@ import heapq
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from ...transport.block.block import Block
+from ...transport.reports import BlockerRow
 from ...transport.settings import ChannelSettings
 from ...transport.wire.protocol import Run
-from ..primitives.ranges import take, total
+from ..primitives.ranges import Range, cut_out, take, total
 from ..runtime.pulses import SupplyPulse
 from ..settings import options
 from .filling import Filling
 from .filters import ChannelFilter, count_skipped, wanted_runs
 from .lease import Hole, Subscriber
-from .redelivery import REJECTED, Deferred
+from .redelivery import REJECTED, Deferred, Row
 from .supply import Picked, Supply
 
 SLOTS: Final = 65_536
@@ -221,29 +222,50 @@ class Slots:
             if not start <= offset < stop
         }
         if len(self.parked) + self.loose_messages < before:
-            cut = {
-                slot: array("q", (o for o in queue if not start <= o < stop))
-                for slot, queue in self._queues.items()
-            }
-            self._queues = {slot: queue for slot, queue in cut.items() if queue}
-            self._free = [
-                (queue[0], slot) for slot, queue in self._queues.items() if slot not in self._heads
-            ]
-            heapq.heapify(self._free)
-        loose, self.loose, self.loose_messages = self.loose, deque(), 0
-        for first, count, _ in loose:
-            for low, high in (
-                (first, min(first + count, start)),
-                (max(first, stop), first + count),
-            ):
-                if low < high:
-                    self.loosen(low, high - low)
+            self._unqueue(range(start, stop))
+        self._cut_loose([(start, stop - start)])
         return before - self.waiting
+
+    def cut_out(self, ranges: Sequence[Range]) -> None:
+        """Remove the parked and loose messages of these ranges, which have few offsets."""
+        offsets = (one for first, count in ranges for one in range(first, first + count))
+        gone = {offset for offset in offsets if self.parked.pop(offset, None) is not None}
+        if gone:
+            self._unqueue(gone)
+        self._cut_loose(ranges)
+
+    def _unqueue(self, gone: Container[int]) -> None:
+        cut = {
+            slot: array("q", (offset for offset in queue if offset not in gone))
+            for slot, queue in self._queues.items()
+        }
+        self._queues = {slot: queue for slot, queue in cut.items() if queue}
+        self._free = [
+            (queue[0], slot) for slot, queue in self._queues.items() if slot not in self._heads
+        ]
+        heapq.heapify(self._free)
+
+    def _cut_loose(self, ranges: Sequence[Range]) -> None:
+        self.loose = deque(cut_out(self.loose, ranges))
+        self.loose_messages = total(self.loose)
 
     def clear(self) -> None:
         self.__init__()  # type: ignore[misc]
 
     # Rows
+
+    def waiting_behind(self, offset: int) -> int:
+        """Return how many messages wait for this one, or 0 if it is no head."""
+        slot = self._slot_of.get(offset)
+        return 0 if slot is None else len(self._queues.get(slot, ()))
+
+    def blocking(self) -> Iterator[tuple[int, int]]:
+        """Yield the heads that others wait for, with the number of those others."""
+        return (
+            (self._heads[slot], len(queue))
+            for slot, queue in self._queues.items()
+            if slot in self._heads
+        )
 
     def runs(self) -> Iterator[Run]:
         """Yield the parked and loose messages as rows, with adjacent messages in one row."""
@@ -357,12 +379,13 @@ class Unsorted:
         Deferred messages are removed but not counted here. They are counted when they become due.
         """
         before = self.messages()
-        self._rows, self._left = (
-            _without(self._rows, start, stop),
-            _without(self._left, start, stop),
-        )
-        self._found = [one for found in self._found for one in _cut(found, start, stop)]
+        self.cut_out([(start, stop - start)])
         return before - self.messages()
+
+    def cut_out(self, ranges: Sequence[Range]) -> None:
+        """Remove the rows of these ranges, also deferred ones."""
+        self._rows, self._left = _without(self._rows, ranges), _without(self._left, ranges)
+        self._found = [one for found in self._found for one in _cut(found, ranges)]
 
     def runs(self) -> Iterator[Run]:
         """Return the rows, without deferred ones."""
@@ -397,15 +420,12 @@ def by_slot(
         at = end
 
 
-def _without(rows: list[Hole], start: int, stop: int) -> list[Hole]:
-    found: list[Hole] = []
-    for row in rows:
-        found += ((*run, row[3]) for run in take([row[:3]], [(start, stop - start)])[1])
-    return found
+def _without(rows: list[Hole], ranges: Sequence[Range]) -> list[Hole]:
+    return [(*run, row[3]) for row in rows for run in cut_out((row[:3],), ranges)]
 
 
-def _cut(one: Sorted, start: int, stop: int) -> list[Sorted]:
-    left = take([(one.start, one.messages, 0)], [(start, stop - start)])[1]
+def _cut(one: Sorted, ranges: Sequence[Range]) -> list[Sorted]:
+    left = cut_out(((one.start, one.messages, 0),), ranges)
     return [one._replace(start=first, messages=count) for first, count, _ in left]
 
 
@@ -506,7 +526,7 @@ class OrderedSupply(Supply):
                 return
             start = self.next_offset - block.first_offset
             stop = min(block.count, start + options.ORDERED_PARKED_MAX - self._slots.waiting)
-            mask = self.choice.mask(block, wall_ns)
+            mask = self._mask(block, wall_ns)
             if mask is not None:
                 count_skipped(self.counters, mask, start, stop)
             for low, high in ((start, stop),) if mask is None else wanted_runs(mask, start, stop):
@@ -700,6 +720,12 @@ class OrderedSupply(Supply):
         self._out.difference_update(self._slots.heads_in(runs))
         super().reject(runs, cause)
 
+    def skip_messages(self, ranges: Sequence[Range], found: Sequence[Row]) -> bool:
+        moved = super().skip_messages(ranges, found)
+        self._slots.cut_out(ranges)
+        self._unsorted.cut_out(ranges)
+        return moved
+
     def _over(self, runs: Iterable[Run]) -> None:
         """Release the slots of these messages, which are never sent again."""
         heads = self._slots.heads_in(runs)
@@ -742,6 +768,32 @@ class OrderedSupply(Supply):
 
     def shown(self) -> dict[str, Iterator[Run]]:
         return {**super().shown(), "parked": chain(self._slots.runs(), self._unsorted.runs())}
+
+    def blocking(self, limit: int) -> dict[int, int]:
+        failed = self._failed_heads()
+        ranked = heapq.nlargest(
+            limit, self._slots.blocking(), key=lambda one: (one[0] in failed, one[1], -one[0])
+        )
+        return dict(ranked)
+
+    def blockers(self) -> tuple[BlockerRow, ...]:
+        rows = sorted(
+            self._failed_heads().values(), key=lambda row: (-row["waiting"], row["offset"])
+        )
+        return tuple(rows[: options.BLOCKERS_SHOWN])
+
+    def _failed_heads(self) -> dict[int, BlockerRow]:
+        found: dict[int, BlockerRow] = {}
+        for run, error in self.failures.newest():
+            for offset in self._slots.heads_in((run,)):
+                if offset not in found and (waiting := self._slots.waiting_behind(offset)):
+                    found[offset] = {
+                        "offset": offset,
+                        "waiting": waiting,
+                        "attempts": run[2],
+                        "error": error,
+                    }
+        return found
 
     def statistics(self, head: int) -> SupplyPulse:
         """Return the report.

@@ -46,7 +46,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
@@ -55,13 +55,13 @@ from ...transport.errors import UsageError
 from ...transport.settings import ChannelSettings
 from ...transport.wire.codec import unpack_headers
 from ...transport.wire.protocol import Run
-from ..primitives.ranges import take, total
+from ..primitives.ranges import Range, cut_out, take, total
 from ..runtime.pulses import SupplyPulse
 from ..settings import options
 from .filling import Filling
 from .filters import ChannelFilter, count_skipped, wanted_runs
 from .lease import Hole, Subscriber
-from .redelivery import Deferred
+from .redelivery import Deferred, Row
 from .supply import Picked, Supply
 
 PRIORITY_HEADER: Final = "zsq-priority"
@@ -185,6 +185,12 @@ class Levels:
 
     def remove(self, start: int, stop: int) -> int:
         return sum(level.remove(start, stop) for level in self._levels)
+
+    def cut_out(self, ranges: Sequence[Range]) -> None:
+        """Remove the messages of these ranges."""
+        for level in self._levels:
+            level.runs = deque(cut_out(level.runs, ranges))
+            level.messages = total(level.runs)
 
     def clear(self) -> None:
         self.__init__(len(self._levels))  # type: ignore[misc]
@@ -317,7 +323,7 @@ class PrioritySupply(Supply):
             if not self._is_sound(block):
                 return
             start = self.next_offset - block.first_offset
-            stop = self._sort(block, start, self.choice.mask(block, wall_ns))
+            stop = self._sort(block, start, self._mask(block, wall_ns))
             self._advance(block, stop)
             self.dirty = True
 
@@ -466,6 +472,12 @@ class PrioritySupply(Supply):
             abs(offset - other) >= self._near for other in self.wanted
         ):
             self.wanted.add(offset)
+
+    def skip_messages(self, ranges: Sequence[Range], found: Sequence[Row]) -> bool:
+        moved = super().skip_messages(ranges, found)
+        self._levels.cut_out(ranges)
+        self._unsorted = cut_out(self._unsorted, ranges)
+        return moved
 
     # Commits and moves
 

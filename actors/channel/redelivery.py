@@ -59,7 +59,7 @@ from typing import Final, NamedTuple
 from ...transport.block.block import Block
 from ...transport.wire.dead_letter import ATTEMPTS, FOUND, REJECT
 from ...transport.wire.protocol import Run
-from ..primitives.ranges import above, take, total
+from ..primitives.ranges import Range, above, cut_out, take, total, touching
 from ..settings import options
 
 
@@ -303,6 +303,10 @@ class Deferred:
             stored = (row for row in stored if self.next_due_ns and row[3] >= self.next_due_ns)
         return sorted((*self._new, *self._out, *stored), key=lambda row: row[3])
 
+    def rows_here(self) -> Sequence[Row]:
+        """Return the rows that are not committed yet."""
+        return (*self._new, *self._out)
+
     def limit(self, rows_max: int) -> None:
         """Lower the limit of rows to `rows_max` if the limit is higher."""
         self._rows_max = min(self._rows_max, rows_max)
@@ -363,8 +367,7 @@ class Deferred:
 
         It is asked only after all rows that it returned before have been removed from it.
         """
-        settled = not self._asked and not self._came and not self._came_out and not self._clear
-        return self.wanted and held < options.DUE_HELD_MAX and settled
+        return self.wanted and held < options.DUE_HELD_MAX and self.is_settled()
 
     def ask(self, request: int) -> None:
         """Note that the request is sent."""
@@ -397,6 +400,30 @@ class Deferred:
     def _back(self, runs: Sequence[Run]) -> None:
         self.rows -= len(runs)
         self.messages -= sum(run[1] for run in runs)
+
+    def is_settled(self) -> bool:
+        """Return True if the state store knows all rows, except those in `rows_here`.
+
+        No request is unanswered then, and the rows that came due are removed from the store.
+        """
+        return not (self._asked or self._came or self._came_out or self._clear)
+
+    def is_on_way(self, ranges: Sequence[Range]) -> bool:
+        """Return True if a row with some of these messages is on its way to the state store."""
+        return any(touching(ranges, row[0], row[0] + row[1]) for row in self._out)
+
+    def cut_out(self, found: Sequence[Row], ranges: Sequence[Range]) -> None:
+        """Remove the messages of these ranges.
+
+        `found` are the rows in the state store that have some of them. The next commit removes
+        these rows, or replaces them by what is left of them. Rows on their way to the state store
+        are not changed.
+        """
+        self._came = self._came or bool(found)
+        rows, self._new = [*self._new, *found], []
+        self._back([row[:3] for row in rows])
+        for row in rows:
+            self.put(cut_out((row[:3],), ranges), row[3])
 
     def next_due(self, wall_ns: int, held: int) -> int:
         """Return when `due` may next return messages, or 0 for never, as far as is known."""
@@ -565,6 +592,10 @@ class Dying:
     def drop_below(self, start: int) -> int:
         """Remove the waiting messages below `start`. The batch on its way is not changed."""
         return self._keep(lambda run: above([run], start)[0])
+
+    def cut_out(self, ranges: Sequence[Range]) -> None:
+        """Remove the waiting messages of these ranges. The batch on its way is not changed."""
+        self._keep(lambda run: cut_out((run,), ranges))
 
     def _keep(self, what: Callable[[Run], Sequence[Run]]) -> int:
         before = sum(death.run[1] for death in self.waiting)

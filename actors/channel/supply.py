@@ -34,12 +34,23 @@ from typing import Final, NamedTuple
 
 from ...transport.block.block import Block
 from ...transport.errors import E_LIMIT, CorruptBlock, Refused
+from ...transport.reports import BlockerRow
 from ...transport.settings import ChannelSettings
 from ...transport.wire.protocol import Run
-from ..primitives.ranges import Span, above, joined, total, unread
+from ..primitives.ranges import (
+    Range,
+    Span,
+    above,
+    cut_out,
+    joined,
+    total,
+    unread,
+    without,
+)
 from ..runtime.pulses import SupplyPulse
 from ..settings import options
-from .filters import ChannelFilter, Gathering, count_skipped
+from .failures import Failures
+from .filters import SKIPPED, ChannelFilter, Gathering, count_skipped
 from .lease import Changes, Hole, Subscriber
 from .redelivery import (
     BlockShelf,
@@ -158,6 +169,7 @@ class Supply:
         self.gaps: tuple[Span, ...] = ()
         self.again = Redelivery()
         self.apart = Suspects()
+        self.failures = Failures()
         self.deferred = deferred
         self.dying = Dying()
         self.moving = False
@@ -245,22 +257,29 @@ class Supply:
         Messages before this range are still delivered, so the range is kept until the cursor passes
         it. Return True if the feed must now read from another offset.
         """
-        start = max(start, self.next_offset)
-        if start >= stop:
+        return self._skip_ahead(((start, stop),))
+
+    def _skip_ahead(self, spans: Iterable[Span]) -> bool:
+        """Never deliver the messages in these ranges that the cursor has not passed.
+
+        Return True if the feed must now read from another offset. Raises `Refused` (E_LIMIT), and
+        changes nothing, if this would leave too many ranges.
+        """
+        ahead = [(max(start, self.next_offset), stop) for start, stop in spans]
+        ahead = [(start, stop) for start, stop in ahead if start < stop]
+        if not ahead:
             return False
-        if len(self.emptied) >= options.EMPTIED_MAX and start > self.emptied[-1][1]:
+        emptied = [*joined((*self.emptied, *ahead))]
+        if len(emptied) > max(options.EMPTIED_MAX, len(self.emptied)):
             text = (
-                f"the topic was emptied {options.EMPTIED_MAX} times in ranges that this channel "
-                "has not reached, which is the limit"
+                f"channels keep at most {options.EMPTIED_MAX} ranges of messages to skip that they "
+                "have not reached"
             )
             raise Refused(
-                E_LIMIT, f"{text}; let the channel's consumers catch up, or empty the channel too"
+                E_LIMIT, f"{text}; let the channel's consumers catch up, or empty the channel"
             )
-        if self.emptied and start <= self.emptied[-1][1]:
-            last = self.emptied.pop()
-            start, stop = min(start, last[0]), max(stop, last[1])
-        self.emptied.append((start, stop))
-        if self.window_end > start:
+        self.emptied = emptied
+        if self.window_end > min(ahead)[0]:
             self.drop_blocks()
         self._reach(self.window_end)
         self.dirty = True
@@ -270,6 +289,57 @@ class Supply:
         """Take over the stored ranges that were emptied and that the cursor has not passed."""
         self.emptied = [(start, stop) for start, stop in emptied]
         self._reach(self.window_end)
+
+    def unsent(self) -> list[Run]:
+        """Return the messages behind the cursor that no consumer holds and that can be skipped.
+
+        Deferred messages in the state store are missing. Messages whose dead letters are on their
+        way cannot be skipped.
+        """
+        out = {death.run for death in self.dying.out}
+        deferred = (row[:3] for row in self.deferred.rows_here())
+        return [run for run in chain(deferred, *self.shown().values()) if run not in out]
+
+    def ahead(self, ranges: Iterable[Range], head: int) -> tuple[Range, ...]:
+        """Return the parts of these ranges from the cursor to `head` that may be delivered."""
+        spans = (
+            (max(first, self.next_offset), min(first + count, head)) for first, count in ranges
+        )
+        absent = ((start, stop - start) for start, stop in self.absent())
+        return without(((start, stop - start) for start, stop in spans if start < stop), absent)
+
+    def skip_messages(self, ranges: Sequence[Range], found: Sequence[Row]) -> bool:
+        """Never deliver these messages, because a user has skipped them.
+
+        The ranges are ascending and disjoint, and have no dead letters on their way. `found` are
+        the deferred rows in the state store that have some of the messages. Return True if the
+        feed must now read from another offset. Raises `Refused` as `_skip_ahead` does.
+        """
+        moved = self._skip_ahead((first, first + count) for first, count in ranges)
+        for waiting in (self.again, self.apart):
+            waiting.keep(lambda runs: cut_out(runs, ranges))
+        self.dying.cut_out(ranges)
+        self._saved.came(found)
+        self.deferred.cut_out(found, ranges)
+        self.done([(first, count, 0) for first, count in ranges])
+        return moved
+
+    def _mask(self, block: Block, wall_ns: int) -> bytes | None:
+        """Return the mask of the wanted messages, see `ChannelFilter.mask`."""
+        mask = self.choice.mask(block, wall_ns)
+        for start, stop in self._emptied_in(block):
+            low = max(0, start - block.first_offset)
+            high = min(block.count, stop - block.first_offset)
+            mask = mask or bytes(block.count)
+            mask = mask[:low] + bytes([SKIPPED]) * (high - low) + mask[high:]
+        return mask
+
+    def _emptied_in(self, block: Block) -> list[Span]:
+        return [
+            span
+            for span in self.emptied
+            if span[0] < block.next_offset and span[1] > block.first_offset
+        ]
 
     def _forget_passed(self) -> None:
         """Forget the emptied ranges that the cursor has passed. A later seek back delivers them."""
@@ -288,9 +358,9 @@ class Supply:
 
     def _unread(self, start: int, stop: int) -> int:
         """Return the number of messages in this range, without emptied ones."""
-        return unread(start, stop, self._absent())
+        return unread(start, stop, self.absent())
 
-    def _absent(self) -> tuple[Span, ...]:
+    def absent(self) -> tuple[Span, ...]:
         """Return the spans from the cursor on that have no message for this channel."""
         return joined((*self.emptied, *(gap for gap in self.gaps if gap[1] > self.next_offset)))
 
@@ -454,9 +524,10 @@ class Supply:
                 and self.next_offset == block.first_offset
                 and not consumer.sample_rate
             )
-            if not (whole and self.choice.takes_all(block)) and not self._is_sound(block):
+            takes_all = self.choice.takes_all(block) and not self._emptied_in(block)
+            if not (whole and takes_all) and not self._is_sound(block):
                 break
-            mask = self.choice.mask(block, wall_ns)
+            mask = self._mask(block, wall_ns)
             if mask is None and not consumer.sample_rate:
                 if gathering is None or not gathering.runs:
                     return self._cut(block, room)
@@ -518,18 +589,22 @@ class Supply:
         The runs have the number of attempts that they have used. `cause` is a sentence that says
         what happened to the last delivery.
         """
+        self.failures.note(runs, cause)
         self.again.returned.extend(self.living(runs, cause))
 
     def suspect(self, runs: Sequence[Run], cause: str) -> None:
         """Deliver these messages of a lost consumer again, apart from others."""
+        self.failures.note(runs, cause)
         self.apart.returned.extend(self.living(runs, cause))
 
     def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
         """Deliver these messages again, but not before `due_ns` (wall clock)."""
+        self.failures.note(runs, cause)
         self.deferred.put(self.living(runs, cause), due_ns)
 
     def reject(self, runs: Sequence[Run], cause: str) -> None:
         """Never deliver these messages again."""
+        self.failures.note(runs, cause)
         self.dying.reject(runs, cause)
 
     # Dying messages
@@ -633,6 +708,7 @@ class Supply:
         self.apart.clear()
         self.dying.clear()
         self.deferred.clear()
+        self.failures.clear()
         self._forget_passed()
         self.next_offset = offset
         self.drop_blocks()
@@ -681,6 +757,17 @@ class Supply:
         dying = (death.run for death in chain(self.dying.out, self.dying.waiting))
         return {"requeued": chain(self.apart.unsent(), self.again.unsent()), "dying": dying}
 
+    def blocking(self, limit: int) -> dict[int, int]:
+        """Return messages that others of their key wait for, with the number of those that wait.
+
+        Those that have failed come first, and then those that most others wait for.
+        """
+        return {}
+
+    def blockers(self) -> tuple[BlockerRow, ...]:
+        """Return the blocking messages that have failed, as far as that is remembered."""
+        return ()
+
     def starts(self) -> Iterator[int]:
         """Yield the starts of the rows behind the cursor that no consumer holds.
 
@@ -696,7 +783,7 @@ class Supply:
         return {
             "depth": self._unread(self.next_offset, head) + again,
             "backend_depth": self._unread(self.window_end, head),
-            "absent": self._absent(),
+            "absent": self.absent(),
             "deferred_count": self.deferred.messages,
             "deferred_full": self.deferred.is_full(),
             "dying_count": self.dying.messages(),

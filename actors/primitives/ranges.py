@@ -6,6 +6,7 @@ ascending. The ranges in an answer of a client need not be.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -59,6 +60,32 @@ def without(ranges: Iterable[Range], gaps: Iterable[Range]) -> tuple[Range, ...]
         if first < stop:
             found.append((first, stop - first))
     return tuple(found)
+
+
+def ranges_of(offsets: Iterable[int]) -> list[Range]:
+    """Return the offsets as ranges, ascending, each offset once."""
+    spans = joined((offset, offset + 1) for offset in offsets)
+    return [(start, stop - start) for start, stop in spans]
+
+
+def touching(ranges: Sequence[Range], start: int, stop: int) -> Sequence[Range]:
+    """Return those of the ascending, disjoint ranges that touch the span from `start` to `stop`."""
+    low = bisect_right(ranges, start, key=lambda one: one[0])
+    if low and sum(ranges[low - 1]) > start:
+        low -= 1
+    return ranges[low : bisect_left(ranges, stop, lo=low, key=lambda one: one[0])]
+
+
+def cut_out(runs: Iterable[Run], ranges: Sequence[Range]) -> list[Run]:
+    """Return the parts of the runs, in their order, that are in none of these ranges.
+
+    The ranges are ascending and disjoint.
+    """
+    left: list[Run] = []
+    for run in runs:
+        near = touching(ranges, run[0], run[0] + run[1])
+        left += take([run], near)[1] if near else (run,)
+    return left
 
 
 def within(numbers: Sequence[Any]) -> bool:

@@ -102,6 +102,9 @@ class OutOfFiles(ZsqError):
     """No process can be started, because the descriptors that it needs are not available."""
 
 
+_UNSTEADY_NS: Final = int(options.UNSTEADY_S * 1_000_000_000)
+
+
 class RestartIntensity:
     """Allows `restarts_max` restarts within `within_s`.
 
@@ -123,9 +126,16 @@ class RestartIntensity:
         """Note a restart. Return False if it exceeds the limit."""
         self.count += 1
         self._times_ns.append(now_ns)
-        while self._times_ns[0] < now_ns - self._within_ns:
+        while self._times_ns[0] < now_ns - max(self._within_ns, _UNSTEADY_NS):
             self._times_ns.popleft()
-        return len(self._times_ns) <= self._restarts_max
+        return self._recent(now_ns, self._within_ns) <= self._restarts_max
+
+    def is_unsteady(self, now_ns: int) -> bool:
+        """Return True if there were many restarts lately, although fewer than the limit."""
+        return self._recent(now_ns, _UNSTEADY_NS) >= options.UNSTEADY_RESTARTS
+
+    def _recent(self, now_ns: int, within_ns: int) -> int:
+        return sum(time_ns >= now_ns - within_ns for time_ns in self._times_ns)
 
     def is_past(self, now_ns: int) -> bool:
         """Return True if the last restart is too long ago to count."""

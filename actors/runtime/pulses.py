@@ -15,6 +15,7 @@ from typing import TypedDict
 
 from ...transport.reports import (
     ArchiveFacts,
+    BlockerRow,
     ChannelFacts,
     ConsumerReport,
     DelayedFacts,
@@ -175,6 +176,7 @@ class ChannelDetails(LeftOut, total=False):
     """
 
     clients: Sequence[ConsumerReport]
+    blocked_by: Sequence[BlockerRow]
     latency_bins: tuple[Sequence[int], Sequence[int]]
     e2e_processing_latency: Latency
 

@@ -309,6 +309,7 @@ PARTS: Final = frozenset(
         ("backup", "log"),
         ("backup", "end"),
         ("schedule", "list"),
+        ("skip", "preview"),
     }
 )
 FIRST_USE: Final = "first use"  # an action in addition to those of Manage

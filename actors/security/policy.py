@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 REDRIVE: Final = "redrive"  # the name of the order, and of the channel that reads the dead letters
 DEAD_LETTER_TOPIC: Final = "dead_letter_topic"
 SCHEDULE_ADD: Final = "schedule add"
-_WITH_PARTS: Final = ("delayed", "schedule")  # orders whose option `do` says what is done
+_WITH_PARTS: Final = ("delayed", "schedule", "skip")  # orders whose option `do` says what is done
 
 
 class Action(Enum):
@@ -266,6 +266,7 @@ ORDERS: Final[Mapping[str, Action]] = {
     "ended": Action.SEE,
     "delayed count": Action.SEE,
     "peek": Action.CONSUME,  # peek and the list show bodies, or which messages exist
+    "skip preview": Action.CONSUME,
     "delayed list": Action.READ,
     "schedule list": Action.SEE_SOME,
     REDRIVE: Action.REDRIVE,  # it also needs PUBLISH on the target
@@ -281,6 +282,7 @@ ORDERS: Final[Mapping[str, Action]] = {
             "open",
             "seek",
             "delayed cancel",
+            "skip messages",
             SCHEDULE_ADD,  # it also needs PUBLISH
             "schedule remove",
             "schedule pause",
@@ -464,10 +466,10 @@ PATHS: Final[Mapping[tuple[str, str], Actions]] = {
         "/api/delayed/cancel",
         *(f"/api/schedule/{one}" for one in ("pause", "resume", "remove")),
     ),
-    **_all((Action.MANAGE_TOPIC, Action.REDRIVE), "POST", "/api/redrive"),
+    **_all((Action.MANAGE_TOPIC, Action.REDRIVE), "POST", "/api/redrive", "/api/redrive/discard"),
     **_all(
         Action.MANAGE_CHANNEL, "POST",
-        *(f"/api/channel/{one}" for one in ("create", "configure", "pause", "unpause", "empty", "seek", "delete")),
+        *(f"/api/channel/{one}" for one in ("create", "configure", "pause", "unpause", "empty", "seek", "skip", "delete")),
     ),
     **_all(Action.KNOWN, "POST", "/api/job/stop"),  # the handler checks the job's topic
 }  # fmt: skip

@@ -270,6 +270,8 @@ CONSUMERS_MAX: Final = 10_000
 # The most characters of error texts that a channel keeps for messages on their way to the dead
 # letters. Further dead letters are sent without their error text.
 DYING_TEXT_MAX: Final = 1 * MIB
+FAILURES_MAX: Final = 200  # the last failed deliveries whose errors a channel remembers
+BLOCKERS_SHOWN: Final = 3  # the most blocking messages in the statistics of a channel
 DEAD_TICK_MS: Final = 100  # interval between checks of the link while dead letters are being sent
 # The delay before refused dead letters (a full topic or disk) are sent again. It doubles with each
 # try, up to DEAD_RETRY_S_MAX.
@@ -480,6 +482,10 @@ SLEEP_LOOK_MS: Final = 1_000
 STOP_COMMIT_S: Final = 5.0
 RESTARTS_MAX: Final = 20
 RESTARTS_WITHIN_S: Final = 60.0
+# A topic whose process, or the process of a channel, was restarted so often within this time is
+# unwell, although it is up.
+UNSTEADY_RESTARTS: Final = 5
+UNSTEADY_S: Final = 300.0
 PROCESSES_MAX: Final = 2_500
 PROCESSES_MAX_LEAST: Final = 64  # the default limit is at least this, on any machine
 # The memory that the default limit allows for each process. A process holds 6 to 11 MiB. The rest

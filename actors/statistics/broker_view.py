@@ -65,6 +65,11 @@ class TopicView(Protocol):
     def restarts(self) -> RestartIntensity: ...
 
     @property
+    def unsteady(self) -> tuple[str, ...]:
+        """A text for each process that was restarted often lately."""
+        ...
+
+    @property
     def topic(self) -> Child | None: ...
 
     @property

@@ -54,7 +54,7 @@ TOPIC_FIELDS: Final = (
 )  # fmt: skip
 CHANNEL_FIELDS: Final = (
     "health", "paused", "depth", "in_flight", "deferred", "dying", "next_offset", "oldest_ns", "consumers", "came", *_COUNTED, "in_rate",
-    "out_rate", "drain_s", "p50_ns", "p95_ns", "p99_ns", "pulsed_ms",
+    "out_rate", "drain_s", "p50_ns", "p95_ns", "p99_ns", "ordered", "pulsed_ms",
 )  # fmt: skip
 Row = tuple[Any, ...]
 
@@ -183,6 +183,7 @@ class Overview:
             group.row.closed,
             group.row.sync,
             group.restarts.count,
+            group.unsteady,
         )
         if (
             not changed
@@ -271,6 +272,7 @@ def _channel_row(group: TopicView, name: str, health: str, counted_to: int) -> R
             )
         ),
         *(get("latency_recent") or (0, 0, 0)),
+        bool(get("settings", _NOTHING).get("ordered")),
         channel_ns // _MS,
     )
 

@@ -285,6 +285,9 @@ _CHANNEL: Final = (
     _S("channel", "dying_count", "messages", _SUPPLY, "messages on their way to the dead letters", view="dying", title="dying", rare=2,
        note="messages on their way to the dead letters; not in `depth`, and not finished"),
     _S("channel", "next_offset", "offset", _SUPPLY, "offset up to which messages were handed out or passed over", view="next_offset"),
+    _S("channel", "blocked_by", "rows", _CORE, "failed messages for which others of their key wait", default=(),
+       note="for an ordered channel, up to three messages that have failed, and for which others of their key wait: `offset`,"
+       " `waiting` (how many wait), `attempts`, and `error`, the last one. Forgotten at a restart"),
     _S("channel", "oldest_message_age_s", "s", _ROW, "age of the oldest message that is not finished", default=0.0, view="oldest_ns",
        metric="zsq_channel_oldest_message_age_seconds", note="since when the oldest message that is not finished (in flight and deferred"
        " ones too) is in the topic; 0: there is none; `null`: not known yet. It follows finishes within two seconds. The overview has the"
@@ -313,6 +316,8 @@ _CHANNEL: Final = (
        title="other tags", rare=5, durable=True, ends=True),
     _S("channel", "addressed_skipped_count", "messages", "channel/filters.py", "messages meant for another channel", view="passed_over",
        title="others'", rare=6, durable=True, ends=True),
+    _S("channel", "skipped_count", "messages", _CORE, "messages that a user skipped", metric="zsq_channel_skipped_total",
+       view="skipped", title="skipped", rare=7, durable=True, ends=True),
     _S("channel", "dropped_count", "messages", _SUPPLY, "messages that retention dropped unfinished", metric="zsq_channel_dropped_total",
        view="dropped", title="dropped", rare=7, durable=True),
     _S("channel", "lost_count", "messages", _SUPPLY, "messages lost to damage on disk unfinished", metric="zsq_channel_lost_total",
@@ -332,6 +337,7 @@ _CHANNEL: Final = (
     _S("channel", "", "ns", _OVERVIEW, "processing latency, median", view="p50_ns"),
     _S("channel", "", "ns", _OVERVIEW, "processing latency, 95%", view="p95_ns"),
     _S("channel", "", "ns", _OVERVIEW, "processing latency, 99%", view="p99_ns"),
+    _S("channel", "", "flag", _OVERVIEW, "whether it keeps the order of each key", view="ordered"),
     _S("channel", "", "ms", _OVERVIEW, "time of the last report of its process", view="pulsed_ms"),
     _S("channel", "settings", "row", "channel/channel.py", "settings that apply, defaults included", default={}),
 )  # fmt: skip

@@ -188,7 +188,8 @@ def troubles_of_topic(group: TopicView, disk: DiskView) -> list[str]:
         said.append(f"publishes are refused: {storage['topic_full']}")
     said += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
     of_channels = {name: said_of(channel_pulse(group, name)) for name in group.channels}
-    return said + [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
+    said += [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
+    return [*said, *group.unsteady]
 
 
 def write_trouble(group: TopicView, disk: DiskView) -> str:

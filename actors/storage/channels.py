@@ -114,6 +114,15 @@ class MemoryRows:
         """Return due holes as `StateStore.due` does."""
         return self._deferred[channel].due(until_ns, limit)
 
+    def deferred_at(self, channel: str, offsets: Sequence[int]) -> list[HoleRow]:
+        """Return the deferred holes that have some of these offsets. There are few holes."""
+        rows = self._deferred[channel].rows.values()
+        return [
+            row
+            for row in rows
+            if any(row.start <= offset < row.start + row.count for offset in offsets)
+        ]
+
     def deferred(self, channel: str) -> DeferredTotal:
         return self._deferred[channel].total()
 
@@ -375,6 +384,7 @@ class Channels:
         port.route(p.OpenChannel, self.open)
         port.route(p.Save, self.save)
         port.route(p.Due, self.due)
+        port.route(p.DeferredAt, self.deferred_at)
 
     def open(self, port: Port, mail: Mail, message: p.OpenChannel) -> None:
         check_name(message.channel, "channel")
@@ -517,6 +527,23 @@ class Channels:
             ),
             partial(_answer_due, port, mail, message),
         )
+
+    def deferred_at(self, port: Port, mail: Mail, message: p.DeferredAt) -> None:
+        self._check_owner(mail, message.channel)
+        if not within(message.offsets) or len(message.offsets) > p.SKIPPED_MAX:
+            text = f"offsets must be at most {p.SKIPPED_MAX} whole numbers from 0 to 2^62"
+            raise UsageError(E_BAD_ARGUMENT, text)
+
+        def found(rows: Sequence[HoleRow]) -> None:
+            data = {"rows": tuple(tuple(row) for row in rows)}
+            port.send(mail.envelope, p.Done(message.request, data))
+
+        if message.channel in self.memory:
+            found(self.memory.deferred_at(message.channel, message.offsets))
+        else:
+            self._state.read(
+                lambda store: store.deferred_at(message.channel, message.offsets), found
+            )
 
     def _check_owner(self, mail: Mail, channel: str) -> None:
         if self.owners.get(channel) != mail.envelope:

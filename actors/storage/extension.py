@@ -2,8 +2,8 @@
 
 `StorageExtension` is the storage without one: what is synced is confirmed, all messages are on this
 disk, and nobody else is told of them. A room of `actors/` fills the point with a file
-`extension.py` that names a subclass in `STORAGE`, as MODULE:CLASS. At most one room does. So the storage knows the
-questions, and no extension.
+`extension.py`, which names a subclass in `STORAGE` as MODULE:CLASS. At most one room does. So the
+storage knows the questions, and no extension.
 
 | group | methods |
 |---|---|

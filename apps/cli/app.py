@@ -179,7 +179,7 @@ SECTIONS: Final = {
     },
     "Manage": {
         "topic": CommandPlace("manage.topic:topic", "Create, set, show, list, close, retire, delete, pause a topic."),
-        "channel": CommandPlace("manage.topic:channel", "Create, set, show, list, delete, pause, empty a channel."),
+        "channel": CommandPlace("manage.topic:channel", "Create, set, show, list, delete, pause, empty a channel; skip messages."),
         "seek": CommandPlace("inspect.message:seek", "Move a channel back or forward."),
     },
     "Keep a copy": {

@@ -25,7 +25,7 @@ LMDB reports a full disk, but not whether the commit in which it noticed this to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import lmdb
@@ -67,6 +67,7 @@ from .state_transaction import (
     SmallRows,
     apply,
     check_before,
+    deferred_at,
     due_row,
     first_unfinished,
     rows_of,
@@ -322,6 +323,13 @@ class StateStore:
                     f"{len(found)} were found by due time"
                 )
         return found, 0
+
+    def deferred_at(self, channel: str, offsets: Sequence[int]) -> list[HoleRow]:
+        """Return the deferred holes that have some of these offsets, each once."""
+        with self._reading() as txn:
+            name = DeferredRows(txn).name(channel)
+            found = (deferred_at(txn, name, offset) for offset in offsets)
+            return [*dict.fromkeys(row for row in found if row is not None)]
 
     def first_unfinished(self, channel: str) -> int | None:
         """Return the lowest kept offset that a channel has not finished.

@@ -137,6 +137,20 @@ def first_unfinished(txn: Any, kind: bytes, channel: str, start: int) -> int | N
     return following
 
 
+def deferred_at(txn: Any, channel: str, offset: int) -> HoleRow | None:
+    """Return the channel's deferred hole that has this offset, or None."""
+    head = prefix(DEFERRED, channel)
+    after = head + U64.pack(offset + 1)
+    check_before(txn, after)
+    cursor = txn.cursor()
+    found = cursor.set_range(after)
+    if not (cursor.prev() if found else cursor.last()) or not cursor.key().startswith(head):
+        return None
+    key = bytes(cursor.key())
+    row = HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(key, bytes(cursor.value()))))
+    return row if offset < row.start + row.count else None
+
+
 def with_firsts(txn: Any, channel: str, total: DeferredTotal) -> DeferredTotal:
     """Return the total with the lowest start and the earliest due time.
 

@@ -405,6 +405,132 @@ def test_dead_letters_are_sent_back_to_their_channel(
     assert not window.page.get_by_text("1 dead letter waits in").is_visible()
 
 
+def select(window: Window, *offsets: int) -> None:
+    for offset in offsets:
+        window.page.get_by_label(f"Select message {offset}", exact=True).check()
+
+
+def test_chosen_messages_of_a_channel_are_skipped(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
+    filled(broker, admin, "poison", "c", "other", count=5)
+    page = window.open("#/topics/poison/channels/c/held")
+    skip = page.get_by_role("button", name="Skip selected")
+    select(window, 1, 3)
+    window.sees("2 messages selected")
+    skip.click()
+    window.sees("Skip 2 messages of poison/c?")
+    window.sees("2 messages (offsets 1, 3) count as finished for channel c")
+    admin.skip("poison", "c", [3])
+    window.agree("Skip")
+    window.sees("poison/c has skipped 1 message.")
+    page.get_by_label("Select message 1", exact=True).wait_for(state="detached")
+    assert skip.is_disabled(), "nothing is selected"
+    assert (admin.unfinished("poison", "c"), admin.unfinished("poison", "other")) == (3, 5)
+    page = window.open("#/topics/poison/search")
+    page.locator("[name=text]").fill("m2")
+    window.press("Search")
+    select(window, 2)
+    window.press("Skip selected")
+    assert window.dialog().get_by_role("button", name="Skip").is_disabled()
+    window.dialog().get_by_label("Channel", exact=True).select_option("other")
+    window.sees("1 messages (offset 2) count as finished for channel other")
+    window.agree("Skip")
+    window.sees("poison/other has skipped 1 message.")
+    assert admin.unfinished("poison", "other") == 4
+    audit = [one for one in admin.audit(10, "poison") if one["action"] == "skip"]
+    assert [one["channel"] for one in audit] == ["other", "c", "c"]
+
+
+def test_an_ordered_channel_says_what_blocks_it(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
+    admin.create_topic("lines")
+    admin.create_channel("lines", "c", ordered=True)
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many("lines", [b"%d" % n for n in range(9)], keys=[b"a", b"b", b"b"] * 3)
+    with zsq.Consumer("lines", "c", url=broker.ipc) as consumer:
+        for attempt in (1, 2, 2):
+            message = consumer.receive(timeout=10)
+            assert message is not None
+            if message.key == b"b" and message.attempts == 1:
+                message.requeue(0, error="first")
+            elif message.key == b"b":
+                assert attempt == 2
+                message.requeue(600, error="no such <b>customer</b>")
+        consumer.flush()
+        wait_for(lambda: channel_of(admin, "lines", "c")["deferred_count"] == 1, what="the delay")
+        [blocker] = channel_of(admin, "lines", "c")["blocked_by"]
+        assert blocker == {
+            "offset": 1, "waiting": 5, "attempts": 2, "error": "no such <b>customer</b>",
+        }  # fmt: skip
+        page = window.open("#/topics/lines/channels/c")
+        window.sees("Blocked by offset 1: attempt 2 failed, and 5 messages of its key wait.")
+        window.sees("Last error: no such <b>customer</b>")
+        window.page.locator(".pill", has_text="ordered").first.wait_for()
+        page.get_by_role("link", name="Held messages").first.click()
+        first = page.locator("tbody tr").first
+        first.locator("td.c-error").get_by_text("no such <b>customer</b>").wait_for()
+        shown = {
+            key: first.locator(f"td.c-{key}").inner_text() for key in ("offset", "blocks", "key")
+        }
+        assert shown == {"offset": "1", "blocks": "5", "key": "b"}
+        select(window, 1)
+        window.press("Skip selected")
+        window.agree("Skip")
+        message = consumer.receive(timeout=10)
+        while message is not None and message.offset != 2:
+            message.finish()
+            message = consumer.receive(timeout=10)
+        assert message is not None, "the channel goes on with the next message of the key"
+
+
+def test_chosen_dead_letters_are_sent_back_discarded_or_edited(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
+    admin.create_topic("parts")
+    admin.create_channel("parts", "c", max_attempts=1)
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many(
+            "parts", [b"zero", b"one", b"two"], key=b"k", tag="t", headers={"n": 7, "raw": b"\xff"}
+        )
+    with zsq.Consumer("parts", "c", url=broker.ipc) as consumer:
+        for _ in range(3):
+            message = consumer.receive(timeout=10)
+            assert message is not None
+            message.reject("why")
+    wait_for(lambda: channel_of(admin, "parts", "c")["dead_letter_count"] == 3, what="dead letters")
+    window.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = window.open("#/topics/parts.c.dead/messages")
+    select(window, 0)
+    window.press("Redrive selected")
+    window.sees("Redrive 1 dead letter of parts.c.dead?")
+    window.agree("Redrive")
+    window.sees("Redrive is done: 1 of 1 sent (1 to parts / c).")
+    select(window, 1)
+    window.press("Discard selected")
+    window.sees("1 dead letters (offset 1) are finished here without being sent back.")
+    window.agree("Discard")
+    window.sees("1 dead letter of parts.c.dead is discarded.")
+    assert admin.unfinished("parts.c.dead", "redrive") == 1
+    page.get_by_role("button", name="2", exact=True).click()
+    window.press("Copy body")
+    window.sees("Copied.")
+    assert page.evaluate("navigator.clipboard.readText()") == "two"
+    window.press("Edit and send again")
+    window.sees("Send again to parts")
+    window.sees("These headers stay as they are: raw.")
+    dialog = window.dialog()
+    assert dialog.locator("[name=headers]").input_value() == "n: 7\nzsq-channel: c"
+    dialog.locator("[name=body]").fill("mended")
+    window.agree("Send")
+    window.sees("Published: it is on disk, at offset 4.")
+    with zsq.Reader("parts", url=broker.ipc) as reader:
+        found = reader.message(4)
+    assert (found.body, found.key, found.tag, found.only_channel) == (b"mended", b"k", "t", "c")
+    assert found.headers == {"n": 7, "raw": b"\xff"}
+
+
 def test_a_large_body_is_cut_and_downloaded_whole(
     window: Window, broker: Broker, admin: zsq.Admin
 ) -> None:

@@ -19,18 +19,20 @@ import zsq
 WindowOf = Callable[..., Window]
 ADMIN: Final = "a-token-of-an-admin"
 VIEWER: Final = "a-token-of-a-viewer"
+READER: Final = "a-token-of-a-reader"
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Start a broker with an access file, which asks clients for a token."""
     folder = tmp_path_factory.mktemp("guarded")
-    hashes = [hashlib.sha256(token.encode()).hexdigest() for token in (ADMIN, VIEWER)]
+    hashes = [hashlib.sha256(token.encode()).hexdigest() for token in (ADMIN, VIEWER, READER)]
     access = folder / "access.toml"
     access.write_text(
         f'[users.ops]\ntokens = ["sha256:{hashes[0]}"]\npublish = ["*"]\nsubscribe = ["*"]\n'
         'admin = ["*"]\n'
         f'[users.looker]\ntokens = ["sha256:{hashes[1]}"]\nview = ["clicks"]\n'
+        f'[users.reader]\ntokens = ["sha256:{hashes[2]}"]\nsubscribe = ["letters"]\n'
     )
     broker = Broker(folder / "data", "--access", str(access), "--no-listen", http=True)
     broker.extra = tuple(broker.extra)
@@ -200,6 +202,25 @@ def test_a_token_is_asked_for_and_kept(window_of: WindowOf, guarded: Broker) -> 
     page.reload()
     window.row("secret").wait_for()
     assert page.locator("dialog").count() == 0
+
+
+def test_a_user_who_may_only_read_cannot_act_on_messages(
+    window_of: WindowOf, guarded: Broker
+) -> None:
+    with zsq.Producer(guarded.ipc) as producer:
+        producer.publish("letters", b"one")
+    window = window_of(guarded)
+    page = window.open("#/topics/letters/messages")
+    window.agree("Continue", READER)
+    page.get_by_label("Select message 0", exact=True).check()
+    for name, need in (
+        ("Skip selected", "admin on this topic"),
+        ("Edit and send again", "publish"),
+    ):
+        button = page.get_by_role("button", name=name, exact=True)
+        assert button.is_disabled()
+        assert button.get_attribute("title") == f"Your token does not permit this. It needs {need}."
+    assert page.get_by_role("button", name="Copy body", exact=True).is_enabled()
 
 
 def test_a_user_who_may_only_view_is_told_so(window_of: WindowOf, guarded: Broker) -> None:

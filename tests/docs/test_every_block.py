@@ -71,6 +71,10 @@ PAGES: Final = {
         ),
         put=(
             ("zsq topic retire", "clicks [--wait 2h]", "views --wait 2h"),
+            ("zsq channel skip clicks", "80 95", "0 1 --yes"),
+            # The letters were sent back by the command before.
+            ("zsq redrive clicks", "--offset 3 --offset 7", "--offset 3 || test $? = 1"),
+            ("zsq redrive clicks", "--offset 5 --discard", "--offset 5 --discard || test $? = 1"),
             ("zsq serve", "DIR", "other"),
         ),
         first={

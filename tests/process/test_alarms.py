@@ -297,3 +297,41 @@ def test_alarms_about_the_bucket_and_about_topics_are_in_the_same_list(
     with pytest.raises(zsq.Refused, match="E_TOPIC_FULL"):
         fill(broker, "t")
     wait_for(lambda: ("t", "", "health") in rows(broker), 30, "the alarm about a full topic")
+
+
+def test_a_topic_that_is_damaged_or_restarts_again_and_again_raises_an_alarm(
+    starts: Starts, tmp_path: Path
+) -> None:
+    broker = starts()
+    channel_of(broker, "damaged", "c")
+    channel_of(broker, "restless", "c")
+    publish(broker, "damaged", 3)
+    broker.stop()
+    (directory,) = (tmp_path / "data" / "topics").glob("*01")
+    for path in directory.glob("state*"):
+        if path.is_dir():
+            (path / "data.mdb").write_bytes(b"damage" * 5_000)
+        else:
+            path.unlink()
+    broker.start()
+    wait_for(lambda: ("damaged", "", "health") in rows(broker), 30, "the alarm about the damage")
+    texts = {row["topic"]: row["text"] for row in stats(broker)["alarms"]}
+    assert "all channels are lost" in texts["damaged"]
+    with zsq.Admin(broker.ipc) as admin:
+        assert admin.overview()["broker"]["alarms"] == 1
+        assert admin.overview()["broker"]["health"] == "OK", "what is published is stored"
+
+    def health() -> str:
+        return str(stats(broker, "restless")["topics"][0]["health"])
+
+    for _ in range(5):
+        wait_for(lambda: health() == "OK", 20, "the topic's next process")
+        pids = broker.pids("topic")
+        kill(next(pid for pid in pids if process_of(broker, pid) == "topic restless"))
+        wait_for(lambda: health() != "OK", 20, "the end of the topic's process")
+    wait_for(lambda: "5 times or more within 5 minutes" in health(), 20, "a topic that is unwell")
+    wait_for(lambda: ("restless", "", "health") in rows(broker), 20, "the alarm about restarts")
+
+
+def process_of(broker: Broker, pid: int) -> str:
+    return str(next(one["name"] for one in broker.actors() if one["pid"] == pid))

@@ -244,6 +244,52 @@ def test_dead_letters_go_back(node: Broker, web: httpx.Client) -> None:
     assert sorted(message.body for message in back) == [b"0", b"1", b"2", b"3", b"4"]
 
 
+def test_chosen_messages_are_skipped_sent_back_or_discarded(
+    node: Broker, web: httpx.Client
+) -> None:
+    do(web, "/topic/create", topic="chosen")
+    do(web, "/channel/create", topic="chosen", channel="c")
+    publish(node, "chosen", *[b"%d" % number for number in range(6)])
+    at = {"topic": "chosen", "channel": "c"}
+    seen = get(web, "/preview", action="channel.skip", offsets="5,0,99", **at)
+    assert seen["says"] == [
+        "2 messages (offsets 0, 5) count as finished for channel c, and are not delivered to it "
+        "(again).",
+        "Other channels still get them.",
+        "1 of the chosen messages are finished already, or on their way to the dead letters. They "
+        "stay as they are.",
+    ]
+    options = {"offsets": [0, 5, 99], "seen": seen["seen"]}
+    other = {**options, "seen": {**seen["seen"], "uuid": "another"}}
+    assert web.post("/channel/skip", params=at, json=other).status_code == 409
+    assert do(web, "/channel/skip", options, **at)["offsets"] == [0, 5]
+    for wrong in ([], [-1], ["1"], [1.5], [*range(1_001)], None):
+        assert web.post("/channel/skip", params=at, json={"offsets": wrong}).status_code == 400
+    [entry] = get(web, "/audit", count=3)["entries"][:1]
+    assert (entry["action"], entry["channel"], entry["options"]["offsets"]) == (
+        "skip",
+        "c",
+        [0, 5, 99],
+    )
+
+    consume(node, "chosen", "c", lambda message: message.reject("why"), 4)
+    dead = "chosen.c.dead"
+    wait_for(lambda: web.get("/topic", params={"topic": dead}).status_code == 200, 20, "letters")
+    wait_for(lambda: get(web, "/messages", topic=dead)["head"] == 4, 20, "four of them")
+    seen = get(web, "/preview", topic=dead, action="redrive.discard", offsets="0,1")
+    assert seen["loses"] == [{"what": "dead letters (offsets 0, 1)", "count": 2}]
+    assert do(web, "/redrive/discard", {"offsets": [0, 1]}, topic=dead)["offsets"] == [0, 1]
+    assert get(web, "/preview", topic=dead, action="redrive", offsets="1,2")["count"] == 1
+    job = do(web, "/redrive", {"offsets": [1, 2]}, topic=dead)["job"]
+    wait_for(lambda: ended(web, job)["state"] == "done", 30, "the chosen one")
+    row = ended(web, job)
+    assert (row["sent"], row["total"], [*row["reasons"].values()]) == (1, 2, [1])
+    assert get(web, "/preview", topic=dead, action="redrive")["count"] == 1
+    back: list[zsq.Message] = []
+    consume(node, "chosen", "c", back.append, 1)
+    assert [message.body for message in back] == [b"3"]
+
+
 def ended(web: httpx.Client, job: Any) -> Any:
     return next(row for row in get(web, "/jobs")["jobs"] if row["id"] == job["id"])
 

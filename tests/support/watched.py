@@ -18,7 +18,7 @@ Move = tuple[MessageState, MessageEvent, MessageState]
 OF_DELIVERY: Final = {
     "next_delivery": _E.DELIVER, "fin": _E.FINISH, "req": _E.REQUEUE, "subscribe": _E.LEAVE, "unsubscribe": _E.LEAVE, "scan": _E.SCAN,
     "changes": _E.SAVE, "configure": _E.CONFIGURE, "seek": _E.SEEK, "end": None, "touch": None, "rest": None,
-    "set_ready": None, "note_begun": _E.BEGIN, "recalls": None,
+    "set_ready": None, "note_begun": _E.BEGIN, "recalls": None, "skip_messages": _E.SKIP,
 }  # fmt: skip
 OF_SUPPLY: Final = {
     "came_due": _E.CAME_DUE, "committed": _E.COMMITTED, "dead": _E.BURIED, "lost": _E.GONE, "drop_below": _E.GONE, "offer": _E.GONE,
@@ -54,6 +54,12 @@ class Watch:
                 result = method(*arguments, **named)
             finally:
                 self._inside = False
+            if event is _E.SKIP:
+                self._deferred.difference_update(
+                    offset
+                    for first, count in arguments[0]
+                    for offset in range(first, first + count)
+                )
             is_return = event is _E.REQUEUE and UNBEGUN in arguments
             self._check(_E.GIVE_BACK if is_return else event)
             self._check_consumers()

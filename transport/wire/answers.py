@@ -135,7 +135,8 @@ class HeldRow(TypedDict):
     """A run of messages that a channel holds.
 
     Messages in flight have `consumer`, `held_ms` and `left_ms`. Those that are held without a
-    handler have `consumer` and `held_ms`. Deferred messages have `due_ns`.
+    handler have `consumer` and `held_ms`. Deferred messages have `due_ns`. `blocks`: how many
+    messages wait for this one, because they have its key. `error`: why it failed last.
     """
 
     state: str
@@ -146,17 +147,21 @@ class HeldRow(TypedDict):
     held_ms: NotRequired[int]
     left_ms: NotRequired[int]
     due_ns: NotRequired[int]
+    blocks: NotRequired[int]
+    error: NotRequired[str]
 
 
 class ChannelLook(TypedDict):
     """A channel's position and the messages that it holds.
 
     `wall_ns`: the broker's clock. `counts`: the number of messages in each state, except "new".
+    `absent`: spans (from, to) of offsets after the cursor that are never delivered.
     """
 
     next_offset: int
     start: int
     head: int
+    absent: Sequence[tuple[int, int]]
     wall_ns: int
     paused: bool
     settings: ChannelOptions

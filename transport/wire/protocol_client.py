@@ -43,6 +43,7 @@ __all__ = [
     "REQUEUE_DELAY_MS_MAX",
     "RUN_BYTES_MAX",
     "SAMPLE_RATE_MAX",
+    "SKIPPED_MAX",
     "STAGE_BYTES",
     "STAGE_PARTS_MAX",
     "TRANSACTION_APP_BYTES_MAX",
@@ -133,6 +134,7 @@ ERROR_TEXT_MAX: Final = 512
 WINDOW_BLOCKS_MAX: Final = 4096
 READY_MAX: Final = 100_000
 SAMPLE_RATE_MAX: Final = 99  # percent; 0 means all messages, as in NSQ
+SKIPPED_MAX: Final = 1_000  # the most messages that one order skips
 RANGES_MAX: Final = 10_000  # the most ranges of one answer
 # The most bytes of blocks in one message, unless a single block is larger.
 RUN_BYTES_MAX: Final = 256 * 1024
@@ -265,10 +267,11 @@ class Manage(Wire):
     (`do`: add, remove, pause, resume, each with `name`; add with `cron`, `body`, and optionally
     `timezone`, `missed`, `key`, `tag`, `headers`; Done.data of add: {"next_due_ns"}; without a
     topic `do`: list, see docs/api.md). Only on
-    channels: seek (to `offset`, or to `time_ns`), peek (Done.data: the channel's position, and the
-    messages that it holds, by offset). Without a topic: list (Done.data has `topics`, a map from
-    names to the names of their channels), and overview (Done.data has the rows of topics and
-    channels that changed after version `since`; see docs/console.md).
+    channels: seek (to `offset`, or to `time_ns`), skip (`offsets`, and `do`: preview, messages;
+    Done.data: those of the `offsets` that were not finished), peek (Done.data: the channel's
+    position, and the messages that it holds, by offset). Without a topic: list (Done.data has
+    `topics`, a map from names to the names of their channels), and overview (Done.data has the rows
+    of topics and channels that changed after version `since`; see docs/console.md).
 
     In a cluster: create with `parts` (a number), and add_parts with `count`, both with `brokers`
     (numbers of brokers, optional). Done.data: {"parts": how many the topic has}. Without a topic:

@@ -16,6 +16,7 @@ __all__ = [
     "Behind",
     "Born",
     "Credit",
+    "DeferredAt",
     "DirectoryEntries",
     "DirectoryTrouble",
     "Dropped",
@@ -161,6 +162,20 @@ class Due(Wire):
     channel: str
     until_ns: int
     limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredAt(Wire):
+    """Channel to storage: asks for the deferred rows that have some of these offsets.
+
+    Done.data: {"rows": ((start, count, attempts, due_ns), ...)}. The rows stay deferred until a
+    Save changes them.
+    """
+
+    op: ClassVar[int] = 51
+    request: int
+    channel: str
+    offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ __all__ = [
     "CountDelayed", "DeadLettersGo", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel", "ListChunks",
     "ListDelayed", "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory", "Reload", "ReloadGateway",
     "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "Seek", "SetClosed", "SetLookupds", "SetPaused", "SetRetention", "SetSealed",
-    "SetSync", "Skip", "TakePart", "WaitForShipping", "WhereDeadLettersGo",
+    "SetSync", "Skip", "SkipMessages", "TakePart", "WaitForShipping", "WhereDeadLettersGo",
 ]
 # fmt: on
 
@@ -258,6 +258,21 @@ class Skip(Order[Done]):
 
 
 @dataclass(frozen=True, slots=True)
+class SkipMessages(Order[Done]):
+    """Finish these messages for the channel without a delivery, wherever they are. `head`: the end
+    of the topic. With `preview`, only say which of them that would be.
+
+    Done.data: {"offsets": those that the channel had not finished}. The reply comes when this is
+    durable.
+    """
+
+    op: ClassVar[int] = 29
+    offsets: tuple[int, ...]
+    head: int
+    preview: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Seek(Order[Position]):
     """Move the channel to `offset`, within the range of the log (`start`, `head`). The reply is the
     new position. It is durable then.
@@ -436,5 +451,5 @@ class LookAtNames(Order[Done]):
 class SetLookupds(Order[Done]):
     """Make an NSQ gateway register with the nsqlookupds at these addresses, and with no others."""
 
-    op: ClassVar[int] = 51
+    op: ClassVar[int] = 17
     addresses: tuple[str, ...]

@@ -1,6 +1,7 @@
-"""Commands about a channel's position: seek and empty move it, peek only shows messages.
+"""Commands about a channel's position: seek and empty move it, skip finishes chosen messages, and
+peek only shows messages.
 
-All three need the topic's current start and end. The topic's storage turns a time into an offset.
+All of them need the topic's current start and end. The topic's storage turns a time into an offset.
 The client cannot do this, because its clock may differ, and retention may remove the message
 meanwhile.
 """
@@ -8,10 +9,11 @@ meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from ....transport.client.core.asking import END
 from ....transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ....transport.wire import protocol as p
 from ...settings import options
@@ -20,7 +22,7 @@ from ..topics.topic_group import TopicGroup
 from .requests import AnswerT, Requests, named, starting
 
 CLOCKS_DIFFER_S: Final = 60.0  # a time this far ahead of the broker's clock still counts as now
-ACTIONS: Final = ("empty", "seek", "peek")  # the actions on a channel
+ACTIONS: Final = ("empty", "seek", "skip", "peek")  # the actions on a channel
 
 
 def check(message: p.Manage) -> None:
@@ -44,6 +46,8 @@ def check(message: p.Manage) -> None:
                 E_BAD_ARGUMENT,
                 f"{text}. To skip them, seek to latest or use clamp (zsq seek --clamp)",
             )
+    if message.action == "skip":
+        _check_skip(asked)
     if message.action == "peek":
         limit = asked.get("limit")
         if type(limit) is not int or not 1 <= limit <= options.PEEK_MAX:
@@ -51,6 +55,17 @@ def check(message: p.Manage) -> None:
                 E_BAD_ARGUMENT,
                 f"peek shows 1 to {options.PEEK_MAX} messages of each kind, not {repr(limit)[:40]}",
             )
+
+
+def _check_skip(asked: Mapping[str, Any]) -> None:
+    offsets = asked.get("offsets")
+    if asked.get("do") not in ("preview", "messages") or not (
+        isinstance(offsets, tuple)
+        and 1 <= len(offsets) <= p.SKIPPED_MAX
+        and all(type(one) is int and 0 <= one < END for one in offsets)
+    ):
+        text = f"skip needs `do` (preview or messages) and 1 to {p.SKIPPED_MAX} offsets"
+        raise UsageError(E_BAD_ARGUMENT, f"{text}, which are whole numbers from 0 on")
 
 
 def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
@@ -74,6 +89,14 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
                 forward=bool(asked.get("forward")),
             )
             requests.orders.send(channel, seek, moved)
+        elif message.action == "skip":
+            skip = partial(
+                p.SkipMessages,
+                offsets=asked["offsets"],
+                head=ends["head"],
+                preview=asked["do"] == "preview",
+            )
+            requests.orders.send(channel, skip, partial(requests.relay, message.request))
         elif message.action == "peek":
             requests.orders.send(
                 channel,

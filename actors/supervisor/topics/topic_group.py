@@ -226,6 +226,8 @@ class TopicGroup:
         self.topic: Child | None = None
         self.channels: dict[str, Child | None] = {}  # None: not started yet, or failed
         self.restarts = RestartIntensity()
+        self.unsteady: tuple[str, ...] = ()
+        """A text for each process that was restarted often lately."""
         self._starts = StartQueue(options.STARTS_MAX)
         # Channels that the topic had stored when it came up.
         self.stored: frozenset[str] = frozenset()
@@ -610,8 +612,23 @@ class TopicGroup:
         if not self.children():
             self._start_again()
 
+    def _look_for_restarts(self) -> None:
+        now = time.monotonic_ns()
+        found = [
+            f"{whose} process was started again {options.UNSTEADY_RESTARTS} times or more within "
+            f"{options.UNSTEADY_S / 60:g} minutes; the log says why"
+            for whose, restarts in (
+                ("its", self.restarts),
+                *((f"channel {name}: its", one) for name, one in self._channel_restarts.items()),
+            )
+            if restarts.is_unsteady(now)
+        ]
+        if [*self.unsteady] != found:
+            self.unsteady = tuple(found)
+
     def tick(self) -> None:
         self._start_next()
+        self._look_for_restarts()
         self._look_for_use()
         if self._settling and self.settled():
             told, self._settling = self._settling, []

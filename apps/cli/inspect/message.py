@@ -137,7 +137,8 @@ def peek(
     TOPIC alone: its newest messages. With CHANNEL: the messages that it delivers next (requeued
     ones, then new ones), and those that it holds: in flight (with consumer and time left), deferred
     (until when), parked behind another message of the same key, or dying (on the way to the dead
-    letters).
+    letters). Messages that have failed, and that an ordered channel must finish before others of
+    their key, come first.
     """
     from ....transport.client.blocking.client import Admin
     from ....transport.errors import ZsqError
@@ -172,6 +173,10 @@ def _line(one: Peeked) -> str:
         )
     elif one.attempts:
         facts = f"attempts {one.attempts}"
+    if one.blocks:
+        facts += f", blocks {one.blocks:,}"
+    if one.error:
+        facts += f", error {_short(one.error, BODY_CHARACTERS)}"
     message = one.message
     if message is None:
         return f"{one.offset:>12}  {one.state:<9}  {facts}  (lost or removed)"
@@ -214,6 +219,8 @@ class PeekedObject(MessageObject, total=False):
     held_s: float
     left_s: float
     due_ns: int
+    blocks: int
+    error: str
     lost: bool
 
 
@@ -225,6 +232,10 @@ def _object(one: Peeked) -> PeekedObject:
         shown |= {"consumer": one.consumer, "held_s": one.held_s}
     if one.due_ns:
         shown["due_ns"] = one.due_ns
+    if one.blocks:
+        shown["blocks"] = one.blocks
+    if one.error:
+        shown["error"] = one.error
     message = one.message
     if message is None:
         return {**shown, "lost": True}

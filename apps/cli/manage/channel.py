@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from ....transport.names import parts_text
-from ....transport.reports import ChannelStats
+from ....transport.reports import BlockerRow, ChannelStats
 from ....transport.settings import CHANNEL, split_tags
 from ..options import confirm, with_broker, yes_option
 from ..output import json_lines_option, json_option, say, tell, tell_line
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from ....transport.client.blocking.client import Admin
     from ....transport.whole_topic import WholeTopic
 
+OFFSETS_SHOWN: Final = 10
+
 
 @click.group()
 def channel() -> None:
-    """Create, set, show, list, delete, pause, unpause or empty a channel; zsq seek moves one, zsq
-    peek looks into it.
+    """Create, set, show, list, delete, pause, unpause or empty a channel, or skip some of its
+    messages; zsq seek moves one, zsq peek looks into it.
     """
 
 
@@ -164,10 +166,23 @@ def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: flo
             health = "" if one["health"] == "OK" else f", health {one['health']}"
             say(f"part       {part['topic_name']}, {place}{health}")
         say_missing(whole)
+    for part, one in whole.in_parts(channel) if whole.parts else [(found, row)]:
+        for blocker in one.get("blocked_by", ()):
+            place = f"{part['topic_name']} " if whole.parts else ""
+            say(f"blocked by {place}{_blocker(blocker)}")
     say(describe_channel(topic, channel, row["settings"]))
     if any(one.get("settings") != row["settings"] for _, one in whole.in_parts(channel)):
         first = whole.in_parts(channel)[0][0]["topic_name"]
         say(f"zsq: the settings differ between the parts; these are those of {first}", err=True)
+
+
+def _blocker(row: BlockerRow) -> str:
+    from ....actors.runtime.logs import escaped
+
+    return (
+        f"offset {row['offset']}, attempt {row['attempts']:,} failed, {row['waiting']:,} messages "
+        f"of its key wait; last error: {escaped(row['error'])}"
+    )
 
 
 def _waiting(row: ChannelStats) -> str:
@@ -280,3 +295,55 @@ def channel_list(topic: str, as_json: bool, url: str, timeout: float) -> None:
         raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
     for name in sorted(found):
         tell_line({"topic": topic, "channel": name}) if as_json else say(name)
+
+
+@channel.command("skip")
+@click.argument("topic")
+@click.argument("channel")
+@click.argument("offsets", metavar="OFFSET...", nargs=-1, required=True, type=click.IntRange(min=0))
+@yes_option
+@json_option
+@with_broker
+def channel_skip(
+    topic: str,
+    channel: str,
+    offsets: tuple[int, ...],
+    yes: bool,
+    as_json: bool,
+    url: str,
+    timeout: float,
+) -> int:
+    """Skip the messages of TOPIC with these offsets: they count as finished for CHANNEL.
+
+    For a message that no consumer can handle. It may wait, be deferred, or be with a consumer,
+    whose answer then comes too late. An ordered channel goes on with the next message of the key.
+    The other channels still get it, and it stays in the log. zsq peek shows the offsets. If the
+    topic has parts, name the part: clicks#3. Exit code 1 if CHANNEL had finished some of them, or
+    they are on their way to the dead letters.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.skip(topic, channel, offsets, preview=True)
+        if found:
+            what = messages_at(found)
+            confirm(f"skip {what} of {topic} for channel {topic}/{channel}", yes)
+            found = admin.skip(topic, channel, found)
+    others = sorted({*offsets}.difference(found))
+    if as_json:
+        tell({"topic": topic, "channel": channel, "skipped": found, "not_skipped": others})
+    else:
+        if found:
+            say(f"{topic}/{channel} has skipped {messages_at(found)}")
+        if others:
+            text = "finished already, not stored, or on the way to the dead letters"
+            say(f"zsq: not skipped: {messages_at(others)}: {text}", err=True)
+    return 1 if others else 0
+
+
+def messages_at(offsets: Sequence[int]) -> str:
+    """Return the number of messages and their offsets as a text."""
+    places = ", ".join(map(str, offsets[:OFFSETS_SHOWN]))
+    more = ", ..." if len(offsets) > OFFSETS_SHOWN else ""
+    many = len(offsets) > 1
+    return f"{len(offsets):,} message{'s' * many} (offset{'s' * many} {places}{more})"

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
@@ -16,6 +16,7 @@ from ....transport.client.core.redrive import (
     NOT_COME,
     POLL_S,
     READY,
+    SETTLED,
     Redrive,
 )
 from ..options import Stopping, stop_signals, suggesting, with_broker
@@ -23,7 +24,12 @@ from ..output import json_option, say, tell
 from ..progress import Advance, bar
 
 if TYPE_CHECKING:
-    from ....transport.client.blocking.client import Admin, Batch, Consumer, Producer
+    from collections.abc import Sequence
+
+    from ....transport.client.blocking.client import Admin, Batch, Consumer, Producer, Reader
+    from ....transport.client.core.message import Message, StoredMessage
+
+    SentT = TypeVar("SentT", Message, StoredMessage)
 
 
 # A run that leaves letters holds them until it ends. So it may hold more than it sends at a time.
@@ -96,12 +102,22 @@ class Run:
         self.dry_run = dry_run
         self.plan = plan
 
-    def batch(self, batch: Batch, limit: int) -> int:
-        """Send up to `limit` messages of the batch back, and return their number."""
+    def select(self, batch: Batch) -> frozenset[int] | None:
+        """Return the offsets of the selected messages of a batch, or None for all of them."""
+        return None if self._select is None else self._select(batch)
+
+    def send(
+        self, messages: Sequence[SentT], limit: int, finish: Callable[[Sequence[SentT]], None],
+        selected: frozenset[int] | None = None,
+    ) -> int:  # fmt: skip
+        """Send up to `limit` of these messages back, and return their number.
+
+        `finish` finishes messages that are durable in their target. Only those with the offsets
+        `selected` are sent, unless it is None.
+        """
         from ....transport.errors import NotFound, ZsqError
 
-        before, messages = self.plan.total, batch.messages()
-        selected = None if self._select is None else self._select(batch)
+        before = self.plan.total
         chosen = [one for one in messages if selected is None or one.offset in selected]
         for route in self.plan.unknown(chosen):
             if self.dry_run:
@@ -126,10 +142,27 @@ class Run:
                 tags=[message.tag for message in group.messages],
                 headers=group.headers,
             )
-            for message in group.messages:
-                message.finish()
+            finish(group.messages)
             self.plan.was_sent(group)
         return self.plan.total - before
+
+    def send_chosen(self, offsets: Sequence[int], reader: Reader) -> None:
+        """Send the dead letters with these offsets back, one by one."""
+        from ....transport.errors import NotFound
+
+        for offset in offsets:
+            if not self._admin.skip(self._dead_topic, CHANNEL, [offset], preview=True):
+                self.plan.leave(SETTLED)
+                continue
+            try:
+                letter = reader.message(offset)
+            except NotFound as error:
+                self.plan.leave(error.text)
+                continue
+            self.send([letter], 1, self._finish_chosen)
+
+    def _finish_chosen(self, letters: Sequence[StoredMessage]) -> None:
+        self._admin.skip(self._dead_topic, CHANNEL, [letter.offset for letter in letters])
 
     def waiting(self) -> int:
         return self.plan.waiting(
@@ -185,6 +218,19 @@ class Run:
     help="Only those whose body, as JSON or msgpack, has this field, such as user.id=7.",
 )
 @click.option("--dry-run", is_flag=True, help="Send nothing. Count what would be sent.")
+@click.option(
+    "--offset",
+    "offsets",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="OFFSET",
+    help="Redrive the dead letter with this offset in DEAD_TOPIC. Can be given up to 1,000 times.",
+)
+@click.option(
+    "--discard",
+    is_flag=True,
+    help="Finish the dead letters of --offset without sending them back.",
+)
 @json_option
 @with_broker
 def redrive(
@@ -200,6 +246,8 @@ def redrive(
     header: str | None,
     field: str | None,
     dry_run: bool,
+    offsets: tuple[int, ...],
+    discard: bool,
     as_json: bool,
     url: str,
     timeout: float,
@@ -209,19 +257,24 @@ def redrive(
 
     They arrive as new messages, with attempts from 1. The headers about the failure stay as
     zsq-redriven-*. DEAD_TOPIC keeps the dead letters for its other readers. Exit code 1 if some
-    could not be sent: these stay, and can be sent again. So can those that are not selected.
+    could not be sent: these stay, and can be sent again. So can those that are not selected. zsq
+    tail DEAD_TOPIC --no-follow --json shows the offsets.
     """
-    from ....transport.client.blocking.client import Admin, Consumer, Producer
+    from ....transport.client.blocking.client import Admin, Consumer, Producer, Reader
     from ....transport.errors import E_PARTS, UsageError
     from ....transport.names import check_name
     from ....transport.whole_topic import whole_topic
 
-    if (count is None) != everything:
-        raise click.UsageError("give either -n N or --all")
+    if (count is not None) + everything + bool(offsets) != 1:
+        raise click.UsageError("give one of -n N, --all and --offset OFFSET")
+    if discard and (not offsets or to or channel):
+        raise click.UsageError("--discard needs --offset, and no target")
     for name, what in ((dead_topic, "topic"), (to, "topic"), (channel, "channel")):
         if name is not None:
             check_name(name, what)
     select = selection(text, error, key, tag, header, field)
+    if offsets and (select is not None or dry_run):
+        raise click.UsageError("--offset names the dead letters: give no other condition")
     ready = READY if select is None and not dry_run else HELD_MAX
     with stop_signals() as stopping, contextlib.ExitStack() as stack:
         with stopping.interruptible():
@@ -243,6 +296,16 @@ def redrive(
             if not row["kept_count"]:
                 _tell(run, as_json)
                 return 0
+            if offsets:
+                admin.create_channel(dead_topic, CHANNEL, start="earliest")
+                if discard:
+                    return _discard(admin, dead_topic, offsets, as_json)
+                reader = stack.enter_context(Reader(dead_topic, url=url, timeout=timeout))
+                try:
+                    run.send_chosen(sorted({*offsets}), reader)
+                finally:
+                    _tell(run, as_json)
+                return 1 if run.plan.left else 0
             consumer = stack.enter_context(
                 Consumer(
                     dead_topic, CHANNEL, url=url, ready=ready, timeout=timeout, start="earliest"
@@ -270,6 +333,16 @@ def redrive(
                 err=True,
             )
     return 1 if run.plan.left else 0
+
+
+def _discard(admin: Admin, dead_topic: str, offsets: Sequence[int], as_json: bool) -> int:
+    found = admin.skip(dead_topic, CHANNEL, offsets)
+    others = len({*offsets}) - len(found)
+    if as_json:
+        tell({"discarded": len(found), "left": others})
+    else:
+        say(f"{len(found):,} discarded" + (f", {others:,} left: {SETTLED}" if others else ""))
+    return 1 if others else 0
 
 
 def _tell(run: Run, as_json: bool) -> None:
@@ -320,6 +393,12 @@ def drive(
                 return
             continue
         deadline = time.monotonic() + timeout
-        done = run.batch(batch, READY if count is None else count - sent)
+        limit = READY if count is None else count - sent
+        done = run.send(batch.messages(), limit, _finish_each, run.select(batch))
         advance(done)
         sent += done
+
+
+def _finish_each(messages: Sequence[Message]) -> None:
+    for message in messages:
+        message.finish()

@@ -24,7 +24,7 @@ const FIGURES = [
 const MINOR = [ // all since the channel was created
   { key: "came", name: "Received", hint: "messages that the channel received" }, { key: "delivered", name: "Delivered", hint: "with redeliveries" }, { key: "finished", name: "Finished" },
   { key: "requeued", name: "Requeued", hint: "given back by consumers" }, { key: "timed_out", name: "Timed out", hint: "not answered in time" }, { key: "dead", name: "Dead", hint: "moved to the dead-letter topic" },
-  { key: "passed_over", name: "Filtered", hint: "left out by tags or sampling, or meant for another channel" }, { key: "expired", name: "Expired", hint: "skipped: too old" }, { key: "dropped", name: "Dropped", hint: "removed unfinished by a bound of the topic" }, { key: "lost", name: "Lost", hint: "to damage on disk" },
+  { key: "passed_over", name: "Filtered", hint: "left out by tags or sampling, or meant for another channel" }, { key: "skipped", name: "Skipped", hint: "by a user, without a delivery" }, { key: "expired", name: "Expired", hint: "too old" }, { key: "dropped", name: "Dropped", hint: "removed unfinished by a bound of the topic" }, { key: "lost", name: "Lost", hint: "to damage on disk" },
 ];
 const BAD = { timed_out: "warn", dead: "warn", dropped: "alarm", lost: "alarm" };
 const ms = (value) => duration(typeof value === "number" ? value / 1000 : value);
@@ -49,9 +49,10 @@ export function channelPage({ model, params, signal }) {
   const history = new History({ query: { topic, channel: name }, charts: CHARTS, figures: () => charted(found(), model.topic(topic)), model, signal, topics: ["in"] });
   const trouble = h("p.note.alarm", { hidden: true, role: "status" });
   const letters = h("p.note", { hidden: true });
+  const blocked = h("div.note.warn", { hidden: true, role: "status" });
   const links = Object.entries(TABS).map(([key, [title]]) => ({ key, element: h("a", { href: link("topics", topic, "channels", name, key) }, title) }));
   const place = h("div.stack.tab-place");
-  const content = h("div.stack", {}, trouble, letters, h("section.panel", { "aria-label": "Figures" }, figures.element, minor.element), history.element,
+  const content = h("div.stack", {}, trouble, blocked, letters, h("section.panel", { "aria-label": "Figures" }, figures.element, minor.element), history.element,
     h("nav.tabs", { "aria-label": "About this channel" }, links.map((one) => one.element)), place);
   const missing = h("div.panel", { hidden: true }, empty(`There is no channel ${name} of ${topic}`, "The channel or its topic was deleted, or your token does not permit you to see it. A consumer creates it:", `zsq sub ${topic} ${name}`, h("a.linked", { href: link("topics", topic) }, topic)));
   const waits = unanswered();
@@ -64,7 +65,9 @@ export function channelPage({ model, params, signal }) {
       fresh = await get("/api/channel", { topic, channel: name }, signal);
       tab?.fresh?.(fresh);
       settings.disabled = !may(found(), "a");
+      blockers(blocked, fresh.channel.blocked_by, link("topics", topic, "channels", name, "held"));
       dead = found()?.dead ? await lying(deadLettersOf(topic, name, fresh), signal) : null;
+      deadLetters(letters, dead, deadLettersOf(topic, name, fresh));
     } catch (error) {
       if (!signal.aborted) tab?.failed?.(explain(error));
     }
@@ -142,6 +145,17 @@ async function lying(topic, signal) {
     if (error.status === 403) return null;
     throw error;
   }
+}
+
+/** Show the messages that an ordered channel must finish first. Their errors are hostile texts. */
+function blockers(place, rows, held) {
+  const said = JSON.stringify(rows);
+  if (place.said === said) return;
+  place.said = said;
+  show(place, rows.length > 0);
+  put(place, h("ul.loses", {}, rows.map((one) => h("li", {},
+    `Blocked by offset ${one.offset}: attempt ${one.attempts} failed, and ${plural(one.waiting, "message")} of its key ${one.waiting === 1 ? "waits" : "wait"}. Last error: ${one.error}`))),
+  h("a.linked", { href: held }, "Held messages"));
 }
 
 function deadLetters(place, dead, where) {

@@ -6,8 +6,10 @@ import { h, put, setText, show } from "../base/dom.js";
 import { count, duration, relative } from "../base/format.js";
 import { may } from "../base/model.js";
 import { link } from "../base/router.js";
-import { oneLine } from "../view/body.js";
+import { oneLine, shortText } from "../view/body.js";
 import { asked, empty, figureCell } from "../view/parts.js";
+import { skipMessages } from "../view/message-actions.js";
+import { Selection } from "../view/selection.js";
 import { Table } from "../view/table.js";
 
 const MS = 3000;
@@ -18,7 +20,9 @@ const KINDS = { "in flight": "in flight", held: "with a consumer, not begun", de
 export function heldTab({ topic, channel, model, signal }) {
   const failed = h("p.note.warn", { hidden: true });
   const sum = h("span.quiet");
-  const table = new Table({ label: `What ${channel} holds`, columns: columns(model, topic), id: (one) => String(one.offset), sort: null, empty: empty("No messages held", "All messages so far are finished.") });
+  const selection = new Selection([{ text: "Skip selected", danger: true, needs: "admin on this topic", permitted: () => may(model.channel(topic, channel), "a"), act: (offsets) => skipMessages(topic, channel, offsets) }]);
+  const table = new Table({ label: `What ${channel} holds`, columns: [selection.column(), ...columns(model, topic)], id: (one) => String(one.offset), sort: null, empty: empty("No messages held", "All messages so far are finished.") });
+  selection.refresh = () => table.refresh();
   void every(MS, async () => {
     if (!may(model.channel(topic, channel), "s")) {
       put(failed, "Your token does not permit reading the bodies of this channel. It needs the permission subscribe.");
@@ -28,11 +32,14 @@ export function heldTab({ topic, channel, model, signal }) {
     await asked(failed, signal, async () => {
       const found = await get("/api/peek", { topic, channel, count: COUNT, body_max: 512 }, signal);
       // messages of the same state keep their order
-      table.update([...found.messages].sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state)));
+      // A message that has failed, and that others of its key wait for, comes first.
+      const blocks = (one) => (one.error ? one.blocks : 0);
+      table.update([...found.messages].sort((a, b) => blocks(b) - blocks(a) || ORDER.indexOf(a.state) - ORDER.indexOf(b.state)));
+      selection.update(found.messages);
       setText(sum, Object.entries(found.counts ?? {}).filter(([, number]) => number).map(([kind, number]) => `${count(number).text} ${KINDS[kind] ?? kind}`).join(", "));
     });
   }, signal);
-  return { element: h("div.stack", {}, failed, h("section.panel", { "aria-label": "What it holds" }, h("header", {}, h("h2", {}, "Held now, and next"), sum), table.element)), close: () => table.close() };
+  return { element: h("div.stack", {}, failed, h("section.panel", { "aria-label": "What it holds" }, h("header", {}, h("h2", {}, "Held now, and next"), sum), selection.element, table.element)), close: () => table.close() };
 }
 
 function columns(model, topic) {
@@ -45,7 +52,10 @@ function columns(model, topic) {
     { key: "consumer", title: "With", rank: 2, width: "20%", show: (cell, one) => { setText(cell, one.consumer ?? ""); cell.title = one.consumer ?? ""; } },
     { key: "held", title: "For", hint: "how long it has been with the consumer", num: true, width: "84px", rank: 2, show: (cell, one) => figureCell(cell, one.state === "in flight" || one.state === "held" ? duration(one.held_s) : "", one.held_s) },
     { key: "left", title: "Comes back", hint: "when its lease ends, or its delay is over", num: true, width: "104px", rank: 3, show: (cell, one) => figureCell(cell, one.state === "in flight" ? { text: `in ${duration(one.left_s).text}`, exact: "" } : one.due_ms ? relative(one.due_ms, model.now()) : "", 1) },
+    { key: "blocks", title: "Blocks", hint: "how many messages of its key wait for it", num: true, width: "70px", rank: 3, show: (cell, one) => figureCell(cell, one.blocks ? count(one.blocks) : "", one.blocks, one.error && one.blocks ? "alarm" : "") },
     { key: "attempts", title: "Attempt", num: true, width: "76px", show: (cell, one) => figureCell(cell, count(one.attempts), one.attempts, one.attempts > 1 ? "warn" : "") },
+    { key: "error", title: "Last error", width: "18%", rank: 2, show: (cell, one) => { setText(cell, one.error); cell.title = one.error; } },
+    { key: "key", title: "Key", width: "90px", rank: 3, show: (cell, one) => setText(cell, shortText(one.message?.key)) },
     { key: "body", title: "Body", show: (cell, one) => { setText(cell, one.message ? oneLine(one.message.body) : "(not in the log any more)"); cell.classList.add("mono"); } },
   ];
 }

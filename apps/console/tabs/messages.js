@@ -24,7 +24,7 @@ export function messagesTab({ topic, model, query, signal }) {
   const failed = h("p.note.warn", { hidden: true, role: "alert" });
   let shown = { start: 0, head: 0, from: 0, next_offset: 0, messages: [] };
   const none = h("div");
-  const list = new MessageList({ topic, label: `Messages of ${topic}`, way: -1, empty: none, picked: (offset) => amend({ at: offset }) });
+  const list = new MessageList({ topic, model, label: `Messages of ${topic}`, way: -1, empty: none, picked: (offset) => amend({ at: offset }) });
   const save = linesButton(`${topic}.jsonl`, () => ({ topic, offset: shown.from, end: shown.next_offset }));
   const form = h("form.toolbar", {}, way, value, look, h("div.end", {}, where, older, newer, save));
   const element = h("div.stack", {}, form, failed, list.element);

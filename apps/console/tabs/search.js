@@ -30,7 +30,7 @@ export function searchTab({ topic, model, query, signal }) {
   const form = h("form.panel.conditions", { "aria-label": "Conditions" },
     field("From", fields.from), field("To", fields.to), field("Text in the body", fields.text), ignore, field("Key", fields.key), field("Tag", fields.tag), field("Header", fields.header), field("Field of JSON or MessagePack", fields.field),
     h("div.toolbar", {}, go, stop, progress, h("div.end", {}, next, save)));
-  const list = new MessageList({ topic, label: `Found in ${topic}`, way: 1, empty: empty("Nothing found", "No message meets all of these conditions.") });
+  const list = new MessageList({ topic, model, label: `Found in ${topic}`, way: 1, empty: empty("Nothing found", "No message meets all of these conditions.") });
   const isPart = topic.includes("#");
   const element = h("div.stack", {}, isPart && h("p.note", {}, "This searches one part of the topic. Search its other parts on their pages, in the console of their broker."), form, failed, list.element);
   show(list.element, false);

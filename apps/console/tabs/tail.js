@@ -19,7 +19,7 @@ export function tailTab({ topic, model, signal }) {
   const clear = button("Clear", () => { [rows, shown, dropped, missing] = [[], 0, 0, 0]; list.clear(); draw(); });
   const state = h("span.quiet", { role: "status" });
   const failed = h("p.note.warn", { hidden: true, role: "alert" });
-  const list = new MessageList({ topic, label: `New messages of ${topic}`, way: -1, empty: empty("No message yet", "Messages appear here when they are published.") });
+  const list = new MessageList({ topic, model, label: `New messages of ${topic}`, way: -1, empty: empty("No message yet", "Messages appear here when they are published.") });
   const isPart = topic.includes("#");
   const element = h("div.stack", {}, isPart && h("p.note", {}, "This follows one part of the topic. Follow its other parts on their pages, in the console of their broker."), h("div.toolbar", {}, start, toggle, clear, state), failed, list.element);
   let running = null;

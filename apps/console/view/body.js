@@ -171,8 +171,8 @@ function stamp(value) {
 }
 
 /** Return the view of a message: its body, offset, id, time, key, tag and headers. The error of a
- * dead letter is above its body. */
-export function messageView(message, topic) {
+ * dead letter is above its body. `actions` are buttons. */
+export function messageView(message, topic, actions = []) {
   const facts = h("dl.facts");
   const stored = moment(message.time_ms);
   const fact = (name, ...value) => add(facts, h("dt", {}, name), h("dd", {}, value));
@@ -186,7 +186,7 @@ export function messageView(message, topic) {
   for (const [name, value] of headers) fact(h("code", {}, name), name === DEAD_TIME ? stamp(value) : h("span.mono", {}, shortText(value)));
   const error = message.headers?.[DEAD_ERROR];
   const element = h("article.message", { "aria-label": `Message ${message.offset}` },
-    h("header", {}, h("h2", {}, `Message ${message.offset}`)),
+    h("header", {}, h("h2", {}, `Message ${message.offset}`), h("div.end", {}, actions)),
     error && h("p.note.alarm.mono.trace", { "aria-label": "Error", tabindex: "0" }, shortText(error)),
     bodyView(message.body, { path: "/api/body", query: { topic, offset: message.offset }, name: `${topic}-${message.offset}` }), facts);
   setAttr(element, "data-offset", message.offset);

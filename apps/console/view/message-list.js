@@ -3,20 +3,25 @@
 import { h, put, setAttr, setClass, setText } from "../base/dom.js";
 import { bytes, moment } from "../base/format.js";
 import { messageView, oneLine, shortText } from "./body.js";
+import { messageButtons, topicSelection } from "./message-actions.js";
 import { figureCell } from "./parts.js";
+import { Selection } from "./selection.js";
 import { Table } from "./table.js";
 
 export class MessageList {
   /** `way` is the order of the offsets: 1, or -1 for the newest first. `picked(offset)` is called
    * when the user chooses a message. */
-  constructor({ topic, label, empty, way, picked = () => {} }) {
+  constructor({ topic, model, label, empty, way, picked = () => {} }) {
     this.picked = picked;
+    this.model = model;
     this.topic = topic;
     this.chosen = null;
     this.none = h("div.empty", {}, h("span", {}, "Choose a message to see all of it."));
     this.detail = h("div", {}, this.none);
-    this.table = new Table({ label, columns: columns((message) => this.#pick(message)), id: (message) => String(message.offset), sort: ["offset", way], empty });
-    const list = h("div.list", {}, this.table.element);
+    this.selection = new Selection(topicSelection(topic, model));
+    this.table = new Table({ label, columns: [this.selection.column(), ...columns((message) => this.#pick(message))], id: (message) => String(message.offset), sort: ["offset", way], empty });
+    this.selection.refresh = () => this.table.refresh();
+    const list = h("div.list", {}, this.selection.element, this.table.element);
     list.addEventListener("click", (event) => {
       const row = event.target.closest("tbody tr")?.row;
       if (row) this.#pick(row.data);
@@ -32,12 +37,13 @@ export class MessageList {
   /** Show all of a message. */
   choose(message) {
     this.chosen = message.offset;
-    put(this.detail, messageView(message, this.topic));
+    put(this.detail, messageView(message, this.topic, messageButtons(message, this.topic, this.model)));
     this.#mark();
   }
 
   update(messages) {
     this.table.update(messages);
+    this.selection.update(messages);
     this.#mark();
   }
 
@@ -45,6 +51,7 @@ export class MessageList {
   clear() {
     this.chosen = null;
     this.table.update([]);
+    this.selection.update([]);
     put(this.detail, this.none);
   }
 

@@ -37,6 +37,7 @@ export function states(thing) {
   if (isAlarm(thing)) found.push(["alarm", "alarm", thing.alarms.map(alarmText).join("; ")]);
   if (!isHealthy(thing)) found.push([thing.health === "starting" ? "starting" : "unwell", thing.health === "starting" ? "warn" : "alarm", thing.health]);
   if (thing.state && thing.state !== "up") found.push([thing.state, "warn", `its processes are ${thing.state}`]);
+  if (thing.ordered) found.push(["ordered", "", "it delivers the messages of a key one by one, in their order"]);
   if (thing.paused) found.push(["paused", "held", "no messages are delivered until it is unpaused"]);
   if (thing.closed === "consumers") found.push(["closed", "held", "closed to publishers and to consumers"]);
   else if (thing.closed) found.push(["closed to publishers", "held", "publishers are refused; consumers drain it"]);
@@ -102,10 +103,10 @@ export function shell(command) {
   return h("div.command", {}, h("code", {}, command), copy);
 }
 
-export async function copied(text) {
+export async function copied(text, said = "Copied.") {
   try {
     await navigator.clipboard.writeText(text);
-    tell("Copied.");
+    tell(said);
   } catch {
     tell("The browser does not permit copying. Select the text and copy it.", true);
   }

@@ -56,18 +56,53 @@ function bodies(form, text, perLine) {
   return { bodies: found };
 }
 
-export async function publish(topic) {
+/** Return a header or key as the text of a field, or null if it does not fit into one line. */
+function line(value) {
+  if (value === null || value === undefined) return "";
+  if (typeof value === "object") return typeof value.text === "string" && !/[\r\n]/.test(value.text) ? value.text : null;
+  return /[\r\n]/.test(String(value)) ? null : String(value);
+}
+
+/** Return the part of the request that has headers and their types: those of the fields, and those
+ * of the draft that do not fit into a field. Unchanged values keep their types. */
+function typedHeaders(named, before) {
+  const [headers, encoded] = [{ ...named }, {}];
+  for (const [name, value] of Object.entries(before)) {
+    const text = line(value);
+    if (text !== null && named[name] !== text) continue; // changed or removed
+    if (typeof value !== "object" || value === null) headers[name] = value;
+    else {
+      delete headers[name];
+      encoded[name] = value.base64;
+    }
+  }
+  return { ...(Object.keys(headers).length ? { headers } : {}), ...(Object.keys(encoded).length ? { headers_base64: encoded } : {}) };
+}
+
+/** Publish to a topic. `draft` is a message to send again: {body, key, tag, headers, note}. */
+export async function publish(topic, draft = null) {
   const body = h("textarea", { name: "body", rows: "6", spellcheck: "false", "aria-label": "Body" });
   const lines = checkbox("One message per line (empty lines are skipped)");
-  const form = choices("Form of the body", FORMS, "text", (chosen) => show(lines, chosen === "text"));
+  const oldForm = draft && draft.body.text === undefined ? "base64" : "text";
+  const form = choices("Form of the body", FORMS, oldForm, (chosen) => show(lines, chosen === "text"));
   const key = h("input", { name: "key", autocomplete: "off", spellcheck: "false", placeholder: "none" });
   const tag = h("input", { name: "tag", autocomplete: "off", spellcheck: "false", placeholder: "none" });
   const headers = h("textarea", { name: "headers", rows: "2", spellcheck: "false", placeholder: "none", "aria-label": "Headers" });
+  if (draft) {
+    [body.value, tag.value] = [draft.body.text ?? draft.body.base64, draft.tag ?? ""];
+    [key.value, key.disabled] = [line(draft.key) ?? "(binary, it stays)", line(draft.key) === null];
+    const lines = Object.entries(draft.headers).filter(([, value]) => line(value) !== null);
+    headers.value = lines.map(([name, value]) => `${name}: ${line(value)}`).join("\n");
+    headers.rows = Math.min(8, Math.max(2, lines.length));
+  }
+  const [oldBody, oldKey] = [body.value, key.value];
+  const kept = draft ? Object.entries(draft.headers).filter(([, value]) => line(value) === null).map(([name]) => name) : [];
   const delay = h("input", { name: "delay", autocomplete: "off", placeholder: "none" });
   const done = await dialog({
-    title: `Publish to ${topic}`, submit: "Publish", wide: true,
+    title: draft ? `Send again to ${topic}` : `Publish to ${topic}`, submit: draft ? "Send" : "Publish", wide: true,
     fields: [
-      field("Body", body), form, lines,
+      draft && h("p.quiet", {}, draft.note, kept.length ? ` These headers stay as they are: ${kept.join(", ")}.` : ""),
+      field("Body", body), form, !draft && lines,
       h("div.pair", {}, field("Key", key, "an ordered channel keeps messages of one key in order"), field("Tag", tag, "a channel with tags receives only messages with these tags")),
       field("Headers", headers, "name: value, one header per line"), field("Delay", delay, "such as 30s, 10m or 7d; at most 366d"),
     ],
@@ -76,10 +111,10 @@ export async function publish(topic) {
       if (wait === null) throw new Wrong("Enter a delay: a number with s, m, h or d, such as 30s.");
       const named = parseHeaders(headers.value);
       return post("/api/topic/publish", { topic }, {
-        ...bodies(form.value, body.value, lines.input.checked),
-        ...(key.value ? { key: key.value } : {}),
+        ...(draft && body.value === oldBody && form.value === oldForm ? { body_base64: draft.body.base64 } : bodies(form.value, body.value, !draft && lines.input.checked)),
+        ...(draft?.key && key.value === oldKey ? { key_base64: draft.key.base64 } : key.value ? { key: key.value } : {}),
         ...(tag.value ? { tag: tag.value } : {}),
-        ...(Object.keys(named).length ? { headers: named } : {}),
+        ...typedHeaders(named, draft?.headers ?? {}),
         ...(wait ? { delay_s: wait } : {}),
       });
     },

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.actors.conftest import ChannelHarness
 from zsq.actors.channel.core import Peeks, consumer_of
 from zsq.actors.settings import options
 from zsq.actors.statistics.schema import COUNTERS
+from zsq.transport.block.block import pack
 from zsq.transport.errors import Refused, UsageError
 from zsq.transport.wire import protocol as p
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from tests.actors.conftest import ChannelHarness
 
 A, B, C = (b"a",), (b"b",), (b"c",)
 S = 1_000_000_000
@@ -32,7 +32,8 @@ def look(
     peeks = Peeks("c")
     order = p.Peek(7, limit, 0, harness.end)
     message = peeks.begin(3, order, harness.channel, harness.now_ns, harness.wall_ns)
-    assert (message.request, message.channel, message.limit) == (3, "c", limit)
+    assert (message.request, message.channel) == (3, "c")
+    assert message.limit in (limit, options.PEEK_MAX)
     if rows is None:
         rows = sorted(
             (row for row in harness.kept.values() if row[3] <= message.until_ns),
@@ -51,6 +52,34 @@ def held(found: dict[str, Any], state: str) -> list[tuple[int, int, int]]:
         (row["offset"], row["count"], row["attempts"])
         for row in found["held"]
         if row["state"] == state
+    ]
+
+
+def test_what_blocks_an_ordered_channel_is_shown_whatever_its_state() -> None:
+    """Keys b and c have failed, and messages of all three keys wait."""
+    harness = ChannelHarness(ordered=True)
+    harness.join(A, 10)
+    harness.take_in(pack([b""] * 9, keys=[b"a", b"b", b"c"] * 3))
+    harness.take_in(pack([b""] * 20, keys=[b"x%d" % number for number in range(20)]))
+    token = harness.send_one().token
+    harness.channel.req(A, token, ((1, 1),), 1_000, harness.wall_ns, "late")
+    harness.channel.req(A, token, ((2, 1),), 0, harness.wall_ns, "again")
+    harness.commit()
+    found = look(harness, 2)
+    assert [
+        (row["offset"], row["state"], row["blocks"], row.get("error"))
+        for row in found["held"]
+        if "blocks" in row
+    ] == [(2, "requeued", 2, "again"), (1, "deferred", 2, "late")]
+    assert (0, "in flight", 2) in [
+        (row["offset"], row["state"], row.get("blocks")) for row in look(harness, 3)["held"]
+    ]
+    assert found["counts"]["in flight"] == 8
+    assert [row["offset"] for row in found["held"] if row["state"] == "in flight"] == [0, 9]
+    blocked = harness.channel.details(harness.now_ns, harness.wall_ns).get("blocked_by", ())
+    assert [(row["offset"], row["waiting"], row["error"]) for row in blocked] == [
+        (1, 2, "late"),
+        (2, 2, "again"),
     ]
 
 

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from zsq.actors.channel.core import UNKNOWN_DELIVERY, ChannelCore
 from zsq.actors.channel.lease import Changes, Subscriber
 from zsq.actors.channel.redelivery import Deferred
+from zsq.actors.primitives.ranges import ranges_of
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, gather, pack, with_place
 
@@ -44,6 +45,7 @@ class Commit(NamedTuple):
 
     changes: Changes
     states: list[str | int]
+    emptied: tuple[tuple[int, int], ...]
 
 
 class DeliveryMachine(RuleBasedStateMachine):
@@ -64,6 +66,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.stored: dict[int, tuple[int, int]] = {}
         # Rows of deferred messages: first offset -> (count, attempts, due time).
         self.kept: dict[int, tuple[int, int, int]] = {}
+        self.emptied: tuple[tuple[int, int], ...] = ()
         self.safe: list[str | int] = []  # the states of the model at the last commit
         self.seen: dict[Peer, int] = {}
         self.now_ns = 1_000 * S
@@ -81,6 +84,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.channel = ChannelCore(
             self.lives, self.stored_next, rows, {}, paused=False, deferred=deferred
         )
+        self.channel.go_on((), 0, self.emptied)
         self.leases, self.seen = {}, {}
         self.sent: set[int] = set()  # offsets that were sent since the last start
         self.pending = None
@@ -356,12 +360,36 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.leases.clear()
             self.states = [FINISHED] * self.head
 
+    @rule(offsets=st.sets(st.integers(0, 40), min_size=1, max_size=4), dice=st.integers(0, 2))
+    def skip(self, offsets: set[int], dice: int) -> None:
+        ranges, deferred = ranges_of(offsets), self.channel.supply.deferred
+        if dice or not deferred.is_settled() or deferred.is_on_way(ranges):
+            return
+        rows = [
+            (start, *row)
+            for start, row in self.kept.items()
+            if offsets.intersection(range(start, start + row[0]))
+        ]
+        found = self.channel.unfinished(ranges, rows, self.head)
+        skipped = {offset for first, count in found for offset in range(first, first + count)}
+        assert skipped == {o for o in offsets if o < self.head and self.states[o] != FINISHED}
+        if not skipped:
+            return
+        self.channel.skip_messages(found, rows)
+        for token, lease in list(self.leases.items()):
+            lease[1].difference_update(skipped)
+            if not lease[1]:
+                del self.leases[token]
+        for offset in skipped:
+            self.states[offset] = FINISHED
+
     # Commits and crashes
 
     @precondition(lambda self: self.pending is None)
     @rule()
     def save(self) -> None:
-        self.pending = Commit(self.channel.changes(), list(self.states))
+        changes = self.channel.changes()
+        self.pending = Commit(changes, list(self.states), tuple(self.channel.supply.emptied))
         assert not self.channel.supply.dirty
         assert not self.channel.waits_for_commit()
 
@@ -374,7 +402,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def store(self) -> None:
         """Store the commit as storage does: first remove rows, then add rows."""
         assert self.pending is not None
-        changes, self.safe = self.pending
+        changes, self.safe, self.emptied = self.pending
         assert changes.next_offset >= self.stored_next
         self.stored_next = changes.next_offset
         if changes.clear:

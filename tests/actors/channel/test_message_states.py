@@ -91,6 +91,7 @@ def walk(seed: int) -> None:
         one.bury,
         *[lambda: one.configure(dice.choice([0, 1, 2]), dice.randint(0, 2))] * 2,
         lambda: one.seek(dice.randint(0, 60), dice.randint(0, 5)),
+        lambda: one.skip({dice.randint(0, one.head) for _ in range(3)}, dice.randint(0, 1)),
         lambda: one.end_and_begin(dice.randint(0, 3), dice.random() < 0.5, dice.random() < 0.5),
         *[lambda: one.deliver(dice.randint(1, 4))] * 4,
         *[lambda: one.req(0, dice.randint(0, one.head), dice.randint(0, 2), dice.choice(delays)) if one.tokens else None] * 3,
@@ -156,13 +157,13 @@ def rows() -> str:
 
 
 def picture() -> str:
-    """Return the table as a Mermaid diagram. The events "gone" and "seek" can end a message in any
-    state, so they are only in the table.
+    """Return the table as a Mermaid diagram. The events "gone", "skip" and "seek" can end a message
+    in any state, so they are only in the table.
     """
     lines = ["```mermaid", "stateDiagram-v2"]
     for state, events in MOVES.items():
         for event, after in events.items():
-            if event.name not in ("GONE", "SEEK"):
+            if event.name not in ("GONE", "SEEK", "SKIP"):
                 lines += [
                     f"    {state.name.lower()} --> {one.name.lower()}: {event.value}"
                     for one in sorted(after, key=lambda s: s.value)

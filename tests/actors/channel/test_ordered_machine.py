@@ -61,6 +61,7 @@ class OrderedMachine(DeliveryMachine):
             self.lives, self.stored_next, rows, {}, paused=False, deferred=deferred, settings=found
         )
         assert isinstance(self.channel.supply, OrderedSupply)
+        self.channel.go_on((), 0, self.emptied)
         self.leases.clear()
         self.seen.clear()
         self.sent = set()

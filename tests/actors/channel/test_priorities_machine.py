@@ -39,6 +39,7 @@ class PriorityMachine(DeliveryMachine):
             self.lives, self.stored_next, rows, {}, paused=False, deferred=deferred, settings=found
         )
         assert isinstance(self.channel.supply, PrioritySupply)
+        self.channel.go_on((), 0, self.emptied)
 
     @initialize(
         blocks=st.lists(PRIORITIES, min_size=2, max_size=6),

@@ -27,6 +27,7 @@ from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.lease import Changes, Departure, Subscriber
 from zsq.actors.channel.message_states import MessageState
 from zsq.actors.channel.redelivery import Deferred
+from zsq.actors.primitives.ranges import ranges_of
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.settings import ChannelSettings
@@ -278,6 +279,20 @@ class WildChannel(RuleBasedStateMachine):
         if dice == 0:
             self.channel.seek(self.start_offset + number % (self.head - self.start_offset + 1))
             self.attempts.clear()
+
+    @rule(offsets=st.sets(st.integers(0, 60), min_size=1, max_size=4), dice=st.integers(0, 3))
+    def skip(self, offsets: set[int], dice: int) -> None:
+        ranges, deferred = ranges_of(offsets), self.channel.supply.deferred
+        if dice or not deferred.is_settled() or deferred.is_on_way(ranges):
+            return
+        rows = [
+            (start, *row)
+            for start, row in self.rows.items()
+            if row[2] and offsets.intersection(range(start, start + row[0]))
+        ]
+        if found := self.channel.unfinished(ranges, rows, self.head):
+            self.channel.skip_messages(found, rows)
+            assert self.channel.unfinished(ranges, [], self.head) == []
 
     # Commits and stops
 

@@ -213,9 +213,9 @@ def test_each_kind_of_link_opens_only_with_its_permission(kind: str) -> None:
 
 @pytest.mark.parametrize("order", [*ORDERS, "backup", "audit", "delayed", "schedule", "new", ""])
 def test_each_order_is_permitted_only_with_its_permission(order: str) -> None:
-    parted = order.startswith(("delayed", "schedule"))
+    parted = order.startswith(("delayed", "schedule", "skip"))
     name, _, do = order.partition(" ") if parted else (order, "", "")
-    channel = "c" if order == "peek" else ""
+    channel = "c" if order in ("peek", "skip preview") else ""
     message = p.Manage(1, name, "t", channel, {"to": "t"} | ({"do": do} if do else {}))
     action = ORDERS.get(order, Action.ADMINISTER)
     target = (Action.PUBLISH,) if action is Action.REDRIVE or order == SCHEDULE_ADD else ()

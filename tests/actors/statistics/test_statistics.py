@@ -31,6 +31,7 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
         state=GroupState.UP,
         failure="",
         failed_channels=set,
+        unsteady=(),
     )
     (row,) = channel_rows(group, 0, 0)
     limit = "limit of 10,000,000 deferred messages"

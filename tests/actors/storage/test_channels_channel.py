@@ -18,7 +18,7 @@ from zsq.actors.storage.channels import Channels
 from zsq.storage.errors import Unreadable
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.transport.block.block import pack
-from zsq.transport.errors import Refused
+from zsq.transport.errors import Refused, UsageError
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import encode
 
@@ -306,6 +306,22 @@ def test_an_ephemeral_channel_begins_like_any_other_and_leaves_no_row(
     harness.start()
     assert EPHEMERAL not in harness.harness
     assert harness.open(channel=EPHEMERAL)["row"]["next"] == 1_000
+
+
+@pytest.mark.parametrize("channel", ["c", EPHEMERAL])
+def test_deferred_rows_are_found_by_any_of_their_offsets(
+    harness: ChannelsHarness, channel: str
+) -> None:
+    harness.open(channel=channel)
+    rows = ((3, 2, 1, 50), (10, 5, 2, 40), (20, 1, 1, 0))
+    harness.say(p.Save(9, channel, {"next": 30}, rows, (), False, False))
+    harness.commit()
+    harness.say(p.DeferredAt(5, channel, (0, 4, 5, 10, 14, 15, 20, 99)))
+    assert harness.commit() == [p.Done(5, {"rows": ((3, 2, 1, 50), (10, 5, 2, 40))})]
+    with pytest.raises(Refused, match="another owner"):
+        harness.say(p.DeferredAt(5, channel, (4,)), TWO)
+    with pytest.raises(UsageError, match="offsets must be at most"):
+        harness.say(p.DeferredAt(5, channel, (-1,)))
 
 
 def test_deferred_rows_of_an_ephemeral_channel_come_from_memory(harness: ChannelsHarness) -> None:

@@ -17,7 +17,7 @@ from support.zsq_command import run_text
 
 import zsq
 from local_setup.broker import LocalBroker, temporary_broker
-from zsq.transport.client.core.redrive import BEHIND, NO_LETTER, READY
+from zsq.transport.client.core.redrive import BEHIND, NO_LETTER, READY, SETTLED
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 KILLED = (
@@ -117,6 +117,28 @@ def test_letters_come_back_to_their_channel_only(broker: LocalBroker, run: Run) 
     ) == (1, 0, "why", False)
     assert not [name for name in headers if name.startswith("zsq-dead-")]
     assert take(broker, "t", "other", 0) == []
+
+
+def test_chosen_letters_are_sent_back_or_discarded(broker: LocalBroker, run: Run) -> None:
+    die(broker, "some", b"a", b"b", b"c", b"d")
+    ended = run("redrive", "some.c.dead", "--offset", "2", "--offset", "0")
+    assert (ended.stdout, ended.returncode) == ("2 to some, for channel c\n", 0)
+    assert [one.body for one in take(broker, "some", "c", 2)] == [b"a", b"c"]
+    assert run("redrive", "some.c.dead", "--offset", "1", "--discard").stdout == "1 discarded\n"
+    ended = run("redrive", "some.c.dead", "--offset", "1", "--offset", "2", "--json")
+    assert ended.returncode == 1
+    assert json.loads(ended.stdout) == {"sent": [], "left": [{"messages": 2, "why": SETTLED}]}
+    assert run("redrive", "some.c.dead", "--all").stdout == "1 to some, for channel c\n"
+    assert [one.body for one in take(broker, "some", "c", 1)] == [b"d"]
+    ended = run("channel", "skip", "some.c.dead", "redrive", "3", "9", "--yes")
+    assert (ended.stdout, ended.returncode) == ("", 1)
+    assert "not skipped: 2 messages (offsets 3, 9)" in ended.stderr
+    for wrong in (
+        ["--all", "-n", "1"],
+        ["--discard", "--all"],
+        ["--discard", "--offset", "1", "--to", "x"],
+    ):
+        assert run("redrive", "some.c.dead", *wrong).returncode == 2
 
 
 def test_a_redriven_message_that_dies_again_is_left_to_the_next_run(
@@ -284,8 +306,8 @@ def test_a_redrive_killed_before_a_finish_sends_twice_and_loses_nothing(
     ("arguments", "code", "text"),
     [
         (("nowhere", "--all"), 1, "E_NOT_FOUND topic 'nowhere' does not exist"),
-        (("t.c.dead",), 2, "give either -n N or --all"),
-        (("t.c.dead", "--all", "-n", "3"), 2, "give either -n N or --all"),
+        (("t.c.dead",), 2, "give one of -n N, --all and --offset"),
+        (("t.c.dead", "--all", "-n", "3"), 2, "give one of -n N, --all and --offset"),
         (("t.c.dead", "-n", "0"), 2, "'-n'"),
         (("t c", "--all"), 2, "E_BAD_NAME"),
         (("t.c.dead", "--all", "--channel", "a/b"), 2, "E_BAD_NAME"),

@@ -395,6 +395,11 @@ class Admin(AdminBase, Asker):
     ) -> Moved:
         return await self._carry_out(administration.seek(topic, channel, where, forward, clamp))
 
+    async def skip(
+        self, topic: str, channel: str, offsets: Sequence[int], *, preview: bool = False
+    ) -> list[int]:
+        return await self._carry_out(administration.skip(topic, channel, offsets, preview))
+
     async def redrive_to(
         self,
         dead_topic: str,

@@ -246,6 +246,20 @@ class Admin(AdminBase, Asker):
         """
         return self._carry_out(administration.seek(topic, channel, where, forward, clamp))
 
+    def skip(
+        self, topic: str, channel: str, offsets: Sequence[int], *, preview: bool = False
+    ) -> list[int]:
+        """Finish messages for a channel without a delivery, and return the offsets of those that it
+        had not finished.
+
+        `offsets`: up to 1,000 of them, of the topic or of one part. The messages may wait, be
+        deferred, or be with a consumer, whose answer then comes too late. An ordered channel goes
+        on with the next message of the key. Other channels, and the log, keep the messages. A
+        message on its way to the dead letters is not skipped. With `preview`, only return the
+        offsets. The call is recorded in the audit log, and durable when it returns.
+        """
+        return self._carry_out(administration.skip(topic, channel, offsets, preview))
+
     def redrive_to(
         self,
         dead_topic: str,

@@ -35,9 +35,9 @@ from ...wire.answers import (
     TopicConfigured,
 )
 from ...wire.codec import HeaderValue
-from ...wire.protocol import Manage, Stats
+from ...wire.protocol import SKIPPED_MAX, Manage, Stats
 from ...wire.spread import HasParts, parts_of_keys
-from .asking import Asking, Place, Question, ask, carried, moved_to, on_wire
+from .asking import END, Asking, Place, Question, ask, carried, moved_to, on_wire
 from .lane import Text, as_attributes, as_body
 
 Side = Literal["publishers", "consumers"]
@@ -168,6 +168,20 @@ def empty(topic: str, channel: str | None) -> Asking[Nothing]:
 def seek(topic: str, channel: str, where: Place, forward: bool, clamp: bool) -> Asking[Moved]:
     options = {**moved_to(where), "forward": forward}
     return manage("seek", topic, channel, options | {"clamp": True} if clamp else options)
+
+
+def skip(topic: str, channel: str, offsets: Sequence[int], preview: bool) -> Asking[list[int]]:
+    if not 1 <= len(offsets) <= SKIPPED_MAX or not all(
+        type(one) is int and 0 <= one < END for one in offsets
+    ):
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"give 1 to {SKIPPED_MAX:,} offsets, which are whole numbers from 0 on, not "
+            f"{[*offsets]!r:.60}",
+        )
+    options = {"do": "preview" if preview else "messages", "offsets": tuple(offsets)}
+    answer = yield from manage("skip", topic, channel, options)
+    return list(answer["offsets"])
 
 
 def redrive_to(

@@ -43,6 +43,10 @@ class Peeked(NamedTuple):
     - `consumer`, `held_s`, `left_s`: The consumer that has it, for how long, and the time until its
       timeout, which runs only in flight.
     - `due_ns`: When a deferred message is due, in ns since 1970.
+    - `blocks`: How many messages wait for this one, because an ordered channel delivers the
+      messages of a key one by one.
+    - `error`: Why its last delivery failed. The broker remembers the last 200 failures of a
+      channel, until it is restarted.
     """
 
     offset: int
@@ -53,6 +57,13 @@ class Peeked(NamedTuple):
     held_s: float = 0.0
     left_s: float = 0.0
     due_ns: int = 0
+    blocks: int = 0
+    error: str = ""
+
+    @property
+    def is_blocker(self) -> bool:
+        """True if the message has failed, and others wait for it."""
+        return bool(self.blocks and self.error)
 
 
 class Peek(NamedTuple):
@@ -137,7 +148,11 @@ def look_at_channel(topic: str, channel: str, data: ChannelLook, count: int) -> 
     new, looked_to, missing = yield from _new(topic, channel, data, count)
     found = sorted(
         (*held, *new),
-        key=lambda one: STATES.index(one.state) if one.state in STATES else len(STATES),
+        key=lambda one: (
+            not one.is_blocker,
+            -one.blocks if one.is_blocker else 0,
+            STATES.index(one.state) if one.state in STATES else len(STATES),
+        ),
     )
     counts = dict(data["counts"])
     place = (data["next_offset"], looked_to, data["head"])
@@ -154,6 +169,8 @@ def _held(topic: str, rows: Sequence[HeldRow]) -> Asking[list[Peeked]]:
             row.get("held_ms", 0) / 1000,
             row.get("left_ms", 0) / 1000,
             row.get("due_ns", 0),
+            row.get("blocks", 0),
+            row.get("error", ""),
         )
         for offset in range(row["offset"], row["offset"] + row["count"]):
             if fetched is None or not any(
@@ -206,6 +223,9 @@ def _wanted(block: Block, channel: str, data: ChannelLook) -> list[int]:
     ):
         return []
     others = {index for index, addressee in addressees(block) if addressee != channel}
+    for start, stop in data["absent"]:
+        low, high = start - block.first_offset, stop - block.first_offset
+        others.update(range(max(0, low), min(block.count, high)))
     if not tags:
         return [index for index in range(block.count) if index not in others]
     wanted = {tag.encode() for tag in tags.split("||")}

@@ -34,6 +34,7 @@ NOT_COME: Final = (
     f"they did not arrive within the time-out: another consumer of channel {CHANNEL} holds "
     "them, or it is paused; try again"
 )
+SETTLED: Final = f"they were sent back or discarded before, so channel {CHANNEL} has finished them"
 # A letter that is not sent stays in flight until the run ends, and takes one of the places.
 BEHIND: Final = (
     "they wait behind {:,} that are not sent; correct what stops those, or pass over them: zsq "
@@ -200,7 +201,7 @@ class Redrive:
             route = self._route(letter)
             why = NO_LETTER if route is None else self._known.get(route, TOO_MANY)
             if route is None or why:
-                self.left[why] = self.left.get(why, 0) + 1
+                self.leave(why)
                 continue
             place = route.place
             group = groups.setdefault(place, LetterGroup(place, [], []))
@@ -208,6 +209,10 @@ class Redrive:
             group.headers.append(dead_letter.redriven(letter.headers, place.channel))
             taken += 1
         return list(groups.values())
+
+    def leave(self, why: str, count: int = 1) -> None:
+        """Note that letters stay, and why."""
+        self.left[why] = self.left.get(why, 0) + count
 
     def was_sent(self, group: LetterGroup[Any]) -> None:
         """Note that these letters are durable in their target and finished here."""

@@ -139,6 +139,8 @@ class ShownHeld(TypedDict):
     held_s: float
     left_s: float
     due_ms: int
+    blocks: int
+    error: str
     message: ShownMessage | None
 
 
@@ -246,6 +248,8 @@ def _held(one: Peeked, node: int, room: Room) -> ShownHeld:
         "held_s": round(one.held_s, 3),
         "left_s": round(one.left_s, 3),
         "due_ms": one.due_ns // _MS,
+        "blocks": one.blocks,
+        "error": one.error,
         "message": None if one.message is None else message(one.message, node, room),
     }
 

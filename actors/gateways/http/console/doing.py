@@ -17,25 +17,26 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final, TypedDict, cast
+from typing import Any, Final, TypedDict, TypeVar, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .....transport.client.asyncio.aio import Batch, Consumer, Producer, Reader
+from .....transport.client.asyncio.aio import Consumer, Message, Producer, Reader
 from .....transport.client.blocking.producer import ReceiptView
 from .....transport.client.core.administration import Side
 from .....transport.client.core.asking import END, Place
-from .....transport.client.core.message import id_of
-from .....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, Redrive
-from .....transport.errors import Refused, ZsqError
+from .....transport.client.core.message import StoredMessage, id_of
+from .....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, SETTLED, Redrive
+from .....transport.errors import NotFound, Refused, ZsqError
 from .....transport.names import check_name, part_of
 from .....transport.reports import ChannelStats
 from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
-from .....transport.whole_topic import whole_topic
+from .....transport.whole_topic import WholeTopic, whole_topic
 from .....transport.wire.codec import CHANNEL_HEADER
+from .....transport.wire.protocol import SKIPPED_MAX
 from ....security.policy import (
     DEAD_LETTER_TOPIC,
     REDRIVE,
@@ -110,8 +111,10 @@ class Job:
         channel: str | None,
         count: int | None,
         rights: Rights,
+        offsets: Sequence[int] | None = None,
     ) -> None:
         self.number = number
+        self.offsets = offsets
         self.topic = topic
         self.count = count
         self.rights = rights
@@ -138,6 +141,14 @@ class Job:
             "reasons": dict(reasons), "error": self.error, "started_ms": int(self.started_s * 1000), "ended_ms": int(self.ended_s * 1000),
             "by": self.rights.principal.name,
         }  # fmt: skip
+
+
+SentT = TypeVar("SentT", Message, StoredMessage)
+
+
+async def _finish_each(messages: Sequence[Message]) -> None:
+    for message in messages:
+        await message.finish()
 
 
 class BackgroundJobs:
@@ -173,6 +184,7 @@ class BackgroundJobs:
         count: int | None,
         rights: Rights,
         holder: str,
+        offsets: Sequence[int] | None = None,
     ) -> Job:
         if any(job.topic == topic and job.state == "running" for job in self._jobs):
             raise ApiError(
@@ -183,7 +195,7 @@ class BackgroundJobs:
         if len(self._jobs) == KEPT:
             self._jobs.remove(next(job for job in self._jobs if job.state != "running"))
         self._number += 1
-        job = Job(self._number, topic, to, channel, count, rights)
+        job = Job(self._number, topic, to, channel, count, rights, offsets)
         self._jobs.append(job)
         task = asyncio.get_running_loop().create_task(self._work(job))
         self._tasks.add(task)
@@ -220,6 +232,9 @@ class BackgroundJobs:
         url, topic = self._url, job.topic
         async with Reader(topic, url=url, timeout=TIMEOUT_S) as reader:
             job.plan = Redrive(*job.given, (await reader.head())[1])
+            if job.offsets is not None:
+                await self._send_chosen(job, job.offsets, reader)
+                return
         async with AsyncExitStack() as stack:
             producer = await stack.enter_async_context(Producer(url, timeout=TIMEOUT_S))
             label = f"redrive {job.number} (console)"
@@ -256,7 +271,7 @@ class BackgroundJobs:
             batch = await consumer.receive_batch(timeout=POLL_S)
             if batch is not None:
                 deadline_s = time.monotonic() + TIMEOUT_S
-                await self._send(job, batch, producer)
+                await self._send(job, batch.messages(), producer, _finish_each)
                 continue
             await consumer.flush()
             waiting = await self._waiting(job)
@@ -266,8 +281,37 @@ class BackgroundJobs:
                 plan.left[NOT_COME] = waiting
                 return
 
-    async def _send(self, job: Job, batch: Batch, producer: Producer) -> None:
-        plan, messages = job.plan, batch.messages()
+    async def _send_chosen(self, job: Job, offsets: Sequence[int], reader: Reader) -> None:
+        """Send the dead letters with these offsets, one by one, until the job is stopped."""
+        job.total = len(offsets)
+        self._note()
+
+        async def finish(letters: Sequence[StoredMessage]) -> None:
+            await self._source.skip(job.topic, CHANNEL, [letter.offset for letter in letters])
+
+        async with Producer(self._url, timeout=TIMEOUT_S) as producer:
+            for offset in offsets:
+                if job.stopping.is_set():
+                    return
+                if not await self._source.skip(job.topic, CHANNEL, [offset], preview=True):
+                    job.plan.leave(SETTLED)
+                    continue
+                try:
+                    letter = await reader.message(offset)
+                except NotFound as error:
+                    job.plan.leave(error.text)
+                    continue
+                await self._send(job, [letter], producer, finish)
+
+    async def _send(
+        self,
+        job: Job,
+        messages: Sequence[SentT],
+        producer: Producer,
+        finish: Callable[[Sequence[SentT]], Awaitable[None]],
+    ) -> None:
+        """Send these messages. `finish` finishes those that are durable in their target."""
+        plan = job.plan
         principal = await self._permitted(job)
         for route in plan.unknown(messages):
             # Any publisher may have written the origin in the dead letter.
@@ -289,8 +333,7 @@ class BackgroundJobs:
                 tags=[message.tag for message in group.messages],
                 headers=group.headers,
             )
-            for message in group.messages:
-                await message.finish()
+            await finish(group.messages)
             plan.was_sent(group)
         self._note()
 
@@ -385,6 +428,8 @@ class Doing:
             "/api/channel/unpause": lambda topic, channel, *_: source.unpause(topic, channel),
             "/api/channel/empty": lambda topic, channel, *_: source.empty(topic, channel),
             "/api/channel/seek": self._seek,
+            "/api/channel/skip": self._skip,
+            "/api/redrive/discard": self._discard,
             "/api/channel/delete": lambda topic, channel, options, _: source.delete_channel(
                 topic, channel, force=options.get("force") is True
             ),
@@ -471,6 +516,19 @@ class Doing:
         forward, clamp = (options.get(name) is True for name in ("forward", "clamp"))
         return await self._source.seek(topic, channel, where, forward=forward, clamp=clamp)
 
+    async def _skip(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        return {"offsets": await self._source.skip(topic, channel, _offsets(options))}
+
+    async def _discard(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        offsets = _offsets(options)
+        await self._stats.fresh(topic)  # without this check the broker would create the topic
+        await self._source.create_channel(topic, REDRIVE, start="earliest")
+        return {"offsets": await self._source.skip(topic, REDRIVE, offsets)}
+
     async def _cancel(
         self, topic: str, channel: str, options: JsonObject, principal: Principal
     ) -> Mapping[str, object]:
@@ -501,11 +559,14 @@ class Doing:
             check_name(only, "channel")
         if count is not None and (type(count) is not int or count < 1):
             raise bad(f"count must be a number of dead letters, at least 1, not {repr(count)[:40]}")
+        offsets = _offsets(options) if "offsets" in options else None
         await self._check_seen("redrive", topic, "", options)
         await self._stats.fresh(topic)  # this raises an error if the topic does not exist
         # The channel is created here, so that the audit log names the user.
         await self._source.create_channel(topic, REDRIVE, start="earliest")
-        job = self._jobs.start(topic, to, only, count, rights_of(request), holder_of(request))
+        job = self._jobs.start(
+            topic, to, only, count, rights_of(request), holder_of(request), offsets
+        )
         return answer({"done": True, "job": job.row(principal)})
 
     async def _stop(self, request: Request) -> Response:
@@ -575,10 +636,25 @@ class Doing:
         action = parameters.get("action") or ""
         keys = number(parameters, "keys", 0, 0, 1 << 53) if parameters.get("keys") else None
         to = _place(parameters) if action == "channel.seek" else None
-        return answer(await self._preview(action, topic, channel, to, keys))
+        offsets = None
+        if (given := parameters.get("offsets")) is not None:
+            offsets = _offsets({"offsets": [_whole(one) for one in given.split(",")]})
+            # Which messages a channel has finished is more than a user with `view` may see.
+            path = "/api/channel/skip" if action == "channel.skip" else "/api/redrive"
+            if not all(
+                principal_of(request).may(one, topic, channel) for one in actions_of("POST", path)
+            ):
+                raise api_error("UNAUTHORIZED")
+        return answer(await self._preview(action, topic, channel, to, keys, offsets))
 
     async def _preview(
-        self, action: str, topic: str, channel: str, to: object, keys: int | None = None
+        self,
+        action: str,
+        topic: str,
+        channel: str,
+        to: object,
+        keys: int | None = None,
+        offsets: Sequence[int] | None = None,
     ) -> losses.Preview:
         """`to` is a position in the form of the body of a seek."""
         whole = whole_topic(await self._stats.fresh(topic), topic)
@@ -588,8 +664,23 @@ class Doing:
             if own is None:
                 raise api_error("CHANNEL_NOT_FOUND")
         offset = None if to is None else await self._offset(topic, to)
-        asked = losses.ActionRequest(whole.row, own, offset, keys, whole.missing)
+        chosen = None
+        if offsets is not None:
+            chosen = len(offsets), await self._unfinished(whole, channel or REDRIVE, offsets)
+        asked = losses.ActionRequest(whole.row, own, offset, keys, chosen, whole.missing)
         return losses.preview(action, asked)
+
+    async def _unfinished(
+        self, whole: WholeTopic, channel: str, offsets: Sequence[int]
+    ) -> list[int]:
+        """Return which of the offsets the channel has not finished.
+
+        Without a channel for redrives, that is all that are stored.
+        """
+        row = whole.row
+        if channel == REDRIVE and whole.channel(channel) is None:
+            return [one for one in offsets if row["start"] <= one < row["head"]]
+        return await self._source.skip(row["topic_name"], channel, offsets, preview=True)
 
     async def _offset(self, topic: str, to: object) -> int:
         if to in ("earliest", "latest"):
@@ -618,7 +709,8 @@ class Doing:
         now: losses.Seen
         if losses.has_preview(action):
             to = options.get("to") if action == "channel.seek" else None
-            now = (await self._preview(action, topic, channel, to))["seen"]
+            offsets = _offsets(options) if "offsets" in options else None
+            now = (await self._preview(action, topic, channel, to, offsets=offsets))["seen"]
         else:
             row = whole_topic(await self._stats.fresh(topic), topic).row
             now = {"uuid": row["uuid"], "counts": {}}
@@ -645,6 +737,22 @@ def _seen(given: object) -> losses.Seen:
         if isinstance(counts, dict) and all(type(count) is int for count in counts.values()):
             return {"uuid": given["uuid"], "counts": counts}
     raise bad("seen must be what the preview has returned as seen")
+
+
+def _offsets(options: JsonObject) -> list[int]:
+    """Return the chosen messages, each once. Raises `ApiError` if they are invalid."""
+    offsets = options.get("offsets")
+    if (
+        isinstance(offsets, list)
+        and 1 <= len(offsets) <= SKIPPED_MAX
+        and all(type(one) is int and 0 <= one < END for one in offsets)
+    ):
+        return sorted(set(cast("list[int]", offsets)))
+    raise bad(f"offsets must be 1 to {SKIPPED_MAX:,} offsets, which are whole numbers from 0 on")
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 19 else -1
 
 
 def _side(options: JsonObject) -> Side:

@@ -7,7 +7,7 @@ user confirms the action.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypedDict, cast
 
 from .....transport.client.core.asking import END
@@ -27,6 +27,8 @@ from .....transport.wire.answers import ChunkRow, Chunks
 from ....statistics.schema import rows_of
 from ..web.responses import ApiError
 
+OFFSETS_SHOWN: Final = 10
+
 
 class ActionRequest(NamedTuple):
     """An action to preview, with the rows of its topic and channel, and its arguments."""
@@ -35,6 +37,8 @@ class ActionRequest(NamedTuple):
     channel: ChannelStats | None
     to: int | None = None  # the offset of a seek
     keys: int | None = None  # the number of keys of `delayed.cancel`
+    # How many messages the user has chosen, and which of them are unfinished.
+    chosen: tuple[int, Sequence[int]] | None = None
     missing: str = ""  # says which parts of the topic are not counted
 
     @property
@@ -343,7 +347,54 @@ def _delayed_cancel(asked: ActionRequest) -> LossReport:
     )
 
 
+def _unfinished(asked: ActionRequest) -> tuple[Sequence[int], list[str]]:
+    """Return the chosen messages that are unfinished, and a sentence about the others."""
+    if asked.chosen is None:
+        raise _bad("offsets is missing; give offsets=N,N,...")
+    count, offsets = asked.chosen
+    others = count - len(offsets)
+    return offsets, [
+        f"{others:,} of the chosen messages are finished already, or on their way to the dead "
+        "letters. They stay as they are."
+    ] if others else []
+
+
+def _places(offsets: Sequence[int]) -> str:
+    places = ", ".join(map(str, offsets[:OFFSETS_SHOWN]))
+    return f"offset{'s' * (len(offsets) > 1)} {places}" + ", ..." * (len(offsets) > OFFSETS_SHOWN)
+
+
+def _channel_skip(asked: ActionRequest) -> LossReport:
+    offsets, others = _unfinished(asked)
+    channel = asked.own["channel_name"]
+    losses = [ActionLoss(f"messages ({_places(offsets)})", len(offsets))]
+    end = f"count as finished for channel {channel}, and are not delivered to it (again)."
+    says = _sentence(losses, end)
+    says += ["Other channels still get them."] if says else []
+    return LossReport(losses, says + others, {})
+
+
+def _redrive_discard(asked: ActionRequest) -> LossReport:
+    offsets, others = _unfinished(asked)
+    losses = [ActionLoss(f"dead letters ({_places(offsets)})", len(offsets))]
+    says = _sentence(losses, "are finished here without being sent back.")
+    says += ["They can be read by offset until retention removes them."] if says else []
+    return LossReport(losses, says + others, {})
+
+
 def _redrive(asked: ActionRequest) -> LossReport:
+    if asked.chosen is not None:
+        offsets, others = _unfinished(asked)
+        count = len(offsets)
+        says = (
+            [
+                f"{count:,} dead letters ({_places(offsets)}) are sent back as new messages, each "
+                "to the channel that it came from."
+            ]
+            if count
+            else []
+        )
+        return LossReport([], says + others, {"count": count})
     row = asked.topic
     channels = {one["channel_name"]: one for one in row["channels"]}
     if REDRIVE in channels:
@@ -365,7 +416,8 @@ def _redrive(asked: ActionRequest) -> LossReport:
 _ACTIONS: Final[dict[str, Callable[[ActionRequest], LossReport]]] = {
     "topic.delete": _topic_delete, "topic.empty": _topic_empty, "topic.pause": _topic_pause, "topic.close": _topic_close,
     "topic.close.consumers": _topic_close_consumers, "channel.delete": _channel_delete, "channel.empty": _channel_empty,
-    "channel.pause": _channel_pause, "channel.seek": _channel_seek, "delayed.cancel": _delayed_cancel, "redrive": _redrive,
+    "channel.pause": _channel_pause, "channel.seek": _channel_seek, "channel.skip": _channel_skip,
+    "delayed.cancel": _delayed_cancel, "redrive": _redrive, "redrive.discard": _redrive_discard,
 }  # fmt: skip
 
 
@@ -510,6 +562,7 @@ def channel_details(row: ChannelStats, known: Mapping[str, object]) -> ChannelPa
         "counters": counters,
         "rates": row["rates"],
         "drain_s": row["drain_s"],
+        "blocked_by": row.get("blocked_by", ()),
     }
     latencies = {"latency": latency(row.get("e2e_processing_latency"))}
     return {

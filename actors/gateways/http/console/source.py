@@ -121,6 +121,10 @@ class Source(Protocol):
         self, topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False
     ) -> Moved: ...
 
+    async def skip(
+        self, topic: str, channel: str, offsets: Sequence[int], *, preview: bool = False
+    ) -> list[int]: ...
+
 
 class TopicReader(Protocol):
     """The part of `aio.Reader` that the console uses. It reads one topic by offset."""

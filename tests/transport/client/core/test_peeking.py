@@ -67,10 +67,11 @@ class Topic:
         held: Any = (),
         head: int = -1,
         wall_ns: int = 0,
+        absent: Any = (),
         **settings: Any,
     ) -> Peek:
         data: Any = {
-            "next_offset": at, "start": 0, "head": self.head if head < 0 else head, "wall_ns": wall_ns, "paused": False,
+            "next_offset": at, "start": 0, "head": self.head if head < 0 else head, "wall_ns": wall_ns, "paused": False, "absent": absent,
             "settings": SETTINGS | settings, "held": held, "counts": {"requeued": 3},
         }  # fmt: skip
         return self.run(look_at_channel("t", "c", data, count))
@@ -161,6 +162,7 @@ def test_a_message_for_this_channel_only_is_shown() -> None:
         "start": 0,
         "head": 12,
         "wall_ns": 0,
+        "absent": (),
         "paused": True,
         "settings": SETTINGS,
         "held": (),
@@ -236,3 +238,7 @@ def test_seek_takes_offsets_names_and_times_and_refuses_others(broker: Any) -> N
     assert words == [one | {"forward": False} for one in expected] + [
         one | {"forward": True} for one in expected
     ]
+
+
+def test_messages_that_the_channel_will_skip_are_not_shown() -> None:
+    assert offsets(Topic().channel(4, absent=((1, 3), (4, 13)))) == [0, 3, 13, 14]

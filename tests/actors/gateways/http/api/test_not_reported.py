@@ -79,7 +79,7 @@ def of_the_console(stats: BrokerStats) -> Any:
     topic_details(stats, row["topic_name"], {})
     channel_details(row["channels"][0], {})
     previews = [
-        losses.preview(action, losses.ActionRequest(row, row["channels"][0], 0, 1))
+        losses.preview(action, losses.ActionRequest(row, row["channels"][0], 0, 1, (1, [0])))
         for action in losses._ACTIONS
     ]
     return [remaining(row), *previews]

@@ -283,13 +283,9 @@ def test_letters_go_only_where_their_sender_may_publish(site: ConsoleSite) -> No
             "zsq-dead-uuid": "u",
         }
 
-    class Letters:
-        def messages(self) -> list[Any]:
-            return [Letter()]
-
     job = Job(1, "t", None, None, None, Visitor(SOME).rights)
     job.plan._end = 5
-    site.within(lambda: site.console.jobs._send(job, Letters(), None))  # type: ignore[arg-type]
+    site.within(lambda: site.console.jobs._send(job, [Letter()], None, None))  # type: ignore[arg-type, type-var]
     assert (job.plan.sent, [*job.row(SOME)["reasons"]]) == (
         {},
         ["some may not publish to topic 'secret': that needs publish in the broker's access file"],

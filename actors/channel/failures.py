@@ -1,0 +1,45 @@
+"""Failures: the last failed deliveries of a channel, for people who ask what is wrong. No I/O.
+
+They are only in memory, and only the newest ones. So they do not survive a restart of the channel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ...transport.wire.protocol import Run
+from ..settings import options
+
+
+class Failure(NamedTuple):
+    """A failed delivery. The run has the number of attempts that it has used."""
+
+    run: Run
+    error: str
+
+
+class Failures:
+    """The newest failures of a channel."""
+
+    def __init__(self) -> None:
+        self._newest: deque[Failure] = deque(maxlen=options.FAILURES_MAX)
+
+    def note(self, runs: Iterable[Run], error: str) -> None:
+        """Note failed deliveries. Messages that no handler has begun have not failed."""
+        self._newest.extendleft(Failure(run, error) for run in runs if run[2])
+
+    def newest(self) -> Iterable[Failure]:
+        """Return the failures, the newest first."""
+        return self._newest
+
+    def error_of(self, start: int, count: int) -> str:
+        """Return the last error of these messages, or "" if none is known of all of them."""
+        for (first, size, _), error in self._newest:
+            if first <= start and start + count <= first + size:
+                return error
+        return ""
+
+    def clear(self) -> None:
+        self._newest.clear()
