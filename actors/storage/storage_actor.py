@@ -366,8 +366,11 @@ class StorageActor:
             every(options.RETENTION_TICK_MS, self._unless_stopping(self._archiver.tick))
         every(options.STAGE_TICK_MS, self._stages.tick)
         every(options.STAGE_EXPIRE_MS, self._stages.expire)
+        self._time_syncs()
+
+    def _time_syncs(self) -> None:
         if self.mode == "interval":
-            every(options.SYNC_INTERVAL_MS, self._start_sync)
+            self._host.every(options.SYNC_INTERVAL_MS, self._start_sync)
 
     def _unless_stopping(self, function: Callable[[], None]) -> Callable[[], None]:
         return lambda: None if self._host.stopping else function()
@@ -518,8 +521,7 @@ class StorageActor:
         if self.mode == "interval":
             self._host.cease(self._start_sync)
         self.mode = self._channels.sync = mode
-        if mode == "interval":
-            self._host.every(options.SYNC_INTERVAL_MS, self._start_sync)
+        self._time_syncs()
 
     def _take_bound(self, told: p.ReloadShipping) -> None:
         """Apply another bound of shipping."""
