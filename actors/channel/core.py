@@ -286,6 +286,7 @@ class ChannelCore:
         gaps behind that offset. A seek backwards lowers it by the number of messages.
         """
         self.consumers: dict[Peer, Subscriber] = {}
+        self._sessions: dict[int, Peer] = {}  # by the numbers of their sessions
         choice = ChannelFilter(channel, self.settings, random)
         self.supply: Supply = _kind(self.settings)(
             next_offset, holes, deferred or Deferred(), self.counters, self.settings, choice
@@ -313,11 +314,19 @@ class ChannelCore:
     def subscribe(self, consumer: Subscriber) -> None:
         self.unsubscribe(consumer.peer, Departure.LEFT)
         self.consumers[consumer.peer] = consumer
+        if consumer.session:
+            self._sessions[consumer.session] = consumer.peer
         self._takers += consumer.ready > 0
         self._beats_end_ns = min(self._beats_end_ns or consumer.lost_ns, consumer.lost_ns)
         if len(self.consumers) <= options.CONSUMER_LATENCIES_MAX:
             consumer.latency = LatencyWindow(options.CONSUMER_LATENCY_SLOT_S)
         self._turns.join(consumer)
+
+    def end_session(self, session: int) -> None:
+        """Remove the consumer with this number. It is back over another connection."""
+        peer = self._sessions.get(session)
+        if peer is not None:
+            self.unsubscribe(peer, Departure.LEFT)
 
     def set_ready(self, peer: Peer, ready: int) -> None:
         consumer = self.consumers[peer]
@@ -334,6 +343,7 @@ class ChannelCore:
         consumer = self.consumers.pop(peer, None)
         if consumer is None:
             return False
+        self._sessions.pop(consumer.session, None)
         self._takers -= consumer.ready > 0
         if not self.consumers:
             self._beats_end_ns = 0
@@ -1072,11 +1082,12 @@ def consumer_of(
             E_BAD_ARGUMENT,
             f"sample rate must be 1 to {p.SAMPLE_RATE_MAX} percent, or 0 for all, not {message.sample_rate}",
         )
+    core.end_session(message.session)
     _check_room(peer, core, now_ns)
     heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
     return Subscriber(
         peer, message.label[:128], message.ready, timeout_ms * _MS, heartbeat_ms * _MS, now_ns, wall_ns // 1_000_000_000,
-        sample_rate=message.sample_rate, reports=message.reports,
+        sample_rate=message.sample_rate, reports=message.reports, session=message.session,
     )  # fmt: skip
 
 

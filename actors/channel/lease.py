@@ -127,6 +127,7 @@ class Subscriber:
     # True if the consumer reports which messages its handlers have begun. Otherwise each message
     # counts as begun when it is sent.
     reports: bool = False
+    session: int = 0  # its random number, by which it is known when it comes back
     # True while suspects wait for this consumer: it gets nothing else, and them when it holds
     # nothing.
     sifts: bool = False

@@ -313,8 +313,11 @@ class StorageActor:
         every(options.RETENTION_TICK_MS, self.extension.tick)
         every(options.STAGE_TICK_MS, self._stages.tick)
         every(options.STAGE_EXPIRE_MS, self._stages.expire)
+        self._time_syncs()
+
+    def _time_syncs(self) -> None:
         if self.mode == "interval":
-            every(options.SYNC_INTERVAL_MS, self._start_sync)
+            self.host.every(options.SYNC_INTERVAL_MS, self._start_sync)
 
     def _unless_stopping(self, function: Callable[[], None]) -> Callable[[], None]:
         return lambda: None if self.host.stopping else function()
@@ -407,8 +410,7 @@ class StorageActor:
         if self.mode == "interval":
             self.host.cease(self._start_sync)
         self.mode = self._channels.sync = mode
-        if mode == "interval":
-            self.host.every(options.SYNC_INTERVAL_MS, self._start_sync)
+        self._time_syncs()
 
     # Delayed messages that were stored or not
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import zsq_command
-from support.broker import Broker, wait_for
+from support.broker import Broker
 from support.topic import Topic
 
 import zsq
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(120)
 def test_a_topic_changes_its_sync_mode_while_it_is_used_and_loses_nothing(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "data", "--sync", "never").start()
     stored: list[bytes] = []
-    ends = threading.Event()
+    stores, ends = threading.Event(), threading.Event()
 
     def publish() -> None:
         with zsq.Producer(broker.ipc) as producer:
@@ -28,16 +28,18 @@ def test_a_topic_changes_its_sync_mode_while_it_is_used_and_loses_nothing(tmp_pa
                     return
                 producer.publish("t", b"%d" % number)
                 stored.append(b"%d" % number)
+                stores.set()
 
     publishing = threading.Thread(target=publish)
     try:
         with zsq.Admin(broker.ipc) as admin, zsq.Consumer("t", "c", url=broker.ipc) as consumer:
             publishing.start()
-            wait_for(lambda: stored, what="a message with never")
+            assert stores.wait(30), "messages are stored with never"
             for sync in ("always", "interval", "never", "interval", "always"):
                 assert admin.configure_topic("t", sync)["sync"] == sync
-                more = len(stored) + 50
-                wait_for(lambda more=more: len(stored) >= more, what=f"messages with {sync}")
+                for _ in range(50):
+                    stores.clear()
+                    assert stores.wait(30), f"messages are stored with {sync}"
             received = [message.body for _, message in zip(range(250), consumer, strict=False)]
             assert received == [b"%d" % number for number in range(250)]
             pids = [actor["pid"] for actor in broker.actors()]

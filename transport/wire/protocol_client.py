@@ -401,6 +401,9 @@ class Sub(Wire):
 
     With `reports`, the consumer reports by Begun which messages its handlers have begun, and
     answers Recall. Otherwise each message counts as begun when it is sent.
+
+    `session` is a random number, or 0. If the channel has a consumer with the same number, that one
+    has left: its connection is dead, and its client is back over another one.
     """
 
     op: ClassVar[int] = 30
@@ -412,6 +415,7 @@ class Sub(Wire):
     label: str
     sample_rate: int = 0
     reports: bool = False
+    session: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -879,7 +879,7 @@ class Link:
         self.sent_ns = now_ns
         if self._asked_ns <= self.heard_ns:
             self._asked_ns = now_ns
-            self.engine.sooner(now_ns + ASK_NS)
+        self.engine.sooner(now_ns + ASK_NS)
         if self.rotation.several:
             self.engine.sooner(now_ns + LOOK_NS)
         if self._outbox or not sockets.send_frames(self._socket, frames):
@@ -1148,7 +1148,7 @@ class Link:
         if not (self._answered and self.expects()):
             self._expected_ns = 0
         elif not self._expected_ns or self.word_ns > self._expected_ns:
-            self._expected_ns = self._asked_ns if self._asked_ns > self.heard_ns else now_ns
+            self._expected_ns = max(self._asked_ns, self.heard_ns, now_ns - ASK_NS)
         if self._moved_ns > self.heard_ns:
             self.is_silent = now_ns >= self._moved_ns + ASK_NS
             look_ns = self._moved_ns + (SILENT_NS if self.is_silent else ASK_NS)

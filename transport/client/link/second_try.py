@@ -52,8 +52,8 @@ class Silent(Protocol):
     target: Target
     opened: dict[str, Any]
 
-    def silent_since(self, now_ns: int) -> int:
-        """Return when the first heartbeat was sent that has no answer, or 0 if this link stays."""
+    # Return when the first heartbeat was sent that has no answer, or 0 if this link stays.
+    def silent_since(self, now_ns: int) -> int: ...
 
     def restart(self, now_ns: int, why: str, *, at_once: bool = False) -> None: ...
 
