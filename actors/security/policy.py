@@ -454,7 +454,7 @@ PATHS: Final[Mapping[tuple[str, str], Actions]] = {
     **_all(Action.SEE, "GET", "/api/alarms", "/api/preview", "/api/jobs"),
     **_all(Action.SEE_SOME, "GET", "/api/cluster"),  # the handler leaves out topics and brokers' values
     **_all(Action.SEE_SOME, "GET", "/api/schedules"),  # the handler leaves out other topics
-    **_all(Action.READ, "GET", "/api/messages", "/api/body", "/api/delayed"),
+    **_all(Action.READ, "GET", "/api/messages", "/api/body", "/api/delayed", "/api/dead-letters"),
     **_all(Action.READ, "GET", "/api/search", "/api/tail", "/api/download"),
     **_all(Action.CONSUME, "GET", "/api/peek"),
     **_all(Action.ADMINISTER, "GET", "/api/processes", "/api/audit"),

@@ -19,6 +19,7 @@ from ...transport.reports import AlarmEvent, AlarmReceiver, RaisedAlarm
 from ...transport.wire.protocol import Alarm
 from ..alarms.backlog import (
     AGE,
+    DEAD_LETTERS,
     DEPTH,
     HEALTH,
     HELD_BYTES,
@@ -40,6 +41,7 @@ from ..statistics.broker_view import (
     storage_pulse,
 )
 from ..statistics.channel_rows import backlog
+from ..statistics.dead_letters import letter_count, senders
 from ..statistics.statistics import total_depth, troubles_of_topic
 
 if TYPE_CHECKING:
@@ -176,6 +178,25 @@ class AlarmWatch:
             found[AlarmSubject(group.name, "", HEALTH)] = self._health(group)
         if self.given.total_depth != NONE:
             found[AlarmSubject("", "", DEPTH)] = Watched(total, self.given.total_depth)
+        return found | self._dead_letters()
+
+    def _dead_letters(self) -> dict[AlarmSubject, Watched]:
+        """Watch dead-letter topics. If several channels send to one, their lowest threshold counts.
+
+        Channels without own threshold have that of the broker, and so has a topic without channels.
+        """
+        found, total = {}, 0
+        for name, settings in senders(self._broker.groups).items():
+            count = letter_count(self._broker.groups[name])
+            total += count or 0
+            own = [one.get("alarm_dead_letters") for one in settings] or [None]
+            asked = [self.given.dead_letters if one is None else one for one in own]
+            thresholds = [one for one in asked if one != NONE]
+            if thresholds:
+                found[AlarmSubject(name, "", DEAD_LETTERS)] = Watched(count, min(thresholds))
+        if self.given.total_dead_letters != NONE:
+            threshold = self.given.total_dead_letters
+            found[AlarmSubject("", "", DEAD_LETTERS)] = Watched(total, threshold)
         return found
 
     def _depth(self, group: TopicView) -> int:
@@ -238,5 +259,6 @@ class AlarmWatch:
 def _receivers(given: AlarmOptions) -> AlarmOptions:
     """Return the options without those that only decide when an alarm is raised."""
     return replace(
-        given, depth=NONE, age_s=NONE, topic_depth=NONE, total_depth=NONE, held_bytes=NONE, hold_s=0
-    )
+        given, depth=NONE, age_s=NONE, topic_depth=NONE, total_depth=NONE, held_bytes=NONE,
+        dead_letters=NONE, total_dead_letters=NONE, hold_s=0,
+    )  # fmt: skip

@@ -21,6 +21,7 @@ const FIGURES = [
   { key: "in_flight", name: "In flight", hint: "with consumers, not yet answered" },
   { key: "oldest", name: "Oldest unfinished" },
   { key: "log", name: "Logs on disk" },
+  { key: "dead", name: "Dead letters", hint: "in all dead-letter topics, not sent back yet" },
 ];
 
 export function topicsPage({ model, query, signal }) {
@@ -79,6 +80,7 @@ export function topicsPage({ model, query, signal }) {
     figures.set("in_flight", count(sum.in_flight), { under: sum.deferred ? `${count(sum.deferred).text} deferred` : "" });
     figures.set("oldest", sum.oldest_ms ? duration((model.now() - sum.oldest_ms) / 1000) : { text: "–", exact: "everything is finished" }, { under: sum.oldest_topic });
     figures.set("log", bytes(sum.log_bytes), { under: plural(sum.chunks, "chunk") });
+    figures.set("dead", count(sum.dead_letters), { under: sum.dead_topics ? `in ${plural(sum.dead_topics, "topic")}` : "", state: sum.dead_letters ? "warn" : "" });
     for (const series of SERIES) figures.draw(series, trails.values(ALL, series));
     table.refresh();
   };
@@ -86,9 +88,10 @@ export function topicsPage({ model, query, signal }) {
 }
 
 function total(model) {
-  const sum = { in: 0, in_bytes: 0, out: 0, backlog: 0, in_flight: 0, deferred: 0, consumers: 0, delayed: 0, log_bytes: 0, chunks: 0, oldest_ms: 0, oldest_topic: "" };
+  const sum = { in: 0, in_bytes: 0, out: 0, backlog: 0, in_flight: 0, deferred: 0, consumers: 0, delayed: 0, log_bytes: 0, chunks: 0, dead_letters: 0, dead_topics: 0, oldest_ms: 0, oldest_topic: "" };
   for (const topic of model.topics.values()) {
-    for (const key of ["in", "in_bytes", "out", "backlog", "in_flight", "deferred", "consumers", "delayed", "log_bytes", "chunks"]) sum[key] += topic[key] ?? 0;
+    for (const key of ["in", "in_bytes", "out", "backlog", "in_flight", "deferred", "consumers", "delayed", "log_bytes", "chunks", "dead_letters"]) sum[key] += topic[key] ?? 0;
+    if (topic.dead_letters) sum.dead_topics += 1;
     if (topic.oldest_ms && (!sum.oldest_ms || topic.oldest_ms < sum.oldest_ms)) {
       sum.oldest_ms = topic.oldest_ms;
       sum.oldest_topic = topic.name;

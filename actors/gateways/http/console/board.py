@@ -104,6 +104,7 @@ def _known(number: float) -> float | None:
 # Fields of the overview that are renamed or converted for pages. Fields with None are left out.
 _OTHERWISE: Final[dict[str, tuple[str, Convert] | None]] = {
     "oldest_ns": ("oldest_ms", _oldest), "delayed_next_due_ns": ("delayed_next_ms", lambda ns: ns // _MS), "drain_s": ("drain_s", _known),
+    "dead_letters": ("dead_letters", _known),
     "p50_ns": ("p50_ms", _latency), "p95_ns": ("p95_ms", _latency), "p99_ns": ("p99_ms", _latency),
     "pulsed_ms": None, "in_rate": None, "in_bytes_rate": None, "out_rate": None,
 }  # fmt: skip

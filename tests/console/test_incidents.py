@@ -1,0 +1,111 @@
+"""Tests of what an operator needs in an incident: dead letters by their error, actions on many
+channels at once, and alarms that somebody looks after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from support.broker import Broker, wait_for
+from support.browser import Window
+
+import zsq
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    made = Broker(
+        tmp_path_factory.mktemp("incidents") / "data",
+        *("--alarm-hold", "0.2s", "--alarm-dead-letters", "99", "--alarm-total-dead-letters", "6"),
+        http=True,
+    )
+    try:
+        yield made.start()
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def admin(broker: Broker) -> Iterator[zsq.Admin]:
+    with zsq.Admin(broker.ipc) as found:
+        yield found
+
+
+def letters(broker: Broker, admin: zsq.Admin, topic: str, *errors: str) -> None:
+    """Let a message die with each of these errors."""
+    admin.create_topic(topic)
+    admin.create_channel(topic, "c", max_attempts=1, alarm_dead_letters=5)
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many(topic, [b"%d" % number for number in range(len(errors))])
+    with zsq.Consumer(topic, "c", url=broker.ipc) as consumer:
+        for _ in errors:
+            message = consumer.receive(20)
+            assert message is not None
+            message.requeue(0, error=errors[int(message.body)])
+    wait_for(lambda: len(dead(broker, f"{topic}.c.dead")) > 0, 20, "the dead-letter topic")
+    wait_for(
+        lambda: sum(one["count"] for one in dead(broker, f"{topic}.c.dead")) == len(errors),
+        20,
+        "all dead letters",
+    )
+
+
+def dead(broker: Broker, topic: str) -> list[dict[str, object]]:
+    url = f"http://127.0.0.1:{broker.http}/api/dead-letters"
+    answer = httpx.get(url, params={"topic": topic})
+    return list(answer.json()["groups"]) if answer.status_code == 200 else []
+
+
+def test_dead_letters_are_grouped_by_error_counted_and_raise_an_alarm(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
+    many = [f"Traceback\n  in load\nKeyError: user {number}" for number in range(6)]
+    letters(broker, admin, "poison", *many, "TimeoutError: no answer")
+    window.open("#/")
+    window.wait_figure("dead", "7")
+    window.sees("7 dead letters (alarm above 5)")  # of the channel
+    window.sees("7 dead letters (alarm above 6)")  # of the broker
+    window.open("#/topics/poison.c.dead/errors")
+    window.sees("of all 7 dead letters")
+    window.wait_cell("KeyError: user #", "count", "6")
+    window.wait_cell("TimeoutError: no answer", "count", "1")
+    assert window.cell("TimeoutError: no answer", "from") == "poison / c"
+    window.press("TimeoutError: no answer")
+    page = window.page
+    page.get_by_role("heading", name="TimeoutError: no answer").wait_for()
+    found = page.get_by_role("table", name="Dead letters with this error").locator("tbody tr")
+    assert found.count() == 1
+    assert found.first.locator(".c-error").inner_text() == "TimeoutError: no answer"
+    assert "group=" in page.url
+    window.press("Redrive")
+    window.agree("Redrive")
+    window.sees("Redrive is done: 7 of 7 sent")
+    window.open("#/topics/poison.c.dead/errors")
+    window.sees("None waits to be sent back.")
+    window.open("#/")
+    window.wait_figure("dead", "0")
+
+
+def test_only_the_newest_of_very_many_dead_letters_are_read(broker: Broker) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many(
+            "huge.dead",
+            [b""] * 3_000,
+            headers=[{"zsq-dead-error": f"E{'ab'[number > 2_500]}"} for number in range(3_000)],
+        )
+        producer.publish_many("large.dead", [bytes(1_000_000)] * 60)
+    found = read(broker, "huge.dead")
+    assert (found["read"], found["from"], found["all"]) == (1_000, 2_000, False)
+    assert {one["error"]: one["count"] for one in found["groups"]} == {"Eb": 499, "Ea": 501}
+    found = read(broker, "large.dead")
+    assert 30 <= found["read"] < 60, "the bound of bytes"
+    assert found["from"] + found["read"] == found["head"] == 60, "the newest ones"
+
+
+def read(broker: Broker, topic: str) -> dict[str, object]:
+    url = f"http://127.0.0.1:{broker.http}/api/dead-letters"
+    answer = httpx.get(url, params={"topic": topic}, timeout=30)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
