@@ -109,3 +109,74 @@ def read(broker: Broker, topic: str) -> dict[str, object]:
     answer = httpx.get(url, params={"topic": topic}, timeout=30)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
+
+
+def test_many_channels_are_paused_emptied_and_deleted_and_a_failure_names_the_channel(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
+    admin.create_topic("many")
+    for channel in ("a", "b", "c", "d"):
+        admin.create_channel("many", channel)
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many("many", [b"m"] * 3)
+    page = window.open("#/topics/many/channels")
+    window.wait_cell("d", "depth", "3")
+    for channel in ("a", "b"):
+        page.get_by_label(f"Select many/{channel}").check()
+    window.sees("2 channels selected")
+    bar = page.get_by_role("group", name="Selected channels")
+    bar.get_by_role("button", name="Pause", exact=True).click()
+    window.sees("many/a, many/b")
+    window.agree("Pause 2 channels")
+    window.sees("2 channels are paused.")
+    page.get_by_label("State", exact=True).select_option("paused")
+    window.until(lambda: page.locator("tbody tr").count() == 2, "only the paused channels")
+    assert "state=paused" in page.url
+    assert not bar.is_visible()
+
+    page.get_by_label("Select all channels that are shown").check()
+    window.sees("2 channels selected")
+    bar.get_by_role("button", name="Empty", exact=True).click()
+    window.sees("In all: 6 messages waiting.")
+    window.sees("many/a: 3 messages waiting")
+    dialog = window.dialog()
+    assert dialog.get_by_role("button", name="Empty 2 channels").is_disabled()
+    admin.delete_channel("many", "b", force=True)  # by somebody else, while the dialog is open
+    dialog.locator("input").first.fill("empty 2 channels")
+    dialog.get_by_role("button", name="Empty 2 channels").click()
+    window.sees("1 of 2 channels are emptied. These are not:")
+    window.sees("many/b: ")
+    depths = {
+        one["channel_name"]: one["depth"] for one in admin.stats("many")["topics"][0]["channels"]
+    }
+    assert depths == {"a": 0, "c": 3, "d": 3}
+
+    window.open("#/channels?q=many")
+    page.get_by_label("Select many/c").focus()
+    page.get_by_label("Select many/c").locator("xpath=ancestor::tr").locator("a").first.focus()
+    page.keyboard.press("x")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    window.sees("2 channels selected")
+    bar = page.get_by_role("group", name="Selected channels")
+    bar.get_by_role("button", name="Delete", exact=True).click()
+    window.agree("Delete 2 channels", "delete 2 channels")
+    window.sees("2 channels are deleted.")
+    left = [one["channel_name"] for one in admin.stats("many")["topics"][0]["channels"]]
+    assert len(left) == 1
+
+
+def test_topics_are_filtered_by_their_state(window: Window, admin: zsq.Admin) -> None:
+    for topic in ("still", "held"):
+        admin.create_topic(topic)
+        admin.create_channel(topic, "c")
+    admin.pause("held")
+    page = window.open("#/?state=paused")
+    window.row("held").wait_for()
+    window.until(lambda: not window.row("still").count(), "the other topic to be left out")
+    page.get_by_label("Select held").check()
+    page.get_by_role("group", name="Selected topics").get_by_role("button", name="Unpause").click()
+    window.sees("held is unpaused.")
+    window.sees("Nothing is in the state “paused”.")
+    page.get_by_label("State", exact=True).select_option("idle")
+    window.row("still").wait_for()
