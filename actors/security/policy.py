@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 REDRIVE: Final = "redrive"  # the name of the order, and of the channel that reads the dead letters
 DEAD_LETTER_TOPIC: Final = "dead_letter_topic"
-SCHEDULE_ADD: Final = "schedule add"
+# Orders after which the broker publishes for the user.
+SCHEDULE_PUBLISHES: Final = ("schedule add", "schedule set", "schedule run")
 _WITH_PARTS: Final = ("delayed", "schedule")  # orders whose option `do` says what is done
 
 
@@ -281,7 +282,8 @@ ORDERS: Final[Mapping[str, Action]] = {
             "open",
             "seek",
             "delayed cancel",
-            SCHEDULE_ADD,  # it also needs PUBLISH
+            *SCHEDULE_PUBLISHES,  # these also need PUBLISH
+            "disconnect",
             "schedule remove",
             "schedule pause",
             "schedule resume",
@@ -348,7 +350,7 @@ def _check_order(
         action, f"{exact} topic {topic!r}"
     )
     principal.require(action, topic, channel, what)
-    if exact == SCHEDULE_ADD:  # the broker will publish for this principal
+    if exact in SCHEDULE_PUBLISHES:
         _check_target(principal, topic)
     if action is Action.REDRIVE:
         _check_target(principal, options.get("to"))
@@ -464,10 +466,11 @@ PATHS: Final[Mapping[tuple[str, str], Actions]] = {
         "/api/delayed/cancel",
         *(f"/api/schedule/{one}" for one in ("pause", "resume", "remove")),
     ),
+    **_all((Action.MANAGE_TOPIC, Action.PUBLISH), "POST", *(f"/api/schedule/{one}" for one in ("add", "set", "run"))),
     **_all((Action.MANAGE_TOPIC, Action.REDRIVE), "POST", "/api/redrive"),
     **_all(
         Action.MANAGE_CHANNEL, "POST",
-        *(f"/api/channel/{one}" for one in ("create", "configure", "pause", "unpause", "empty", "seek", "delete")),
+        *(f"/api/channel/{one}" for one in ("create", "configure", "pause", "unpause", "empty", "seek", "delete", "disconnect")),
     ),
     **_all(Action.KNOWN, "POST", "/api/job/stop"),  # the handler checks the job's topic
 }  # fmt: skip

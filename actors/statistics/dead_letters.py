@@ -1,4 +1,4 @@
-"""Dead letters in the statistics: which topics are dead-letter topics, and how many letters they have.
+"""Dead letters in the statistics: the dead-letter topics, and how many letters each has.
 
 A dead-letter topic belongs to a channel whose dead letters go there by default, which the registry
 records, or a channel names it in its settings. Its letters count until they are sent back: those

@@ -180,3 +180,57 @@ def test_topics_are_filtered_by_their_state(window: Window, admin: zsq.Admin) ->
     window.sees("Nothing is in the state “paused”.")
     page.get_by_label("State", exact=True).select_option("idle")
     window.row("still").wait_for()
+
+
+def test_a_schedule_is_created_changed_and_run(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
+    admin.create_topic("reports")
+    page = window.open("#/schedules")
+    window.press("New schedule")
+    dialog = window.dialog()
+    dialog.locator("[name=schedule]").fill("nightly")
+    dialog.locator("[name=topic]").fill("reports")
+    dialog.locator("[name=cron]").fill("0 3 * *")
+    dialog.locator("[name=body]").fill("work")
+    dialog.get_by_role("button", name="Create").click()
+    window.sees("has 4 fields, not 5")
+    dialog.locator("[name=cron]").fill("0 3 * * *")
+    dialog.locator("[name=timezone]").fill("Europe/Berlin")
+    window.agree("Create")
+    window.sees("The schedule nightly is added. It is due in ")
+    window.wait_cell("nightly", "cron", "0 3 * * *")
+    window.press("Run now")
+    window.agree("Run now")
+    window.sees("The message of nightly is published.")
+    with zsq.Reader("reports", url=broker.ipc) as reader:
+        assert reader.message(0).body == b"work"
+    window.press("Edit")
+    dialog = window.dialog()
+    assert dialog.locator("[name=timezone]").input_value() == "Europe/Berlin"
+    dialog.locator("[name=cron]").fill("30 4 * * *")
+    dialog.locator("[name=missed]").select_option("skip")
+    window.agree("Save")
+    window.wait_cell("nightly", "cron", "30 4 * * *")
+    (row,) = admin.schedule_list()
+    assert (row["policy"], row["body_bytes"], row["published"]) == ("skip", 4, 0)
+    done = [one["options"].get("do") for one in admin.audit() if one["action"] == "schedule"]
+    assert done[:3] == ["set", "run", "add"]
+    page.get_by_role("button", name="Remove").click()
+    window.agree("Remove the schedule")
+
+
+def test_a_consumer_is_disconnected(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    admin.create_topic("stuck")
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish("stuck", b"m")
+    with zsq.Consumer("stuck", "c", url=broker.ipc, label="hangs") as consumer:
+        assert consumer.receive(20) is not None
+        window.open("#/topics/stuck/channels/c")
+        window.row("hangs").get_by_role("button", name="Disconnect").click()
+        window.sees("A client that still runs subscribes again by itself.")
+        window.agree("Disconnect")
+        window.sees("hangs is disconnected.")
+        again = consumer.receive(20)
+        assert again is not None, "it has subscribed again"
+        again.finish(sync=True)

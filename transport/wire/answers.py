@@ -13,6 +13,12 @@ class Nothing(TypedDict):
     """A reply without data: the command is done."""
 
 
+class Disconnected(TypedDict):
+    """`count`: the number of consumers whose subscriptions ended."""
+
+    count: int
+
+
 class Made(TypedDict):
     """The reply to the creation of a topic or a channel.
 
@@ -361,6 +367,6 @@ class ScheduleRow(ScheduleState):
 
 
 class Scheduled(TypedDict):
-    """`next_due_ns`: the first due time of a new schedule."""
+    """`next_due_ns`: the first due time of a new or changed schedule."""
 
     next_due_ns: int

@@ -262,10 +262,12 @@ class Manage(Wire):
     Only on topics: chunks (Done.data: their statistics), delayed (`do`: list, count, cancel), close
     and open (`to`: publishers, consumers), ended (Done.data: {"ended": the next offset that the
     topic of this name had when it was deleted last, or nil}; the topic need not exist), schedule
-    (`do`: add, remove, pause, resume, each with `name`; add with `cron`, `body`, and optionally
-    `timezone`, `missed`, `key`, `tag`, `headers`; Done.data of add: {"next_due_ns"}; without a
+    (`do`: add, set, remove, pause, resume, run, each with `name`; add with `cron`, `body`, and
+    optionally `timezone`, `missed`, `key`, `tag`, `headers`; set with those that change, without
+    `key`; Done.data of add and set: {"next_due_ns"}; without a
     topic `do`: list, see docs/api.md). Only on
-    channels: seek (to `offset`, or to `time_ns`), peek (Done.data: the channel's position, and the
+    channels: seek (to `offset`, or to `time_ns`), disconnect (the consumers with the name
+    `consumer`; Done.data: {"count"}), peek (Done.data: the channel's position, and the
     messages that it holds, by offset). Without a topic: list (Done.data has `topics`, a map from
     names to the names of their channels), and overview (Done.data has the rows of topics and
     channels that changed after version `since`; see docs/console.md).

@@ -329,6 +329,7 @@ class Commands:
             *closing.ACTIONS,
             *moving.ACTIONS,
             *relayed.PAUSES,
+            relayed.DISCONNECT,
             *relayed.OF_TOPICS,
         ):
             raise UsageError(

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 @click.group()
 def channel() -> None:
-    """Create, set, show, list, delete, pause, unpause or empty a channel; zsq seek moves one, zsq
-    peek looks into it.
+    """Create, set, show, list, delete, pause, unpause or empty a channel, or disconnect one of its
+    consumers; zsq seek moves one, zsq peek looks into it.
     """
 
 
@@ -280,3 +280,20 @@ def channel_list(topic: str, as_json: bool, url: str, timeout: float) -> None:
         raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
     for name in sorted(found):
         tell_line({"topic": topic, "channel": name}) if as_json else say(name)
+
+
+@channel.command("disconnect")
+@click.argument("topic")
+@click.argument("channel")
+@click.argument("consumer")
+@with_broker
+def channel_disconnect(topic: str, channel: str, consumer: str, url: str, timeout: float) -> None:
+    """End the subscription of CONSUMER, so that others get its messages at once.
+
+    zsq stats --json has the names of consumers (client_id). A client that still runs subscribes
+    again by itself. To keep it away, stop it, or take its permission.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        admin.disconnect(topic, channel, consumer)

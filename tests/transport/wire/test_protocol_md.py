@@ -27,12 +27,12 @@ from zsq.transport.wire.codec import decode, encode
 DOCUMENT: Final = Path(__file__).resolve().parents[3] / "transport" / "PROTOCOL.md"
 GROUPS: Final = {
     "Anybody to anybody": range(1, 10),
-    "Links": range(10, 20),
+    "Links": range(10, 18),
     "Producer and topic": range(20, 27),
     "Consumer and channel": (*range(30, 38), 27, 28, 39),
     "Offset readers and storage": range(40, 44),
     "Stages": (38, *range(44, 50)),
-    "Inside the broker": range(50, 128),
+    "Inside the broker": (18, 19, *range(50, 128)),
 }
 
 

@@ -29,6 +29,7 @@ from ...wire.answers import (
     ClusterAnswer,
     DelayedCount,
     DelayedRow,
+    Disconnected,
     Made,
     Moved,
     Moving,
@@ -395,6 +396,9 @@ class Admin(AdminBase, Asker):
     ) -> Moved:
         return await self._carry_out(administration.seek(topic, channel, where, forward, clamp))
 
+    async def disconnect(self, topic: str, channel: str, consumer: str) -> Disconnected:
+        return await self._carry_out(administration.disconnect(topic, channel, consumer))
+
     async def redrive_to(
         self,
         dead_topic: str,
@@ -444,6 +448,26 @@ class Admin(AdminBase, Asker):
                 topic, name, cron, body, timezone, missed, key, tag, headers
             )
         )
+
+    async def schedule_set(
+        self,
+        topic: str,
+        name: str,
+        *,
+        cron: str | None = None,
+        body: bytes | None = None,
+        timezone: str | None = None,
+        missed: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, HeaderValue] | None = None,
+    ) -> Scheduled:
+        changes = {
+            "cron": cron, "timezone": timezone, "missed": missed, "tag": tag, "headers": headers,
+        }  # fmt: skip
+        return await self._carry_out(administration.schedule_set(topic, name, changes, body))
+
+    async def schedule_run(self, topic: str, name: str) -> Nothing:
+        return await self._carry_out(administration.schedule_change("run", topic, name))
 
     async def schedule_remove(self, topic: str, name: str) -> Nothing:
         return await self._carry_out(administration.schedule_change("remove", topic, name))

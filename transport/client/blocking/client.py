@@ -21,6 +21,7 @@ from ...wire.answers import (
     ClusterAnswer,
     DelayedCount,
     DelayedRow,
+    Disconnected,
     Made,
     Moved,
     Moving,
@@ -264,6 +265,17 @@ class Admin(AdminBase, Asker):
         """
         return self._carry_out(administration.seek(topic, channel, where, forward, clamp))
 
+    def disconnect(self, topic: str, channel: str, consumer: str) -> Disconnected:
+        """End the subscriptions of the consumers with this name.
+
+        The leases of their messages end, and other consumers get the messages at once. They use no
+        attempt. A client that still runs subscribes again by itself, and then gets messages again.
+        To keep it away, stop it, or take its permission. `consumer`: its `client_id` in `stats`.
+        Returns {"count": their number}. Raises `NotFound` if the channel has no such consumer. An
+        `#ephemeral` channel ends with its last consumer.
+        """
+        return self._carry_out(administration.disconnect(topic, channel, consumer))
+
     def redrive_to(
         self,
         dead_topic: str,
@@ -353,6 +365,36 @@ class Admin(AdminBase, Asker):
                 topic, name, cron, body, timezone, missed, key, tag, headers
             )
         )
+
+    def schedule_set(
+        self,
+        topic: str,
+        name: str,
+        *,
+        cron: str | None = None,
+        body: bytes | None = None,
+        timezone: str | None = None,
+        missed: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, HeaderValue] | None = None,
+    ) -> Scheduled:
+        """Change a schedule, see `schedule_add`. What is None stays.
+
+        Due times count from now on, so the change makes no due time missed. The key cannot change.
+        Returns {"next_due_ns": the first due time}.
+        """
+        changes = {
+            "cron": cron, "timezone": timezone, "missed": missed, "tag": tag, "headers": headers,
+        }  # fmt: skip
+        return self._carry_out(administration.schedule_set(topic, name, changes, body))
+
+    def schedule_run(self, topic: str, name: str) -> Nothing:
+        """Publish the message of a schedule once, now. The schedule itself does not change.
+
+        This also works while it is paused. The header `zsq-due` has the time of this call. The
+        message is stored when this returns.
+        """
+        return self._carry_out(administration.schedule_change("run", topic, name))
 
     def schedule_remove(self, topic: str, name: str) -> Nothing:
         """Remove a schedule. A message that is just being published may still come."""

@@ -25,6 +25,7 @@ from ...wire.answers import (
     ClusterAnswer,
     DelayedCount,
     DelayedRow,
+    Disconnected,
     Made,
     Moved,
     Moving,
@@ -170,6 +171,15 @@ def seek(topic: str, channel: str, where: Place, forward: bool, clamp: bool) -> 
     return manage("seek", topic, channel, options | {"clamp": True} if clamp else options)
 
 
+def disconnect(topic: str, channel: str, consumer: str) -> Asking[Disconnected]:
+    options = {"consumer": consumer}
+    found: Disconnected = yield from manage("disconnect", topic, channel, options, repeatable=False)
+    if not found["count"]:
+        text = f"channel {channel!r} of topic {topic!r} has no consumer {consumer!r}"
+        raise NotFound(E_NOT_FOUND, f"{text}; zsq stats --json has their names (client_id)")
+    return found
+
+
 def redrive_to(
     dead_topic: str, to: str, channel: str | None, origin: tuple[str, str, str], chosen: bool
 ) -> Asking[Nothing]:
@@ -238,18 +248,30 @@ def schedule_add(
     return added
 
 
-def schedule_change(do: str, topic: str, name: str) -> Asking[Nothing]:
-    options = {"do": do, "name": name}
+def schedule_set(
+    topic: str, name: str, changes: Mapping[str, object], body: bytes | None
+) -> Asking[Scheduled]:
+    given = {one: value for one, value in changes.items() if value is not None}
+    if body is not None:
+        given["body"] = as_body(body)
+    return schedule_change("set", topic, name, given)
+
+
+def schedule_change(
+    do: str, topic: str, name: str, changes: Mapping[str, object] | None = None
+) -> Asking[Any]:
+    options = {"do": do, "name": name, **(changes or {})}
     try:
-        yield from manage("schedule", topic, None, options, repeatable=False)
+        return (yield from manage("schedule", topic, None, options, repeatable=False))
     except HasParts:
         there = yield from _parts_with(topic, name)
         if not there:
             text = f"no part of topic {topic!r} has a schedule {name!r}"
             raise NotFound(E_NOT_FOUND, text) from None
+        answer: object = {}
         for part in there:
-            yield from manage("schedule", part, None, options, repeatable=False)
-    return {}
+            answer = yield from manage("schedule", part, None, options, repeatable=False)
+    return answer
 
 
 def _parts_with(topic: str, name: str) -> Asking[list[str]]:

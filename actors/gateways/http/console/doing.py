@@ -35,6 +35,7 @@ from .....transport.names import check_name, part_of
 from .....transport.reports import ChannelStats
 from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
 from .....transport.whole_topic import whole_topic
+from .....transport.wire.answers import Scheduled
 from .....transport.wire.codec import CHANNEL_HEADER
 from ....security.policy import (
     DEAD_LETTER_TOPIC,
@@ -388,7 +389,13 @@ class Doing:
             "/api/channel/delete": lambda topic, channel, options, _: source.delete_channel(
                 topic, channel, force=options.get("force") is True
             ),
+            "/api/channel/disconnect": self._disconnect,
             "/api/delayed/cancel": self._cancel,
+            "/api/schedule/add": self._schedule_add,
+            "/api/schedule/set": self._schedule_set,
+            "/api/schedule/run": lambda topic, _, options, __: source.schedule_run(
+                topic, _schedule(options)
+            ),
             "/api/schedule/pause": lambda topic, _, options, __: source.schedule_pause(
                 topic, _schedule(options)
             ),
@@ -485,6 +492,41 @@ class Doing:
             raise bad(f'give {{"keys": [1 to {KEYS_MAX} keys]}} or {{"all": true}}')
         found = await self._source.delayed_cancel(topic, cast("list[str]", keys))
         return {"cancelled": sum(found), "not_found": len(found) - sum(found)}
+
+    async def _disconnect(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        consumer = options.get("consumer")
+        if not isinstance(consumer, str) or not consumer:
+            raise bad('"consumer" is missing; give {"consumer": NAME}')
+        return await self._source.disconnect(topic, channel, consumer)
+
+    async def _schedule_add(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        name, settings = _schedule(options), _schedule_settings(options)
+        wanted = published(_without(options, "name", *settings))
+        if CHANNEL_HEADER in (wanted.headers or ()):
+            check_address(principal, topic)
+        if len(wanted.bodies) != 1 or wanted.delay_s is not None:
+            raise bad("a schedule has one body, and no delay")
+        cron = settings.pop("cron", "")
+        return _first_due(
+            await self._source.schedule_add(
+                topic, name, cron, wanted.bodies[0], key=wanted.key, tag=wanted.tag,
+                headers=wanted.headers, **settings,
+            )
+        )  # fmt: skip
+
+    async def _schedule_set(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        name, settings = _schedule(options), _schedule_settings(options)
+        rest = _without(options, "name", *settings)
+        body = published(rest).bodies[0] if rest else None
+        if unknown := rest.keys() - {"body", "body_base64"}:
+            raise bad(f"a schedule cannot change its {min(unknown)[:40]} here")
+        return _first_due(await self._source.schedule_set(topic, name, body=body, **settings))
 
     async def _redrive(self, request: Request) -> Response:
         options, principal = await options_of(request, self._limiters), principal_of(request)
@@ -658,6 +700,23 @@ def _schedule(options: JsonObject) -> str:
     if not isinstance(name, str):
         raise bad('"name" is missing; give {"name": NAME}')
     return name
+
+
+def _schedule_settings(options: JsonObject) -> dict[str, str]:
+    """Return the settings of a schedule that are texts. The broker checks them."""
+    found = {name: options[name] for name in ("cron", "timezone", "missed") if name in options}
+    for name, value in found.items():
+        if not isinstance(value, str):
+            raise bad(f"{name} must be a string, not {repr(value)[:40]}")
+    return found
+
+
+def _without(options: JsonObject, *names: str) -> JsonObject:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def _first_due(scheduled: Scheduled) -> Mapping[str, object]:
+    return {"next_due_ms": scheduled["next_due_ns"] // 1_000_000}
 
 
 def _known(options: JsonObject, kind: Any) -> Any:

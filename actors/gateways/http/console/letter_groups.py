@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from typing import Final, NamedTuple, TypedDict
+from typing import Final, NamedTuple, Protocol, TypedDict
 
-from .....transport.client.core.message import StoredMessage
 from .....transport.wire.codec import HeaderValue
 from .....transport.wire.dead_letter import CHANNEL, ERROR, REASON, TIME, TOPIC
 
@@ -23,7 +22,7 @@ _MS: Final = 1_000_000
 
 
 class LetterKind(NamedTuple):
-    """What the letters of a group have in common, as far as their headers say it."""
+    """Kind of a dead letter: what all letters of a group have in common, by their headers."""
 
     topic: str
     channel: str
@@ -33,6 +32,16 @@ class LetterKind(NamedTuple):
     @property
     def id(self) -> str:
         return blake2b("\n".join(self).encode(), digest_size=8).hexdigest()
+
+
+class Letter(Protocol):
+    """The part of a stored message that says how it died."""
+
+    @property
+    def timestamp_ns(self) -> int: ...
+
+    @property
+    def headers(self) -> dict[str, HeaderValue]: ...
 
 
 class ShownGroup(TypedDict):
@@ -58,7 +67,7 @@ def kind_of(headers: Mapping[str, HeaderValue]) -> LetterKind:
     )
 
 
-def letter_groups(letters: Iterable[StoredMessage]) -> list[ShownGroup]:
+def letter_groups(letters: Iterable[Letter]) -> list[ShownGroup]:
     """Return the groups, the largest first."""
     groups: dict[LetterKind, list[int]] = {}
     for letter in letters:

@@ -156,8 +156,14 @@ class ReadHandlers:
             for row in await self._source.schedule_list(parameters.get("topic") or None)
             if principal.may(Action.SEE, row["topic"])
         ]
-        admins = {topic for topic in {row["topic"] for row in rows} if principal.may(ADMIN, topic)}
-        return answer(bodies.schedules(rows, admins))
+        letters = {"a": ADMIN, "p": Action.PUBLISH}
+        may = {
+            row["topic"]: "".join(
+                one for one in letters if principal.may(letters[one], row["topic"])
+            )
+            for row in rows
+        }
+        return answer(bodies.schedules(rows, may))
 
     async def topic(self, request: Request) -> Response:
         topic = _topic(parameters_of(request))
