@@ -45,7 +45,8 @@ REDRIVE: Final = "redrive"  # the name of the order, and of the channel that rea
 DEAD_LETTER_TOPIC: Final = "dead_letter_topic"
 # Orders after which the broker publishes for the user.
 SCHEDULE_PUBLISHES: Final = ("schedule add", "schedule set", "schedule run")
-_WITH_PARTS: Final = ("delayed", "schedule")  # orders whose option `do` says what is done
+ALARM: Final = "alarm"
+_WITH_PARTS: Final = ("delayed", "schedule", ALARM)  # orders whose option `do` says what is done
 
 
 class Action(Enum):
@@ -284,6 +285,8 @@ ORDERS: Final[Mapping[str, Action]] = {
             "delayed cancel",
             *SCHEDULE_PUBLISHES,  # these also need PUBLISH
             "disconnect",
+            "alarm ack",  # without a topic, these need ADMINISTER
+            "alarm unack",
             "schedule remove",
             "schedule pause",
             "schedule resume",
@@ -346,6 +349,8 @@ def _check_order(
 ) -> None:
     exact = _exact(order, options)
     action = ORDERS.get(exact, Action.ADMINISTER)
+    if order == ALARM:
+        action = alarm_action(topic)
     what = {Action.SEE: "", Action.SEE_SOME: "", Action.ADMINISTER: exact[:40]}.get(
         action, f"{exact} topic {topic!r}"
     )
@@ -358,6 +363,11 @@ def _check_order(
             check_address(principal, str(options.get("to")))
     if channel and order in ("create", "configure"):
         check_dead_letters(principal, topic, channel, options)
+
+
+def alarm_action(topic: str) -> Action:
+    """Return the action that silences alarms of a topic, or of the broker."""
+    return Action.MANAGE_TOPIC if topic else Action.ADMINISTER
 
 
 def _check_target(
@@ -465,6 +475,7 @@ PATHS: Final[Mapping[tuple[str, str], Actions]] = {
         *(f"/api/topic/{one}" for one in ("create", "configure", "pause", "unpause", "empty", "close", "open", "delete")),
         "/api/delayed/cancel",
         *(f"/api/schedule/{one}" for one in ("pause", "resume", "remove")),
+        "/api/alarm/ack", "/api/alarm/unack",  # without a topic, the handler asks for ADMINISTER
     ),
     **_all((Action.MANAGE_TOPIC, Action.PUBLISH), "POST", *(f"/api/schedule/{one}" for one in ("add", "set", "run"))),
     **_all((Action.MANAGE_TOPIC, Action.REDRIVE), "POST", "/api/redrive"),

@@ -216,7 +216,7 @@ class Overview:
             "start_ms": int(view.started * 1000),
             "health": broker_health(view),
             "disk_full": view.disk.health,
-            "alarms": len(view.alarms.rows()),
+            "alarms": sum("silence" not in row for row in view.alarms.rows()),
             "alarmed_ns": recent[-1]["time_ns"] if recent else 0,
             "processes": len(view.processes.children) + 2,
             "restarts": sum(group.restarts.count for group in view.groups.values()),

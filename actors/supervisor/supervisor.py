@@ -134,7 +134,9 @@ class Supervisor:
             lambda: self.singles.of_kind(SCHEDULER),
             lambda: SCHEDULER in self.singles.given_up,
         )
-        self.commands = Commands(self.requests, view, self.hand_over, self.schedules.manage)
+        self.commands = Commands(
+            self.requests, view, self.hand_over, self.schedules.manage, self.alarms.manage
+        )
         self.service = ServiceManager(os.environ)
 
     def _troubles(self) -> str:

@@ -5,9 +5,11 @@ channels at once, and alarms that somebody looks after.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
+from support import zsq_command
 from support.broker import Broker, wait_for
 from support.browser import Window
 
@@ -218,6 +220,46 @@ def test_a_schedule_is_created_changed_and_run(
     assert done[:3] == ["set", "run", "add"]
     page.get_by_role("button", name="Remove").click()
     window.agree("Remove the schedule")
+
+
+def test_an_alarm_is_acknowledged_and_silenced_also_over_a_restart(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
+    admin.create_topic("loud")
+    for channel in ("a", "b"):
+        admin.create_channel("loud", channel, alarm_depth=1)
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many("loud", [b"m"] * 5)
+    page = window.open("#/alarms")
+    raised = page.get_by_role("region", name="Raised now").locator("li")
+    first, second = raised.filter(has_text="loud / a"), raised.filter(has_text="loud / b")
+    first.wait_for()
+    second.wait_for()
+    window.until(lambda: page.title() == "(2) Alarms · ZSQ", "the number in the title")
+    first.get_by_role("button", name="Acknowledge").click()
+    window.sees("acknowledged")
+    window.until(lambda: page.title() == "(1) Alarms · ZSQ", "one alarm less")
+    second.get_by_role("button", name="Silence").click()
+    window.agree("Silence")
+    window.sees("silenced")
+    window.until(lambda: page.title() == "Alarms · ZSQ", "no alarm")
+    assert "(acknowledged by " in zsq_command.run_text("--url", broker.ipc, "alarms").stdout
+    assert broker.stop() == 0
+    broker.start()
+    wait_for(lambda: len(silenced(admin)) == 2, 60, "the silences after the restart")
+    assert [bool(one["until_ns"]) for one in silenced(admin)] == [False, True]
+    done = zsq_command.run_text("--url", broker.ipc, "alarms", "unack", "loud")
+    assert done.returncode == 0, done.stderr
+    assert silenced(admin) == []
+    first.wait_for()
+    window.until(lambda: page.title() == "(2) Alarms · ZSQ", "both alarms again")
+    for channel in ("a", "b"):
+        admin.delete_channel("loud", channel, force=True)
+
+
+def silenced(admin: zsq.Admin) -> list[dict[str, Any]]:
+    rows = sorted(admin.stats()["alarms"], key=lambda row: str(row["channel"]))
+    return [row["silence"] for row in rows if "silence" in row]
 
 
 def test_a_consumer_is_disconnected(window: Window, broker: Broker, admin: zsq.Admin) -> None:

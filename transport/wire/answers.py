@@ -19,6 +19,12 @@ class Disconnected(TypedDict):
     count: int
 
 
+class Silenced(TypedDict):
+    """`count`: the number of raised alarms that are silenced now, or of silences that ended."""
+
+    count: int
+
+
 class Made(TypedDict):
     """The reply to the creation of a topic or a channel.
 

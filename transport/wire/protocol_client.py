@@ -257,7 +257,9 @@ class Manage(Wire):
     """Manage a topic, or a channel if one is named. `action`: create, delete, pause, unpause,
     empty, configure. `options` depend on the action.
 
-    Without a topic: handover (the broker stops, and its standby takes over).
+    Without a topic: handover (the broker stops, and its standby takes over). With or without a
+    topic and a channel: alarm (`do`: ack, unack; `figure`; ack with `seconds` until it ends, or 0
+    until the alarm is cleared; Done.data: {"count"}).
 
     Only on topics: chunks (Done.data: their statistics), delayed (`do`: list, count, cancel), close
     and open (`to`: publishers, consumers), ended (Done.data: {"ended": the next offset that the

@@ -47,14 +47,15 @@ from .topic_settings import retention_of
 log = logging.getLogger("zsq")
 
 # These actions need no process of the topic that they name, so it may sleep on.
-_ABOUT_ALL: Final = ("list", "audit", "overview", "handover", "ended", SCHEDULE)
+ALARM: Final = "alarm"
+_ABOUT_ALL: Final = ("list", "audit", "overview", "handover", "ended", ALARM, SCHEDULE)
 
 
 class Commands:
     """The handlers of clients' requests. `view` contains the data that statistics show.
 
-    `hand_over` makes the broker hand over to a standby, and `schedule` answers orders about
-    schedules.
+    `hand_over` makes the broker hand over to a standby, `schedule` answers orders about schedules,
+    and `alarm` returns the answer to an order about alarms.
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class Commands:
         view: BrokerView,
         hand_over: Callable[[], None] = lambda: None,
         schedule: Callable[[p.Manage], None] = lambda message: None,
+        alarm: Callable[[p.Manage], dict[str, object]] = lambda message: {},
     ) -> None:
         self._hand_over = hand_over
         self._schedule = schedule
+        self._alarm = alarm
         self._requests = requests
         self._broker = requests.broker
         self._view = view
@@ -316,6 +319,9 @@ class Commands:
             return
         if message.action == "overview":
             self._requests.done(message.request, {**self._overview.answer(message.options)})
+            return
+        if message.action == ALARM:
+            self._requests.done(message.request, self._alarm(message))
             return
         if message.action == SCHEDULE:
             self._schedule(message)

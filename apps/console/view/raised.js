@@ -33,7 +33,7 @@ export class RaisedAlarms {
   }
 
   update() {
-    const raised = this.model.broker.alarms ? (this.model.alarms?.now ?? []) : [];
+    const raised = this.model.broker.alarms ? (this.model.alarms?.now ?? []).filter((one) => !one.silence) : [];
     const said = JSON.stringify(raised);
     show(this.element, raised.length > 0);
     if (said === this.drawn) return;

@@ -37,6 +37,7 @@ from ...wire.answers import (
     OverviewAnswer,
     Scheduled,
     ScheduleRow,
+    Silenced,
     TopicConfigured,
 )
 from ...wire.codec import HeaderValue
@@ -497,6 +498,14 @@ class Admin(AdminBase, Asker):
         self, since: int = 0, *, processes: bool = False, alarms: bool = False
     ) -> OverviewAnswer:
         return await self._carry_out(administration.overview(since, processes, alarms))
+
+    async def alarm_ack(
+        self, topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0
+    ) -> Silenced:
+        return await self._carry_out(administration.alarm("ack", topic, channel, figure, seconds))
+
+    async def alarm_unack(self, topic: str = "", channel: str = "", figure: str = "") -> Silenced:
+        return await self._carry_out(administration.alarm("unack", topic, channel, figure))
 
     async def audit(self, count: int = 100, topic: str = "") -> list[AuditEntry]:
         return await self._carry_out(administration.audit(count, topic))

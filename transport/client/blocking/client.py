@@ -29,6 +29,7 @@ from ...wire.answers import (
     OverviewAnswer,
     Scheduled,
     ScheduleRow,
+    Silenced,
     TopicConfigured,
 )
 from ...wire.codec import HeaderValue
@@ -462,6 +463,24 @@ class Admin(AdminBase, Asker):
         did not change has () as its row.
         """
         return self._carry_out(administration.overview(since, processes, alarms))
+
+    def alarm_ack(
+        self, topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0
+    ) -> Silenced:
+        """Acknowledge the raised alarms of a topic or channel, or silence them for some time.
+
+        Without `seconds`, the alarms that are raised now are silenced until they are cleared. With
+        it, all alarms of this place are silenced until then, also those that are not raised yet.
+        `figure`: only this alarm, such as "depth" (see `alarms` of `stats`). Without a topic: the
+        alarms of the broker. Receivers do not hear of a silenced alarm until the silence ends.
+        Silences survive a restart. Returns {"count": how many raised alarms are silenced now}.
+        Raises `NotFound` if none is raised and no `seconds` are given.
+        """
+        return self._carry_out(administration.alarm("ack", topic, channel, figure, seconds))
+
+    def alarm_unack(self, topic: str = "", channel: str = "", figure: str = "") -> Silenced:
+        """End the silences of a topic or channel. Receivers then hear of alarms that are raised."""
+        return self._carry_out(administration.alarm("unack", topic, channel, figure))
 
     def audit(self, count: int = 100, topic: str = "") -> list[AuditEntry]:
         """Return the newest entries of the audit log, the newest first.

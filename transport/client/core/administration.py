@@ -33,6 +33,7 @@ from ...wire.answers import (
     OverviewAnswer,
     Scheduled,
     ScheduleRow,
+    Silenced,
     TopicConfigured,
 )
 from ...wire.codec import HeaderValue
@@ -331,6 +332,16 @@ def unfinished(topic: str, channel: str) -> Asking[int]:
 def overview(since: int, processes: bool, alarms: bool) -> Asking[OverviewAnswer]:
     options = {"since": since, "processes": processes, "alarms": alarms}
     return ask(Question(lambda number: Manage(number, "overview", "", "", options)))
+
+
+def alarm(do: str, topic: str, channel: str, figure: str, seconds: float = 0) -> Asking[Silenced]:
+    name = check_name(topic) if topic else ""
+    options: dict[str, object] = {"do": do, "figure": figure}
+    if seconds:
+        options["seconds"] = seconds
+    return ask(
+        Question(lambda number: Manage(number, "alarm", name, channel, options), repeatable=False)
+    )
 
 
 def audit(count: int, topic: str) -> Asking[list[AuditEntry]]:

@@ -43,6 +43,7 @@ from ....security.policy import (
     Action,
     Principal,
     actions_of,
+    alarm_action,
     check_address,
     check_dead_letters,
 )
@@ -412,6 +413,8 @@ class Doing:
         } | {
             "/api/redrive": self._redrive,
             "/api/job/stop": self._stop,
+            "/api/alarm/ack": self._silence,
+            "/api/alarm/unack": self._silence,
             "/api/topic/publish": self._publish,
         }
 
@@ -555,6 +558,23 @@ class Doing:
         principal = principal_of(request)
         job = self._jobs.stop(number(parameters_of(request), "id", 0, 0, 1 << 53), principal)
         return answer({"done": True, "job": job.row(principal)})
+
+    async def _silence(self, request: Request) -> Response:
+        options, parameters = await options_of(request, self._limiters), parameters_of(request)
+        topic, channel = parameters.get("topic") or "", parameters.get("channel") or ""
+        figure, seconds = options.get("figure", ""), options.get("seconds", 0)
+        if not isinstance(figure, str) or type(seconds) not in (int, float):
+            raise bad("figure must be a string, and seconds a number")
+        if not principal_of(request).may(alarm_action(topic), topic):  # broker alarms need more
+            raise api_error("UNAUTHORIZED")
+        try:
+            if request.url.path.endswith("/ack"):
+                found = await self._source.alarm_ack(topic, channel, figure, seconds=seconds)
+            else:
+                found = await self._source.alarm_unack(topic, channel, figure)
+            return answer({"done": True, **found})
+        finally:
+            self._stir()
 
     async def _publish(self, request: Request) -> Response:
         """Publish messages with keys, tags, headers and delays.

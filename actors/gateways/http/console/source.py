@@ -32,6 +32,7 @@ from .....transport.wire.answers import (
     OverviewAnswer,
     Scheduled,
     ScheduleRow,
+    Silenced,
     TopicConfigured,
 )
 from .....transport.wire.codec import HeaderValue
@@ -45,6 +46,14 @@ class Source(Protocol):
     ) -> OverviewAnswer: ...
 
     async def cluster(self, *, fresh: bool = False) -> ClusterAnswer: ...
+
+    async def alarm_ack(
+        self, topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0
+    ) -> Silenced: ...
+
+    async def alarm_unack(
+        self, topic: str = "", channel: str = "", figure: str = ""
+    ) -> Silenced: ...
 
     async def audit(self, count: int = 100) -> list[AuditEntry]: ...
 
