@@ -276,3 +276,59 @@ def test_a_consumer_is_disconnected(window: Window, broker: Broker, admin: zsq.A
         again = consumer.receive(20)
         assert again is not None, "it has subscribed again"
         again.finish(sync=True)
+
+
+def test_orders_filters_and_choices_are_in_the_address(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
+    admin.create_topic("kept")
+    for channel in ("ab", "bc"):
+        admin.create_channel("kept", channel)
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many("kept", [b"m0", b"m1", b"m2"])
+    page = window.open("#/topics/kept/channels?q=a")
+    window.row("ab").wait_for()
+    assert page.get_by_label("Filter channels").input_value() == "a"
+    assert not window.row("bc").count()
+    page.get_by_label("Filter channels").fill("bc")
+    window.row("bc").wait_for()
+    assert page.url.endswith("?q=bc")
+    for place, column, title in (
+        ("#/processes", "Restarts", "Processes"),
+        ("#/topics/kept/chunks", "Size", "Chunks of kept"),
+        ("#/topics/kept/channels/ab", "Finished", "Consumers of ab"),
+    ):
+        window.open(place)
+        table = page.get_by_role("table", name=title, exact=True)
+        with zsq.Consumer("kept", "ab", url=broker.ipc):
+            button = table.get_by_role("button", name=column, exact=True)
+            button.click()
+            assert "sort=-" in page.url
+            page.reload()
+            header = table.locator("th[aria-sort=descending]")
+            header.wait_for()
+            assert header.inner_text().startswith(column)
+    window.open("#/topics/kept/search?text=m")
+    page.locator("tbody tr button", has_text="1").click()
+    assert page.url.endswith("at=1")
+    page.reload()
+    page.locator(".message[data-offset='1']").wait_for()
+    assert page.url.endswith("at=1")
+
+
+def test_a_dialog_that_was_left_tells_what_became_of_its_request(
+    window: Window, admin: zsq.Admin
+) -> None:
+    admin.create_topic("left")
+    admin.create_channel("left", "c")
+    page = window.open("#/topics/left/channels/c")
+    window.press("Pause")
+    dialog = window.dialog()
+    held: list[Any] = []
+    page.route("**/api/channel/pause*", lambda route: held.append(route))
+    dialog.get_by_role("button", name="Pause", exact=True).click()
+    window.until(lambda: held, "the request")
+    page.evaluate("location.hash = '#/channels'")
+    dialog.wait_for(state="detached")
+    held[0].continue_()
+    window.sees("Done, after its dialog was closed: Pause left/c.")
