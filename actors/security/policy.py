@@ -265,6 +265,7 @@ ORDERS: Final[Mapping[str, Action]] = {
     "overview": Action.SEE_SOME,
     "cluster": Action.SEE_SOME,
     "chunks": Action.SEE,
+    "history": Action.SEE,
     "ended": Action.SEE,
     "delayed count": Action.SEE,
     "peek": Action.CONSUME,  # peek and the list show bodies, or which messages exist

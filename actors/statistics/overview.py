@@ -138,6 +138,14 @@ class Overview:
             }
         return found
 
+    def rows(self) -> dict[str, tuple[Row, dict[str, Row]]]:
+        """Return all rows."""
+        self._refresh(time.monotonic_ns())
+        return {
+            name: (known.row, {channel: one.row for channel, one in self._channels[name].items()})
+            for name, known in self._topics.items()
+        }
+
     # Rows
 
     def _refresh(self, now_ns: int) -> None:

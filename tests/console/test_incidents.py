@@ -54,7 +54,7 @@ def letters(broker: Broker, admin: zsq.Admin, topic: str, *errors: str) -> None:
     )
 
 
-def dead(broker: Broker, topic: str) -> list[dict[str, object]]:
+def dead(broker: Broker, topic: str) -> list[dict[str, Any]]:
     url = f"http://127.0.0.1:{broker.http}/api/dead-letters"
     answer = httpx.get(url, params={"topic": topic})
     return list(answer.json()["groups"]) if answer.status_code == 200 else []
@@ -106,7 +106,7 @@ def test_only_the_newest_of_very_many_dead_letters_are_read(broker: Broker) -> N
     assert found["from"] + found["read"] == found["head"] == 60, "the newest ones"
 
 
-def read(broker: Broker, topic: str) -> dict[str, object]:
+def read(broker: Broker, topic: str) -> dict[str, Any]:
     url = f"http://127.0.0.1:{broker.http}/api/dead-letters"
     answer = httpx.get(url, params={"topic": topic}, timeout=30)
     assert answer.status_code == 200, answer.text
@@ -286,6 +286,11 @@ def test_orders_filters_and_choices_are_in_the_address(
         admin.create_channel("kept", channel)
     with zsq.Producer(broker.ipc) as producer:
         producer.publish_many("kept", [b"m0", b"m1", b"m2"])
+    page = window.open("#/topics/kept")
+    for title, span in (("30 days", "30d"), ("1 day", "1d"), ("5 min", "5m")):
+        with page.expect_response(f"**/api/history?*span={span}*") as said:
+            window.press(title)
+        assert said.value.ok, said.value.text()
     page = window.open("#/topics/kept/channels?q=a")
     window.row("ab").wait_for()
     assert page.get_by_label("Filter channels").input_value() == "a"

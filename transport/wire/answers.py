@@ -19,6 +19,17 @@ class Disconnected(TypedDict):
     count: int
 
 
+class FigureHistory(TypedDict):
+    """Values of a topic or channel over time, oldest first. None: not known.
+
+    `step_s`: the seconds between two values. `end_ms`: the end of the time of the last one.
+    """
+
+    step_s: int
+    end_ms: int
+    series: dict[str, Sequence[float | None]]
+
+
 class Silenced(TypedDict):
     """`count`: the number of raised alarms that are silenced now, or of silences that ended."""
 

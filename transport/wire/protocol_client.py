@@ -261,6 +261,8 @@ class Manage(Wire):
     topic and a channel: alarm (`do`: ack, unack; `figure`; ack with `seconds` until it ends, or 0
     until the alarm is cleared; Done.data: {"count"}).
 
+    On topics and channels: history (`span`: 1d, 30d; `points`).
+
     Only on topics: chunks (Done.data: their statistics), delayed (`do`: list, count, cancel), close
     and open (`to`: publishers, consumers), ended (Done.data: {"ended": the next offset that the
     topic of this name had when it was deleted last, or nil}; the topic need not exist), schedule

@@ -48,14 +48,20 @@ log = logging.getLogger("zsq")
 
 # These actions need no process of the topic that they name, so it may sleep on.
 ALARM: Final = "alarm"
-_ABOUT_ALL: Final = ("list", "audit", "overview", "handover", "ended", ALARM, SCHEDULE)
+HISTORY: Final = "history"
+_ABOUT_ALL: Final = (
+    "list", "audit", "overview", "handover", "ended", ALARM, HISTORY, SCHEDULE,
+)  # fmt: skip
+
+
+_NO_ANSWERS: Final[Mapping[str, Callable[[p.Manage], dict[str, object]]]] = {}
 
 
 class Commands:
     """The handlers of clients' requests. `view` contains the data that statistics show.
 
     `hand_over` makes the broker hand over to a standby, `schedule` answers orders about schedules,
-    and `alarm` returns the answer to an order about alarms.
+    and `answers` return the answers to orders about alarms and to requests for the history.
     """
 
     def __init__(
@@ -64,11 +70,11 @@ class Commands:
         view: BrokerView,
         hand_over: Callable[[], None] = lambda: None,
         schedule: Callable[[p.Manage], None] = lambda message: None,
-        alarm: Callable[[p.Manage], dict[str, object]] = lambda message: {},
+        answers: Mapping[str, Callable[[p.Manage], dict[str, object]]] = _NO_ANSWERS,
     ) -> None:
         self._hand_over = hand_over
         self._schedule = schedule
-        self._alarm = alarm
+        self._answers = answers
         self._requests = requests
         self._broker = requests.broker
         self._view = view
@@ -320,8 +326,8 @@ class Commands:
         if message.action == "overview":
             self._requests.done(message.request, {**self._overview.answer(message.options)})
             return
-        if message.action == ALARM:
-            self._requests.done(message.request, self._alarm(message))
+        if message.action in self._answers:
+            self._requests.done(message.request, self._answers[message.action](message))
             return
         if message.action == SCHEDULE:
             self._schedule(message)

@@ -173,7 +173,7 @@ class Schedules:
             self._set(message, name, row)
             return
         if do == "run":
-            self._run(message, name, row.schedules[name])
+            self._run(message, name, dict(row.schedules[name]))
             return
         rest = {one: found for one, found in row.schedules.items() if one != name}
         if do == "remove":

@@ -30,6 +30,7 @@ from ...wire.answers import (
     DelayedCount,
     DelayedRow,
     Disconnected,
+    FigureHistory,
     Made,
     Moved,
     Moving,
@@ -468,16 +469,16 @@ class Admin(AdminBase, Asker):
         return await self._carry_out(administration.schedule_set(topic, name, changes, body))
 
     async def schedule_run(self, topic: str, name: str) -> Nothing:
-        return await self._carry_out(administration.schedule_change("run", topic, name))
+        return await self._carry_out(administration.schedule_order("run", topic, name))
 
     async def schedule_remove(self, topic: str, name: str) -> Nothing:
-        return await self._carry_out(administration.schedule_change("remove", topic, name))
+        return await self._carry_out(administration.schedule_order("remove", topic, name))
 
     async def schedule_pause(self, topic: str, name: str) -> Nothing:
-        return await self._carry_out(administration.schedule_change("pause", topic, name))
+        return await self._carry_out(administration.schedule_order("pause", topic, name))
 
     async def schedule_resume(self, topic: str, name: str) -> Nothing:
-        return await self._carry_out(administration.schedule_change("resume", topic, name))
+        return await self._carry_out(administration.schedule_order("resume", topic, name))
 
     async def schedule_list(self, topic: str | None = None) -> list[ScheduleRow]:
         return await self._carry_out(administration.schedule_list(topic))
@@ -498,6 +499,11 @@ class Admin(AdminBase, Asker):
         self, since: int = 0, *, processes: bool = False, alarms: bool = False
     ) -> OverviewAnswer:
         return await self._carry_out(administration.overview(since, processes, alarms))
+
+    async def history(
+        self, topic: str, channel: str | None = None, span: str = "1d", points: int = 240
+    ) -> FigureHistory:
+        return await self._carry_out(administration.history(topic, channel, span, points))
 
     async def alarm_ack(
         self, topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0

@@ -22,6 +22,7 @@ from ...wire.answers import (
     DelayedCount,
     DelayedRow,
     Disconnected,
+    FigureHistory,
     Made,
     Moved,
     Moving,
@@ -395,21 +396,21 @@ class Admin(AdminBase, Asker):
         This also works while it is paused. The header `zsq-due` has the time of this call. The
         message is stored when this returns.
         """
-        return self._carry_out(administration.schedule_change("run", topic, name))
+        return self._carry_out(administration.schedule_order("run", topic, name))
 
     def schedule_remove(self, topic: str, name: str) -> Nothing:
         """Remove a schedule. A message that is just being published may still come."""
-        return self._carry_out(administration.schedule_change("remove", topic, name))
+        return self._carry_out(administration.schedule_order("remove", topic, name))
 
     def schedule_pause(self, topic: str, name: str) -> Nothing:
         """Pause a schedule. Nothing is published for due times until it is resumed."""
-        return self._carry_out(administration.schedule_change("pause", topic, name))
+        return self._carry_out(administration.schedule_order("pause", topic, name))
 
     def schedule_resume(self, topic: str, name: str) -> Nothing:
         """Resume a schedule. Due times of the pause are not published, and do not count as
         missed.
         """
-        return self._carry_out(administration.schedule_change("resume", topic, name))
+        return self._carry_out(administration.schedule_order("resume", topic, name))
 
     def schedule_list(self, topic: str | None = None) -> list[ScheduleRow]:
         """Return the schedules of this broker, or those of one topic with all its parts, by topic
@@ -463,6 +464,17 @@ class Admin(AdminBase, Asker):
         did not change has () as its row.
         """
         return self._carry_out(administration.overview(since, processes, alarms))
+
+    def history(
+        self, topic: str, channel: str | None = None, span: str = "1d", points: int = 240
+    ) -> FigureHistory:
+        """Return values of a topic or channel over a day ("1d") or 30 days ("30d").
+
+        The broker writes them once a minute, so they survive a restart. Returns {"step_s",
+        "end_ms", "series": {name: values}}, with at most `points` (720) values each. Rates are
+        means. A backlog, a depth, and a latency are the largest of their time.
+        """
+        return self._carry_out(administration.history(topic, channel, span, points))
 
     def alarm_ack(
         self, topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0

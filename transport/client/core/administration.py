@@ -26,6 +26,7 @@ from ...wire.answers import (
     DelayedCount,
     DelayedRow,
     Disconnected,
+    FigureHistory,
     Made,
     Moved,
     Moving,
@@ -255,13 +256,15 @@ def schedule_set(
     given = {one: value for one, value in changes.items() if value is not None}
     if body is not None:
         given["body"] = as_body(body)
-    return schedule_change("set", topic, name, given)
+    return _of_schedule("set", topic, name, given)
 
 
-def schedule_change(
-    do: str, topic: str, name: str, changes: Mapping[str, object] | None = None
-) -> Asking[Any]:
-    options = {"do": do, "name": name, **(changes or {})}
+def schedule_order(do: str, topic: str, name: str) -> Asking[Nothing]:
+    return _of_schedule(do, topic, name, {})
+
+
+def _of_schedule(do: str, topic: str, name: str, changes: Mapping[str, object]) -> Asking[Any]:
+    options = {"do": do, "name": name, **changes}
     try:
         return (yield from manage("schedule", topic, None, options, repeatable=False))
     except HasParts:
@@ -332,6 +335,10 @@ def unfinished(topic: str, channel: str) -> Asking[int]:
 def overview(since: int, processes: bool, alarms: bool) -> Asking[OverviewAnswer]:
     options = {"since": since, "processes": processes, "alarms": alarms}
     return ask(Question(lambda number: Manage(number, "overview", "", "", options)))
+
+
+def history(topic: str, channel: str | None, span: str, points: int) -> Asking[FigureHistory]:
+    return manage("history", topic, channel, {"span": span, "points": points})
 
 
 def alarm(do: str, topic: str, channel: str, figure: str, seconds: float = 0) -> Asking[Silenced]:

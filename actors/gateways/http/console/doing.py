@@ -513,11 +513,11 @@ class Doing:
             check_address(principal, topic)
         if len(wanted.bodies) != 1 or wanted.delay_s is not None:
             raise bad("a schedule has one body, and no delay")
-        cron = settings.pop("cron", "")
         return _first_due(
             await self._source.schedule_add(
-                topic, name, cron, wanted.bodies[0], key=wanted.key, tag=wanted.tag,
-                headers=wanted.headers, **settings,
+                topic, name, settings.get("cron", ""), wanted.bodies[0],
+                timezone=settings.get("timezone", "UTC"), missed=settings.get("missed", "one"),
+                key=wanted.key, tag=wanted.tag, headers=wanted.headers,
             )
         )  # fmt: skip
 
@@ -563,7 +563,11 @@ class Doing:
         options, parameters = await options_of(request, self._limiters), parameters_of(request)
         topic, channel = parameters.get("topic") or "", parameters.get("channel") or ""
         figure, seconds = options.get("figure", ""), options.get("seconds", 0)
-        if not isinstance(figure, str) or type(seconds) not in (int, float):
+        if (
+            not isinstance(figure, str)
+            or isinstance(seconds, bool)
+            or not isinstance(seconds, int | float)
+        ):
             raise bad("figure must be a string, and seconds a number")
         if not principal_of(request).may(alarm_action(topic), topic):  # broker alarms need more
             raise api_error("UNAUTHORIZED")
@@ -722,12 +726,20 @@ def _schedule(options: JsonObject) -> str:
     return name
 
 
-def _schedule_settings(options: JsonObject) -> dict[str, str]:
+class ScheduleSettings(TypedDict, total=False):
+    cron: str
+    timezone: str
+    missed: str
+
+
+def _schedule_settings(options: JsonObject) -> ScheduleSettings:
     """Return the settings of a schedule that are texts. The broker checks them."""
-    found = {name: options[name] for name in ("cron", "timezone", "missed") if name in options}
-    for name, value in found.items():
+    found: ScheduleSettings = {}
+    for name in ScheduleSettings.__optional_keys__ & options.keys():
+        value = options[name]
         if not isinstance(value, str):
             raise bad(f"{name} must be a string, not {repr(value)[:40]}")
+        found[name] = value  # type: ignore[literal-required]
     return found
 
 

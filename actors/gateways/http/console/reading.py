@@ -47,6 +47,8 @@ LOOKS_MAX: Final = 4  # the most reads that run at the same time; each may hold 
 SPARK_POINTS: Final = 60
 PEEK_MAX: Final = 200
 MEMORY_AGE_S: Final = 5.0
+LONG_SPANS: Final = ("1d", "30d")  # kept by the broker, and not by this gateway
+LONG_POINTS: Final = 720
 LETTERS_MAX: Final = 1_000  # the most dead letters that are read to group them
 LETTERS_BYTES_MAX: Final = 32 * 1024 * 1024
 # The first step of dead letters, from the newest on. While a step is small, the next one is larger.
@@ -96,8 +98,13 @@ class ReadHandlers:
         if not topic:
             raise bad("topic is missing; give topic=NAME")
         await self._sampler.fresh()
-        span, points = _span(parameters, FINE * 4)
         names = _series(parameters, [*(CHANNEL_FIGURES if channel else TOPIC_FIGURES)])
+        if (asked := parameters.get("span")) in LONG_SPANS:
+            points = number(parameters, "points", LONG_POINTS, 1, LONG_POINTS)
+            found = await self._source.history(topic, channel or None, str(asked), points)
+            kept = {name: found["series"].get(name, ()) for name in names}
+            return answer({**found, "series": kept})
+        span, points = _span(parameters, FINE * 4)
         series = self._sampler.history.series(
             topic, channel, span, names, points, self._sampler.second()
         )

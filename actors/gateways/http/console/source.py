@@ -26,6 +26,7 @@ from .....transport.wire.answers import (
     DelayedCount,
     DelayedRow,
     Disconnected,
+    FigureHistory,
     Made,
     Moved,
     Nothing,
@@ -46,6 +47,10 @@ class Source(Protocol):
     ) -> OverviewAnswer: ...
 
     async def cluster(self, *, fresh: bool = False) -> ClusterAnswer: ...
+
+    async def history(
+        self, topic: str, channel: str | None = None, span: str = "1d", points: int = 240
+    ) -> FigureHistory: ...
 
     async def alarm_ack(
         self, topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0
