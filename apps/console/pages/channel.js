@@ -65,6 +65,7 @@ export function channelPage({ model, params, query, signal }) {
       tab?.fresh?.(fresh);
       settings.disabled = !may(found(), "a");
       dead = found()?.dead ? await lying(deadLettersOf(topic, name, fresh), signal) : null;
+      update(); // an idle broker sends no change that would draw this
     } catch (error) {
       if (!signal.aborted) tab?.failed?.(explain(error));
     }
