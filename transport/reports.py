@@ -367,10 +367,19 @@ class AlarmRow(TypedDict):
     raised_ns: int
 
 
+class AlarmSilence(TypedDict):
+    """A silence of an alarm: who made it, and when it ends (0: when the alarm is cleared)."""
+
+    by: str
+    at_ns: int
+    until_ns: int
+
+
 class RaisedAlarm(AlarmRow):
     """An alarm that is raised now."""
 
     text: str
+    silence: NotRequired[AlarmSilence]
 
 
 class AlarmEvent(AlarmRow):

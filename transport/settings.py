@@ -235,6 +235,12 @@ class ChannelSettings:
         help="Raise an alarm when the oldest waiting message is older than this; none: never. Default: the option of zsq serve.",
         line="alarm", shows="age {}", label="Alarm above an age of", none_label="never", hint="such as 15m; none: never",
     )  # fmt: skip
+    alarm_dead_letters: int | None = _row(
+        None, Kind.COUNT, "--alarm-dead-letters N", allowed=_NUMBER, low=NONE, no_bound=NONE,
+        help="Raise an alarm when more dead letters than this were not sent back; none: never. Default: the option of zsq serve.",
+        line="alarm", shows="dead letters {}", label="Alarm above dead letters", none_label="never",
+        hint="empty: as the broker says; none: never",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         _check_values(CHANNEL, self)
@@ -281,6 +287,7 @@ class ChannelOptions(TypedDict, total=False):
     max_hold_s: float | None
     alarm_depth: int | None
     alarm_age_s: float | None
+    alarm_dead_letters: int | None
 
 
 class NewChannelOptions(ChannelOptions, total=False):

@@ -2,8 +2,9 @@
 
 These are watched:
 * of a channel its depth (all messages that wait) and the age of its oldest unfinished message,
-* of a topic the depth of all its channels, the bytes that unfinished messages hold, and its health,
-* of the broker the depth of all topics, its settings, and its bucket.
+* of a topic the depth of all its channels, the bytes that unfinished messages hold, its dead
+  letters, and its health,
+* of the broker the depth of all topics, all dead letters, its settings, and its bucket.
 
 Each number has a threshold. A condition, such as the health, is a sentence about what is wrong.
 
@@ -39,6 +40,7 @@ NONE: Final = -1
 DEPTH: Final = "depth"
 AGE: Final = "age_s"
 HELD_BYTES: Final = "held_bytes"
+DEAD_LETTERS: Final = "dead_letters"
 HEALTH: Final = "health"
 
 
@@ -239,9 +241,16 @@ def _text(place: AlarmSubject, alarm: _Alarm) -> str:
     if place.figure == AGE:
         age = "unknown" if value is None else f"{value:,.1f} s"
         return f"{where}: oldest message {age} old (alarm above {threshold:,g} s)"
-    name, unit = ("depth", "") if place.figure == DEPTH else ("unfinished messages hold", " bytes")
+    name, unit = _NAMES[place.figure]
     size = "unknown" if value is None else f"{value:,.0f}"
     return f"{where}: {name} {size}{unit} (alarm above {threshold:,.0f}{unit})"
+
+
+_NAMES: Final = {
+    DEPTH: ("depth", ""),
+    HELD_BYTES: ("unfinished messages hold", " bytes"),
+    DEAD_LETTERS: ("dead letters", ""),
+}
 
 
 def _where(place: AlarmSubject) -> str:

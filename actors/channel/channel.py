@@ -41,7 +41,7 @@ from .core import ChannelCore, Peeks, check_ready, consumer_of
 from .dead_letter_sender import DeadLetterSender
 from .due_clock import DueClock
 from .feed import Feed
-from .lease import Departure, Hole, Subscriber
+from .lease import Departure, Hole, Peer, Subscriber
 from .redelivery import Deferred, Row
 from .saving import Saving
 from .skips import Skips
@@ -81,6 +81,7 @@ class LastConsumer:
 
 
 _WAIT_MS = 10_000
+DISCONNECTED: Final = "an operator has disconnected this consumer; subscribe again"
 
 
 class OpenedChannel(NamedTuple):
@@ -221,6 +222,7 @@ class ChannelActor(Actor[ChannelStart]):
         self.obey(p.Seek, self.seek)
         self.obey(p.Peek, self.peek)
         self.obey(p.ConfigureChannel, self.configure)
+        self.obey(p.Disconnect, self.disconnect)
         self.obey(p.WhereDeadLettersGo, self.where_dead_letters_go)
 
     @cached_property
@@ -459,8 +461,12 @@ class ChannelActor(Actor[ChannelStart]):
 
         Their messages wait here.
         """
-        for peer, consumer in self.core.consumers.items():
-            self.saving.farewell(peer, p.Settled(consumer.finish_count), p.Failed(0, code, text))
+        for peer in self.core.consumers:
+            self._dismiss(peer, code, text)
+
+    def _dismiss(self, peer: Peer, code: str, text: str) -> None:
+        settled = p.Settled(self.core.consumers[peer].finish_count)
+        self.saving.farewell(peer, settled, p.Failed(0, code, text))
 
     def _deliver(self) -> bool:
         """Send deliveries. Return True if more messages wait than one turn may send."""
@@ -656,6 +662,20 @@ class ChannelActor(Actor[ChannelStart]):
         if self.closed:
             self._turn_away(E_CLOSED, TO_CONSUMERS)
         return p.Done(message.request, {})
+
+    def disconnect(self, message: p.Disconnect) -> p.Done:
+        """End the subscriptions of the consumers with this name. Each may subscribe again.
+
+        The label of an NSQ client is its name and its address. Its name alone means it, too.
+        """
+        labels = {peer: one.label for peer, one in self.core.consumers.items()}
+        named = [peer for peer, label in labels.items() if label == message.consumer]
+        named = named or [
+            peer for peer, label in labels.items() if label.rpartition(" ")[0] == message.consumer
+        ]
+        for peer in named:
+            self._dismiss(peer, E_HELLO, DISCONNECTED)
+        return p.Done(message.request, {"count": len(named)})
 
     def where_dead_letters_go(self, message: p.WhereDeadLettersGo) -> p.DeadLettersGo:
         topic = channel_settings.dead_letter_topic(

@@ -31,10 +31,13 @@ from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from ...transport.block.block import Block
+from ...transport.client.blocking.producer import Producer
 from ...transport.client.blocking.stage_writer import StageCommitter, StageWriter
 from ...transport.client.core.lane import pack_many
 from ...transport.errors import ZsqError
-from ..settings.schedule_settings import DUE_HEADER, NAME_HEADER
+from ...transport.wire.codec import HeaderValue
+from ...transport.wire.protocol import RunSchedule
+from ..settings.schedule_settings import DUE_HEADER, NAME_HEADER, Schedule, from_row
 from .book import Outcome, Run
 from .plan import plan
 
@@ -101,10 +104,30 @@ def carry_out(run: Run, transactions: Transactions, now_s: Callable[[], float]) 
     return Outcome(last, handled, run.cron.first_after(handled), published, left_out, trouble)
 
 
+def publish_once(url: str, order: RunSchedule, now_s: Callable[[], float]) -> None:
+    """Publish the message of a schedule now. This is no due time, so the schedule does not change.
+
+    Raises `ZsqError`.
+    """
+    one = from_row(order.row)
+    with Producer(url, timeout=CALL_S) as producer:
+        producer.publish(
+            order.topic,
+            one.body,
+            key=one.key,
+            tag=one.tag,
+            headers=_headers(order.name, one, int(now_s())),
+        )
+
+
 def message(run: Run, due: int) -> Block:
     """Return the message of a due time."""
     one = run.schedule
-    when = datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    headers = {**one.headers, NAME_HEADER: run.name, DUE_HEADER: when}
+    headers = _headers(run.name, one, due)
     [block] = pack_many([one.body], None, None, [headers], key=one.key, tag=one.tag)
     return block
+
+
+def _headers(name: str, one: Schedule, due: int) -> dict[str, HeaderValue]:
+    when = datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {**one.headers, NAME_HEADER: name, DUE_HEADER: when}

@@ -18,13 +18,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
+from ...transport.errors import E_INTERNAL, ZsqError
 from ...transport.wire import protocol as p
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
 from ..runtime.worker_thread import WorkerThread
 from ..settings.starts import SchedulerStart
 from .book import Book, Outcome, Run
-from .runs import TopicTransactions, carry_out
+from .runs import TopicTransactions, carry_out, publish_once
 
 THREADS: Final = 4
 # The wall clock may be moved, so the process looks at it so often instead of waiting for a time.
@@ -41,11 +42,16 @@ class Scheduler(Actor[SchedulerStart]):
         for thread in self._threads:
             self.listen_raw(thread, partial(self._ended, thread))
         self.supervisor.route(p.Schedules, self._take)
+        self.obey(p.RunSchedule, self._run_once)
         self.every(LOOK_MS, lambda: None)  # `on_turn` looks at the clock
         return {}
 
     def _take(self, port: Port, mail: Mail, message: p.Schedules) -> None:
         self._book.take(message.rows)
+
+    def _run_once(self, message: p.RunSchedule) -> None:
+        thread = min(self._threads, key=lambda one: one.pending)
+        thread.submit(message, partial(publish_once, self.given.url, message, time.time))
 
     def on_turn(self) -> None:
         if self.stopping:
@@ -57,6 +63,9 @@ class Scheduler(Actor[SchedulerStart]):
 
     def _ended(self, thread: WorkerThread) -> None:
         for run, value in thread.results():
+            if isinstance(run, p.RunSchedule):
+                self.answer_order(_answer(run, value))
+                continue
             self._book.ended(run, _outcome(run, value), time.monotonic_ns())
 
     def on_stop(self) -> bool:
@@ -78,6 +87,15 @@ class Scheduler(Actor[SchedulerStart]):
 
     def details(self) -> Mapping[str, object]:
         return {"schedules": self._book.rows()}
+
+
+def _answer(run: p.RunSchedule, value: Any) -> p.Done | p.Failed:
+    if not isinstance(value, Exception):
+        return p.Done(run.request, {})
+    if isinstance(value, ZsqError):
+        return p.Failed(run.request, value.code, value.text)
+    log.error("schedule %s of topic %s", run.name, run.topic, exc_info=value)
+    return p.Failed(run.request, E_INTERNAL, f"{type(value).__name__}: {value}")
 
 
 def _outcome(run: Run, value: Any) -> Outcome:

@@ -300,7 +300,9 @@ def _tail(path: Path) -> list[dict[str, object]]:
     return rows
 
 
-LOOKING: Final = frozenset({"list", "chunks", "ended", "peek", "overview", "audit", "cluster"})
+LOOKING: Final = frozenset(
+    {"list", "chunks", "ended", "peek", "overview", "audit", "cluster", "history"}
+)
 # These parts of actions only read, or they come after a part that is logged.
 PARTS: Final = frozenset(
     {

@@ -43,8 +43,11 @@ if TYPE_CHECKING:
 
 REDRIVE: Final = "redrive"  # the name of the order, and of the channel that reads the dead letters
 DEAD_LETTER_TOPIC: Final = "dead_letter_topic"
-SCHEDULE_ADD: Final = "schedule add"
-_WITH_PARTS: Final = ("delayed", "schedule", "skip")  # orders whose option `do` says what is done
+# Orders after which the broker publishes for the user.
+SCHEDULE_PUBLISHES: Final = ("schedule add", "schedule set", "schedule run")
+ALARM: Final = "alarm"
+# Orders whose option `do` says what is done.
+_WITH_PARTS: Final = ("delayed", "schedule", "skip", ALARM)
 
 
 class Action(Enum):
@@ -263,6 +266,7 @@ ORDERS: Final[Mapping[str, Action]] = {
     "overview": Action.SEE_SOME,
     "cluster": Action.SEE_SOME,
     "chunks": Action.SEE,
+    "history": Action.SEE,
     "ended": Action.SEE,
     "delayed count": Action.SEE,
     "peek": Action.CONSUME,  # peek and the list show bodies, or which messages exist
@@ -283,7 +287,10 @@ ORDERS: Final[Mapping[str, Action]] = {
             "seek",
             "delayed cancel",
             "skip messages",
-            SCHEDULE_ADD,  # it also needs PUBLISH
+            *SCHEDULE_PUBLISHES,  # these also need PUBLISH
+            "disconnect",
+            "alarm ack",  # without a topic, these need ADMINISTER
+            "alarm unack",
             "schedule remove",
             "schedule pause",
             "schedule resume",
@@ -346,11 +353,13 @@ def _check_order(
 ) -> None:
     exact = _exact(order, options)
     action = ORDERS.get(exact, Action.ADMINISTER)
+    if order == ALARM:
+        action = alarm_action(topic)
     what = {Action.SEE: "", Action.SEE_SOME: "", Action.ADMINISTER: exact[:40]}.get(
         action, f"{exact} topic {topic!r}"
     )
     principal.require(action, topic, channel, what)
-    if exact == SCHEDULE_ADD:  # the broker will publish for this principal
+    if exact in SCHEDULE_PUBLISHES:
         _check_target(principal, topic)
     if action is Action.REDRIVE:
         _check_target(principal, options.get("to"))
@@ -358,6 +367,11 @@ def _check_order(
             check_address(principal, str(options.get("to")))
     if channel and order in ("create", "configure"):
         check_dead_letters(principal, topic, channel, options)
+
+
+def alarm_action(topic: str) -> Action:
+    """Return the action that silences alarms of a topic, or of the broker."""
+    return Action.MANAGE_TOPIC if topic else Action.ADMINISTER
 
 
 def _check_target(
@@ -456,7 +470,7 @@ PATHS: Final[Mapping[tuple[str, str], Actions]] = {
     **_all(Action.SEE, "GET", "/api/alarms", "/api/preview", "/api/jobs"),
     **_all(Action.SEE_SOME, "GET", "/api/cluster"),  # the handler leaves out topics and brokers' values
     **_all(Action.SEE_SOME, "GET", "/api/schedules"),  # the handler leaves out other topics
-    **_all(Action.READ, "GET", "/api/messages", "/api/body", "/api/delayed"),
+    **_all(Action.READ, "GET", "/api/messages", "/api/body", "/api/delayed", "/api/dead-letters"),
     **_all(Action.READ, "GET", "/api/search", "/api/tail", "/api/download"),
     **_all(Action.CONSUME, "GET", "/api/peek"),
     **_all(Action.ADMINISTER, "GET", "/api/processes", "/api/audit"),
@@ -465,11 +479,16 @@ PATHS: Final[Mapping[tuple[str, str], Actions]] = {
         *(f"/api/topic/{one}" for one in ("create", "configure", "pause", "unpause", "empty", "close", "open", "delete")),
         "/api/delayed/cancel",
         *(f"/api/schedule/{one}" for one in ("pause", "resume", "remove")),
+        "/api/alarm/ack", "/api/alarm/unack",  # without a topic, the handler asks for ADMINISTER
     ),
+    **_all((Action.MANAGE_TOPIC, Action.PUBLISH), "POST", *(f"/api/schedule/{one}" for one in ("add", "set", "run"))),
     **_all((Action.MANAGE_TOPIC, Action.REDRIVE), "POST", "/api/redrive", "/api/redrive/discard"),
     **_all(
         Action.MANAGE_CHANNEL, "POST",
-        *(f"/api/channel/{one}" for one in ("create", "configure", "pause", "unpause", "empty", "seek", "skip", "delete")),
+        *(
+            f"/api/channel/{one}"
+            for one in ("create", "configure", "pause", "unpause", "empty", "seek", "skip", "delete", "disconnect")
+        ),
     ),
     **_all(Action.KNOWN, "POST", "/api/job/stop"),  # the handler checks the job's topic
 }  # fmt: skip

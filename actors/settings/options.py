@@ -34,7 +34,9 @@ class AlarmOptions:
 
     `depth` and `age_s` are the thresholds of channels that set none; -1 means no threshold.
     `topic_depth` is for the depth of all channels of a topic together, and `total_depth` for that
-    of all topics. `held_bytes` is for the log files that unfinished messages of a topic hold. An
+    of all topics. `held_bytes` is for the log files that unfinished messages of a topic hold.
+    `dead_letters` is for the letters of a dead-letter topic whose channels set none, and
+    `total_dead_letters` for those of all dead-letter topics. An
     alarm is raised when a backlog has stayed above its threshold for `hold_s`, and cleared when it
     has stayed at or below 80% of the threshold for that time.
     `webhooks` are URLs that get a JSON POST with `webhook_token` as bearer. Each of `commands` is
@@ -46,6 +48,8 @@ class AlarmOptions:
     topic_depth: int = -1
     total_depth: int = -1
     held_bytes: int = -1
+    dead_letters: int = -1
+    total_dead_letters: int = -1
     hold_s: float = HOLD_S
     webhooks: tuple[str, ...] = ()
     webhook_token: str = field(default="", repr=False)

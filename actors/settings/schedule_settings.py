@@ -42,6 +42,7 @@ NAME_HEADER: Final = "zsq-schedule"
 DUE_HEADER: Final = "zsq-due"
 OWN_HEADERS: Final = (NAME_HEADER, DUE_HEADER)
 _TEXT_CHARS_MAX: Final = 200  # of a cron expression, and of a time zone
+_CHANGEABLE: Final = ("cron", "timezone", "missed", "body", "tag", "headers")
 # The headers of the user. The name and the due time come in addition.
 HEADERS_ROOM: Final = HEADERS_BYTES_MAX - 256
 
@@ -102,6 +103,21 @@ def asked_schedule(asked: Mapping[str, object], uuid: str, since: int) -> Schedu
         tag=_tag(asked.get("tag")),
         headers=_headers(asked.get("headers", {})),
     )
+
+
+def changed_schedule(before: Schedule, asked: Mapping[str, object], since: int) -> Schedule:
+    """Return the schedule with the changes of a request. Raises `UsageError` if one is wrong.
+
+    The key stays: it decides to which part of a topic the schedule belongs.
+    """
+    changes = {name: value for name, value in asked.items() if name not in ("do", "name")}
+    if "key" in changes:
+        raise _wrong("the key of a schedule cannot change: remove the schedule, and add another")
+    if not changes:
+        raise _wrong("give at least one change: cron, timezone, missed, body, tag, headers")
+    now = {name: getattr(before, name) for name in _CHANGEABLE}
+    one = asked_schedule({**now, **changes}, before.uuid, since)
+    return replace(one, key=before.key, paused=before.paused)
 
 
 def as_row(schedule: Schedule) -> dict[str, object]:

@@ -45,6 +45,11 @@ class TopicFacts(Protocol):
     @property
     def closed(self) -> str: ...
 
+    @property
+    def dead_letters_of(self) -> Mapping[str, str]:
+        """The channel that owns the topic, if it is a default dead-letter topic."""
+        ...
+
 
 class TopicView(Protocol):
     """A topic and its processes. `channels` has None for a channel whose process does not run."""

@@ -25,6 +25,7 @@ from .broker_view import (
     topic_pulse,
 )
 from .channel_rows import coming_recent, drain_s, held, said_of, settled_end, waiting
+from .dead_letters import letter_count, senders
 from .schema import ENDS, rows_of
 from .statistics import (
     behind_pause,
@@ -50,7 +51,7 @@ _COUNTED: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 TOPIC_FIELDS: Final = (
     "state", "health", "sync", "closed", "paused", "head", "messages", "bytes", "in_rate", "in_bytes_rate", "waiting", "backlog",
-    "oldest_ns", *_OF_STORAGE, "restarts", "pulsed_ms",
+    "oldest_ns", *_OF_STORAGE, "restarts", "dead_letters", "pulsed_ms",
 )  # fmt: skip
 CHANNEL_FIELDS: Final = (
     "health", "paused", "depth", "in_flight", "deferred", "dying", "next_offset", "oldest_ns", "consumers", "came", *_COUNTED, "in_rate",
@@ -135,6 +136,14 @@ class Overview:
             }
         return found
 
+    def rows(self) -> dict[str, tuple[Row, dict[str, Row]]]:
+        """Return all rows."""
+        self._refresh(time.monotonic_ns())
+        return {
+            name: (known.row, {channel: one.row for channel, one in self._channels[name].items()})
+            for name, known in self._topics.items()
+        }
+
     # Rows
 
     def _refresh(self, now_ns: int) -> None:
@@ -144,6 +153,7 @@ class Overview:
         self._version += 1
         groups = self._view.groups
         same = self._topics.keys() == groups.keys()
+        with_letters = senders(groups)
         for name in self._topics.keys() - groups.keys():
             del self._topics[name], self._channels[name]
         for name, group in groups.items():
@@ -152,7 +162,8 @@ class Overview:
             for gone in channels.keys() - group.channels.keys():
                 del channels[gone]
             spoke = self._of_channels(group, channels, now_ns)
-            self._of_topic(group, self._topics.setdefault(name, _Known()), spoke)
+            known = self._topics.setdefault(name, _Known())
+            self._of_topic(group, known, spoke, name in with_letters)
         if not same:
             self._whole = self._version
 
@@ -175,7 +186,7 @@ class Overview:
                 known.row, known.version, changed = row, self._version, True
         return changed
 
-    def _of_topic(self, group: TopicView, known: _Known, changed: bool) -> None:
+    def _of_topic(self, group: TopicView, known: _Known, changed: bool, has_letters: bool) -> None:
         made_of = (
             topic_pulse(group),
             group.state,
@@ -184,6 +195,7 @@ class Overview:
             group.row.sync,
             group.restarts.count,
             group.unsteady,
+            has_letters,
         )
         if (
             not changed
@@ -192,7 +204,8 @@ class Overview:
         ):
             return
         known.made_of = made_of
-        row = _topic_row(group, self._channels[group.name], self._view.disk)
+        letters = letter_count(group) if has_letters else None
+        row = _topic_row(group, self._channels[group.name], self._view.disk, letters)
         if row != known.row:
             known.row, known.version = row, self._version
 
@@ -210,7 +223,7 @@ class Overview:
             "start_ms": int(view.started * 1000),
             "health": broker_health(view),
             "disk_full": view.disk.health,
-            "alarms": len(view.alarms.rows()),
+            "alarms": sum("silence" not in row for row in view.alarms.rows()),
             "alarmed_ns": recent[-1]["time_ns"] if recent else 0,
             "processes": len(view.processes.children) + 2,
             "restarts": sum(group.restarts.count for group in view.groups.values()),
@@ -292,7 +305,9 @@ _DEPTH, _HELD = (
 )
 
 
-def _topic_row(group: TopicView, channels: dict[str, _Known], disk: DiskView) -> Row:
+def _topic_row(
+    group: TopicView, channels: dict[str, _Known], disk: DiskView, letters: int | None
+) -> Row:
     topic, storage = topic_pulse(group), storage_pulse(group)
     rates = topic.get("rates", _NOTHING)
     waiting = behind_pause(group) if group.channels else waiting_count(group)
@@ -317,5 +332,6 @@ def _topic_row(group: TopicView, channels: dict[str, _Known], disk: DiskView) ->
         _oldest(max(backlog, waiting) + delayed, get("oldest_ns", _NOTHING).get("", 0)),
         *[get(name, 0) for name in _OF_STORAGE.values()],
         group.restarts.count,
+        NOT_KNOWN if letters is None else letters,
         _pulsed_ns(group) // _MS,
     )

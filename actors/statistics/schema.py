@@ -261,6 +261,7 @@ _TOPIC: Final = (
        title="staged bytes", rare=5),
     _S("topic", "transactions", "apps", "storage/staging.py", "apps whose last transaction is known"),
     _S("topic", "", "restarts", _OVERVIEW, "number of times that its processes were started again after a failure", view="restarts"),
+    _S("topic", "", "messages", _OVERVIEW, "dead letters that were not sent back; -1 if it is no dead-letter topic", view="dead_letters"),
     _S("topic", "", "ms", _OVERVIEW, "time of the last report of its process", view="pulsed_ms"),
     _S("topic", "publishers", "rows", _VIEW, "ZSQ clients that publish", default=()),
     _S("topic", "channels", "rows", _VIEW, "its channels", default=[]),

@@ -4,10 +4,14 @@ The supervisor checks the last pulses once a second, then logs and sends the cha
 `alarms/backlog.py` decides which alarms are raised and cleared. No number is computed where no
 threshold is set. Only channels that are up have values. The values of the others are unknown until
 they are up. The sums of a topic and of the broker have their last known values.
+
+Silences are in `DATA_DIR/silences`, which is written at each change. If the file is damaged, there
+are no silences, and the log says so.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import time
@@ -15,20 +19,26 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ...storage.files import Files
+from ...transport.errors import E_BAD_ARGUMENT, E_NOT_FOUND, NotFound, UsageError
 from ...transport.reports import AlarmEvent, AlarmReceiver, RaisedAlarm
+from ...transport.wire import protocol as p
 from ...transport.wire.protocol import Alarm
 from ..alarms.backlog import (
     AGE,
+    DEAD_LETTERS,
     DEPTH,
     HEALTH,
     HELD_BYTES,
     NONE,
     Alarms,
     AlarmSubject,
+    Event,
     Watched,
     as_json,
     condition,
 )
+from ..alarms.silences import SETTLE_NS, Silence, Silences, from_json
 from ..settings import options
 from ..settings.options import AlarmOptions
 from ..settings.starts import AlarmBroker, AlarmStart
@@ -40,6 +50,7 @@ from ..statistics.broker_view import (
     storage_pulse,
 )
 from ..statistics.channel_rows import backlog
+from ..statistics.dead_letters import letter_count, senders
 from ..statistics.statistics import total_depth, troubles_of_topic
 
 if TYPE_CHECKING:
@@ -58,6 +69,10 @@ RECENT_MAX: Final = 100  # the newest events that statistics show
 EVENTS_A_WORD: Final = 500
 KIND: Final = "alarm_teller"
 WELL: Final = "the health is OK again"
+SILENCES_FILE: Final = "silences"
+LOCAL: Final = "a local user"
+FILE_BYTES_MAX: Final = 1 << 20
+SILENCE_S_MAX: Final = 366 * 86_400
 
 
 class AlarmWatch:
@@ -87,6 +102,11 @@ class AlarmWatch:
         self._recent: deque[AlarmEvent] = deque(maxlen=RECENT_MAX)
         self._due_ns = 0
         self._anew = False  # the receivers are new and have not received any alarm yet
+        self._files = Files()
+        self._path = str(state.options.data_dir.absolute() / SILENCES_FILE)
+        self._silences = self._stored_silences()
+        self._ended: list[Silence] = []  # by users, since the last check
+        self._began_ns = time.monotonic_ns()
 
     def configure(self, given: AlarmOptions) -> None:
         """Use other thresholds from the next check on.
@@ -123,15 +143,13 @@ class AlarmWatch:
         for event in events:
             log.warning("alarm %s", event.text)
         events += self._disk.take_events()  # the disk watch has logged these already
-        told = [as_json(event) for event in events]
-        self._recent.extend(told)
+        self._recent.extend(map(as_json, events))
+        loud = [one for one in events if one.event == "cleared" or not self._silences.of(one.place)]
+        told = [as_json(event) for event in (*loud, *self._ended_silences(now_ns, wall_ns))]
         if self._anew and all(child.state == "up" for child in self._tellers()):
             self._anew = False
-            raised = (*self._alarms.again(wall_ns), *self._disk.again(wall_ns))
-            told = [
-                as_json(event)
-                for event in (*raised, *(one for one in events if one.event == "cleared"))
-            ]
+            cleared = [one for one in events if one.event == "cleared"]
+            told = [as_json(event) for event in (*self._raised_again(wall_ns), *cleared)]
         for child in self._tellers():
             for at in range(0, len(told), EVENTS_A_WORD):
                 if child.state == "starting" and self._anew:
@@ -147,6 +165,76 @@ class AlarmWatch:
                         len(told) - at,
                     )
                     break
+
+    def _raised_again(self, wall_ns: int) -> list[Event]:
+        """Return the raised alarms that are not silenced, as new events."""
+        raised = (*self._alarms.again(wall_ns), *self._disk.again(wall_ns))
+        return [one for one in raised if not self._silences.of(one.place)]
+
+    # Silences
+
+    def _ended_silences(self, now_ns: int, wall_ns: int) -> list[Event]:
+        """End the silences that are over. Return the alarms that receivers have not heard of."""
+        settled = now_ns - self._began_ns > SETTLE_NS + int(self.given.hold_s * 1e9)
+        places = [AlarmSubject(*_place(row)) for row in self.rows()]
+        over = self._silences.pass_by(places, wall_ns, settled=settled)
+        if over:
+            self._store_silences()
+        gone, self._ended = [*self._ended, *over], []
+        return [
+            event
+            for event in self._raised_again(wall_ns)
+            if any(one.covers(event.place) and one.at_ns <= event.raised_wall_ns for one in gone)
+        ]
+
+    def manage(self, message: p.Manage) -> dict[str, object]:
+        """Silence alarms, or end that. Return the answer. Raises `ZsqError` if it is refused."""
+        asked = message.options
+        do, figure, seconds = asked.get("do"), asked.get("figure", ""), asked.get("seconds", 0)
+        if do not in ("ack", "unack") or not isinstance(figure, str):
+            raise UsageError(
+                E_BAD_ARGUMENT, f"option `do` of alarm must be ack or unack, not {do!r:.40}"
+            )
+        place = AlarmSubject(message.topic, message.channel, figure)
+        if do == "unack":
+            gone = self._silences.end(place)
+            if not gone:
+                raise NotFound(E_NOT_FOUND, f"no alarm of {_said(place)} is silenced")
+            self._ended += gone
+            self._store_silences()
+            return {"count": len(gone)}
+        if type(seconds) not in (int, float) or not 0 <= seconds <= SILENCE_S_MAX:
+            text = (
+                f"seconds must be 0 (until it is cleared) to {SILENCE_S_MAX}, not {seconds!r:.40}"
+            )
+            raise UsageError(E_BAD_ARGUMENT, text)
+        now_ns, by = time.time_ns(), message.by
+        who = by.get("user") or by.get("from") or LOCAL
+        until_ns = now_ns + int(seconds * 1e9) if seconds else 0
+        one = Silence(place, who, now_ns, until_ns)
+        raised = [found for row in self.rows() if one.covers(found := AlarmSubject(*_place(row)))]
+        if not seconds and not raised:
+            text = f"no alarm of {_said(place)} is raised; to silence it in advance, give a time"
+            raise NotFound(E_NOT_FOUND, text)
+        for found in raised if not seconds else [place]:
+            self._silences.add(one._replace(place=found))
+        self._store_silences()
+        return {"count": len(raised)}
+
+    def _stored_silences(self) -> Silences:
+        try:
+            data = self._files.read_note(self._path, FILE_BYTES_MAX)
+            return Silences(map(from_json, json.loads(data) if data else []))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("no alarm is silenced any more: %s is damaged (%s)", self._path, error)
+            return Silences()
+
+    def _store_silences(self) -> None:
+        rows = [one.as_json() for one in self._silences.rows()]
+        try:
+            self._files.note(self._path, json.dumps(rows).encode())
+        except OSError as error:
+            log.warning("silenced alarms will be lost in a restart: %s: %s", self._path, error)
 
     def _figures(self, now_ns: int, wall_ns: int) -> dict[AlarmSubject, Watched]:
         found = {
@@ -176,6 +264,25 @@ class AlarmWatch:
             found[AlarmSubject(group.name, "", HEALTH)] = self._health(group)
         if self.given.total_depth != NONE:
             found[AlarmSubject("", "", DEPTH)] = Watched(total, self.given.total_depth)
+        return found | self._dead_letters()
+
+    def _dead_letters(self) -> dict[AlarmSubject, Watched]:
+        """Watch dead-letter topics. If several channels send to one, their lowest threshold counts.
+
+        Channels without own threshold have that of the broker, and so has a topic without channels.
+        """
+        found, total = {}, 0
+        for name, settings in senders(self._broker.groups).items():
+            count = letter_count(self._broker.groups[name])
+            total += count or 0
+            own = [one.get("alarm_dead_letters") for one in settings] or [None]
+            asked = [self.given.dead_letters if one is None else one for one in own]
+            thresholds = [one for one in asked if one != NONE]
+            if thresholds:
+                found[AlarmSubject(name, "", DEAD_LETTERS)] = Watched(count, min(thresholds))
+        if self.given.total_dead_letters != NONE:
+            threshold = self.given.total_dead_letters
+            found[AlarmSubject("", "", DEAD_LETTERS)] = Watched(total, threshold)
         return found
 
     def _depth(self, group: TopicView) -> int:
@@ -222,7 +329,11 @@ class AlarmWatch:
             for row in self._alarms.raised()
             if topic in ("", row["topic"]) and channel in ("", row["channel"])
         ]
-        return found if topic else [*self._disk.rows(), *found]
+        rows = found if topic else [*self._disk.rows(), *found]
+        for row in rows:
+            if (one := self._silences.of(AlarmSubject(*_place(row)))) is not None:
+                row["silence"] = one.shown()
+        return rows
 
     def texts(self, topic: str) -> list[str]:
         """Return the raised alarms about numbers of a topic, as texts for its health."""
@@ -235,8 +346,17 @@ class AlarmWatch:
         return [row for child in self._tellers() for row in child.stats.get("receivers", ())]
 
 
+def _place(row: RaisedAlarm) -> tuple[str, str, str]:
+    return row["topic"], row["channel"], row["figure"]
+
+
+def _said(place: AlarmSubject) -> str:
+    return "/".join(filter(None, (place.topic, place.channel))) or "the broker"
+
+
 def _receivers(given: AlarmOptions) -> AlarmOptions:
     """Return the options without those that only decide when an alarm is raised."""
     return replace(
-        given, depth=NONE, age_s=NONE, topic_depth=NONE, total_depth=NONE, held_bytes=NONE, hold_s=0
-    )
+        given, depth=NONE, age_s=NONE, topic_depth=NONE, total_depth=NONE, held_bytes=NONE,
+        dead_letters=NONE, total_dead_letters=NONE, hold_s=0,
+    )  # fmt: skip

@@ -43,11 +43,12 @@ from . import run_directory as rundir
 from .actor_table import ACTORS
 from .alarm_watch import AlarmWatch
 from .commands import deletion
-from .commands.management import Commands
+from .commands.management import ALARM, HISTORY, Commands
 from .commands.requests import Orders, Requests
 from .commands.schedules import Schedules
 from .disk_watch import DiskWatch
 from .handover import Handover
+from .history_keeper import HistoryKeeper
 from .reloading import Fresh, Reloading
 from .service_manager import ServiceManager
 from .singles import SCHEDULER, Singles
@@ -134,9 +135,11 @@ class Supervisor:
             lambda: self.singles.of_kind(SCHEDULER),
             lambda: SCHEDULER in self.singles.given_up,
         )
+        self.history = HistoryKeeper(view, serve_options.data_dir.absolute())
         self.commands = Commands(
-            self.requests, view, self.hand_over, self.schedules.manage, self.singles.set_lookupds
-        )
+            self.requests, view, self.hand_over, self.schedules.manage, self.singles.set_lookupds,
+            {ALARM: self.alarms.manage, HISTORY: self.history.answer},
+        )  # fmt: skip
         self.service = ServiceManager(os.environ)
 
     def _troubles(self) -> str:
@@ -272,6 +275,7 @@ class Supervisor:
         self.commands.tick(time.monotonic_ns())
         self.disk.tick(time.monotonic_ns())
         self.alarms.tick(time.monotonic_ns())
+        self.history.tick()
         self.reloading.tick()
         self.service.tick(time.monotonic_ns())
         self.singles.tick(time.monotonic_ns())

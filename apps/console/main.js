@@ -79,6 +79,7 @@ function schedule() {
 
 function draw() {
   frame.update(model);
+  retitle();
   if (model.ready) page?.update?.();
 }
 
@@ -97,7 +98,7 @@ function show({ parts, query: asked }, top) {
   page = found ? found.page(context) : nothingHere();
   page.made = found?.page;
   put(frame.page, page.element);
-  document.title = page.title ? `${page.title} · ZSQ` : "ZSQ";
+  retitle();
   if (place !== "" && place !== address) {
     frame.page.focus({ preventScroll: true });
     announce(page.title ?? "");
@@ -109,6 +110,13 @@ function show({ parts, query: asked }, top) {
   live.follow(query);
   draw();
   window.scrollTo(0, top);
+}
+
+/** Set the title of the browser's tab: the number of raised alarms, and the page. */
+function retitle() {
+  const alarms = model.broker.alarms ? `(${model.broker.alarms}) ` : "";
+  const title = `${alarms}${page?.title ? `${page.title} · ZSQ` : "ZSQ"}`;
+  if (document.title !== title) document.title = title;
 }
 
 function nothingHere() {

@@ -131,7 +131,8 @@ def test_pages_rows_and_filter_can_be_used_by_keyboard(window: Window) -> None:
     second = page.evaluate(focused)
     assert second not in (first, "")
     assert (
-        page.evaluate("getComputedStyle(document.activeElement.closest('td')).boxShadow") != "none"
+        page.evaluate("getComputedStyle(document.activeElement.closest('tr').cells[0]).boxShadow")
+        != "none"
     ), "the row with the focus is marked"
     page.keyboard.press("ArrowUp")
     assert page.evaluate(focused) == first
@@ -350,7 +351,7 @@ def test_a_screen_reader_finds_landmarks_headings_and_names(window: Window) -> N
     page.evaluate("location.hash = '#/'")
     table = page.get_by_role("table", name="Topics")
     table.wait_for()
-    assert table.get_by_role("columnheader").count() == 9
+    assert table.get_by_role("columnheader").count() == 10
 
 
 def test_nothing_jumps_when_data_comes(window: Window) -> None:

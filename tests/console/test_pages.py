@@ -58,7 +58,8 @@ def test_the_channels_page_begins_with_the_fullest_channel(window: Window) -> No
     window.until(lambda: window.page.locator("tbody tr").count() == 2, "two channels")
     first = window.page.locator("tbody tr").first
     window.until(
-        lambda: first.inner_text().startswith("clicks / slow"), "the fullest to come first"
+        lambda: first.locator(".c-name").inner_text().startswith("clicks / slow"),
+        "the fullest to come first",
     )
 
 

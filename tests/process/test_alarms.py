@@ -335,3 +335,32 @@ def test_a_topic_that_is_damaged_or_restarts_again_and_again_raises_an_alarm(
 
 def process_of(broker: Broker, pid: int) -> str:
     return str(next(one["name"] for one in broker.actors() if one["pid"] == pid))
+
+
+def test_receivers_do_not_hear_of_a_silenced_alarm_until_the_silence_ends(
+    starts: Starts, tmp_path: Path
+) -> None:
+    with Hook() as hook:
+        broker = starts("--alarm-webhook", hook.url)
+        for channel in ("quiet", "loud"):
+            channel_of(broker, "t", channel, alarm_depth=1)
+        with zsq.Admin(broker.ipc) as admin:
+            with pytest.raises(zsq.NotFound, match="no alarm of t/quiet is raised"):
+                admin.alarm_ack("t", "quiet")
+            assert admin.alarm_ack("t", "quiet", seconds=3600) == {"count": 0}
+            publish(broker, "t", 5)
+            wait_for(lambda: len(rows(broker)) == 2, 30, "both alarms")
+            assert [one["channel"] for one in hook.got.get(timeout=30)[1]["events"]] == ["loud"]
+            assert admin.alarm_ack("t", "loud") == {"count": 1}
+            (entry,) = [one for one in admin.audit() if one["options"].get("seconds")]
+            assert (entry["action"], entry["result"]) == ("alarm", "done")
+            assert admin.alarm_unack("t", "quiet") == {"count": 1}
+            (event,) = hook.got.get(timeout=30)[1]["events"]
+            assert (event["event"], event["channel"]) == ("raised", "quiet")
+            admin.empty("t", "loud")
+            (event,) = hook.got.get(timeout=30)[1]["events"]
+            assert (event["event"], event["channel"]) == ("cleared", "loud")
+    broker.stop()
+    (broker.data_dir / "silences").write_text("[{")
+    broker.start()
+    wait_for(lambda: rows(broker) == [("t", "quiet", "depth")], 30, "the alarm after a bad file")

@@ -370,3 +370,37 @@ def test_a_clean_restart_keeps_all(tmp_path: Path, sync: str) -> None:
             assert sorted(bodies, key=int) == [b"%d" % n for n in range(10, 100)]
     finally:
         broker.close()
+
+
+def test_a_disconnected_consumers_messages_go_to_others_at_once_and_it_comes_back(
+    url: str, topic: str
+) -> None:
+    with (
+        zsq.Producer(url) as producer,
+        zsq.Admin(url) as admin,
+        zsq.Consumer(topic, "c", url=url, ready=2, label="stuck") as stuck,
+    ):
+        producer.publish_many(topic, [b"0", b"1"])
+        held = [stuck.receive(10) for _ in range(2)]
+        with zsq.Consumer(topic, "c", url=url, ready=2, label="other") as other:
+            wait_for(lambda: channel_row(url, topic, "c")["client_count"] == 2, what="both")
+            assert admin.disconnect(topic, "c", "stuck") == {"count": 1}
+            found = [other.receive(10) for _ in range(2)]
+            assert sorted((one.body, one.attempts) for one in found if one is not None) == [
+                (b"0", 1),
+                (b"1", 1),
+            ]
+            with pytest.raises(zsq.LeaseLost):
+                held[0].finish(sync=True)  # type: ignore[union-attr]
+            for one in found:
+                assert one is not None
+                one.finish(sync=True)
+            wait_for(
+                lambda: channel_row(url, topic, "c")["client_count"] == 2, what="that it is back"
+            )
+        producer.publish(topic, b"2")
+        again = stuck.receive(10)
+        assert again is not None
+        assert (again.body, again.attempts) == (b"2", 1)
+        with pytest.raises(zsq.NotFound, match="has no consumer 'nobody'"):
+            admin.disconnect(topic, "c", "nobody")

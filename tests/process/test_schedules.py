@@ -205,3 +205,34 @@ def test_wrong_orders_are_refused_and_change_nothing(broker: LocalBroker, admin:
         admin.schedule_add("memory#ephemeral", "wrong", "0 0 * * *", b"x")
     assert no.value.code == E_UNSUPPORTED
     assert [one["name"] for one in admin.schedule_list()] == ["hourly"]
+
+
+def test_a_schedule_is_changed_in_place_and_run_once_by_hand(
+    broker: LocalBroker, admin: zsq.Admin
+) -> None:
+    admin.schedule_add(TOPIC, "hourly", "0 * * * *", b"old", missed="all", key="k")
+    wait_for(lambda: are_at_rest(admin, broker), what="the first run")
+    before, count = row(admin), len(messages(broker))
+    admin.schedule_pause(TOPIC, "hourly")
+    admin.schedule_run(TOPIC, "hourly")
+    *_, found = messages(broker)
+    assert (found.body, found.key, found.headers["zsq-schedule"]) == (b"old", b"k", "hourly")
+    assert len(messages(broker)) == count + 1
+    admin.schedule_resume(TOPIC, "hourly")
+    wait_for(lambda: are_at_rest(admin, broker), what="the run after the pause")
+    changed = {"last_due_ns", "published", "state"}
+    assert {one: value for one, value in row(admin).items() if one not in changed} == {
+        one: value for one, value in before.items() if one not in changed
+    }
+    admin.schedule_set(TOPIC, "hourly", cron="*/5 * * * *", body=b"new")
+    wait_for(lambda: are_at_rest(admin, broker), what="the changed schedule")
+    assert len(messages(broker)) == count + 1, "the new expression makes no due time missed"
+    assert (row(admin)["cron"], row(admin)["policy"]) == ("*/5 * * * *", "all")
+    broker.advance(300)
+    wait_for(lambda: len(messages(broker)) == count + 2, 30, "the next due time")
+    assert (messages(broker)[-1].body, messages(broker)[-1].key) == (b"new", b"k")
+    for wrong, text in ((None, "at least one change"), ("x", "cron")):
+        with pytest.raises(zsq.UsageError, match=text):
+            admin.schedule_set(TOPIC, "hourly", cron=wrong)
+    with pytest.raises(zsq.NotFound, match="has no schedule"):
+        admin.schedule_run(TOPIC, "other")

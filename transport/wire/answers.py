@@ -13,6 +13,29 @@ class Nothing(TypedDict):
     """A reply without data: the command is done."""
 
 
+class Disconnected(TypedDict):
+    """`count`: the number of consumers whose subscriptions ended."""
+
+    count: int
+
+
+class FigureHistory(TypedDict):
+    """Values of a topic or channel over time, oldest first. None: not known.
+
+    `step_s`: the seconds between two values. `end_ms`: the end of the time of the last one.
+    """
+
+    step_s: int
+    end_ms: int
+    series: dict[str, Sequence[float | None]]
+
+
+class Silenced(TypedDict):
+    """`count`: the number of raised alarms that are silenced now, or of silences that ended."""
+
+    count: int
+
+
 class Made(TypedDict):
     """The reply to the creation of a topic or a channel.
 
@@ -366,6 +389,6 @@ class ScheduleRow(ScheduleState):
 
 
 class Scheduled(TypedDict):
-    """`next_due_ns`: the first due time of a new schedule."""
+    """`next_due_ns`: the first due time of a new or changed schedule."""
 
     next_due_ns: int

@@ -8,7 +8,7 @@ with the client's data. The supervisor gives each order its request number.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ..settings import ChannelOptions, RetentionSettings
 from .protocol_client import Done, Wire
@@ -16,10 +16,10 @@ from .protocol_client import Done, Wire
 # fmt: off
 __all__ = [
     "AppendEntry", "BackUpLog", "BackUpState", "BehindPause", "CancelDelayed", "ChannelConfigured", "ConfigureChannel", "CopyArchive",
-    "CountDelayed", "DeadLettersGo", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel", "ListChunks",
-    "ListDelayed", "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory", "Reload", "ReloadGateway",
-    "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "Seek", "SetClosed", "SetLookupds", "SetPaused", "SetRetention", "SetSealed",
-    "SetSync", "Skip", "SkipMessages", "TakePart", "WaitForShipping", "WhereDeadLettersGo",
+    "CountDelayed", "DeadLettersGo", "Disconnect", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel",
+    "ListChunks", "ListDelayed", "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory", "Reload",
+    "ReloadGateway", "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "RunSchedule", "Seek", "SetClosed", "SetLookupds",
+    "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip", "SkipMessages", "TakePart", "WaitForShipping", "WhereDeadLettersGo",
 ]
 # fmt: on
 
@@ -308,6 +308,30 @@ class ConfigureChannel(Order[ChannelConfigured]):
 
     op: ClassVar[int] = 115
     changes: ChannelOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect(Order[Done]):
+    """End the subscriptions of the consumers with this name, when their finishes are committed.
+
+    Done.data: {"count"}.
+    """
+
+    op: ClassVar[int] = 18
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunSchedule(Order[Done]):
+    """Supervisor to scheduler: publish the message of a schedule once, now.
+
+    `row` is that of the registry. Done comes when the message is stored.
+    """
+
+    op: ClassVar[int] = 19
+    topic: str
+    name: str
+    row: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,16 +47,22 @@ from .topic_settings import retention_of
 log = logging.getLogger("zsq")
 
 # These actions need no process of the topic that they name, so it may sleep on.
-_ABOUT_ALL: Final = ("list", "audit", "overview", "handover", "ended", SCHEDULE)
 LOOKUPDS: Final = "lookupds"
 Answered = Callable[[p.Done | None, ZsqError | None], None]
+ALARM: Final = "alarm"
+HISTORY: Final = "history"
+_ABOUT_ALL: Final = (
+    "list", "audit", "overview", "handover", "ended", ALARM, HISTORY, SCHEDULE,
+)  # fmt: skip
+_NO_ANSWERS: Final[Mapping[str, Callable[[p.Manage], dict[str, object]]]] = {}
 
 
 class Commands:
     """The handlers of clients' requests. `view` contains the data that statistics show.
 
-    `hand_over` makes the broker hand over to a standby, and `schedule` answers orders about
-    schedules. `set_lookupds` gives the NSQ gateway its nsqlookupds.
+    `hand_over` makes the broker hand over to a standby, `schedule` answers orders about schedules,
+    and `answers` return the answers to orders about alarms and to requests for the history.
+    `set_lookupds` gives the NSQ gateway its nsqlookupds.
     """
 
     def __init__(
@@ -66,10 +72,12 @@ class Commands:
         hand_over: Callable[[], None] = lambda: None,
         schedule: Callable[[p.Manage], None] = lambda message: None,
         set_lookupds: Callable[[tuple[str, ...], Answered], None] = lambda addresses, then: None,
+        answers: Mapping[str, Callable[[p.Manage], dict[str, object]]] = _NO_ANSWERS,
     ) -> None:
         self._set_lookupds = set_lookupds
         self._hand_over = hand_over
         self._schedule = schedule
+        self._answers = answers
         self._requests = requests
         self._broker = requests.broker
         self._view = view
@@ -325,6 +333,9 @@ class Commands:
         if message.action == "overview":
             self._requests.done(message.request, {**self._overview.answer(message.options)})
             return
+        if message.action in self._answers:
+            self._requests.done(message.request, self._answers[message.action](message))
+            return
         if message.action == SCHEDULE:
             self._schedule(message)
             return
@@ -337,6 +348,7 @@ class Commands:
             *closing.ACTIONS,
             *moving.ACTIONS,
             *relayed.PAUSES,
+            relayed.DISCONNECT,
             *relayed.OF_TOPICS,
         ):
             raise UsageError(

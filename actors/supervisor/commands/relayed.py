@@ -1,4 +1,4 @@
-"""Relayed commands: pause, chunks, delayed messages, backups.
+"""Relayed commands: pause, disconnect, chunks, delayed messages, backups.
 
 The client gets the actor's answer unchanged.
 """
@@ -15,6 +15,7 @@ from ....transport.wire import protocol as p
 from ...settings import options
 
 PAUSES: Final = ("pause", "unpause")  # actions on a topic or a channel
+DISCONNECT: Final = "disconnect"  # an action on a channel only
 OF_TOPICS: Final = ("chunks", "delayed", "backup")  # actions on a topic only
 Make = Callable[[int], p.Order[p.Done]]
 
@@ -23,6 +24,8 @@ def order_for(message: p.Manage) -> Make:
     """Return the order for an action. Raises `UsageError` if its options are invalid."""
     if message.action in PAUSES:
         return partial(p.SetPaused, is_paused=message.action == "pause")
+    if message.action == DISCONNECT:
+        return _disconnect(message)
     if message.channel:
         raise UsageError(
             E_BAD_COMMAND,
@@ -36,6 +39,15 @@ def order_for(message: p.Manage) -> Make:
     return (
         _of_delayed(message.options) if message.action == "delayed" else _of_backup(message.options)
     )
+
+
+def _disconnect(message: p.Manage) -> Make:
+    consumer = message.options.get("consumer")
+    if not message.channel or not isinstance(consumer, str) or not consumer:
+        raise UsageError(
+            E_BAD_ARGUMENT, "disconnect needs a channel and option `consumer`, the consumer's name"
+        )
+    return partial(p.Disconnect, consumer=consumer)
 
 
 def _of_delayed(asked: Mapping[str, Any]) -> Make:

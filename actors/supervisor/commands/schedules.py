@@ -7,7 +7,9 @@ topics came or went, and when it was started: this module looks after it once a 
 | request | what is checked |
 |---|---|
 | add | the topic is here and on disk, the expression, the zone, and the limits of the broker |
+| set | the same, and the schedule exists |
 | remove, pause, resume | the schedule exists |
+| run | the schedule exists, and the scheduler runs: it publishes |
 | list | nothing: it shows what the scheduler last knew, too |
 """
 
@@ -43,6 +45,7 @@ from ...settings.schedule_settings import (
     Schedule,
     as_row,
     asked_schedule,
+    changed_schedule,
     check_schedule_name,
     from_row,
 )
@@ -146,8 +149,10 @@ class Schedules:
         if do == "list":
             self._list(message)
             return
-        if do not in ("add", "remove", "pause", "resume"):
-            text = "option `do` of schedule must be add, remove, pause, resume or list, not"
+        if do not in ("add", "set", "remove", "pause", "resume", "run"):
+            text = (
+                "option `do` of schedule must be add, set, remove, pause, resume, run or list, not"
+            )
             raise UsageError(E_BAD_ARGUMENT, f"{text} {repr(do)[:40]}")
         name = check_schedule_name(message.options.get("name"))
         row = self._registry.topics.get(message.topic)
@@ -164,6 +169,12 @@ class Schedules:
             known = ", ".join(sorted(row.schedules)[:10]) or "none"
             text = f"topic {message.topic!r} has no schedule {name!r}; it has {known}"
             raise NotFound(E_NOT_FOUND, text)
+        if do == "set":
+            self._set(message, name, row)
+            return
+        if do == "run":
+            self._run(message, name, dict(row.schedules[name]))
+            return
         rest = {one: found for one, found in row.schedules.items() if one != name}
         if do == "remove":
             self._registry.schedule(message.topic, rest)
@@ -180,22 +191,47 @@ class Schedules:
         if name in row.schedules:
             text = f"topic {message.topic!r} has a schedule {name!r} already; remove it first"
             raise UsageError(E_EXISTS, text)
-        self._check_room(one)
+        self._keep(message, name, row, one)
+
+    def _set(self, message: p.Manage, name: str, row: TopicRow) -> None:
+        """Change a schedule. Its new due times count from now on, so none of them is missed."""
+        before = from_row(row.schedules[name])
+        one = changed_schedule(before, message.options, int(time.time()))
+        others = {key: found for key, found in row.schedules.items() if key != name}
+        self._keep(message, name, replace(row, schedules=others), one)
+
+    def _keep(self, message: p.Manage, name: str, row: TopicRow, one: Schedule) -> None:
+        """Check a schedule, write it to the registry, and answer with its first due time."""
+        self._check_room(one, {message.topic: row})
         if self._lacks_library():
             raise UsageError(E_UNSUPPORTED, _NEEDS)
         from ...schedules.cron import Cron  # needs the library
 
-        due = Cron(one.cron, one.timezone).first_after(now_s)
+        due = Cron(one.cron, one.timezone).first_after(one.since)
         self._registry.schedule(message.topic, {**row.schedules, name: as_row(one)})
         self._requests.done(message.request, {"next_due_ns": (due or 0) * 1_000_000_000})
 
-    def _check_room(self, one: Schedule) -> None:
+    def _run(self, message: p.Manage, name: str, row: dict[str, Any]) -> None:
+        from_row(row)  # a schedule that cannot be read is refused here
+        if trouble := self.trouble():
+            raise Refused(E_UNSUPPORTED, trouble)
+        children = [child for child in self._running() if child.state == "up"]
+        if not children:
+            raise Refused(E_CLOSING, "the scheduler is being started; try again in a moment")
+        order = partial(p.RunSchedule, topic=message.topic, name=name, row=row)
+        relay = partial(self._requests.relay, message.request)
+        self._requests.orders.send(children[0], order, relay)
+
+    def _check_room(self, one: Schedule, changed: Mapping[str, TopicRow]) -> None:
+        """Check the limits. `changed` are rows that count instead of those of the registry."""
         size_max = self._requests.broker.options.message_bytes_max
         if len(one.body) > size_max:
             text = f"the body of {len(one.body)} bytes is over this broker's limit of a message"
             raise UsageError(E_TOO_BIG, f"{text}, {size_max} bytes (zsq serve --max-msg-size)")
         there = [
-            found for row in self._registry.topics.values() for found in row.schedules.values()
+            found
+            for row in {**self._registry.topics, **changed}.values()
+            for found in row.schedules.values()
         ]
         if len(there) >= SCHEDULES_MAX:
             text = f"the broker has {SCHEDULES_MAX} schedules, which is the limit; remove some"

@@ -17,6 +17,7 @@ from ....transport.reports import AlarmEvent, AlarmReceiver, RaisedAlarm
 from ....transport.wire.answers import AuditEntry
 from ..options import with_broker
 from ..output import json_lines_option, json_option, say, tell, tell_line
+from ..quantities import Seconds
 
 RECENT_SHOWN: Final = 20
 
@@ -27,16 +28,20 @@ class ShownAlarms(TypedDict):
     receivers: Sequence[AlarmReceiver]
 
 
-@click.command()
+@click.group(invoke_without_command=True)
+@click.pass_context
 @json_option
 @with_broker
-def alarms(as_json: bool, url: str, timeout: float) -> None:
-    """Show the alarms that are raised now, the last notifications, and their receivers.
+def alarms(context: click.Context, as_json: bool, url: str, timeout: float) -> None:
+    """Show the alarms that are raised now, the last notifications, and their receivers. The
+    commands acknowledge alarms, or silence them for some time.
 
     Alarms are about backlogs, the health of topics, the disk, the bucket and the settings.
     Thresholds are set by zsq serve --alarm-depth and similar options, and for one channel by zsq
     channel set --alarm-depth and --alarm-age.
     """
+    if context.invoked_subcommand is not None:
+        return
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
@@ -52,10 +57,48 @@ def alarms(as_json: bool, url: str, timeout: float) -> None:
         say(describe_alarms(shown))
 
 
+@alarms.command("ack")
+@click.argument("topic", required=False, default="")
+@click.argument("channel", required=False, default="")
+@click.option("--figure", default="", help="Only this alarm, such as depth; see zsq alarms --json.")
+@click.option(
+    "--for", "seconds", type=Seconds(), default=0.0, metavar="TIME",
+    help="Silence all alarms of TOPIC or CHANNEL for this time, also later ones.",
+)  # fmt: skip
+@with_broker
+def alarms_ack(
+    topic: str, channel: str, figure: str, seconds: float, url: str, timeout: float
+) -> None:
+    """Acknowledge the raised alarms of TOPIC or its CHANNEL, until they are cleared. Without TOPIC:
+    those of the broker.
+
+    Receivers are not told of a silenced alarm, and the console does not count it. This survives a
+    restart of the broker.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        admin.alarm_ack(topic, channel, figure, seconds=seconds)
+
+
+@alarms.command("unack")
+@click.argument("topic", required=False, default="")
+@click.argument("channel", required=False, default="")
+@click.option("--figure", default="", help="Only this alarm, such as depth; see zsq alarms --json.")
+@with_broker
+def alarms_unack(topic: str, channel: str, figure: str, url: str, timeout: float) -> None:
+    """End the silence of the alarms of TOPIC or its CHANNEL. Without TOPIC: those of the broker."""
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        admin.alarm_unack(topic, channel, figure)
+
+
 def describe_alarms(found: ShownAlarms) -> str:
     """Return the lines for users."""
     lines = [
-        f"raised since {_time(row['raised_ns'])}  {row['text']}" for row in found["raised"]
+        f"raised since {_time(row['raised_ns'])}  {row['text']}{_silence(row)}"
+        for row in found["raised"]
     ] or ["no alarm is raised"]
     recent = found["recent"][-RECENT_SHOWN:]
     if recent:
@@ -73,6 +116,15 @@ def describe_alarms(found: ShownAlarms) -> str:
             + (f"; last error: {row['trouble']}" if row["trouble"] else "")
         )
     return "\n".join(lines)
+
+
+def _silence(row: RaisedAlarm) -> str:
+    one = row.get("silence")
+    if one is None:
+        return ""
+    if one["until_ns"]:
+        return f"  (silenced by {one['by']} until {_time(one['until_ns'])})"
+    return f"  (acknowledged by {one['by']}, {_time(one['at_ns'])})"
 
 
 def _time(time_ns: int) -> str:

@@ -31,8 +31,8 @@ OFFSETS_SHOWN: Final = 10
 
 @click.group()
 def channel() -> None:
-    """Create, set, show, list, delete, pause, unpause or empty a channel, or skip some of its
-    messages; zsq seek moves one, zsq peek looks into it.
+    """Create, set, show, list, delete, pause, unpause or empty a channel, skip some of its messages,
+    or disconnect one of its consumers; zsq seek moves one, zsq peek looks into it.
     """
 
 
@@ -347,3 +347,20 @@ def messages_at(offsets: Sequence[int]) -> str:
     more = ", ..." if len(offsets) > OFFSETS_SHOWN else ""
     many = len(offsets) > 1
     return f"{len(offsets):,} message{'s' * many} (offset{'s' * many} {places}{more})"
+
+
+@channel.command("disconnect")
+@click.argument("topic")
+@click.argument("channel")
+@click.argument("consumer")
+@with_broker
+def channel_disconnect(topic: str, channel: str, consumer: str, url: str, timeout: float) -> None:
+    """End the subscription of CONSUMER, so that others get its messages at once.
+
+    zsq stats --json has the names of consumers (client_id). A client that still runs subscribes
+    again by itself. To keep it away, stop it, or take its permission.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        admin.disconnect(topic, channel, consumer)

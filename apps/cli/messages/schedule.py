@@ -143,6 +143,62 @@ def _cells(row: ScheduleRow) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+@schedule.command("set")
+@click.argument("name")
+@click.argument("topic")
+@click.option("--cron", metavar="CRON", help="New times.")
+@click.option("--timezone", metavar="ZONE", help="New time zone.")
+@click.option("--missed", type=click.Choice(MISSED), help="What is published of missed due times.")
+@click.option("--body", metavar="BODY", help="New body.")
+@click.option(
+    "--file", "source", type=click.File("rb"), metavar="FILE", help="Read the new body from FILE."
+)
+@click.option("--tag", metavar="TAG", help="New tag of the messages.")
+@click.option(
+    "--header", "pairs", metavar="NAME=VALUE", multiple=True, help="New headers. Repeatable."
+)
+@json_option
+@with_broker
+def schedule_set(
+    name: str, topic: str, cron: str | None, timezone: str | None, missed: str | None, body: str | None,
+    source: IO[bytes] | None, tag: str | None, pairs: tuple[str, ...], as_json: bool, url: str, timeout: float,
+) -> None:  # fmt: skip
+    """Change the schedule NAME of TOPIC. What you do not give stays, and so does its key.
+
+    Due times count from now on.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    if body is not None and source is not None:
+        raise click.UsageError("--body cannot be combined with --file; give one of them")
+    payload = os.fsencode(body) if body is not None else None
+    if source is not None:
+        payload = source.read(SCHEDULE_BODY_BYTES_MAX + 1)
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.schedule_set(
+            topic, name, cron=cron, body=payload, timezone=timezone, missed=missed, tag=tag,
+            headers=given_headers(pairs) or None,
+        )  # fmt: skip
+    if as_json:
+        tell({"topic": topic, "name": name, **found})
+    else:
+        click.echo(
+            f"schedule {name} is changed; the next due time is {_when(found['next_due_ns'])}"
+        )
+
+
+@schedule.command("run")
+@click.argument("name")
+@click.argument("topic")
+@with_broker
+def schedule_run(name: str, topic: str, url: str, timeout: float) -> None:
+    """Publish the message of the schedule NAME of TOPIC once, now. Its due times do not change."""
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        admin.schedule_run(topic, name)
+
+
 @schedule.command("remove")
 @click.argument("name")
 @click.argument("topic")

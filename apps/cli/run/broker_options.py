@@ -197,6 +197,10 @@ def given_alarms(
         topic_depth=-1 if given.alarm_topic_depth is None else given.alarm_topic_depth,
         total_depth=-1 if given.alarm_total_depth is None else given.alarm_total_depth,
         held_bytes=-1 if given.alarm_held_bytes is None else given.alarm_held_bytes,
+        dead_letters=-1 if given.alarm_dead_letters is None else given.alarm_dead_letters,
+        total_dead_letters=(
+            -1 if given.alarm_total_dead_letters is None else given.alarm_total_dead_letters
+        ),
         hold_s=HOLD_S if given.alarm_hold is None else given.alarm_hold,
         webhooks=given.alarm_webhook,
         webhook_token=secret(TOKEN, environment),

@@ -231,6 +231,21 @@ class GivenOptions:
         ),
         live=True,
     )
+    alarm_dead_letters: int | None = _row(
+        None,
+        _NUMBER,
+        (
+            "Raise an alarm when a dead-letter topic has more dead letters than this that were not "
+            "sent back. A channel's own setting overrides it."
+        ),
+        live=True,
+    )
+    alarm_total_dead_letters: int | None = _row(
+        None,
+        _NUMBER,
+        "Raise an alarm when all dead-letter topics together have more dead letters than this.",
+        live=True,
+    )
     alarm_hold: float | None = _row(
         None,
         _TIME,

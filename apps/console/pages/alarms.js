@@ -4,10 +4,11 @@ import { every, get } from "../base/api.js";
 import { h, put, show } from "../base/dom.js";
 import { count, relative } from "../base/format.js";
 import { alarmPlace, alarmWords } from "../view/raised.js";
+import { silenceButtons, silenceText } from "../view/silence.js";
 import { asked, empty, figureCell } from "../view/parts.js";
 import { skeleton, Table } from "../view/table.js";
 
-export function alarmsPage({ model, signal }) {
+export function alarmsPage({ model, query, signal }) {
   const raised = h("ul.alarm-list");
   const recent = h("ul.alarm-list");
   const failed = h("p.note.warn", { hidden: true });
@@ -15,7 +16,7 @@ export function alarmsPage({ model, signal }) {
   const quiet = empty("No recent alarms", "");
   const waiting = skeleton(2);
   const receivers = new Table({
-    label: "Receivers", id: (one) => one.name, sort: ["name", 1],
+    label: "Receivers", id: (one) => one.name, sort: ["name", 1], query,
     empty: empty("No receivers", "Receivers of alarms are options of the broker:", "zsq serve --data-dir DIR --alarm-depth 100000 --alarm-webhook https://chat.example.org/hook"),
     columns: [
       { key: "name", title: "Receiver", value: (one) => one.name, show: (cell, one) => { cell.textContent = one.name; cell.title = one.name; } },
@@ -36,15 +37,16 @@ export function alarmsPage({ model, signal }) {
     show(told, Boolean(found.receivers));
     if (said === drawn) return;
     drawn = said;
-    put(raised, (found.now ?? []).map((one) => line(one, "", one.raised_ms, model)));
+    put(raised, (found.now ?? []).map((one) => line(one, "", one.raised_ms, model, h("span.quiet", {}, silenceText(one, model)), h("span.row-actions", {}, silenceButtons(one, () => void load())))));
     put(recent, [...(found.recent ?? [])].sort((a, b) => b.time_ms - a.time_ms).map((one) => line(one, one.event, one.time_ms, model)));
     show(calm, !(found.now ?? []).length);
     show(quiet, !(found.recent ?? []).length);
   };
-  void every(5000, () => asked(failed, signal, async () => {
+  const load = () => asked(failed, signal, async () => {
     model.take("alarms", await get("/api/alarms", {}, signal));
     draw(model.alarms);
-  }), signal);
+  });
+  void every(5000, load, signal);
   return {
     element: h("div.stack", {}, h("h1", {}, "Alarms"), failed, section("Raised now", waiting, raised, calm), section("Recent", recent, quiet), told),
     title: "Alarms", up: "#/", follow: {}, update: () => model.alarms && draw(model.alarms), close: () => receivers.close(), stays: () => true,
@@ -55,7 +57,7 @@ function figure(key, title, state = "") {
   return { key, title, hint: key === "waiting" ? "alarms that it has not received yet" : "since the broker started", num: true, width: "96px", value: (one) => one[key], show: (cell, one) => figureCell(cell, count(one[key]), one[key], one[key] ? state : "") };
 }
 
-function line(one, event, ms, model) {
+function line(one, event, ms, model, ...more) {
   const when = relative(ms, model.now());
-  return h("li", {}, h(`i.dot${event === "cleared" ? ".cleared" : ""}`, { "aria-hidden": "true" }), event && h("span.quiet", {}, event), alarmPlace(one), h("span", {}, alarmWords(one)), h("span.when", { title: when.exact }, when.text));
+  return h("li", {}, h(`i.dot${event === "cleared" ? ".cleared" : ""}`, { "aria-hidden": "true" }), event && h("span.quiet", {}, event), alarmPlace(one), h("span", {}, alarmWords(one)), h("span.when", { title: when.exact }, when.text), more);
 }

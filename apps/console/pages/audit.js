@@ -6,11 +6,11 @@ import { moment } from "../base/format.js";
 import { asked, empty, figureCell } from "../view/parts.js";
 import { filterField, skeleton, Table } from "../view/table.js";
 
-export function auditPage({ signal }) {
+export function auditPage({ query, signal }) {
   const failed = h("p.note.warn", { hidden: true });
   const waiting = skeleton(6);
   const table = new Table({
-    label: "Admin actions", columns: columns(), id: (one) => one.key, words: (one) => JSON.stringify(one), sort: ["time", -1],
+    label: "Admin actions", columns: columns(), id: (one) => one.key, words: (one) => JSON.stringify(one), sort: ["time", -1], query,
     empty: empty("No changes yet", "This log shows who created, configured, paused, emptied, moved or deleted topics and channels."),
   });
   show(table.element, false);

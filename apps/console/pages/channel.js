@@ -34,7 +34,7 @@ const CHARTS = [
   { title: "From publish to finish", format: ms, series: [{ key: "p50_ms", name: "median", kind: "in" }, { key: "p95_ms", name: "95 %", kind: "out" }, { key: "p99_ms", name: "99 %", kind: "third" }] },
 ];
 
-export function channelPage({ model, params, signal }) {
+export function channelPage({ model, params, query, signal }) {
   const { topic, channel: name } = params;
   const found = () => model.channel(topic, name);
   let fresh = null;
@@ -67,17 +67,17 @@ export function channelPage({ model, params, signal }) {
       settings.disabled = !may(found(), "a");
       blockers(blocked, fresh.channel.blocked_by, link("topics", topic, "channels", name, "held"));
       dead = found()?.dead ? await lying(deadLettersOf(topic, name, fresh), signal) : null;
-      deadLetters(letters, dead, deadLettersOf(topic, name, fresh));
+      update(); // an idle broker sends no change that would draw this
     } catch (error) {
       if (!signal.aborted) tab?.failed?.(explain(error));
     }
   };
-  const open = (key) => {
+  const open = (key, asked) => {
     tab?.close?.();
     shown = key;
     markTab(links, key);
     const ending = new AbortController();
-    const made = TABS[key][1]({ topic, channel: name, model, signal: AbortSignal.any([signal, ending.signal]) });
+    const made = TABS[key][1]({ topic, channel: name, model, query: asked, signal: AbortSignal.any([signal, ending.signal]) });
     tab = { ...made, close: () => { ending.abort(); made.close?.(); } };
     put(place, made.element);
     if (fresh) tab.fresh?.(fresh);
@@ -106,7 +106,7 @@ export function channelPage({ model, params, signal }) {
     deadLetters(letters, dead, deadLettersOf(topic, name, fresh));
     tab?.update?.();
   };
-  open(params.tab in TABS ? params.tab : "consumers");
+  open(params.tab in TABS ? params.tab : "consumers", query);
   void every(FRESH_MS, load, signal);
   return {
     element: h("div.stack", {}, top.element, waits, content, missing), title: `${name} of ${topic}`, up: link("topics", topic), follow: { topic }, update,
@@ -118,10 +118,10 @@ export function channelPage({ model, params, signal }) {
       tab?.tick?.();
     },
     close: () => { tab?.close?.(); history.close(); },
-    stays(next) {
+    stays(next, asked) {
       const key = next.tab in TABS ? next.tab : "consumers";
       if (next.topic !== topic || next.channel !== name) return false;
-      if (key !== shown) open(key);
+      if (key !== shown) open(key, asked);
       return true;
     },
   };

@@ -21,7 +21,7 @@ function mineOf(found) {
   return found.brokers.find((one) => one.me)?.number;
 }
 
-export function clusterPage({ signal }) {
+export function clusterPage({ query, signal }) {
   let mine;
   const brokers = new Table({
     label: "Brokers", columns: brokerColumns(), id: (one) => String(one.number), words: (one) => `${one.number} ${one.addresses.join(" ")} ${one.role}`,
@@ -33,7 +33,7 @@ export function clusterPage({ signal }) {
   });
   const parts = new Table({
     label: "Parts", columns: partColumns(() => mine), id: (one) => one.name, words: (one) => `${one.name} ${one.broker} ${one.state} ${one.closed ? "closed" : "open"}`,
-    sort: ["name", 1], empty: empty("No parts yet", ""),
+    sort: ["name", 1], query, empty: empty("No parts yet", ""),
   });
   const failed = h("p.note.warn", { hidden: true, role: "status" });
   const trouble = h("p.note.alarm", { hidden: true, role: "status" });
@@ -74,14 +74,14 @@ export function clusterPage({ signal }) {
 }
 
 /** The page of a topic with parts. The values are the sums of all parts whose broker answers. */
-export function partsPage({ params, signal }) {
+export function partsPage({ params, query, signal }) {
   const name = params.topic;
   let mine;
   const top = head(name, [["Cluster", "#/cluster"]]);
   const figures = new Figures(FIGURES);
   const parts = new Table({ label: "Parts", columns: partColumns(() => mine), id: (one) => one.name, sort: ["name", 1], empty: empty("No parts", "") });
   const channels = new Table({
-    label: "Channels", columns: channelColumns(), id: (one) => one.name, sort: ["depth", -1],
+    label: "Channels", columns: channelColumns(), id: (one) => one.name, sort: ["depth", -1], query,
     empty: empty("No channel yet", "A consumer creates its channel in all parts:", `zsq sub ${name} archive`),
   });
   const failed = h("p.note.warn", { hidden: true, role: "status" });

@@ -12,13 +12,13 @@ const FIGURES = [
   { key: "restarts", name: "Restarts", hint: "of processes that ended unexpectedly" }, { key: "uptime", name: "Up for" },
 ];
 
-export function processesPage({ model, signal }) {
+export function processesPage({ model, query, signal }) {
   const figures = new Figures(FIGURES);
   const failed = h("p.note.warn", { hidden: true });
   const waiting = skeleton(8);
   const number = h("span.quiet", { role: "status" });
   const bucket = bucketPanel();
-  const table = new Table({ label: "Processes", columns: columns(), id: (one) => `${one.name} ${one.kind}`, words: (one) => `${one.name} ${one.kind} ${one.pid} ${one.state}`, sort: ["memory_bytes", -1], empty: empty("No processes to show", "") });
+  const table = new Table({ label: "Processes", columns: columns(), id: (one) => `${one.name} ${one.kind}`, words: (one) => `${one.name} ${one.kind} ${one.pid} ${one.state}`, sort: ["memory_bytes", -1], query, empty: empty("No processes to show", "") });
   show(table.element, false);
   const tell = () => setText(number, table.shown === table.size ? plural(table.size, "process", "processes") : `${table.shown} of ${plural(table.size, "process", "processes")}`);
   const element = h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Processes"), filterField(() => table, "Filter processes", tell), number),

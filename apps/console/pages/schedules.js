@@ -6,6 +6,7 @@ import { count, moment, relative } from "../base/format.js";
 import { may } from "../base/model.js";
 import { link } from "../base/router.js";
 import { confirm } from "../view/dialog.js";
+import { changeSchedule, createSchedule, runSchedule } from "../view/schedule-actions.js";
 import { asked, button, empty, figureCell, permit } from "../view/parts.js";
 import { filterField, skeleton, Table } from "../view/table.js";
 import { tell } from "../view/toast.js";
@@ -14,7 +15,7 @@ const MS = 3000;
 const KINDS = { failing: "alarm", invalid: "alarm", paused: "held" };
 const POLICIES = { one: "the latest missed due time is published", all: "all missed due times are published", skip: "missed due times are left out" };
 
-export function schedulesPage({ model, signal }) {
+export function schedulesPage({ model, query, signal }) {
   const failed = h("p.note.warn", { hidden: true });
   const waiting = skeleton(4);
   const change = async (one, what, done) => {
@@ -35,7 +36,7 @@ export function schedulesPage({ model, signal }) {
     void load();
   };
   const table = new Table({
-    label: "Schedules", columns: columns(model, change, remove), id: (one) => `${one.topic}/${one.name}`, sort: ["next", 1],
+    label: "Schedules", columns: columns(model, change, remove, (act) => void act.then(load)), id: (one) => `${one.topic}/${one.name}`, sort: ["next", 1], query,
     words: (one) => `${one.name} ${one.topic} ${one.cron} ${one.state}`,
     empty: empty("No schedule yet", "The broker publishes a message at each due time of a schedule:", "zsq schedule add nightly '0 3 * * *' reports 'daily report'"),
   });
@@ -47,12 +48,12 @@ export function schedulesPage({ model, signal }) {
   }, waiting);
   void every(MS, load, signal);
   return {
-    element: h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Schedules"), filterField(() => table, "Filter")), failed, h("section.panel", { "aria-label": "Schedules" }, waiting, table.element)),
+    element: h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Schedules"), filterField(() => table, "Filter"), h("div.end", {}, button("New schedule", () => void createSchedule([...model.topics.keys()]).then(load)))), failed, h("section.panel", { "aria-label": "Schedules" }, waiting, table.element)),
     title: "Schedules", up: "#/", follow: {}, tick: () => table.refresh(), close: () => table.close(), stays: () => true,
   };
 }
 
-function columns(model, change, remove) {
+function columns(model, change, remove, after) {
   return [
     { key: "name", title: "Schedule", value: (one) => one.name, show: (cell, one) => { setText(cell, one.name); cell.title = one.name; } },
     {
@@ -71,17 +72,20 @@ function columns(model, change, remove) {
     { key: "published", title: "Published", hint: "since the broker started", num: true, width: "96px", rank: 3, value: (one) => one.published, show: (cell, one) => figureCell(cell, count(one.published), one.published) },
     { key: "missed", title: "Missed", hint: "due times that were left out, since the broker started", num: true, width: "80px", rank: 2, value: (one) => one.missed, show: (cell, one) => figureCell(cell, count(one.missed), one.missed, one.missed ? "warn" : "") },
     {
-      key: "act", title: "", width: "170px", num: true,
+      key: "act", title: "", width: "286px", num: true,
       make: (cell, one) => {
         cell.one = one;
         cell.pause = button("Pause", () => void (cell.one.state === "paused" ? change(cell.one, "resume", "Resumed.") : change(cell.one, "pause", "Paused.")), { kind: "small" });
         cell.remove = button("Remove", () => void remove(cell.one), { kind: "small" });
-        cell.append(h("span.row-actions", {}, cell.pause, cell.remove));
+        cell.run = button("Run now", () => after(runSchedule(cell.one)), { kind: "small" });
+        cell.edit = button("Edit", () => after(changeSchedule(cell.one)), { kind: "small" });
+        cell.append(h("span.row-actions", {}, cell.run, cell.edit, cell.pause, cell.remove));
       },
       show: (cell, one) => {
         cell.one = one;
         setText(cell.pause, one.state === "paused" ? "Resume" : "Pause");
         for (const each of [cell.pause, cell.remove]) permit(each, may(one, "a"), "admin on this topic");
+        for (const each of [cell.run, cell.edit]) permit(each, may(one, "a") && may(one, "p"), "admin and publish on this topic");
       },
     },
   ];

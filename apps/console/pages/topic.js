@@ -15,6 +15,7 @@ import { deleteTopic, emptyTopic, pauseTopic } from "../view/topic-actions.js";
 import { channelsTab } from "../tabs/channels.js";
 import { chunksTab } from "../tabs/chunks.js";
 import { delayedTab } from "../tabs/delayed.js";
+import { errorsTab } from "../tabs/errors.js";
 import { keepingTab } from "../tabs/keeping.js";
 import { messagesTab } from "../tabs/messages.js";
 import { producersTab } from "../tabs/producers.js";
@@ -24,7 +25,7 @@ import { tailTab } from "../tabs/tail.js";
 import { goToParts } from "./cluster.js";
 
 const TABS = {
-  channels: ["Channels", channelsTab, "channel_count"], messages: ["Messages", messagesTab],
+  channels: ["Channels", channelsTab, "channel_count"], messages: ["Messages", messagesTab], errors: ["Errors", errorsTab, "dead_letters"],
   search: ["Search", searchTab], tail: ["Tail", tailTab],
   chunks: ["Chunks", chunksTab, "chunks"], delayed: ["Delayed", delayedTab, "delayed"],
   producers: ["Producers", producersTab], keeping: ["Retention", keepingTab], removal: ["Retire", removalTab],
@@ -92,7 +93,9 @@ export function topicPage({ model, params, query, signal }) {
     setText(pause, topic.paused ? "Unpause" : "Pause");
     permit(send, may(topic, "p"), "publish");
     for (const one of [pause, clear, remove, again]) permit(one, may(topic, "a"), "admin on this topic");
-    show(again, /\.dead$/.test(name));
+    const isDead = typeof topic.dead_letters === "number";
+    show(again, isDead || /\.dead$/.test(name));
+    show(links.find((one) => one.key === "errors").element, isDead);
     for (const { number, n } of links) if (n) setText(n, topic[number] ? count(topic[number]).text : "");
     figures.set("messages", count(topic.messages));
     figures.set("offsets", { text: `${count(topic.start).text} – ${count(topic.head).text}`, exact: `${count(topic.start).exact} to ${count(topic.head).exact}` });

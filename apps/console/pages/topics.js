@@ -3,13 +3,14 @@
 import { explain, get } from "../base/api.js";
 import { h, setText, show } from "../base/dom.js";
 import { bytes, count, duration, plural, rate } from "../base/format.js";
-import { isAlarm } from "../base/model.js";
+import { isAlarm, isHealthy } from "../base/model.js";
 import { amend, link } from "../base/router.js";
 import { Trails } from "../base/trails.js";
 import { createTopic } from "../view/topic-actions.js";
 import { button, empty, figureCell, Figures, permit, pills } from "../view/parts.js";
 import { Spark } from "../view/spark.js";
-import { filterField, skeleton, Table } from "../view/table.js";
+import { RowSelection } from "../view/row-selection.js";
+import { filterField, skeleton, stateField, Table } from "../view/table.js";
 import { RaisedAlarms } from "../view/raised.js";
 
 const ALL = "*"; // the name of the row of sums in the trails; no topic can have this name
@@ -21,12 +22,14 @@ const FIGURES = [
   { key: "in_flight", name: "In flight", hint: "with consumers, not yet answered" },
   { key: "oldest", name: "Oldest unfinished" },
   { key: "log", name: "Logs on disk" },
+  { key: "dead", name: "Dead letters", hint: "in all dead-letter topics, not sent back yet" },
 ];
 
 export function topicsPage({ model, query, signal }) {
   const trails = new Trails();
+  const selection = new RowSelection("topic", () => table);
   const table = new Table({
-    label: "Topics", columns: columns(model, trails), id: (topic) => topic.name, words: (topic) => `${topic.name} ${topic.paused ? "paused" : ""} ${topic.closed ? "closed" : ""} ${topic.health} ${isAlarm(topic) ? "alarm" : ""}`,
+    label: "Topics", columns: [selection.column, ...columns(model, trails)], id: (topic) => topic.name, words: (topic) => `${topic.name} ${topic.paused ? "paused" : ""} ${topic.closed ? "closed" : ""} ${topic.health} ${isAlarm(topic) ? "alarm" : ""}`,
     sort: ["name", 1], empty: nothing(), query,
   });
   const figures = new Figures(FIGURES);
@@ -35,13 +38,14 @@ export function topicsPage({ model, query, signal }) {
     amend({ q: text });
     tell();
   });
+  const states = stateField(() => table, topicStates(trails), () => tell());
   const number = h("span.quiet", { role: "status" });
   const create = button("New topic", () => void createTopic());
   const waiting = skeleton(8);
   const panel = h("section.panel", { "aria-label": "Topics" }, waiting, table.element);
   show(table.element, false);
   const element = h("div.stack", {}, h("h1.unseen", {}, "Topics"), h("section.panel", { "aria-label": "All topics together" }, figures.element),
-    raised.element, h("div.toolbar", {}, filter, number, h("div.end", {}, create)), panel);
+    raised.element, h("div.toolbar", {}, filter, states.element, number, h("div.end", {}, create)), selection.bar, panel);
 
   const tell = () => setText(number, table.shown === table.size ? plural(table.size, "topic") : `${table.shown} of ${plural(table.size, "topic")}`);
   const load = async () => {
@@ -61,10 +65,12 @@ export function topicsPage({ model, query, signal }) {
     table.update(model.topics.values());
     if (first && query.q) filter.querySelector("input").value = query.q;
     if (first && query.q) table.filter(query.q);
+    if (first) states.choose(query.state);
     if (first) tick(); // so that the values are not empty for a second
     first = false;
     permit(create, model.broker.may?.admin !== false, "the permission admin");
     raised.update();
+    selection.update();
     tell();
   };
   const tick = () => {
@@ -79,16 +85,32 @@ export function topicsPage({ model, query, signal }) {
     figures.set("in_flight", count(sum.in_flight), { under: sum.deferred ? `${count(sum.deferred).text} deferred` : "" });
     figures.set("oldest", sum.oldest_ms ? duration((model.now() - sum.oldest_ms) / 1000) : { text: "–", exact: "everything is finished" }, { under: sum.oldest_topic });
     figures.set("log", bytes(sum.log_bytes), { under: plural(sum.chunks, "chunk") });
+    figures.set("dead", count(sum.dead_letters), { under: sum.dead_topics ? `in ${plural(sum.dead_topics, "topic")}` : "", state: sum.dead_letters ? "warn" : "" });
     for (const series of SERIES) figures.draw(series, trails.values(ALL, series));
     table.refresh();
   };
   return { element, title: "Topics", follow: {}, update, tick, close: () => table.close(), stays: () => true };
 }
 
+/** Return the states by which topics can be filtered. A topic grows if its backlog is larger than a
+ * minute ago. */
+function topicStates(trails) {
+  const grows = ({ name }) => {
+    const values = trails.values(name, "backlog").slice(-Math.ceil(60 / trails.step) - 1);
+    return values.at(-1) > (values[0] ?? 0);
+  };
+  return {
+    idle: { text: "no consumer", holds: (one) => one.consumers === 0 }, unwell: { text: "unwell", holds: (one) => isAlarm(one) || !isHealthy(one) },
+    growing: { text: "growing", holds: grows }, paused: { text: "paused", holds: (one) => Boolean(one.paused) },
+    dead: { text: "with dead letters", holds: (one) => one.dead_letters > 0 },
+  };
+}
+
 function total(model) {
-  const sum = { in: 0, in_bytes: 0, out: 0, backlog: 0, in_flight: 0, deferred: 0, consumers: 0, delayed: 0, log_bytes: 0, chunks: 0, oldest_ms: 0, oldest_topic: "" };
+  const sum = { in: 0, in_bytes: 0, out: 0, backlog: 0, in_flight: 0, deferred: 0, consumers: 0, delayed: 0, log_bytes: 0, chunks: 0, dead_letters: 0, dead_topics: 0, oldest_ms: 0, oldest_topic: "" };
   for (const topic of model.topics.values()) {
-    for (const key of ["in", "in_bytes", "out", "backlog", "in_flight", "deferred", "consumers", "delayed", "log_bytes", "chunks"]) sum[key] += topic[key] ?? 0;
+    for (const key of ["in", "in_bytes", "out", "backlog", "in_flight", "deferred", "consumers", "delayed", "log_bytes", "chunks", "dead_letters"]) sum[key] += topic[key] ?? 0;
+    if (topic.dead_letters) sum.dead_topics += 1;
     if (topic.oldest_ms && (!sum.oldest_ms || topic.oldest_ms < sum.oldest_ms)) {
       sum.oldest_ms = topic.oldest_ms;
       sum.oldest_topic = topic.name;

@@ -3,20 +3,26 @@
 import { explain, get } from "../base/api.js";
 import { h } from "../base/dom.js";
 import { may } from "../base/model.js";
+import { amend } from "../base/router.js";
 import { Trails } from "../base/trails.js";
 import { createChannel } from "../view/channel-actions.js";
-import { channelColumns } from "../view/channel-table.js";
+import { channelColumns, channelStates } from "../view/channel-table.js";
 import { button, empty, permit } from "../view/parts.js";
-import { filterField, Table } from "../view/table.js";
+import { RowSelection } from "../view/row-selection.js";
+import { filterField, stateField, Table } from "../view/table.js";
 
 export function channelsTab({ topic, model, query, signal }) {
   const trails = new Trails();
+  const selection = new RowSelection("channel", () => table);
   const table = new Table({
-    label: `Channels of ${topic}`, columns: channelColumns(model, { trails }), id: (channel) => channel.name, words: (channel) => `${channel.name} ${channel.paused ? "paused" : ""} ${channel.health}`,
+    label: `Channels of ${topic}`, columns: [selection.column, ...channelColumns(model, { trails })], id: (channel) => channel.name, words: (channel) => `${channel.name} ${channel.paused ? "paused" : ""} ${channel.health}`,
     sort: ["name", 1], query, empty: empty("No channel yet", "Published messages wait for the first channel. A consumer creates its channel:", `zsq sub ${topic} archive`),
   });
   const create = button("New channel", () => void createChannel(topic));
-  const element = h("div.stack", {}, h("div.toolbar", {}, filterField(() => table, "Filter channels"), h("div.end", {}, create)), h("section.panel", { "aria-label": "Channels" }, table.element));
+  const filter = filterField(() => table, "Filter channels", (text) => amend({ q: text }));
+  const states = stateField(() => table, channelStates(model));
+  let first = true;
+  const element = h("div.stack", {}, h("div.toolbar", {}, filter, states.element, h("div.end", {}, create)), selection.bar, h("section.panel", { "aria-label": "Channels" }, table.element));
   let loading = false;
   const load = async () => {
     if (loading) return;
@@ -36,6 +42,13 @@ export function channelsTab({ topic, model, query, signal }) {
     element,
     update() {
       table.update(model.topic(topic).channels?.values() ?? []);
+      if (first && query.q) {
+        filter.querySelector("input").value = query.q;
+        table.filter(query.q);
+      }
+      if (first) states.choose(query.state);
+      first = false;
+      selection.update();
       permit(create, may(model.topic(topic), "a"), "admin on this topic");
     },
     tick() {

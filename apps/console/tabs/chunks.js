@@ -10,13 +10,13 @@ import { Table } from "../view/table.js";
 const MS = 2000;
 const CHUNK_BYTES = 256 * 1024 * 1024; // the broker's default: the scale if the log has only one chunk
 
-export function chunksTab({ topic, model, signal }) {
+export function chunksTab({ topic, model, query, signal }) {
   const map = h("div.chunk-map", { role: "group", "aria-label": "Chunks, oldest first" });
   const cells = new Map();
   const key = h("div.map-key", {}, [["active", "written to now"], ["unfinished", "not finished by all channels"], ["kept", "finished and kept"], ["round.writes", "writes"], ["round.reads", "reads"], ["none", "▲ position of a channel"]].map(([kind, text]) => h("span", {}, h(`i.${kind}`, { "aria-hidden": "true" }), text)));
   const sum = h("span.quiet");
   const failed = h("p.note.warn", { hidden: true });
-  const table = new Table({ label: `Chunks of ${topic}`, columns: columns(), id: (chunk) => String(chunk.first_offset), sort: ["first", -1], empty: empty("No chunk yet", "The first message creates one.") });
+  const table = new Table({ label: `Chunks of ${topic}`, columns: columns(), id: (chunk) => String(chunk.first_offset), sort: ["first", -1], query, empty: empty("No chunk yet", "The first message creates one.") });
   const element = h("div.stack", {}, failed, h("section.panel", { "aria-label": "Map of the log" }, h("header", {}, h("h2", {}, "The log, oldest to newest"), sum), h("div.body", {}, map, key)),
     h("section.panel", { "aria-label": "Chunks" }, table.element));
 

@@ -1,14 +1,18 @@
 // Tab of a channel's consumers, with the messages that each one holds.
 
+import { post } from "../base/api.js";
 import { h, put, show } from "../base/dom.js";
 import { count, duration, moment, rate, relative } from "../base/format.js";
-import { empty, figureCell } from "../view/parts.js";
+import { may } from "../base/model.js";
+import { confirm } from "../view/dialog.js";
+import { button, empty, figureCell, permit } from "../view/parts.js";
 import { Table } from "../view/table.js";
+import { tell } from "../view/toast.js";
 
-export function consumersTab({ topic, channel, model }) {
+export function consumersTab({ topic, channel, model, query }) {
   const failed = h("p.note.warn", { hidden: true });
   const table = new Table({
-    label: `Consumers of ${channel}`, columns: columns(model), id: (one) => `${one.name} ${one.address} ${one.connected_ms}`, words: (one) => `${one.name} ${one.address} ${one.agent}`, sort: ["name", 1],
+    label: `Consumers of ${channel}`, query, columns: columns(model, topic, channel), id: (one) => `${one.name} ${one.address} ${one.connected_ms}`, words: (one) => `${one.name} ${one.address} ${one.agent}`, sort: ["name", 1],
     empty: empty("No consumer is connected", "Messages wait for a consumer:", `zsq sub ${topic} ${channel}`),
   });
   return {
@@ -25,7 +29,16 @@ export function consumersTab({ topic, channel, model }) {
   };
 }
 
-function columns(model) {
+async function disconnect(topic, channel, one) {
+  const done = await confirm({
+    title: `Disconnect ${one.name} of ${topic}/${channel}?`, submit: "Disconnect",
+    text: "Its subscription ends, and other consumers get the messages that it holds at once. A client that still runs subscribes again by itself. To keep it away, stop it, or take its permission. All consumers with this name are disconnected.",
+    act: () => post("/api/channel/disconnect", { topic, channel }, { consumer: one.nsq ? `${one.name.slice(0, 64)} ${one.address}` : one.name }),
+  });
+  if (done) tell(done.count === 1 ? `${one.name} is disconnected.` : `${done.count} consumers are disconnected.`);
+}
+
+function columns(model, topic, channel) {
   const plain = (key, title, width, rank, hint, format = count, warn = false) => ({
     key, title, hint: hint ?? "since it connected", num: true, width, rank, value: (one) => one[key], show: (cell, one) => figureCell(cell, format(one[key]), one[key], warn && one[key] ? "warn" : ""),
   });
@@ -48,5 +61,13 @@ function columns(model) {
     plain("timed_out", "Timed out", "88px", 2, "deliveries not answered in time, since it connected", count, true),
     { key: "p99", title: "Median, 99 %", hint: "from publish to finish, ten minutes", num: true, width: "140px", rank: 3, value: (one) => one.p99_ms, show: (cell, one) => figureCell(cell, one.p50_ms === null || one.p50_ms === undefined ? duration(null) : { text: `${duration(one.p50_ms / 1000).text}, ${duration(one.p99_ms / 1000).text}`, exact: `${one.p50_ms} ms, ${one.p99_ms} ms` }, one.p99_ms) },
     { key: "since", title: "Connected", num: true, width: "112px", rank: 2, value: (one) => -one.connected_ms, show: (cell, one) => figureCell(cell, { text: relative(one.connected_ms, model.now()).text, exact: moment(one.connected_ms).exact }, 1) },
+    {
+      key: "act", title: "", width: "112px", num: true,
+      make: (cell, one) => {
+        cell.end = button("Disconnect", () => void disconnect(topic, channel, one), { kind: "small" });
+        cell.append(cell.end);
+      },
+      show: (cell, one) => permit(cell.end, may(model.channel(topic, channel), "a") && one.name !== "", "admin on this topic, and the consumer needs a name"),
+    },
   ];
 }

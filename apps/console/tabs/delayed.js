@@ -13,7 +13,7 @@ import { oneLine } from "../view/body.js";
 const MS = 3000;
 const PAGE = 100;
 
-export function delayedTab({ topic, model, signal }) {
+export function delayedTab({ topic, model, query, signal }) {
   let limit = PAGE;
   const sum = h("span.quiet");
   const failed = h("p.note.warn", { hidden: true });
@@ -26,7 +26,7 @@ export function delayedTab({ topic, model, signal }) {
     void load();
   };
   const table = new Table({
-    label: `Delayed messages of ${topic}`, columns: columns(model, topic, cancel), id: (message) => message.key, sort: ["due", 1],
+    label: `Delayed messages of ${topic}`, columns: columns(model, topic, cancel), id: (message) => message.key, sort: ["due", 1], query,
     empty: empty("Nothing is delayed", "Publish a message with a delay:", `echo 'wake up' | zsq pub ${topic} --delay 10m`),
   });
   const all = button("Cancel all", async () => {

@@ -17,11 +17,11 @@ const COUNT = 50;
 const ORDER = ["in flight", "held", "dying", "requeued", "parked", "deferred", "new"];
 const KINDS = { "in flight": "in flight", held: "with a consumer, not begun", deferred: "deferred", requeued: "redelivery", parked: "waits for its key", dying: "to the dead letters", new: "next" };
 
-export function heldTab({ topic, channel, model, signal }) {
+export function heldTab({ topic, channel, model, query, signal }) {
   const failed = h("p.note.warn", { hidden: true });
   const sum = h("span.quiet");
   const selection = new Selection([{ text: "Skip selected", danger: true, needs: "admin on this topic", permitted: () => may(model.channel(topic, channel), "a"), act: (offsets) => skipMessages(topic, channel, offsets) }]);
-  const table = new Table({ label: `What ${channel} holds`, columns: [selection.column(), ...columns(model, topic)], id: (one) => String(one.offset), sort: null, empty: empty("No messages held", "All messages so far are finished.") });
+  const table = new Table({ label: `What ${channel} holds`, columns: [selection.column(), ...columns(model, topic)], id: (one) => String(one.offset), sort: null, query, empty: empty("No messages held", "All messages so far are finished.") });
   selection.refresh = () => table.refresh();
   void every(MS, async () => {
     if (!may(model.channel(topic, channel), "s")) {

@@ -8,9 +8,9 @@ import { Table } from "../view/table.js";
 
 const KINDS = { zmq: "ZSQ", nsq: "NSQ", http: "HTTP" };
 
-export function producersTab({ topic, signal }) {
+export function producersTab({ topic, query, signal }) {
   const table = new Table({
-    label: `Producers of ${topic}`, id: (one) => `${one.kind} ${one.name} ${one.address}`, sort: ["name", 1],
+    label: `Producers of ${topic}`, id: (one) => `${one.kind} ${one.name} ${one.address}`, sort: ["name", 1], query,
     empty: empty("No producer is connected", "Producers are listed while they are connected. An HTTP client is connected only during its request.", `echo 'hello' | zsq pub ${topic}`),
     columns: [
       { key: "name", title: "Producer", value: (one) => one.name, show: (cell, one) => setText(cell, one.name || "(no name)") },

@@ -6,7 +6,7 @@ import { explain, get, Refused, Wrong } from "../base/api.js";
 import { announce, h, setAttr, setText, show } from "../base/dom.js";
 import { count, moment, plural } from "../base/format.js";
 import { may } from "../base/model.js";
-import { link, replace } from "../base/router.js";
+import { amend, link, replace } from "../base/router.js";
 import { checkbox, field } from "../view/dialog.js";
 import { linesButton } from "../view/lines.js";
 import { MessageList } from "../view/message-list.js";
@@ -30,12 +30,13 @@ export function searchTab({ topic, model, query, signal }) {
   const form = h("form.panel.conditions", { "aria-label": "Conditions" },
     field("From", fields.from), field("To", fields.to), field("Text in the body", fields.text), ignore, field("Key", fields.key), field("Tag", fields.tag), field("Header", fields.header), field("Field of JSON or MessagePack", fields.field),
     h("div.toolbar", {}, go, stop, progress, h("div.end", {}, next, save)));
-  const list = new MessageList({ topic, model, label: `Found in ${topic}`, way: 1, empty: empty("Nothing found", "No message meets all of these conditions.") });
+  const list = new MessageList({ topic, model, label: `Found in ${topic}`, way: 1, picked: (offset) => amend({ at: offset }), empty: empty("Nothing found", "No message meets all of these conditions.") });
   const isPart = topic.includes("#");
   const element = h("div.stack", {}, isPart && h("p.note", {}, "This searches one part of the topic. Search its other parts on their pages, in the console of their broker."), form, failed, list.element);
   show(list.element, false);
   let running = null;
   let at = null; // the offset at which the search continues
+  let wantedAt = query.at; // the message that was chosen when this address was opened
 
   const conditions = () => {
     const asked = { topic };
@@ -85,7 +86,12 @@ export function searchTab({ topic, model, query, signal }) {
         found.push(...answer.messages);
         show(list.element, found.length > 0);
         list.update(found);
-        if (found.length && (list.chosen === null || found.length === answer.messages.length)) list.choose(found[0]);
+        const picked = answer.messages.find((one) => String(one.offset) === wantedAt);
+        if (picked) {
+          wantedAt = null;
+          list.choose(picked);
+          amend({ at: picked.offset });
+        } else if (found.length && (list.chosen === null || found.length === answer.messages.length)) list.choose(found[0]);
         tell({ ...answer, undecoded, missing }, found.length, "Searching:");
       } while (!answer.done && found.length < PAGE);
     } catch (error) {

@@ -2,7 +2,7 @@
 
 import { h } from "../base/dom.js";
 import { count, duration, rate } from "../base/format.js";
-import { isAlarm } from "../base/model.js";
+import { isAlarm, isHealthy } from "../base/model.js";
 import { link } from "../base/router.js";
 import { figureCell, pills } from "./parts.js";
 import { Spark } from "./spark.js";
@@ -22,6 +22,15 @@ export function drain(seconds) {
   if (seconds === 0) return { text: "–", exact: "no messages wait" };
   if (seconds === null || seconds === undefined) return { text: "not now", exact: "the backlog did not shrink in the last 10 s" };
   return duration(seconds >= 1 ? Math.round(seconds) : seconds);
+}
+
+/** Return the states by which channels can be filtered. A channel grows if its backlog did not shrink
+ * in the last ten seconds, although messages come. */
+export function channelStates(model) {
+  return {
+    idle: { text: "no consumer", holds: (one) => one.consumers === 0 }, unwell: { text: "unwell", holds: (one) => isAlarm(one) || !isHealthy(one) },
+    growing: { text: "growing", holds: (one) => one.depth > 0 && one.drain_s === null && model.topic(one.topic)?.in > 0 }, paused: { text: "paused", holds: (one) => Boolean(one.paused) },
+  };
 }
 
 /** Return the columns. With `topics`, the first column is the topic. With `trails`, there are

@@ -8,6 +8,7 @@ import { area, path } from "./spark.js";
 const HEIGHT = 132;
 const FOOT = 18; // height of the time labels below the chart
 const HEAD = 8;
+const LONG_MS = 2 * 86_400_000; // a longer time is labelled with days
 const LEFT = 48; // width of the axis labels, so that no line crosses them
 
 /** Return the top of an axis that includes `value`: 1, 2, 2.5 or 5 times a power of ten, or a power
@@ -119,7 +120,7 @@ export class Chart {
       for (const at of times(start, end, Math.max(2, Math.floor((this.width - LEFT) / 70)))) {
         const x = LEFT + ((at - start) / (end - start)) * (this.width - LEFT);
         if (x < LEFT + 14 || x > this.width - 14) continue;
-        words.push(svg("text.time", { x: x.toFixed(1), y: HEIGHT - 4 }, moment(at, at).text.slice(0, 5)));
+        words.push(svg("text.time", { x: x.toFixed(1), y: HEIGHT - 4 }, end - start > LONG_MS ? moment(at, at + LONG_MS).text.split(" ").slice(0, 2).join(" ") : moment(at, at).text.slice(0, 5)));
       }
     }
     const drawn = [...lines, ...words].map((mark) => mark.outerHTML).join("");

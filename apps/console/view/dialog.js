@@ -36,6 +36,7 @@ export function dialog({ title, fields = [], submit = "OK", danger = false, wide
       show(error, false);
       try {
         answer = (await act?.()) ?? true;
+        if (!element.open) tell(`Done, after its dialog was closed: ${title.replace(/\?$/, "")}.`);
         element.close();
       } catch (failure) {
         if (!element.open) tell(explain(failure), true);
@@ -95,17 +96,17 @@ export function choices(label, options, chosen, changed = () => {}) {
   return element;
 }
 
-/** Show what an action would lose, by the broker's preview. `element` shows the result.
- * `ask(query)` requests the preview, and `say(text)` shows a text instead. `known(said)` gets each
+/** Show what an action would lose, by the broker's `preview`. `element` shows the result.
+ * `ask(query)` requests it, and `say(text)` shows a text instead. `known(said)` gets each
  * preview, or null if it failed. */
-function losses(known) {
+function losses(known, preview) {
   const element = h("div.note", { role: "status" }, "Asking the broker what this does …");
   let round = 0;
   const ask = async (wanted) => {
     round += 1;
     const mine = round;
     try {
-      const said = await get("/api/preview", wanted);
+      const said = await preview(wanted);
       if (mine !== round) return;
       const lines = [...(said.says ?? [])];
       if (said.unknown) lines.push("A part of the broker is starting, so more may be affected than this shows.");
@@ -137,8 +138,8 @@ function losses(known) {
  *
  * `act(seen)` gets what the preview has shown, and sends it with the request. If the broker answers
  * that this has changed, the dialog shows the new preview. If even the topic is another one, the
- * name must be typed again. */
-export function confirm({ title, text = "", fields = [], query = null, follow = null, name = "", needs = usual(name, query), submit, danger = true, act }) {
+ * name must be typed again. `preview(query)` asks for the preview. */
+export function confirm({ title, text = "", fields = [], query = null, preview = (wanted) => get("/api/preview", wanted), follow = null, name = "", needs = usual(name, query), submit, danger = true, act }) {
   const input = name && h("input", { autocomplete: "off", spellcheck: "false", autocapitalize: "off", "aria-label": `Type ${name} to confirm` });
   const typing = name && h("label.field", {}, h("span", {}, "Type ", h("code", {}, name), " to confirm"), input);
   let asked = query;
@@ -156,7 +157,7 @@ export function confirm({ title, text = "", fields = [], query = null, follow = 
     waits = false;
     need = needs(said);
     arrange();
-  });
+  }, preview);
   const ask = (wanted, instead = "") => {
     asked = wanted;
     waits = true;

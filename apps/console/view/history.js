@@ -1,4 +1,4 @@
-// The charts of a page over five minutes or two hours: the history of the broker, followed by live
+// The charts of a page over five minutes to 30 days: the history of the broker, followed by live
 // values.
 
 import { explain, get } from "../base/api.js";
@@ -9,13 +9,14 @@ import { segment } from "./parts.js";
 
 const ROW = "this";
 const KEY = "zsq.span";
-const SPANS = [["5m", "5 min"], ["2h", "2 h"]];
+const SPANS = [["5m", "5 min"], ["2h", "2 h"], ["1d", "1 day"], ["30d", "30 days"]];
 // each point is a mean over 2 s or 30 s, so that the line is calm
-const POINTS = { "5m": 150, "2h": 240 };
+const POINTS = { "5m": 150, "2h": 240, "1d": 240, "30d": 240 };
 
 function kept() {
   try {
-    return sessionStorage.getItem(KEY) === "2h" ? "2h" : "5m";
+    const span = sessionStorage.getItem(KEY);
+    return span in POINTS ? span : "5m";
   } catch {
     return "5m";
   }

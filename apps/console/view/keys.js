@@ -9,7 +9,7 @@ const GO = { t: ["#/", "Topics"], c: ["#/channels", "Channels"], s: ["#/schedule
 const SEQUENCE_MS = 1500;
 
 const HELP = [
-  [["j", "↓"], "next row"], [["k", "↑"], "previous row"], [["Enter"], "open the row"], [["/"], "filter"], [["Esc"], "clear the filter, close a dialog, or go one page up"],
+  [["j", "↓"], "next row"], [["k", "↑"], "previous row"], [["Enter"], "open the row"], [["x"], "select the row"], [["/"], "filter"], [["Esc"], "clear the filter, close a dialog, or go one page up"],
   ...Object.entries(GO).map(([key, [, name]]) => [["g", key], `go to ${name}`]), [["["], "previous tab"], [["]"], "next tab"], [["d"], "theme: light, dark, or system setting"], [["?"], "this list"],
 ];
 
@@ -45,6 +45,11 @@ function press(event, { up, theme }) {
   switch (event.key) {
     case "j": return move(1);
     case "k": return move(-1);
+    case "x": {
+      const box = event.target.closest?.("tbody tr")?.querySelector("input[type=checkbox]");
+      box?.click();
+      return Boolean(box);
+    }
     case "ArrowDown": return event.target.closest?.("tbody") ? move(1) : false;
     case "ArrowUp": return event.target.closest?.("tbody") ? move(-1) : false;
     case "/": {

@@ -44,6 +44,7 @@ export class MessageList {
   update(messages) {
     this.table.update(messages);
     this.selection.update(messages);
+    setClass(this.table.table, "with-errors", messages.some((one) => errorOf(one) !== ""));
     this.#mark();
   }
 
@@ -68,6 +69,12 @@ export class MessageList {
   }
 }
 
+/** Return the last line of the error of a dead letter: a traceback ends with the exception. */
+function errorOf(message) {
+  const told = message.headers?.["zsq-dead-error"] ?? message.headers?.["zsq-dead-reason"];
+  return typeof told === "string" ? told.trim().split("\n").at(-1) : "";
+}
+
 function columns(choose) {
   return [
     {
@@ -77,6 +84,8 @@ function columns(choose) {
     { key: "time", title: "Stored", width: "126px", rank: 2, show: (cell, one) => figureCell(cell, moment(one.time_ms), 1) },
     { key: "key", title: "Key", width: "96px", rank: 3, show: (cell, one) => setText(cell, shortText(one.key)) },
     { key: "body", title: "Body", show: (cell, one) => { setText(cell, oneLine(one.body)); cell.classList.add("peek-body"); } },
+    // only where a message has one: the messages of a dead-letter topic
+    { key: "error", title: "Error", width: "34%", show: (cell, one) => { setText(cell, errorOf(one)); setAttr(cell, "title", errorOf(one)); } },
     { key: "size", title: "Size", num: true, width: "76px", rank: 3, show: (cell, one) => figureCell(cell, bytes(one.size), one.size) },
   ];
 }

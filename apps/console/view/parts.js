@@ -28,6 +28,7 @@ export function alarmText({ figure, value, threshold, text }) {
   if (value === null) return (text ?? "").replace(/^((raised|cleared): )?\S+: /, "");
   if (figure === "depth") return `${count(value).text} messages waiting (alarm above ${count(threshold).text})`;
   if (figure === "held_bytes") return `unfinished messages hold ${bytes(value).text} (alarm above ${bytes(threshold).text})`;
+  if (figure === "dead_letters") return `${count(value).text} dead letters (alarm above ${count(threshold).text})`;
   return `oldest unfinished is ${duration(value).text} old (alarm above ${duration(threshold).text})`;
 }
 

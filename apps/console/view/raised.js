@@ -13,10 +13,10 @@ export function alarmWords({ figure, value, threshold, text }) {
   // a sentence about a condition, which begins with its place
   if (value === null) return [text.replace(/^((raised|cleared): )?\S+: /, "")];
   if (figure === "held_bytes") return ["unfinished messages hold ", h("b", { title: bytes(value).exact }, bytes(value).text), ` (alarm above ${bytes(threshold).text})`];
-  const depth = figure === "depth";
+  const depth = figure === "depth" || figure === "dead_letters";
   const part = (one) => (depth ? count(one) : duration(one));
   const size = h("b", { title: part(value).exact }, part(value).text);
-  return [depth ? [size, " messages waiting "] : ["oldest unfinished is ", size, " old "], h("span.faint", { title: part(threshold).exact }, `(alarm above ${part(threshold).text})`)];
+  return [depth ? [size, figure === "depth" ? " messages waiting " : " dead letters "] : ["oldest unfinished is ", size, " old "], h("span.faint", { title: part(threshold).exact }, `(alarm above ${part(threshold).text})`)];
 }
 
 export function alarmPlace({ topic, channel }) {
@@ -33,7 +33,7 @@ export class RaisedAlarms {
   }
 
   update() {
-    const raised = this.model.broker.alarms ? (this.model.alarms?.now ?? []) : [];
+    const raised = this.model.broker.alarms ? (this.model.alarms?.now ?? []).filter((one) => !one.silence) : [];
     const said = JSON.stringify(raised);
     show(this.element, raised.length > 0);
     if (said === this.drawn) return;

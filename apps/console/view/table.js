@@ -16,7 +16,7 @@ const ROWS_STEP = 150;
 
 export class Table {
   /** `columns` is [{key, title, hint, num, width, rank, value(row), make(cell, row), show(cell,
-   * row)}]. Columns of rank 1 to 3 are hidden on narrow screens, 3 first. `id(row)` identifies a row.
+   * row), head}]. `head` is an element instead of the title. Columns of rank 1 to 3 are hidden on narrow screens, 3 first. `id(row)` identifies a row.
    * `words(row)` is the text that the filter searches. `sort` is [key, 1 or -1]. `empty` is an
    * element. `query` is the query of the page's address. With it, the order is kept there, as
    * sort=KEY or sort=-KEY. */
@@ -27,6 +27,7 @@ export class Table {
     this.rows = new Map(); // id -> {id, data, tr (null: not added yet), cells, seen, made}
     this.most = ROWS_STEP;
     this.asked = "";
+    this.state = null; // {text, holds(row)}: only these rows are shown
     this.sortedAt = 0;
     this.heads = new Map();
     this.body = h("tbody");
@@ -50,7 +51,7 @@ export class Table {
     const title = h("span", {}, column.title);
     const inner = column.value
       ? h("button", { type: "button", title: column.hint, on: { click: () => this.order(column.key) } }, title, h("i.arrow", { "aria-hidden": "true" }))
-      : h("span.th", { title: column.hint }, title);
+      : (column.head ?? h("span.th", { title: column.hint }, title));
     const head = h("th", { scope: "col", class: classes(column), style: column.width ? { width: column.width } : {} }, inner);
     this.heads.set(column.key, head);
     return head;
@@ -68,6 +69,17 @@ export class Table {
   filter(text) {
     this.asked = text.trim().toLowerCase();
     this.#place(true);
+  }
+
+  /** Show only the rows for which `state.holds(row)` is true, or all rows for null. */
+  only(state) {
+    this.state = state;
+    this.#place(true);
+  }
+
+  /** Return the rows that match the filter and the state, also those that are not added yet. */
+  matching() {
+    return this.#wanted();
   }
 
   /** Set the rows of the table. */
@@ -99,6 +111,7 @@ export class Table {
 
   /** Fill the visible rows again, because some values change with the clock alone. */
   refresh() {
+    if (this.state) this.#place(false); // a row may come into the state or leave it
     for (const row of this.rows.values()) if (row.seen) this.#fill(row);
   }
 
@@ -166,7 +179,7 @@ export class Table {
     show(this.table, this.rows.size > 0);
     if (this.empty) show(this.empty, this.rows.size === 0);
     show(this.none, this.rows.size > 0 && wanted.length === 0);
-    setText(this.none, `Nothing matches “${this.asked}”. Press Esc to clear the filter.`);
+    setText(this.none, this.asked ? `Nothing matches “${this.asked}”. Press Esc to clear the filter.` : `Nothing is in the state “${this.state?.text}”.`);
   }
 
   #wanted() {
@@ -178,6 +191,7 @@ export class Table {
         return asked.every((one) => words.includes(one));
       });
     }
+    if (this.state) found = found.filter((row) => this.state.holds(row.data));
     if (!this.sort) return found;
     const [key, way] = this.sort;
     const { value } = this.columns.find((column) => column.key === key);
@@ -215,6 +229,26 @@ export function filterField(table, label, changed = () => {}) {
     }
   });
   return h("label.search", {}, input, h("kbd", { "aria-hidden": "true" }, "/"));
+}
+
+/** Return a choice of a state that filters a table, as {element, choose(key)}. `states` is {key: {text,
+ * holds(row)}}. The choice is kept in the address, as state=KEY. */
+export function stateField(table, states, changed = () => {}) {
+  const list = h("select", { "aria-label": "State" }, h("option", { value: "" }, "all states"), Object.entries(states).map(([key, { text }]) => h("option", { value: key }, text)));
+  const take = () => {
+    table().only(states[list.value] ?? null);
+    changed();
+  };
+  list.addEventListener("change", () => {
+    amend({ state: list.value });
+    take();
+  });
+  const choose = (key) => {
+    if (!(key in states)) return;
+    list.value = key;
+    take();
+  };
+  return { element: list, choose };
 }
 
 /** Return a panel with a title, tools and a table. */

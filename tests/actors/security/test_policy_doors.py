@@ -26,7 +26,7 @@ from zsq.actors.security.policy import (
     ORDERS,
     PATHS,
     RULES,
-    SCHEDULE_ADD,
+    SCHEDULE_PUBLISHES,
     AccessPolicy,
     Action,
     Principal,
@@ -218,14 +218,16 @@ def test_each_order_is_permitted_only_with_its_permission(order: str) -> None:
     channel = "c" if order in ("peek", "skip preview") else ""
     message = p.Manage(1, name, "t", channel, {"to": "t"} | ({"do": do} if do else {}))
     action = ORDERS.get(order, Action.ADMINISTER)
-    target = (Action.PUBLISH,) if action is Action.REDRIVE or order == SCHEDULE_ADD else ()
+    publishes = action is Action.REDRIVE or order in SCHEDULE_PUBLISHES
+    target = (Action.PUBLISH,) if publishes else ()
     assert is_permitted(check_message, allowed_by_file(action, *target), message)
     assert not is_permitted(check_message, refused_by_file(action), message)
     assert not is_permitted(check_message, NOBODY, message)
 
 
-def test_a_schedule_is_added_only_by_a_user_who_may_publish_too() -> None:
-    message = p.Manage(1, "schedule", "t", "", {"do": "add"})
+@pytest.mark.parametrize("do", ["add", "set", "run"])
+def test_the_broker_publishes_by_schedule_only_for_a_user_who_may_publish(do: str) -> None:
+    message = p.Manage(1, "schedule", "t", "", {"do": do})
     assert not is_permitted(check_message, allowed_by_file(Action.MANAGE_TOPIC), message)
     assert not is_permitted(check_message, allowed_by_file(Action.PUBLISH), message)
     assert is_permitted(

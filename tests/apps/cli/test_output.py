@@ -29,7 +29,7 @@ SHOW_NOTHING = {
     "topic retire",
     "topic delete", "topic pause", "topic unpause", "topic empty", "channel create",
     "channel delete", "channel pause", "channel unpause", "channel empty",
-    "schedule remove", "schedule pause", "schedule resume",
+    "schedule remove", "schedule pause", "schedule resume", "schedule run", "channel disconnect", "alarms ack", "alarms unack",
 }  # fmt: skip
 # These commands may lack JSON output.
 NOT_YET = {"keys server", "keys client", "keys token", "top"}

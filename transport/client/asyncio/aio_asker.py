@@ -29,6 +29,8 @@ from ...wire.answers import (
     ClusterAnswer,
     DelayedCount,
     DelayedRow,
+    Disconnected,
+    FigureHistory,
     Made,
     Moved,
     Moving,
@@ -36,6 +38,7 @@ from ...wire.answers import (
     OverviewAnswer,
     Scheduled,
     ScheduleRow,
+    Silenced,
     TopicConfigured,
 )
 from ...wire.codec import HeaderValue
@@ -400,6 +403,9 @@ class Admin(AdminBase, Asker):
     ) -> list[int]:
         return await self._carry_out(administration.skip(topic, channel, offsets, preview))
 
+    async def disconnect(self, topic: str, channel: str, consumer: str) -> Disconnected:
+        return await self._carry_out(administration.disconnect(topic, channel, consumer))
+
     async def redrive_to(
         self,
         dead_topic: str,
@@ -450,14 +456,34 @@ class Admin(AdminBase, Asker):
             )
         )
 
+    async def schedule_set(
+        self,
+        topic: str,
+        name: str,
+        *,
+        cron: str | None = None,
+        body: bytes | None = None,
+        timezone: str | None = None,
+        missed: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, HeaderValue] | None = None,
+    ) -> Scheduled:
+        changes = {
+            "cron": cron, "timezone": timezone, "missed": missed, "tag": tag, "headers": headers,
+        }  # fmt: skip
+        return await self._carry_out(administration.schedule_set(topic, name, changes, body))
+
+    async def schedule_run(self, topic: str, name: str) -> Nothing:
+        return await self._carry_out(administration.schedule_order("run", topic, name))
+
     async def schedule_remove(self, topic: str, name: str) -> Nothing:
-        return await self._carry_out(administration.schedule_change("remove", topic, name))
+        return await self._carry_out(administration.schedule_order("remove", topic, name))
 
     async def schedule_pause(self, topic: str, name: str) -> Nothing:
-        return await self._carry_out(administration.schedule_change("pause", topic, name))
+        return await self._carry_out(administration.schedule_order("pause", topic, name))
 
     async def schedule_resume(self, topic: str, name: str) -> Nothing:
-        return await self._carry_out(administration.schedule_change("resume", topic, name))
+        return await self._carry_out(administration.schedule_order("resume", topic, name))
 
     async def schedule_list(self, topic: str | None = None) -> list[ScheduleRow]:
         return await self._carry_out(administration.schedule_list(topic))
@@ -478,6 +504,19 @@ class Admin(AdminBase, Asker):
         self, since: int = 0, *, processes: bool = False, alarms: bool = False
     ) -> OverviewAnswer:
         return await self._carry_out(administration.overview(since, processes, alarms))
+
+    async def history(
+        self, topic: str, channel: str | None = None, span: str = "1d", points: int = 240
+    ) -> FigureHistory:
+        return await self._carry_out(administration.history(topic, channel, span, points))
+
+    async def alarm_ack(
+        self, topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0
+    ) -> Silenced:
+        return await self._carry_out(administration.alarm("ack", topic, channel, figure, seconds))
+
+    async def alarm_unack(self, topic: str = "", channel: str = "", figure: str = "") -> Silenced:
+        return await self._carry_out(administration.alarm("unack", topic, channel, figure))
 
     async def audit(self, count: int = 100, topic: str = "") -> list[AuditEntry]:
         return await self._carry_out(administration.audit(count, topic))

@@ -21,6 +21,8 @@ from ...wire.answers import (
     ClusterAnswer,
     DelayedCount,
     DelayedRow,
+    Disconnected,
+    FigureHistory,
     Made,
     Moved,
     Moving,
@@ -28,6 +30,7 @@ from ...wire.answers import (
     OverviewAnswer,
     Scheduled,
     ScheduleRow,
+    Silenced,
     TopicConfigured,
 )
 from ...wire.codec import HeaderValue
@@ -260,6 +263,17 @@ class Admin(AdminBase, Asker):
         """
         return self._carry_out(administration.skip(topic, channel, offsets, preview))
 
+    def disconnect(self, topic: str, channel: str, consumer: str) -> Disconnected:
+        """End the subscriptions of the consumers with this name.
+
+        The leases of their messages end, and other consumers get the messages at once. They use no
+        attempt. A client that still runs subscribes again by itself, and then gets messages again.
+        To keep it away, stop it, or take its permission. `consumer`: its `client_id` in `stats`.
+        Returns {"count": their number}. Raises `NotFound` if the channel has no such consumer. An
+        `#ephemeral` channel ends with its last consumer.
+        """
+        return self._carry_out(administration.disconnect(topic, channel, consumer))
+
     def redrive_to(
         self,
         dead_topic: str,
@@ -350,19 +364,49 @@ class Admin(AdminBase, Asker):
             )
         )
 
+    def schedule_set(
+        self,
+        topic: str,
+        name: str,
+        *,
+        cron: str | None = None,
+        body: bytes | None = None,
+        timezone: str | None = None,
+        missed: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, HeaderValue] | None = None,
+    ) -> Scheduled:
+        """Change a schedule, see `schedule_add`. What is None stays.
+
+        Due times count from now on, so the change makes no due time missed. The key cannot change.
+        Returns {"next_due_ns": the first due time}.
+        """
+        changes = {
+            "cron": cron, "timezone": timezone, "missed": missed, "tag": tag, "headers": headers,
+        }  # fmt: skip
+        return self._carry_out(administration.schedule_set(topic, name, changes, body))
+
+    def schedule_run(self, topic: str, name: str) -> Nothing:
+        """Publish the message of a schedule once, now. The schedule itself does not change.
+
+        This also works while it is paused. The header `zsq-due` has the time of this call. The
+        message is stored when this returns.
+        """
+        return self._carry_out(administration.schedule_order("run", topic, name))
+
     def schedule_remove(self, topic: str, name: str) -> Nothing:
         """Remove a schedule. A message that is just being published may still come."""
-        return self._carry_out(administration.schedule_change("remove", topic, name))
+        return self._carry_out(administration.schedule_order("remove", topic, name))
 
     def schedule_pause(self, topic: str, name: str) -> Nothing:
         """Pause a schedule. Nothing is published for due times until it is resumed."""
-        return self._carry_out(administration.schedule_change("pause", topic, name))
+        return self._carry_out(administration.schedule_order("pause", topic, name))
 
     def schedule_resume(self, topic: str, name: str) -> Nothing:
         """Resume a schedule. Due times of the pause are not published, and do not count as
         missed.
         """
-        return self._carry_out(administration.schedule_change("resume", topic, name))
+        return self._carry_out(administration.schedule_order("resume", topic, name))
 
     def schedule_list(self, topic: str | None = None) -> list[ScheduleRow]:
         """Return the schedules of this broker, or those of one topic with all its parts, by topic
@@ -416,6 +460,35 @@ class Admin(AdminBase, Asker):
         did not change has () as its row.
         """
         return self._carry_out(administration.overview(since, processes, alarms))
+
+    def history(
+        self, topic: str, channel: str | None = None, span: str = "1d", points: int = 240
+    ) -> FigureHistory:
+        """Return values of a topic or channel over a day ("1d") or 30 days ("30d").
+
+        The broker writes them once a minute, so they survive a restart. Returns {"step_s",
+        "end_ms", "series": {name: values}}, with at most `points` (720) values each. Rates are
+        means. A backlog, a depth, and a latency are the largest of their time.
+        """
+        return self._carry_out(administration.history(topic, channel, span, points))
+
+    def alarm_ack(
+        self, topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0
+    ) -> Silenced:
+        """Acknowledge the raised alarms of a topic or channel, or silence them for some time.
+
+        Without `seconds`, the alarms that are raised now are silenced until they are cleared. With
+        it, all alarms of this place are silenced until then, also those that are not raised yet.
+        `figure`: only this alarm, such as "depth" (see `alarms` of `stats`). Without a topic: the
+        alarms of the broker. Receivers do not hear of a silenced alarm until the silence ends.
+        Silences survive a restart. Returns {"count": how many raised alarms are silenced now}.
+        Raises `NotFound` if none is raised and no `seconds` are given.
+        """
+        return self._carry_out(administration.alarm("ack", topic, channel, figure, seconds))
+
+    def alarm_unack(self, topic: str = "", channel: str = "", figure: str = "") -> Silenced:
+        """End the silences of a topic or channel. Receivers then hear of alarms that are raised."""
+        return self._carry_out(administration.alarm("unack", topic, channel, figure))
 
     def audit(self, count: int = 100, topic: str = "") -> list[AuditEntry]:
         """Return the newest entries of the audit log, the newest first.

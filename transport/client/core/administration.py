@@ -25,6 +25,8 @@ from ...wire.answers import (
     ClusterAnswer,
     DelayedCount,
     DelayedRow,
+    Disconnected,
+    FigureHistory,
     Made,
     Moved,
     Moving,
@@ -32,6 +34,7 @@ from ...wire.answers import (
     OverviewAnswer,
     Scheduled,
     ScheduleRow,
+    Silenced,
     TopicConfigured,
 )
 from ...wire.codec import HeaderValue
@@ -184,6 +187,15 @@ def skip(topic: str, channel: str, offsets: Sequence[int], preview: bool) -> Ask
     return list(answer["offsets"])
 
 
+def disconnect(topic: str, channel: str, consumer: str) -> Asking[Disconnected]:
+    options = {"consumer": consumer}
+    found: Disconnected = yield from manage("disconnect", topic, channel, options, repeatable=False)
+    if not found["count"]:
+        text = f"channel {channel!r} of topic {topic!r} has no consumer {consumer!r}"
+        raise NotFound(E_NOT_FOUND, f"{text}; zsq stats --json has their names (client_id)")
+    return found
+
+
 def redrive_to(
     dead_topic: str, to: str, channel: str | None, origin: tuple[str, str, str], chosen: bool
 ) -> Asking[Nothing]:
@@ -252,18 +264,32 @@ def schedule_add(
     return added
 
 
-def schedule_change(do: str, topic: str, name: str) -> Asking[Nothing]:
-    options = {"do": do, "name": name}
+def schedule_set(
+    topic: str, name: str, changes: Mapping[str, object], body: bytes | None
+) -> Asking[Scheduled]:
+    given = {one: value for one, value in changes.items() if value is not None}
+    if body is not None:
+        given["body"] = as_body(body)
+    return _of_schedule("set", topic, name, given)
+
+
+def schedule_order(do: str, topic: str, name: str) -> Asking[Nothing]:
+    return _of_schedule(do, topic, name, {})
+
+
+def _of_schedule(do: str, topic: str, name: str, changes: Mapping[str, object]) -> Asking[Any]:
+    options = {"do": do, "name": name, **changes}
     try:
-        yield from manage("schedule", topic, None, options, repeatable=False)
+        return (yield from manage("schedule", topic, None, options, repeatable=False))
     except HasParts:
         there = yield from _parts_with(topic, name)
         if not there:
             text = f"no part of topic {topic!r} has a schedule {name!r}"
             raise NotFound(E_NOT_FOUND, text) from None
+        answer: object = {}
         for part in there:
-            yield from manage("schedule", part, None, options, repeatable=False)
-    return {}
+            answer = yield from manage("schedule", part, None, options, repeatable=False)
+    return answer
 
 
 def _parts_with(topic: str, name: str) -> Asking[list[str]]:
@@ -323,6 +349,20 @@ def unfinished(topic: str, channel: str) -> Asking[int]:
 def overview(since: int, processes: bool, alarms: bool) -> Asking[OverviewAnswer]:
     options = {"since": since, "processes": processes, "alarms": alarms}
     return ask(Question(lambda number: Manage(number, "overview", "", "", options)))
+
+
+def history(topic: str, channel: str | None, span: str, points: int) -> Asking[FigureHistory]:
+    return manage("history", topic, channel, {"span": span, "points": points})
+
+
+def alarm(do: str, topic: str, channel: str, figure: str, seconds: float = 0) -> Asking[Silenced]:
+    name = check_name(topic) if topic else ""
+    options: dict[str, object] = {"do": do, "figure": figure}
+    if seconds:
+        options["seconds"] = seconds
+    return ask(
+        Question(lambda number: Manage(number, "alarm", name, channel, options), repeatable=False)
+    )
 
 
 def audit(count: int, topic: str) -> Asking[list[AuditEntry]]:

@@ -64,7 +64,18 @@ def ask(question: Question) -> Asking[Any]:
 PARTIAL_S: Final = 2.0  # the time limit for a part of a partial answer
 # Orders to a topic or a channel that all of its parts carry out.
 _FOR_EACH_PART: Final = frozenset(
-    {"create", "delete", "pause", "unpause", "empty", "configure", "close", "open", "seek"}
+    {
+        "create",
+        "delete",
+        "pause",
+        "unpause",
+        "empty",
+        "configure",
+        "close",
+        "open",
+        "seek",
+        "disconnect",
+    }
 )
 
 
@@ -191,6 +202,9 @@ class PartAnswers:
                 if isinstance(done, Done)
             }
             return Done(first.request, {"offset": -1, "parts": places}), blocks
+        if self._action == "disconnect" and isinstance(first, Done):
+            done = [reply for reply, _ in replies if isinstance(reply, Done)]
+            return Done(first.request, {"count": sum(one.data["count"] for one in done)}), blocks
         if away and isinstance(first, Done):
             unanswered = {name: str(error) for name, error in away.items()}
             return Done(first.request, {**first.data, "unanswered": unanswered}), blocks

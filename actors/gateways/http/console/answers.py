@@ -10,7 +10,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 
 from starlette.requests import Request
@@ -273,11 +273,11 @@ def delayed(rows: Sequence[DelayedRow]) -> list[ShownDelayed]:
     ]
 
 
-def schedules(rows: Sequence[ScheduleRow], admins: Container[str]) -> dict[str, object]:
-    """Return schedules for the page. `admins` are the topics that the user may change."""
+def schedules(rows: Sequence[ScheduleRow], may: Mapping[str, str]) -> dict[str, object]:
+    """Return schedules for the page. `may` has the user's letters for each topic."""
     found = []
     for row in rows:
-        shown: dict[str, object] = {**row, "may": "a" if row["topic"] in admins else ""}
+        shown: dict[str, object] = {**row, "may": may[row["topic"]]}
         for name in ("next_due", "last_due"):
             shown[f"{name}_ms"] = cast("int", shown.pop(f"{name}_ns")) // _MS
         found.append(shown)

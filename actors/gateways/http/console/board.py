@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 
-from .....transport.reports import AlarmReceiver
+from .....transport.reports import AlarmReceiver, RaisedAlarm
 from .....transport.wire.answers import OverviewAlarms, OverviewAnswer, OverviewRow
 from ....security.policy import Action, Principal
 
@@ -104,6 +104,7 @@ def _known(number: float) -> float | None:
 # Fields of the overview that are renamed or converted for pages. Fields with None are left out.
 _OTHERWISE: Final[dict[str, tuple[str, Convert] | None]] = {
     "oldest_ns": ("oldest_ms", _oldest), "delayed_next_due_ns": ("delayed_next_ms", lambda ns: ns // _MS), "drain_s": ("drain_s", _known),
+    "dead_letters": ("dead_letters", _known),
     "p50_ns": ("p50_ms", _latency), "p95_ns": ("p95_ms", _latency), "p99_ns": ("p99_ms", _latency),
     "pulsed_ms": None, "in_rate": None, "in_bytes_rate": None, "out_rate": None,
 }  # fmt: skip
@@ -291,6 +292,15 @@ def _without_ns(row: Mapping[str, object]) -> Mapping[str, object]:
     return {name: value for name, value in row.items() if not name.endswith("_ns")}
 
 
+def _silence(row: RaisedAlarm) -> Mapping[str, object]:
+    """Return the silence of an alarm with times in ms. `until_ms` is 0 until it is cleared."""
+    one = row.get("silence")
+    if one is None:
+        return {}
+    times = {"at_ms": one["at_ns"] // _MS, "until_ms": one["until_ns"] // _MS}
+    return {"silence": {"by": one["by"], **times}}
+
+
 def _short(number: float) -> float:
     return round(number, 1 if number >= 10 else 3)
 
@@ -331,7 +341,7 @@ class BoardView(NamedTuple):
             receivers["receivers"] = list(found["receivers"])
         return {
             "now": [
-                _without_ns({**row, "raised_ms": row["raised_ns"] // _MS})
+                _without_ns({**row, "raised_ms": row["raised_ns"] // _MS, **_silence(row)})
                 for row in found["now"]
                 if see(row["topic"])
             ],

@@ -164,6 +164,7 @@ class Console:
             "/api/peek": reading.peek,
             "/api/messages": reading.messages,
             "/api/body": reading.body,
+            "/api/dead-letters": reading.dead_letters,
             "/api/delayed": reading.delayed,
             "/api/preview": self._doing.preview,
         }

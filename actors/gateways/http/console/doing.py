@@ -35,6 +35,7 @@ from .....transport.names import check_name, part_of
 from .....transport.reports import ChannelStats
 from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
 from .....transport.whole_topic import WholeTopic, whole_topic
+from .....transport.wire.answers import Scheduled
 from .....transport.wire.codec import CHANNEL_HEADER
 from .....transport.wire.protocol import SKIPPED_MAX
 from ....security.policy import (
@@ -43,6 +44,7 @@ from ....security.policy import (
     Action,
     Principal,
     actions_of,
+    alarm_action,
     check_address,
     check_dead_letters,
 )
@@ -433,7 +435,13 @@ class Doing:
             "/api/channel/delete": lambda topic, channel, options, _: source.delete_channel(
                 topic, channel, force=options.get("force") is True
             ),
+            "/api/channel/disconnect": self._disconnect,
             "/api/delayed/cancel": self._cancel,
+            "/api/schedule/add": self._schedule_add,
+            "/api/schedule/set": self._schedule_set,
+            "/api/schedule/run": lambda topic, _, options, __: source.schedule_run(
+                topic, _schedule(options)
+            ),
             "/api/schedule/pause": lambda topic, _, options, __: source.schedule_pause(
                 topic, _schedule(options)
             ),
@@ -450,6 +458,8 @@ class Doing:
         } | {
             "/api/redrive": self._redrive,
             "/api/job/stop": self._stop,
+            "/api/alarm/ack": self._silence,
+            "/api/alarm/unack": self._silence,
             "/api/topic/publish": self._publish,
         }
 
@@ -544,6 +554,41 @@ class Doing:
         found = await self._source.delayed_cancel(topic, cast("list[str]", keys))
         return {"cancelled": sum(found), "not_found": len(found) - sum(found)}
 
+    async def _disconnect(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        consumer = options.get("consumer")
+        if not isinstance(consumer, str) or not consumer:
+            raise bad('"consumer" is missing; give {"consumer": NAME}')
+        return await self._source.disconnect(topic, channel, consumer)
+
+    async def _schedule_add(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        name, settings = _schedule(options), _schedule_settings(options)
+        wanted = published(_without(options, "name", *settings))
+        if CHANNEL_HEADER in (wanted.headers or ()):
+            check_address(principal, topic)
+        if len(wanted.bodies) != 1 or wanted.delay_s is not None:
+            raise bad("a schedule has one body, and no delay")
+        return _first_due(
+            await self._source.schedule_add(
+                topic, name, settings.get("cron", ""), wanted.bodies[0],
+                timezone=settings.get("timezone", "UTC"), missed=settings.get("missed", "one"),
+                key=wanted.key, tag=wanted.tag, headers=wanted.headers,
+            )
+        )  # fmt: skip
+
+    async def _schedule_set(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        name, settings = _schedule(options), _schedule_settings(options)
+        rest = _without(options, "name", *settings)
+        body = published(rest).bodies[0] if rest else None
+        if unknown := rest.keys() - {"body", "body_base64"}:
+            raise bad(f"a schedule cannot change its {min(unknown)[:40]} here")
+        return _first_due(await self._source.schedule_set(topic, name, body=body, **settings))
+
     async def _redrive(self, request: Request) -> Response:
         options, principal = await options_of(request, self._limiters), principal_of(request)
         topic = check_name(parameters_of(request).get("topic") or "")
@@ -574,6 +619,27 @@ class Doing:
         principal = principal_of(request)
         job = self._jobs.stop(number(parameters_of(request), "id", 0, 0, 1 << 53), principal)
         return answer({"done": True, "job": job.row(principal)})
+
+    async def _silence(self, request: Request) -> Response:
+        options, parameters = await options_of(request, self._limiters), parameters_of(request)
+        topic, channel = parameters.get("topic") or "", parameters.get("channel") or ""
+        figure, seconds = options.get("figure", ""), options.get("seconds", 0)
+        if (
+            not isinstance(figure, str)
+            or isinstance(seconds, bool)
+            or not isinstance(seconds, int | float)
+        ):
+            raise bad("figure must be a string, and seconds a number")
+        if not principal_of(request).may(alarm_action(topic), topic):  # broker alarms need more
+            raise api_error("UNAUTHORIZED")
+        try:
+            if request.url.path.endswith("/ack"):
+                found = await self._source.alarm_ack(topic, channel, figure, seconds=seconds)
+            else:
+                found = await self._source.alarm_unack(topic, channel, figure)
+            return answer({"done": True, **found})
+        finally:
+            self._stir()
 
     async def _publish(self, request: Request) -> Response:
         """Publish messages with keys, tags, headers and delays.
@@ -766,6 +832,31 @@ def _schedule(options: JsonObject) -> str:
     if not isinstance(name, str):
         raise bad('"name" is missing; give {"name": NAME}')
     return name
+
+
+class ScheduleSettings(TypedDict, total=False):
+    cron: str
+    timezone: str
+    missed: str
+
+
+def _schedule_settings(options: JsonObject) -> ScheduleSettings:
+    """Return the settings of a schedule that are texts. The broker checks them."""
+    found: ScheduleSettings = {}
+    for name in ScheduleSettings.__optional_keys__ & options.keys():
+        value = options[name]
+        if not isinstance(value, str):
+            raise bad(f"{name} must be a string, not {repr(value)[:40]}")
+        found[name] = value  # type: ignore[literal-required]
+    return found
+
+
+def _without(options: JsonObject, *names: str) -> JsonObject:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def _first_due(scheduled: Scheduled) -> Mapping[str, object]:
+    return {"next_due_ms": scheduled["next_due_ns"] // 1_000_000}
 
 
 def _known(options: JsonObject, kind: Any) -> Any:

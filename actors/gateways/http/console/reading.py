@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.block.block import Block
+from .....transport.client.core import redrive
 from .....transport.client.core.message import (
     StoredMessage,
     count_missing,
@@ -29,9 +30,10 @@ from ..web.places import Turns, holder_of
 from ..web.responses import ApiError, api_error
 from . import answers as bodies
 from .answers import HEADERS, answer, bad, number, parameters_of
-from .board import BoardView
+from .board import BoardView, Row
 from .doing import BackgroundJobs
 from .history import CHANNEL_FIGURES, FINE, SPANS, TOPIC_FIGURES, stride
+from .letter_groups import kind_of, letter_groups
 from .losses import channel_details, chunk_rows, topic_details
 from .sampler import Sampler
 from .source import Open, Source, TopicReader
@@ -45,6 +47,12 @@ LOOKS_MAX: Final = 4  # the most reads that run at the same time; each may hold 
 SPARK_POINTS: Final = 60
 PEEK_MAX: Final = 200
 MEMORY_AGE_S: Final = 5.0
+LONG_SPANS: Final = ("1d", "30d")  # kept by the broker, and not by this gateway
+LONG_POINTS: Final = 720
+LETTERS_MAX: Final = 1_000  # the most dead letters that are read to group them
+LETTERS_BYTES_MAX: Final = 32 * 1024 * 1024
+# The first step of dead letters, from the newest on. While a step is small, the next one is larger.
+LETTERS_STEP: Final = 10
 
 
 class ReadHandlers:
@@ -90,8 +98,13 @@ class ReadHandlers:
         if not topic:
             raise bad("topic is missing; give topic=NAME")
         await self._sampler.fresh()
-        span, points = _span(parameters, FINE * 4)
         names = _series(parameters, [*(CHANNEL_FIGURES if channel else TOPIC_FIGURES)])
+        if (asked := parameters.get("span")) in LONG_SPANS:
+            points = number(parameters, "points", LONG_POINTS, 1, LONG_POINTS)
+            found = await self._source.history(topic, channel or None, str(asked), points)
+            kept = {name: found["series"].get(name, ()) for name in names}
+            return answer({**found, "series": kept})
+        span, points = _span(parameters, FINE * 4)
         series = self._sampler.history.series(
             topic, channel, span, names, points, self._sampler.second()
         )
@@ -150,8 +163,14 @@ class ReadHandlers:
             for row in await self._source.schedule_list(parameters.get("topic") or None)
             if principal.may(Action.SEE, row["topic"])
         ]
-        admins = {topic for topic in {row["topic"] for row in rows} if principal.may(ADMIN, topic)}
-        return answer(bodies.schedules(rows, admins))
+        letters = {"a": ADMIN, "p": Action.PUBLISH}
+        may = {
+            row["topic"]: "".join(
+                one for one in letters if principal.may(letters[one], row["topic"])
+            )
+            for row in rows
+        }
+        return answer(bodies.schedules(rows, may))
 
     async def topic(self, request: Request) -> Response:
         topic = _topic(parameters_of(request))
@@ -249,6 +268,28 @@ class ReadHandlers:
         place = {"start": start, "head": head, "from": first, "next_offset": after}
         return answer({**place, "missing": missing, "messages": told})
 
+    async def dead_letters(self, request: Request) -> Response:
+        """Group the newest dead letters, and return the letters of one `group`, the newest first.
+
+        Letters before those that wait to be sent back are left out if all of them were sent back.
+        """
+        parameters = parameters_of(request)
+        topic, room = _topic(parameters), _room(parameters, bodies.BODY_BYTES)
+        chosen, node = parameters.get("group") or "", await self._node()
+        board = await self._sampler.fresh(topic)
+        row = board.topics.get(topic)
+        sender = row.channels.get(redrive.CHANNEL) if row is not None else None
+        async with self._looks.turn(holder_of(request)), self._open(topic) as reader:
+            start, head = await reader.head()
+            first = max(start, _first_letter(sender, head))
+            letters, at, missing = await _newest(topic, reader, first, head)
+            groups = letter_groups(letters)
+            members = [one for one in letters if chosen and kind_of(one.headers).id == chosen]
+            newest = members[-MESSAGES_MAX:]
+            told = [bodies.message(one, node, room) for one in reversed(newest)]
+        place = {"from": at, "head": head, "read": len(letters), "all": at <= first}
+        return answer({**place, "missing": missing, "groups": groups, "messages": told})
+
     async def body(self, request: Request) -> Response:
         parameters = parameters_of(request)
         topic, offset = _topic(parameters), number(parameters, "offset", -1, 0, 1 << 62)
@@ -336,6 +377,43 @@ async def _read(
         if is_full or (fetched.next_offset <= passed and not fetched.blocks):
             break
     return found, at, missing
+
+
+async def _newest(
+    topic: str, reader: TopicReader, first: int, head: int
+) -> tuple[list[StoredMessage], int, int]:
+    """Return the newest messages from `first` on, from where they are, and how many of these cannot
+    be read.
+
+    The bounds are LETTERS_MAX and LETTERS_BYTES_MAX. The last step may exceed them by one step.
+    """
+    found: list[StoredMessage] = []
+    at, size, missing, step = head, 0, 0, LETTERS_STEP
+    while at > first and len(found) < LETTERS_MAX and size < LETTERS_BYTES_MAX:
+        begin, end = max(first, at - step), at
+        at, read, passed = begin, [], begin
+        while passed < end:
+            messages, after, lost = await _read(topic, reader, passed, end, step)
+            read += messages
+            missing += lost
+            if after <= passed:
+                break
+            passed = after
+        found = read + found
+        size_now = sum(len(one.body) for one in read)
+        size += size_now
+        step = min(step * (2 if size_now < READ_BYTES else 1), LETTERS_MAX - len(found))
+    return found, at, missing
+
+
+def _first_letter(sender: Row | None, head: int) -> int:
+    """Return the first offset that was not sent back, or 0 if there may be earlier ones."""
+    if sender is None:
+        return 0
+    values = sender.values
+    held = values["in_flight"] + values["deferred"] + values["dying"]
+    position = int(values["next_offset"])
+    return position if not held and values["depth"] <= head - position else 0
 
 
 def _of_block(topic: str, block: Block, first: int, head: int) -> Any:

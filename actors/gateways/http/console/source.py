@@ -25,11 +25,15 @@ from .....transport.wire.answers import (
     ClusterAnswer,
     DelayedCount,
     DelayedRow,
+    Disconnected,
+    FigureHistory,
     Made,
     Moved,
     Nothing,
     OverviewAnswer,
+    Scheduled,
     ScheduleRow,
+    Silenced,
     TopicConfigured,
 )
 from .....transport.wire.codec import HeaderValue
@@ -43,6 +47,18 @@ class Source(Protocol):
     ) -> OverviewAnswer: ...
 
     async def cluster(self, *, fresh: bool = False) -> ClusterAnswer: ...
+
+    async def history(
+        self, topic: str, channel: str | None = None, span: str = "1d", points: int = 240
+    ) -> FigureHistory: ...
+
+    async def alarm_ack(
+        self, topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0
+    ) -> Silenced: ...
+
+    async def alarm_unack(
+        self, topic: str = "", channel: str = "", figure: str = ""
+    ) -> Silenced: ...
 
     async def audit(self, count: int = 100) -> list[AuditEntry]: ...
 
@@ -65,6 +81,35 @@ class Source(Protocol):
     async def delayed_cancel_all(self, topic: str) -> int: ...
 
     async def schedule_list(self, topic: str | None = None) -> list[ScheduleRow]: ...
+
+    async def schedule_add(
+        self,
+        topic: str,
+        name: str,
+        cron: str,
+        body: bytes,
+        *,
+        timezone: str = "UTC",
+        missed: str = "one",
+        key: bytes | str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, HeaderValue] | None = None,
+    ) -> Scheduled: ...
+
+    async def schedule_set(
+        self,
+        topic: str,
+        name: str,
+        *,
+        cron: str | None = None,
+        body: bytes | None = None,
+        timezone: str | None = None,
+        missed: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, HeaderValue] | None = None,
+    ) -> Scheduled: ...
+
+    async def schedule_run(self, topic: str, name: str) -> Nothing: ...
 
     async def schedule_pause(self, topic: str, name: str) -> Nothing: ...
 
@@ -107,6 +152,8 @@ class Source(Protocol):
     async def unpause(self, topic: str, channel: str | None = None) -> Nothing: ...
 
     async def empty(self, topic: str, channel: str | None = None) -> Nothing: ...
+
+    async def disconnect(self, topic: str, channel: str, consumer: str) -> Disconnected: ...
 
     async def redrive_to(
         self,

@@ -186,7 +186,7 @@ def test_the_list_has_what_the_scheduler_knows(world: World) -> None:
     assert (b["name"], b["state"], b["next_due_ns"]) == ("b", "paused", 0)
 
 
-@pytest.mark.parametrize("do", [None, "", "run", 5, ("add",)])
+@pytest.mark.parametrize("do", [None, "", "walk", 5, ("add",)])
 def test_an_unknown_order_is_refused(world: World, do: Any) -> None:
-    with pytest.raises(UsageError, match="must be add, remove, pause, resume or list"):
+    with pytest.raises(UsageError, match="must be add, set, remove, pause, resume, run or list"):
         world.ask(do=do)

@@ -570,11 +570,11 @@ SCHEDULE: dict[str, Any] = {
 def test_schedules_are_shown_with_times_for_the_page(site: ConsoleSite) -> None:
     site.source.answers = {"schedule_list": [SCHEDULE]}
     (row,) = site.get("/api/schedules").json()["schedules"]
-    assert (row["next_due_ms"], row["last_due_ms"], row["may"]) == (5_000, 0, "a")
+    assert (row["next_due_ms"], row["last_due_ms"], row["may"]) == (5_000, 0, "ap")
     assert row.items() >= {name: SCHEDULE[name] for name in SCHEDULE if name[-3:] != "_ns"}.items()
 
 
-@pytest.mark.parametrize("what", ["pause", "resume", "remove"])
+@pytest.mark.parametrize("what", ["pause", "resume", "remove", "run"])
 def test_a_schedule_is_changed_by_its_name(site: ConsoleSite, what: str) -> None:
     assert post(site, f"/api/schedule/{what}?topic=t", {"name": "n"}).json() == {"done": True}
     assert site.source.calls == [(f"schedule_{what}", "t", "n")]

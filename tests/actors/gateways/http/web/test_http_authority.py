@@ -89,6 +89,7 @@ PERMITTED: dict[Actions, set[str]] = {
     (Action.OPEN,): set(ALL),
     (Action.KNOWN,): set(ALL),
     (Action.MANAGE_TOPIC, Action.REDRIVE): {"root"},
+    (Action.MANAGE_TOPIC, Action.PUBLISH): {"root"},
     (Action.SEE,): {*ALL} - {"stranger"},
     (Action.SEE_SOME,): set(ALL),
     (Action.READ,): {"archiver", "root"},
@@ -192,6 +193,7 @@ def test_every_path_has_the_permission_that_it_needs() -> None:
         "/api/delayed",
         "/api/peek",
         "/api/search",
+        "/api/dead-letters",
         "/api/tail",
         "/api/download",
     }

@@ -1,0 +1,88 @@
+"""Dead letters of a topic grouped by their error: how many there are of each, and since when. Pure.
+
+Letters of one group came from the same channel, for the same reason, with the same error. The error
+is the last line of the text, because a traceback ends with the exception. Numbers in it become `#`,
+so that "user 17 is missing" and "user 18 is missing" are one error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from typing import Final, NamedTuple, Protocol, TypedDict
+
+from .....transport.wire.codec import HeaderValue
+from .....transport.wire.dead_letter import CHANNEL, ERROR, REASON, TIME, TOPIC
+
+ERROR_CHARS: Final = 200  # the most characters of an error
+GROUPS_MAX: Final = 200  # the most groups in an answer
+_NUMBER: Final = re.compile(r"\d+")
+_MS: Final = 1_000_000
+
+
+class LetterKind(NamedTuple):
+    """Kind of a dead letter: what all letters of a group have in common, by their headers."""
+
+    topic: str
+    channel: str
+    reason: str
+    error: str
+
+    @property
+    def id(self) -> str:
+        return blake2b("\n".join(self).encode(), digest_size=8).hexdigest()
+
+
+class Letter(Protocol):
+    """The part of a stored message that says how it died."""
+
+    @property
+    def timestamp_ns(self) -> int: ...
+
+    @property
+    def headers(self) -> dict[str, HeaderValue]: ...
+
+
+class ShownGroup(TypedDict):
+    """A group of dead letters. Times are when the letters died."""
+
+    id: str
+    topic: str
+    channel: str
+    reason: str
+    error: str
+    count: int
+    oldest_ms: int
+    newest_ms: int
+
+
+def kind_of(headers: Mapping[str, HeaderValue]) -> LetterKind:
+    error = _text(headers.get(ERROR)).strip().rpartition("\n")[2]
+    return LetterKind(
+        _text(headers.get(TOPIC)),
+        _text(headers.get(CHANNEL)),
+        _text(headers.get(REASON)),
+        _NUMBER.sub("#", error[:ERROR_CHARS]),
+    )
+
+
+def letter_groups(letters: Iterable[Letter]) -> list[ShownGroup]:
+    """Return the groups, the largest first."""
+    groups: dict[LetterKind, list[int]] = {}
+    for letter in letters:
+        died_ns = letter.headers.get(TIME)
+        died_ms = (died_ns if type(died_ns) is int else letter.timestamp_ns) // _MS
+        groups.setdefault(kind_of(letter.headers), []).append(died_ms)
+    rows = sorted(groups.items(), key=lambda row: (-len(row[1]), row[0]))
+    return [
+        {
+            "id": kind.id, "topic": kind.topic, "channel": kind.channel, "reason": kind.reason,
+            "error": kind.error, "count": len(times), "oldest_ms": min(times), "newest_ms": max(times),
+        }
+        for kind, times in rows[:GROUPS_MAX]
+    ]  # fmt: skip
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
