@@ -46,11 +46,11 @@ from .topic_settings import retention_of
 
 log = logging.getLogger("zsq")
 
-# These actions need no process of the topic that they name, so it may sleep on.
 LOOKUPDS: Final = "lookupds"
 Answered = Callable[[p.Done | None, ZsqError | None], None]
 ALARM: Final = "alarm"
 HISTORY: Final = "history"
+# These actions need no process of the topic that they name, so it may sleep on.
 _ABOUT_ALL: Final = (
     "list", "audit", "overview", "handover", "ended", ALARM, HISTORY, SCHEDULE,
 )  # fmt: skip

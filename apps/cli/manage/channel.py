@@ -31,8 +31,8 @@ OFFSETS_SHOWN: Final = 10
 
 @click.group()
 def channel() -> None:
-    """Create, set, show, list, delete, pause, unpause or empty a channel, skip some of its messages,
-    or disconnect one of its consumers; zsq seek moves one, zsq peek looks into it.
+    """Create, set, show, list, delete, pause, unpause or empty a channel, skip some of its
+    messages, or disconnect one of its consumers; zsq seek moves one, zsq peek looks into it.
     """
 
 
