@@ -49,7 +49,7 @@ def test_the_topics_page_shows_backlog_and_consumers(window: Window) -> None:
     assert window.cell("clicks", "consumers") == "1"
     assert window.cell("empty", "backlog") == "0"
     window.wait_figure("backlog", "62")
-    assert window.page.title() == "Topics · ZSQ"
+    assert window.page.title().endswith("Topics · ZSQ"), "alarms may be before it"
     assert window.page.locator("thead th[aria-sort]").inner_text().startswith("Topic")
 
 

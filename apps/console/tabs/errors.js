@@ -22,7 +22,7 @@ export function errorsTab({ topic, model, query, signal }) {
     void load();
   };
   const table = new Table({ label: `Errors of ${topic}`, columns: columns(model, choose), id: (one) => one.id, sort: ["count", -1], query, empty: empty("No dead letters", "None waits to be sent back.") });
-  const list = new MessageList({ topic, label: "Dead letters with this error", way: -1, empty: empty("No letter", "The newest dead letters have this error no more.") });
+  const list = new MessageList({ topic, model, label: "Dead letters with this error", way: -1, empty: empty("No letter", "The newest dead letters have this error no more.") });
   const title = h("h2", {});
   const letters = h("div.stack", {}, title, list.element);
   show(letters, false);
