@@ -1037,7 +1037,8 @@ def _first(rows: Iterable[_HeldRow], limit: int, blocking: Mapping[int, int]) ->
         for first, count, _ in found:
             for offset in range(first, first + count):
                 yield {**row, "offset": offset, "count": 1, "blocks": blocking[offset]}
-        others += ({**row, "offset": first, "count": count} for first, count, _ in left)
+        for first, count, _ in left:
+            others.append({**row, "offset": first, "count": count})
     yield from _few(others, limit)
 
 

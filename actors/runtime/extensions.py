@@ -16,7 +16,7 @@ from typing import Any
 def filled(point: str) -> tuple[Any, ...]:
     """Return what the extensions give for this point, in the order of their names."""
     found = []
-    package = __package__.rpartition(".")[0]
+    package = __name__.rsplit(".", 2)[0]
     for room in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
         if room.ispkg and importlib.util.find_spec(f"{room.name}.extension") is not None:
             module = importlib.import_module(f"{room.name}.extension")

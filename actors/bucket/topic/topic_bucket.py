@@ -343,7 +343,8 @@ class TopicBucket(StorageExtension):
     def statistics(self) -> ExtensionPulse:
         found = super().statistics()
         if self._archiver is not None:
-            found = {**found, **self._archiver.statistics()}
+            found = ExtensionPulse(**{**found, **self._archiver.statistics()})
         if self._shipping is not None:
-            found = {**found, **self._shipping.statistics()}
-        return {**found, "is_shipped_at_end": self._ended_shipped}
+            found = ExtensionPulse(**{**found, **self._shipping.statistics()})
+        found["is_shipped_at_end"] = self._ended_shipped
+        return found
