@@ -4,6 +4,7 @@ registry.
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import time
@@ -23,6 +24,7 @@ from zsq.actors.gateways import zeromq as gateway_shell
 from zsq.actors.gateways.zeromq import ZeroMqGateway
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import Child
+from zsq.actors.security.policy import ORDERS
 from zsq.actors.settings.options import ServeOptions
 from zsq.actors.settings.starts import ChannelStart, ZeroMqStart
 from zsq.actors.supervisor.supervisor import Supervisor
@@ -148,6 +150,28 @@ class FakeTable:
         return ended, False
 
 
+# All actions of `Manage`, and the names of their options.
+ACTIONS: Final = sorted(
+    {*(action.partition(" ")[0] for action in ORDERS), "audit", "lookupds", "nonsense"}
+)
+_DO: Final = sorted({action.partition(" ")[2] for action in ORDERS if " " in action})
+_NAMES: Final = (
+    "addresses", "after", "body", "broker", "brokers", "channel", "clamp", "consumer", "count", "cron", "figure", "force", "forward",
+    "headers", "key", "keys", "limit", "missed", "name", "offset", "offsets", "origin", "parts", "points", "retention", "seconds",
+    "seen", "since", "span", "sync", "tag", "time_ns", "timezone", "to", "user",
+)  # fmt: skip
+_VALUES: Final = (
+    0, 5, -1, 1.5, math.nan, True, None, "", "x", "t", "1d", "always", "publishers", "* * * * *", b"x", {}, {"a": 1}, (), (5,), ("x",),
+    ((),), ({},),
+)  # fmt: skip
+
+
+def strange_options(mutator: Mutator) -> dict[str, Any]:
+    """Return options, with values of any type."""
+    found = {mutator.one(_NAMES): mutator.one(_VALUES) for _ in range(1 + mutator.below(20))}
+    return found | ({"do": mutator.one(_DO)} if mutator.chance(2) else {})
+
+
 class SupervisorRig:
     """A supervisor whose processes behave correctly, and whose clients may send anything."""
 
@@ -171,9 +195,8 @@ class SupervisorRig:
         mutator = self.mutator
         known: dict[str, Sequence[Any]] = {
             "topic": ("clicks", "orders", "mem#ephemeral", ""), "channel": ("", "archive", "c#ephemeral"),
-            "action": ("create", "delete", "pause", "unpause", "empty", "configure", "chunks", "delayed", "close", "open", "seek", "peek"),
-            "settings": ({}, {"tags": "a"}), "create": (True,),
-            "options": ({}, {"force": True}, {"offset": 5}, {"time_ns": 5}, {"limit": 5}),
+            "action": ACTIONS, "settings": ({}, {"tags": "a"}), "create": (True,),
+            "options": ({}, *(strange_options(mutator) for _ in range(5))),
         }  # fmt: skip
         words = (
             p.Lookup,

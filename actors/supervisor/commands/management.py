@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 from ....storage.retention import changed
 from ....transport.errors import (
+    E_BAD_ARGUMENT,
     E_BAD_COMMAND,
     E_CLOSING,
     E_NOT_FOUND,
@@ -327,7 +328,10 @@ class Commands:
             self._requests.done(message.request, {})
             return
         if message.action == LOOKUPDS:
-            addresses = tuple(str(one) for one in message.options.get("addresses", ()))
+            addresses = message.options.get("addresses")
+            if type(addresses) is not tuple or not all(type(one) is str for one in addresses):
+                text = f"option `addresses` must be a list of texts, not {addresses!r:.40}"
+                raise UsageError(E_BAD_ARGUMENT, text)
             self._set_lookupds(addresses, partial(self._requests.relay, message.request))
             return
         if message.action == "overview":
