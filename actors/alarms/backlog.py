@@ -42,6 +42,11 @@ AGE: Final = "age_s"
 HELD_BYTES: Final = "held_bytes"
 DEAD_LETTERS: Final = "dead_letters"
 HEALTH: Final = "health"
+# Conditions of the broker, which have no number.
+SETTINGS: Final = "settings"
+BUCKET: Final = "bucket"
+DISK: Final = "disk"
+FIGURES: Final = (DEPTH, AGE, HELD_BYTES, DEAD_LETTERS, HEALTH, SETTINGS, BUCKET, DISK)
 
 
 class AlarmState(Enum):

@@ -9,9 +9,10 @@ nothing was written:
 
 A row is at its time modulo the number of rows, so an older row is recognized by its time. A row of
 an hour has the means of rates, and the largest of levels, of the rows of its minutes. It is written
-when the next hour begins, also after a restart. Nothing is synced: a crash of the machine may lose
-the last minutes. A file that is damaged, or of another version, is made anew. Without room on the
-disk there is no history. Both are in the log, and the broker goes on.
+each SUM_EVERY minutes, and once more when the next hour begins. So a broker that stops for some
+hours keeps the hour in which it stopped, but for its last minutes. Nothing is synced: a crash of
+the machine may lose the last minutes. A file that is damaged, or of another version, is made anew.
+Without room on the disk there is no history. Both are in the log, and the broker goes on.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ log = logging.getLogger("zsq")
 TRACKS_MAX: Final = 500
 FIGURES: Final = 5
 NAME_BYTES: Final = 160
+SUM_EVERY: Final = 10
 _ROW: Final = struct.Struct(f"<I{FIGURES}f")
 _HEAD: Final = struct.Struct("<12sI")
 _MAGIC: Final = b"zsqhistory01"
@@ -124,6 +126,8 @@ class HistoryFile:
             for track, values in rows.items():
                 if (slot := self._slots.get(track, -1)) >= 0:
                     self._write(slot, MINUTES, minute, values)
+                    if minute % SUM_EVERY == SUM_EVERY - 1:
+                        self._sum_up(track, slot, hour)
         except OSError as error:
             self._give_up(error)
 

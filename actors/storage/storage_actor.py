@@ -140,7 +140,7 @@ def log_mode(sync: str) -> str:
 
 
 class _Pending(NamedTuple):
-    """An append that is written and waits for its sync.
+    """An append that is written, and waits for its sync or its answer.
 
     `request` is 0 for delayed messages that became due.
     """
@@ -193,10 +193,8 @@ class StorageActor:
         self._log = self.store.log
         self._sealed = False
         self._said_full = ("", "", False)
-        self._written: deque[_Pending] = deque()
-        self._unsynced: deque[_Pending] = (
-            deque()
-        )  # those of them that the next commit must not have
+        self._written: deque[_Pending] = deque()  # those that are not answered yet
+        self._unsynced: deque[_Pending] = deque()  # those that the next commit must not have
         self._ticket: SyncTicket | None = None
         self._sync_ns = 0  # the duration of the last sync
         self._space = Space(self.store.files, self.store.directory, self.store.reserve_bytes)
@@ -448,18 +446,15 @@ class StorageActor:
             raise Refused(E_DISK_FULL, str(error)) from error
         if self._shortage.text:
             self._shortage.stored()
-        is_answered = self.mode == "interval"
         pending = _Pending(
-            0 if is_answered else request,
-            first_offset,
-            time_ns,
-            self._log.end,
-            placed(blocks, first_offset),
+            request, first_offset, time_ns, self._log.end, placed(blocks, first_offset)
         )
-        self._written.append(pending)
         self._unsynced.append(pending)
-        if is_answered:
+        # In a mode that was set a moment ago, an earlier append may still wait.
+        if self.mode == "interval" and not self._written:
             self._listener.appended(request, first_offset, time_ns)
+        else:
+            self._written.append(pending)
 
     def append_delayed(self, request: int, blocks: list[Block], delays_ms: Sequence[int]) -> None:
         """Keep the blocks until they are due. `delayed_stored` or `delayed_failed` follows.
@@ -522,10 +517,11 @@ class StorageActor:
 
     def _delayed_moved(self, end: int) -> None:
         """Wait for the sync of delayed messages that are now in the log, up to `end`."""
-        self._written.append(_Pending(0, 0, 0, end, []))
         self._stages.entered(self._delayed.moving_bytes())
-        if self.mode == "interval":
+        if self.mode == "interval" and not self._written:
             self._listener.head_moved(end)
+        else:
+            self._written.append(_Pending(0, 0, 0, end, []))
 
     def _hint(self, due_ns: int) -> None:
         """Ask the scan loop to scan this topic at that monotonic time."""
@@ -586,7 +582,7 @@ class StorageActor:
             done = self._written.popleft()
             if done.request:
                 self._listener.appended(done.request, done.first_offset, done.time_ns)
-            elif self.mode != "interval":
+            else:
                 self._listener.head_moved(done.end)
 
     def _sync_results(self) -> None:
@@ -622,7 +618,7 @@ class StorageActor:
         """
         self.extension.synced()
         self._answer_durable()
-        if self.extension.confirms_late or (self._written and self.mode != "interval"):
+        if self.extension.confirms_late or self._written:
             # The topic must hear of the appends before it first, which may wait for the extension.
             self._written.append(_Pending(0, 0, 0, self._log.synced_end, []))
             self._answer_durable()

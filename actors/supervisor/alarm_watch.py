@@ -21,16 +21,20 @@ from typing import TYPE_CHECKING, Final
 
 from ...storage.files import Files
 from ...transport.errors import E_BAD_ARGUMENT, E_NOT_FOUND, NotFound, UsageError
+from ...transport.names import check_name
 from ...transport.reports import AlarmEvent, AlarmReceiver, RaisedAlarm
 from ...transport.wire import protocol as p
 from ...transport.wire.protocol import Alarm
 from ..alarms.backlog import (
     AGE,
+    BUCKET,
     DEAD_LETTERS,
     DEPTH,
+    FIGURES,
     HEALTH,
     HELD_BYTES,
     NONE,
+    SETTINGS,
     Alarms,
     AlarmSubject,
     Event,
@@ -94,8 +98,8 @@ class AlarmWatch:
         self._singles = singles
         self._disk = disk
         self._conditions = {
-            "settings": (settings_trouble, "all gateways have the new settings"),
-            "bucket": (bucket_trouble, "the bucket can be used"),
+            SETTINGS: (settings_trouble, "all gateways have the new settings"),
+            BUCKET: (bucket_trouble, "the bucket can be used"),
         }
         self.given = state.options.alarms
         self._alarms = Alarms(self.given.hold_s)
@@ -195,6 +199,12 @@ class AlarmWatch:
             raise UsageError(
                 E_BAD_ARGUMENT, f"option `do` of alarm must be ack or unack, not {do!r:.40}"
             )
+        if figure and figure not in FIGURES:
+            text = f"figure must be one of {', '.join(FIGURES)}, not {figure!r:.40}"
+            raise UsageError(E_BAD_ARGUMENT, text)
+        for name, what in ((message.topic, "topic"), (message.channel, "channel")):
+            if name:
+                check_name(name, what)
         place = AlarmSubject(message.topic, message.channel, figure)
         if do == "unack":
             gone = self._silences.end(place)

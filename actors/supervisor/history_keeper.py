@@ -49,7 +49,12 @@ class HistoryKeeper:
     def answer(self, message: p.Manage) -> dict[str, object]:
         """Return the figures over a day or 30 days. What is not known is None."""
         span, points = message.options.get("span"), message.options.get("points", POINTS_MAX)
-        if type(span) is not str or span not in SPANS or type(points) is not int or not 1 <= points <= POINTS_MAX:
+        if (
+            type(span) is not str
+            or span not in SPANS
+            or type(points) is not int
+            or not 1 <= points <= POINTS_MAX
+        ):
             text = f"history needs span ({', '.join(SPANS)}) and points (1 to {POINTS_MAX})"
             raise UsageError(E_BAD_ARGUMENT, f"{text}, not {repr(message.options)[:80]}")
         now_s = int(time.time())

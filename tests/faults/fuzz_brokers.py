@@ -160,7 +160,7 @@ _NAMES: Final = (
     "headers", "key", "keys", "limit", "missed", "name", "offset", "offsets", "origin", "parts", "points", "retention", "seconds",
     "seen", "since", "span", "sync", "tag", "time_ns", "timezone", "to", "user",
 )  # fmt: skip
-_VALUES: Final = (
+_VALUES: Final[tuple[Any, ...]] = (
     0, 5, -1, 1.5, math.nan, True, None, "", "x", "t", "1d", "always", "publishers", "* * * * *", b"x", {}, {"a": 1}, (), (5,), ("x",),
     ((),), ({},),
 )  # fmt: skip

@@ -40,6 +40,17 @@ def test_minutes_and_hours_survive_a_restart(tmp_path: Path) -> None:
     assert not known(later["in"]), "rows of the day before are not shown"
 
 
+def test_the_hour_of_a_stop_is_kept_however_long_the_broker_is_down(tmp_path: Path) -> None:
+    path = str(tmp_path / "history")
+    history = HistoryFile(path)
+    for minute in range(25):
+        history.note(HOUR * 60 + minute, {T: (minute, 2.0, 3.0, minute)})
+    history = HistoryFile(path)
+    history.note((HOUR + 5) * 60, {T: (9.0, 9.0, 9.0, 9.0)})
+    found = history.series(T, "30d", (HOUR + 6) * 3_600, 720)[1]
+    assert known(found["backlog"]) == [19.0], "until the last sum"
+
+
 def test_places_are_bounded_and_those_of_deleted_topics_are_used_again(tmp_path: Path) -> None:
     history = HistoryFile(str(tmp_path / "history"))
     many = {(f"t{number}", ""): (1.0, 1.0, 1.0, 1.0) for number in range(TRACKS_MAX + 1)}

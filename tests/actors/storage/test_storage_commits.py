@@ -49,8 +49,8 @@ class Bench:
             "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs, "extension": self.extension,
             "state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
             "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing),
-            "_stages": SimpleNamespace(turn=nothing),
-            "_delayed": SimpleNamespace(turn=nothing, waits_for_log=lambda end: False, holds_checkpoint=lambda: False),
+            "_stages": SimpleNamespace(turn=nothing, entered=nothing),
+            "_delayed": SimpleNamespace(turn=nothing, moving_bytes=nothing, waits_for_log=lambda end: False, holds_checkpoint=lambda: False),
             "host": SimpleNamespace(every=nothing, cease=nothing), "_channels": SimpleNamespace(sync=mode),
         }  # fmt: skip
         vars(self.actor).update(parts)
@@ -120,6 +120,29 @@ def test_a_commit_counts_the_blocks_that_a_roll_has_synced(
     store = bench.harness.crash(keep_none)
     assert bench.harness.check() == [0, 1, 2, 3, 4]
     assert store.state.load().producers[PRODUCER].next_sequence == 5
+
+
+def test_no_append_is_answered_before_an_earlier_one_that_is_held(tmp_path: Path) -> None:
+    """The topic never expects an append below its head. In the mode `interval`, an append is
+    answered when it is written.
+    """
+    made = Bench(tmp_path, "always")
+    made.extension.holds = True
+    made.hear(1)
+    made.turn()
+    made.actor._set_sync(p.SetSync(1, "interval"))
+    made.hear(1)
+    made.actor._delayed_moved(made.actor._log.end)
+    made.turn()
+    assert not made.topic.told
+    made.extension.holds = False
+    made.turn()
+    made.actor._log.sync()
+    made.turn()
+    offsets = [one.first_offset for one in made.topic.told if isinstance(one, Appended)]
+    assert offsets == [0, 3]
+    assert isinstance(made.topic.told[-1], Head)
+    made.harness.abandon()
 
 
 def test_the_rows_of_producers_do_not_wait_for_confirmation(tmp_path: Path) -> None:

@@ -34,7 +34,10 @@ NOT_COME: Final = (
     f"they did not arrive within the time-out: another consumer of channel {CHANNEL} holds "
     "them, or it is paused; try again"
 )
-SETTLED: Final = f"they were sent back or discarded before, so channel {CHANNEL} has finished them"
+SETTLED: Final = (
+    f"channel {CHANNEL} has finished them (they were sent back or discarded), or there are no such "
+    "messages"
+)
 # A letter that is not sent stays in flight until the run ends, and takes one of the places.
 BEHIND: Final = (
     "they wait behind {:,} that are not sent; correct what stops those, or pass over them: zsq "
