@@ -63,6 +63,19 @@ def meant(name: str, names: Iterable[str]) -> str:
     return f". Did you mean {close[0]!r}?" if close else ""
 
 
+def channel_missing(topic: str, channel: str) -> str:
+    """Return the text of the error about a missing channel. See `is_channel_missing`."""
+    return f"channel {channel!r} of topic {topic!r} does not exist"
+
+
+def is_channel_missing(text: str) -> bool:
+    """Return True if the text of an E_NOT_FOUND says that the topic is there, without the channel.
+
+    A client needs to know this of the broker of a part. One without the topic is another broker.
+    """
+    return text.startswith("channel ")
+
+
 def part_name(topic: str, number: int) -> str:
     """Return the name of a part."""
     return f"{topic}#{number}"

@@ -45,8 +45,8 @@ HEALTH: Final = "health"
 # Conditions of the broker, which have no number.
 SETTINGS: Final = "settings"
 BUCKET: Final = "bucket"
-DISK: Final = "disk"
-FIGURES: Final = (DEPTH, AGE, HELD_BYTES, DEAD_LETTERS, HEALTH, SETTINGS, BUCKET, DISK)
+FREE_BYTES: Final = "free_bytes"  # of the disk
+FIGURES: Final = (DEPTH, AGE, HELD_BYTES, DEAD_LETTERS, HEALTH, SETTINGS, BUCKET, FREE_BYTES)
 
 
 class AlarmState(Enum):

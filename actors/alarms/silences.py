@@ -68,12 +68,7 @@ class Silences:
         return [*self._silences.values()]
 
     def add(self, one: Silence) -> None:
-        """Add a silence, or replace the one of the same place. Raises `Refused` (E_LIMIT).
-
-        It keeps the time since when receivers hear nothing.
-        """
-        if (before := self._silences.get(one.place)) is not None:
-            one = one._replace(at_ns=min(before.at_ns, one.at_ns))
+        """Add a silence, or replace the one of the same place. Raises `Refused` (E_LIMIT)."""
         if one.place not in self._silences and len(self._silences) >= SILENCES_MAX:
             text = f"the broker has {SILENCES_MAX} silenced alarms, which is the limit; end some"
             raise Refused(E_LIMIT, text)

@@ -323,7 +323,7 @@ class ChannelActor(Actor[ChannelStart]):
             if message.delay_ms == p.BACKOFF
             else message.delay_ms * _MS
         )
-        self.due_clock.hold(delay_ns)
+        self.due_clock.hold(min(max(0, delay_ns), p.REQUEUE_DELAY_MS_MAX * _MS))
         now_ns = self.due_clock.now_ns()
         refused = self.core.req(
             mail.envelope, message.token, message.ranges, message.delay_ms, now_ns, error
@@ -670,9 +670,13 @@ class ChannelActor(Actor[ChannelStart]):
         """
         labels = {peer: one.label for peer, one in self.core.consumers.items()}
         named = [peer for peer, label in labels.items() if label == message.consumer]
-        named = named or [
-            peer for peer, label in labels.items() if label.rpartition(" ")[0] == message.consumer
-        ]
+        if not named:
+            parts = {peer: label.rpartition(" ") for peer, label in labels.items()}
+            named = [
+                peer
+                for peer, (name, _, address) in parts.items()
+                if name == message.consumer and ":" in address
+            ]
         for peer in named:
             self._dismiss(peer, E_HELLO, DISCONNECTED)
         return p.Done(message.request, {"count": len(named)})

@@ -47,6 +47,7 @@ from ...transport.block.block import Block, cut, gather
 from ...transport.errors import (
     E_BAD_ARGUMENT,
     E_BAD_COMMAND,
+    E_CLOSING,
     E_LIMIT,
     CorruptBlock,
     Refused,
@@ -322,11 +323,18 @@ class ChannelCore:
             consumer.latency = LatencyWindow(options.CONSUMER_LATENCY_SLOT_S)
         self._turns.join(consumer)
 
-    def end_session(self, session: int) -> None:
-        """Remove the consumer with this number. It is back over another connection."""
+    def end_session(self, session: int, attempt: int) -> None:
+        """Remove the consumer with this number. It is back over another connection.
+
+        Raises `Refused` if the present connection is the newer one. The network may deliver what a
+        connection sent long after its client has given it up.
+        """
         peer = self._sessions.get(session)
-        if peer is not None:
-            self.unsubscribe(peer, Departure.LEFT)
+        if peer is None:
+            return
+        if self.consumers[peer].attempt > attempt:
+            raise Refused(E_CLOSING, "this consumer has subscribed over a newer connection")
+        self.unsubscribe(peer, Departure.LEFT)
 
     def set_ready(self, peer: Peer, ready: int) -> None:
         consumer = self.consumers[peer]
@@ -1083,12 +1091,13 @@ def consumer_of(
             E_BAD_ARGUMENT,
             f"sample rate must be 1 to {p.SAMPLE_RATE_MAX} percent, or 0 for all, not {message.sample_rate}",
         )
-    core.end_session(message.session)
+    core.end_session(message.session, message.request)
     _check_room(peer, core, now_ns)
     heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
     return Subscriber(
         peer, message.label[:128], message.ready, timeout_ms * _MS, heartbeat_ms * _MS, now_ns, wall_ns // 1_000_000_000,
         sample_rate=message.sample_rate, reports=message.reports, session=message.session,
+        attempt=message.request,
     )  # fmt: skip
 
 

@@ -128,6 +128,7 @@ class Subscriber:
     # counts as begun when it is sent.
     reports: bool = False
     session: int = 0  # its random number, by which it is known when it comes back
+    attempt: int = 0  # the number of its Sub, which grows with each connection
     # True while suspects wait for this consumer: it gets nothing else, and them when it holds
     # nothing.
     sifts: bool = False

@@ -442,9 +442,12 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             else None
         )
         request = getattr(message, "request", 0)
+        holder = self._holder(client, link.key)
+        # A heartbeat shows that the link works. It must not wait behind requests that wait.
+        holder = f"heartbeats of {holder}" if isinstance(message, p.Beat) else holder
         try:
             self.questions.ask(
-                self._holder(client, link.key),
+                holder,
                 Asker(client, request),
                 (frame, message, link.key),
                 len(frame),

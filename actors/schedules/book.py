@@ -149,13 +149,16 @@ class Book:
         if entry is None:
             return
         entry.old = [one for one in entry.old if one is not run]
-        if entry.run is run:
+        is_own = entry.run is run
+        if is_own:
             entry.run = None
         elif entry.schedule is None or entry.schedule.uuid != run.schedule.uuid:
             return  # another schedule of that name
         entry.published += outcome.published
         entry.left_out += outcome.left_out
         entry.last, entry.handled = outcome.last, max(entry.handled, outcome.handled)
+        if not is_own:
+            return  # a former version, whose next due time is by another expression
         entry.next_due = outcome.next_due
         entry.is_asked = entry.is_asked or outcome.last is not None
         _note_trouble(entry, run, outcome, now_ns)

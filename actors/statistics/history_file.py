@@ -7,12 +7,13 @@ nothing was written:
     track    the name (topic, NUL, channel), then 1,440 rows of minutes and 720 rows of hours
     row      the minute since 1970, or the hour, and FIGURES numbers of 4 bytes
 
-A row is at its time modulo the number of rows, so an older row is recognized by its time. A row of
-an hour has the means of rates, and the largest of levels, of the rows of its minutes. It is written
-each SUM_EVERY minutes, and once more when the next hour begins. So a broker that stops for some
-hours keeps the hour in which it stopped, but for its last minutes. Nothing is synced: a crash of
-the machine may lose the last minutes. A file that is damaged, or of another version, is made anew.
-Without room on the disk there is no history. Both are in the log, and the broker goes on.
+A row is at its time modulo the number of rows, so an older row is recognized by its time. A row
+of an hour has the means of rates, and the largest of levels, of the rows of its minutes. It is
+written each SUM_EVERY minutes, and once more when the next hour begins. So a broker that stops
+for some hours keeps the hour in which it stopped, but for its last minutes. Nothing is synced:
+a crash of the machine may lose the last minutes. A file that is damaged, or of another version,
+is made anew. Without room on the disk there is no history. Both are in the log, and the broker
+goes on.
 """
 
 from __future__ import annotations

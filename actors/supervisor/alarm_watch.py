@@ -109,7 +109,7 @@ class AlarmWatch:
         self._files = Files()
         self._path = str(state.options.data_dir.absolute() / SILENCES_FILE)
         self._silences = self._stored_silences()
-        self._ended: list[Silence] = []  # by users, since the last check
+        self._heard: set[AlarmSubject] = set()  # the raised alarms that receivers know of
         self._began_ns = time.monotonic_ns()
 
     def configure(self, given: AlarmOptions) -> None:
@@ -148,8 +148,13 @@ class AlarmWatch:
             log.warning("alarm %s", event.text)
         events += self._disk.take_events()  # the disk watch has logged these already
         self._recent.extend(map(as_json, events))
+        self._end_silences(now_ns, wall_ns)
         loud = [one for one in events if one.event == "cleared" or not self._silences.of(one.place)]
-        told = [as_json(event) for event in (*loud, *self._ended_silences(now_ns, wall_ns))]
+        for event in loud:
+            (self._heard.discard if event.event == "cleared" else self._heard.add)(event.place)
+        unheard = [one for one in self._raised_again(wall_ns) if one.place not in self._heard]
+        self._heard.update(one.place for one in unheard)
+        told = [as_json(event) for event in (*loud, *unheard)]
         if self._anew and all(child.state == "up" for child in self._tellers()):
             self._anew = False
             cleared = [one for one in events if one.event == "cleared"]
@@ -177,19 +182,12 @@ class AlarmWatch:
 
     # Silences
 
-    def _ended_silences(self, now_ns: int, wall_ns: int) -> list[Event]:
-        """End the silences that are over. Return the alarms that receivers have not heard of."""
+    def _end_silences(self, now_ns: int, wall_ns: int) -> None:
+        """End the silences that are over."""
         settled = now_ns - self._began_ns > SETTLE_NS + int(self.given.hold_s * 1e9)
         places = [AlarmSubject(*_place(row)) for row in self.rows()]
-        over = self._silences.pass_by(places, wall_ns, settled=settled)
-        if over:
+        if self._silences.pass_by(places, wall_ns, settled=settled):
             self._store_silences()
-        gone, self._ended = [*self._ended, *over], []
-        return [
-            event
-            for event in self._raised_again(wall_ns)
-            if any(one.covers(event.place) and one.at_ns <= event.raised_wall_ns for one in gone)
-        ]
 
     def manage(self, message: p.Manage) -> dict[str, object]:
         """Silence alarms, or end that. Return the answer. Raises `ZsqError` if it is refused."""
@@ -210,7 +208,6 @@ class AlarmWatch:
             gone = self._silences.end(place)
             if not gone:
                 raise NotFound(E_NOT_FOUND, f"no alarm of {_said(place)} is silenced")
-            self._ended += gone
             self._store_silences()
             return {"count": len(gone)}
         if type(seconds) not in (int, float) or not 0 <= seconds <= SILENCE_S_MAX:

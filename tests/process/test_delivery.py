@@ -382,8 +382,10 @@ def test_a_disconnected_consumers_messages_go_to_others_at_once_and_it_comes_bac
     ):
         producer.publish_many(topic, [b"0", b"1"])
         held = [stuck.receive(10) for _ in range(2)]
-        with zsq.Consumer(topic, "c", url=url, ready=2, label="other") as other:
+        with zsq.Consumer(topic, "c", url=url, ready=2, label="nobody 2") as other:
             wait_for(lambda: channel_row(url, topic, "c")["client_count"] == 2, what="both")
+            with pytest.raises(zsq.NotFound, match="has no consumer 'nobody'"):
+                admin.disconnect(topic, "c", "nobody")
             assert admin.disconnect(topic, "c", "stuck") == {"count": 1}
             found = [other.receive(10) for _ in range(2)]
             assert sorted((one.body, one.attempts) for one in found if one is not None) == [
@@ -402,5 +404,3 @@ def test_a_disconnected_consumers_messages_go_to_others_at_once_and_it_comes_bac
         again = stuck.receive(10)
         assert again is not None
         assert (again.body, again.attempts) == (b"2", 1)
-        with pytest.raises(zsq.NotFound, match="has no consumer 'nobody'"):
-            admin.disconnect(topic, "c", "nobody")

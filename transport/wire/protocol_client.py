@@ -409,7 +409,8 @@ class Sub(Wire):
     answers Recall. Otherwise each message counts as begun when it is sent.
 
     `session` is a random number, or 0. If the channel has a consumer with the same number, that one
-    has left: its connection is dead, and its client is back over another one.
+    has left: its connection is dead, and its client is back over another one. The one with the
+    higher number of its request is the later one.
     """
 
     op: ClassVar[int] = 30

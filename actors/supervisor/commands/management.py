@@ -24,7 +24,7 @@ from ....transport.errors import (
     UsageError,
     ZsqError,
 )
-from ....transport.names import check_name, is_ephemeral, meant, part_of
+from ....transport.names import channel_missing, check_name, is_ephemeral, meant, part_of
 from ....transport.settings import ChannelOptions, RetentionSettings
 from ....transport.wire import protocol as p
 from ...runtime.port import Mail
@@ -182,8 +182,8 @@ class Commands:
         return self._missing(f"topic {topic!r} does not exist{why}", topic, self._broker.groups)
 
     def _missing_channel(self, group: TopicGroup, channel: str, why: str = "") -> NotFound:
-        what = f"channel {channel!r} of topic {group.name!r} does not exist{why}"
-        return self._missing(what, channel, group.channels)
+        what = channel_missing(group.name, channel)
+        return self._missing(what + why, channel, group.channels)
 
     def _missing(self, what: str, name: str, names: Iterable[str]) -> NotFound:
         """Return the error for a name that does not exist, with the name that may be meant.

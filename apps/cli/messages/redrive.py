@@ -146,11 +146,13 @@ class Run:
             self.plan.was_sent(group)
         return self.plan.total - before
 
-    def send_chosen(self, offsets: Sequence[int], reader: Reader) -> None:
-        """Send the dead letters with these offsets back, one by one."""
+    def send_chosen(self, offsets: Sequence[int], reader: Reader, stopping: Stopping) -> None:
+        """Send the dead letters with these offsets back, one by one, until a signal comes."""
         from ....transport.errors import NotFound
 
         for offset in offsets:
+            if stopping.is_set():
+                return
             if not self._admin.skip(self._dead_topic, CHANNEL, [offset], preview=True):
                 self.plan.leave(SETTLED)
                 continue
@@ -301,16 +303,18 @@ def redrive(
                 if discard:
                     return _discard(admin, dead_topic, offsets, as_json)
                 reader = stack.enter_context(Reader(dead_topic, url=url, timeout=timeout))
-                try:
-                    run.send_chosen(sorted({*offsets}), reader)
-                finally:
-                    _tell(run, as_json)
-                return 1 if run.plan.left else 0
-            consumer = stack.enter_context(
-                Consumer(
-                    dead_topic, CHANNEL, url=url, ready=ready, timeout=timeout, start="earliest"
+            else:
+                consumer = stack.enter_context(
+                    Consumer(
+                        dead_topic, CHANNEL, url=url, ready=ready, timeout=timeout, start="earliest"
+                    )
                 )
-            )
+        if offsets:
+            try:
+                run.send_chosen(sorted({*offsets}), reader, stopping)
+            finally:
+                _tell(run, as_json)
+            return 1 if run.plan.left else 0
         try:
             with bar("sending back", count, unit="messages") as advance:
                 drive(run, consumer, count, stopping, timeout, advance)
@@ -319,20 +323,22 @@ def redrive(
         consumer.flush()
         others = run.plan.left.keys() - {NO_LETTER, plan.behind}
         if not was_there and not (plan.total or plan.passed or others):
-            # The channel is not removed here. If it is the topic's only channel, a later channel
-            # would not get its messages.
-            advice = (
-                f"if you do not need it, delete it: zsq channel delete {dead_topic} {CHANNEL} "
-                "--force"
-            )
-            say(
-                (
-                    f"zsq: {dead_topic} has no dead letters, and its new channel {CHANNEL!r} keeps "
-                    f"its messages; {advice}"
-                ),
-                err=True,
-            )
+            _say_unused(dead_topic)
     return 1 if run.plan.left else 0
+
+
+def _say_unused(dead_topic: str) -> None:
+    """Say that the run has created its channel for nothing.
+
+    The channel is not removed. If it is the topic's only channel, a later channel would not get its
+    messages.
+    """
+    say(
+        f"zsq: {dead_topic} has no dead letters, and its new channel {CHANNEL!r} keeps its "
+        f"messages; if you do not need it, delete it: zsq channel delete {dead_topic} {CHANNEL} "
+        "--force",
+        err=True,
+    )
 
 
 def _discard(admin: Admin, dead_topic: str, offsets: Sequence[int], as_json: bool) -> int:

@@ -47,14 +47,6 @@ def test_an_acknowledgement_ends_with_its_alarm_and_a_silence_with_its_time() ->
     assert (silences.rows(), silences.of(DEPTH)) == ([], None)
 
 
-def test_a_silence_that_is_renewed_began_when_it_was_made() -> None:
-    """The receivers have not heard of an alarm that was raised in between."""
-    silences = Silences()
-    silences.add(silence(*DEPTH, until_ns=100))
-    silences.add(silence(*DEPTH, until_ns=200)._replace(at_ns=50))
-    assert [(one.at_ns, one.until_ns) for one in silences.rows()] == [(5, 200)]
-
-
 def test_silences_have_a_limit_and_one_for_each_place() -> None:
     silences = Silences()
     for number in range(SILENCES_MAX):

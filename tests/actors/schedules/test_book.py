@@ -90,6 +90,19 @@ def test_a_pause_cancels_the_run_and_nothing_runs_before_its_end() -> None:
     assert (of(book)["state"], of(book)["published"]) == (WAITING, 2)
 
 
+def test_a_run_of_a_former_version_does_not_say_when_the_new_one_is_due() -> None:
+    book = Book()
+    book.take([row(replace(HOURLY, cron="0 3 1 1 *"))])
+    (run,) = book.ready(200, 0, 4)
+    book.take([row()])
+    book.ended(run, Outcome(-1, 100, 10_000 * H), 0)
+    assert of(book)["state"] == NEW
+    (run,) = book.ready(200, 0, 4)
+    assert run.schedule == HOURLY
+    book.ended(run, Outcome(-1, 100, H), 0)
+    assert of(book)["next_due_ns"] == H * S
+
+
 def test_a_schedule_that_is_removed_and_added_again_begins_anew() -> None:
     book = waiting()
     (run,) = book.ready(H, 0, 4)

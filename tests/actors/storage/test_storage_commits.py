@@ -50,7 +50,8 @@ class Bench:
             "state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
             "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing),
             "_stages": SimpleNamespace(turn=nothing, entered=nothing),
-            "_delayed": SimpleNamespace(turn=nothing, moving_bytes=nothing, waits_for_log=lambda end: False, holds_checkpoint=lambda: False),
+            "_delayed": SimpleNamespace(
+                turn=nothing, moving_bytes=nothing, waits_for_log=lambda end: False, holds_checkpoint=lambda: False),
             "host": SimpleNamespace(every=nothing, cease=nothing), "_channels": SimpleNamespace(sync=mode),
         }  # fmt: skip
         vars(self.actor).update(parts)

@@ -19,7 +19,7 @@ from ...errors import (
     UsageError,
     ZsqError,
 )
-from ...names import part_name, part_of, parts_text
+from ...names import is_channel_missing, part_name, part_of, parts_text
 from ...settings import CHANNEL
 from ...wire.protocol import Done, Manage, Spread, Stats, Wire
 from ...wire.spread import HasParts, addresses_of
@@ -170,7 +170,7 @@ class PartAnswers:
         An order goes on with the parts of the brokers that answer. A refusal is probably the same
         for all parts, so it ends the order.
         """
-        if isinstance(error, NotFound) and not getattr(one.question.make(0), "channel", ""):
+        if isinstance(error, NotFound) and not is_channel_missing(error.text):
             # The broker that has the part would know it.
             where = ",".join(one.urls)
             text = f"part {one.part} is at {where}, where a broker answers that does not have it"

@@ -66,7 +66,7 @@ from ...errors import (
     from_wire,
     option,
 )
-from ...names import part_of
+from ...names import is_channel_missing, part_of
 from ...resolver import NotResolved, Resolver, late, resolver
 from ...system import EventSet, Ready, why_no_file
 from ...wire import sockets
@@ -762,7 +762,8 @@ class Link:
         if error.code in self.passing:
             self._die(now_ns, str(error), error, elsewhere=error.code in AWAY)
             return
-        if error.code == E_NOT_FOUND and self._is_perhaps_a_stranger:
+        is_without = error.code == E_NOT_FOUND and not is_channel_missing(error.text)
+        if is_without and self._is_perhaps_a_stranger:
             self._there = _STRANGER
             self._die(now_ns, f"the part is at {self.given.url}, {_STRANGER}", elsewhere=True)
             return

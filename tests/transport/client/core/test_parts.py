@@ -31,7 +31,7 @@ from zsq.transport.errors import (
     UsageError,
     ZsqError,
 )
-from zsq.transport.names import part_name
+from zsq.transport.names import channel_missing, part_name
 from zsq.transport.wire.addresses import parse_all
 from zsq.transport.wire.protocol import Done, Fetch, Manage, Spread, Stats, Wire
 from zsq.transport.wire.spread import PARTS_ASKED_NS, HasParts, KeyParts
@@ -605,7 +605,7 @@ def test_the_replies_of_the_parts_are_one_reply() -> None:
 
 
 AWAY = BrokerUnreachable(E_TIMEOUT, "no answer")
-LACKING = NotFound(E_NOT_FOUND, "no channel")
+LACKING = NotFound(E_NOT_FOUND, channel_missing("t", "c"))
 
 
 def answered(one: Question, errors: Mapping[str, ZsqError]) -> tuple[PartAnswers, list[str]]:
@@ -640,7 +640,7 @@ def test_a_repeated_deletion_succeeds_where_something_is_left() -> None:
     assert answered(question("delete", "t"), lacking)[0].combined()
     with pytest.raises(NotFound, match="t#1 and t#2 did this, but t#0 and t#3 did not"):
         answered(question("pause", "t"), lacking)[0].combined()
-    with pytest.raises(NotFound, match=r"^E_NOT_FOUND no channel$"):
+    with pytest.raises(NotFound, match=r"^E_NOT_FOUND channel 'c' of topic 't' does not exist$"):
         answered(question("delete", "t"), {f"t#{n}": LACKING for n in range(4)})[0].combined()
 
 

@@ -107,7 +107,7 @@ def subscribed(count: int = 0, most: int = 0, **changes: int) -> Any:
         consumers=consumers,
         settings=SimpleNamespace(max_consumers=most),
         lost_consumers=lambda now: [],
-        end_session=lambda session: None,
+        end_session=lambda session, attempt: None,
     )
     return consumer_of(message, A, cast("Any", delivery), 1, 1)
 
