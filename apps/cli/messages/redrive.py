@@ -298,23 +298,24 @@ def redrive(
             if not row["kept_count"]:
                 _tell(run, as_json)
                 return 0
+            reader: Reader | None = None
             if offsets:
                 admin.create_channel(dead_topic, CHANNEL, start="earliest")
                 if discard:
                     return _discard(admin, dead_topic, offsets, as_json)
                 reader = stack.enter_context(Reader(dead_topic, url=url, timeout=timeout))
-            else:
-                consumer = stack.enter_context(
-                    Consumer(
-                        dead_topic, CHANNEL, url=url, ready=ready, timeout=timeout, start="earliest"
-                    )
-                )
-        if offsets:
+        if reader is not None:
             try:
                 run.send_chosen(sorted({*offsets}), reader, stopping)
             finally:
                 _tell(run, as_json)
             return 1 if run.plan.left else 0
+        with stopping.interruptible():
+            consumer = stack.enter_context(
+                Consumer(
+                    dead_topic, CHANNEL, url=url, ready=ready, timeout=timeout, start="earliest"
+                )
+            )
         try:
             with bar("sending back", count, unit="messages") as advance:
                 drive(run, consumer, count, stopping, timeout, advance)
