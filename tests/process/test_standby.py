@@ -298,8 +298,13 @@ def test_zsq_cluster_and_the_console_show_the_command_that_hands_over(pair: Pair
     assert httpx.get(f"{base}/api/overview").json()["broker"]["clustered"] is True
     done = zsq_command.run_text(*command.split()[1:])
     assert done.returncode == 0, done.stderr
-    again = json.loads(zsq_command.run_text("--url", pair.urls, "cluster", "--json").stdout)
-    assert again["brokers"][0]["epoch"] > broker["epoch"]
+
+    def epoch() -> int:
+        """Return the epoch of the new primary. It is 0 until that one has asked the bucket."""
+        ended = zsq_command.run_text("--url", pair.urls, "cluster", "--json")
+        return int(json.loads(ended.stdout)["brokers"][0]["epoch"])
+
+    wait_for(lambda: epoch() > broker["epoch"], 20, "the epoch of the new primary")
 
 
 def test_nobody_hands_over_without_a_standby(tmp_path: Path) -> None:
