@@ -481,4 +481,5 @@ class SignalFlag:
         return self._is_set
 
     def __del__(self) -> None:
-        self._waker.close()
+        if hasattr(self, "_waker"):  # there may have been no file descriptor for it
+            self._waker.close()

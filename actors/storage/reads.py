@@ -103,7 +103,7 @@ class Reads:
             self._fetching.popitem(last=False)
 
     def arrived(self) -> None:
-        """Try the requests again that wait for bytes of the bucket."""
+        """Try the requests again that wait for bytes which are not on this disk."""
         waiting, self._fetching = self._fetching, OrderedDict()
         for again in waiting.values():
             again()

@@ -310,7 +310,7 @@ class RetentionRunner:
             self._leave_disk(view)
 
     def _expiry(self) -> Retention:
-        """Return the policy by which messages expire, on the disk and in the bucket."""
+        """Return the policy by which messages expire, on the disk and elsewhere."""
         if self._extension.archives:
             return global_policy(self.policy)
         if self._extension.keeps_remote:
@@ -344,7 +344,7 @@ class RetentionRunner:
         """Go on when the thread has removed the files of archived chunks, or failed."""
         if isinstance(value, OSError):
             log.error(
-                "%s: files that the bucket has cannot be removed: %s; the next start tries again",
+                "%s: files that were archived cannot be removed: %s; the next start tries again",
                 self._title,
                 value,
             )

@@ -274,7 +274,7 @@ class StorageActor:
         self.front.route(p.Fetch, self._reads.fetch_for_channel)
         self.front.route(p.Scan, self._delayed.scan)
         self._channels.route(self.front)
-        # A new channel may begin at a time whose chunk is only in the bucket.
+        # A new channel may begin at a time whose chunk is not on this disk.
         self.front.route(p.OpenChannel, self._reads.patient(self._channels.open))
         self._reads.route(self.reader)
         obey(p.SetSealed, self.seal)
@@ -497,8 +497,8 @@ class StorageActor:
     def _look_for_space(self) -> None:
         """Send a pulse when the refusal of publishes begins or ends.
 
-        The cause is a full disk, the topic's bound, or the bucket. The supervisor learns of it
-        within a second.
+        The cause is a full disk, the topic's bound, or the extension. The supervisor learns of
+        it within a second.
         """
         if self._shortage.text:
             self._shortage.look(self._space.room(), time.monotonic_ns())
@@ -569,8 +569,8 @@ class StorageActor:
         When the log begins a new chunk, it syncs too. That sync counts even if the append that
         caused it failed.
         """
-        # The rows of producers follow the log, also while an append waits for the bucket. Otherwise
-        # the checkpoint would pass blocks that no row has, and their repetition would be stored.
+        # The rows of producers follow the log, also while an append waits to be confirmed.
+        # Otherwise the checkpoint would pass blocks that no row has, and their repetition would be stored.
         synced_end = self._log.synced_end
         while self._unsynced and self._unsynced[0].end <= synced_end:
             done = self._unsynced.popleft()

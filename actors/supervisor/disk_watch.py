@@ -23,6 +23,7 @@ from ...storage.files import Files
 from ...storage.space import describe, reserve_bytes
 from ...transport.names import EPHEMERAL_SUFFIX
 from ...transport.reports import DiskStats, RaisedAlarm
+from ..alarms import backlog
 from ..alarms.backlog import AlarmSubject, Event
 from ..settings import options
 from ..statistics.broker_view import storage_pulse
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zsq")
 
-FREE_BYTES: Final = AlarmSubject("", "", "free_bytes")
+FREE_BYTES: Final = AlarmSubject("", "", backlog.FREE_BYTES)
 AGAIN_S: Final = 60.0
 OVER_S: Final = 3.0
 TOPICS_NAMED: Final = 5

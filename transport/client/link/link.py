@@ -9,10 +9,9 @@ gateway.
 A link is dead when its monitor reports a disconnect, when the peer sends Bye or does not know the
 client, when nothing arrived for two heartbeats (and less than 4 KiB of a large frame moved), when
 a second connection shows that it is dead (`second_try.py`), or when the peer sends something
-invalid. The socket is then closed without linger. After a pause (50
-ms, doubling to 1 s, with jitter) the link starts again on a new socket. A new socket is necessary:
-the old one's pipe may outlive its server, and the contents of that pipe must never arrive out of
-order.
+invalid. The socket is then closed without linger. After a pause (50 ms, doubling to 1 s, with
+jitter) the link starts again on a new socket. A new socket is necessary: the old one's pipe may
+outlive its server, and the contents of that pipe must never arrive out of order.
 
 A client may have several addresses (`wire/addresses.py`). An attempt has failed at an address when
 nothing arrived: the connection was refused, or the peer did not complete ZeroMQ's handshake within
