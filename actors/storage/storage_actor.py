@@ -570,7 +570,8 @@ class StorageActor:
         caused it failed.
         """
         # The rows of producers follow the log, also while an append waits to be confirmed.
-        # Otherwise the checkpoint would pass blocks that no row has, and their repetition would be stored.
+        # Otherwise the checkpoint would pass blocks that no row has, and their repetition would be
+        # stored.
         synced_end = self._log.synced_end
         while self._unsynced and self._unsynced[0].end <= synced_end:
             done = self._unsynced.popleft()

@@ -348,11 +348,15 @@ def test_receivers_do_not_hear_of_a_silenced_alarm_until_the_silence_ends(
             with pytest.raises(zsq.NotFound, match="no alarm of t/quiet is raised"):
                 admin.alarm_ack("t", "quiet")
             assert admin.alarm_ack("t", "quiet", seconds=3600) == {"count": 0}
+            for figure in ("depth", "age_s", "held_bytes", "dead_letters", "health", "free_bytes"):
+                assert admin.alarm_ack("other", figure=figure, seconds=3600) == {"count": 0}
+            with pytest.raises(zsq.UsageError, match="figure must be one of depth, .*not 'dpeth'"):
+                admin.alarm_ack("other", figure="dpeth", seconds=3600)
             publish(broker, "t", 5)
             wait_for(lambda: len(rows(broker)) == 2, 30, "both alarms")
             assert [one["channel"] for one in hook.got.get(timeout=30)[1]["events"]] == ["loud"]
             assert admin.alarm_ack("t", "loud") == {"count": 1}
-            (entry,) = [one for one in admin.audit() if one["options"].get("seconds")]
+            (entry,) = [one for one in admin.audit(topic="t") if one["options"].get("seconds")]
             assert (entry["action"], entry["result"]) == ("alarm", "done")
             assert admin.alarm_unack("t", "quiet") == {"count": 1}
             (event,) = hook.got.get(timeout=30)[1]["events"]
