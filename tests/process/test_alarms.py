@@ -350,7 +350,7 @@ def test_receivers_do_not_hear_of_a_silenced_alarm_until_the_silence_ends(
             assert admin.alarm_ack("t", "quiet", seconds=3600) == {"count": 0}
             for figure in ("depth", "age_s", "held_bytes", "dead_letters", "health", "free_bytes"):
                 assert admin.alarm_ack("other", figure=figure, seconds=3600) == {"count": 0}
-            with pytest.raises(zsq.UsageError, match="figure must be one of depth, .*not 'dpeth'"):
+            with pytest.raises(zsq.UsageError, match=r"must be one of depth, .*not 'dpeth'"):
                 admin.alarm_ack("other", figure="dpeth", seconds=3600)
             publish(broker, "t", 5)
             wait_for(lambda: len(rows(broker)) == 2, 30, "both alarms")
