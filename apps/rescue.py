@@ -25,17 +25,17 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Final, NamedTuple
 
-from ..storage.errors import Damaged
-from ..storage.files import Files
-from ..storage.log.log_format import TEMPORARY_SUFFIX
-from ..storage.shipping.rescue_file import (
+from ..storage.bucket.shipping.rescue_file import (
     RescuedBlock,
     RescuedMessage,
     RescueHead,
     check_rescue,
     rescued_blocks,
 )
-from ..storage.shipping.set_aside import PUBLISHED
+from ..storage.bucket.shipping.set_aside import PUBLISHED
+from ..storage.errors import Damaged
+from ..storage.files import Files
+from ..storage.log.log_format import TEMPORARY_SUFFIX
 from ..transport.block.block import Block
 from ..transport.client.blocking.drive import Drive
 from ..transport.client.blocking.stage_writer import StageCommitter, StageWriter

@@ -1,8 +1,7 @@
 """Restore of a broker from its bucket: a new data directory from the log of ticks and the archive.
 
 The directory is made under a temporary name, synced, and renamed. So a directory with the final
-name is complete. What every topic needs is in `storage/shipping/restore.py`. This module does the
-rest: the registry, the identity with which the copy may continue the log, and the check.
+name is complete. `storage/bucket/shipping/restore.py` does what each topic needs. This module does the rest: the registry, the identity with which the copy may continue the log, and the check.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from typing import Final
 
 from ..actors.supervisor.topics.registry import REGISTRY_NAME
 from ..actors.supervisor.topics.registry_format import GIVEN, Content, TopicRow, decode, encode
-from ..storage.archive.archive_format import BROKER_NAME, Claim, decode_claim
+from ..storage.bucket.archive.archive_format import BROKER_NAME, Claim, decode_claim
 from ..storage.bucket.bucket import Bucket, BucketError, ObjectMissing
 from ..storage.bucket.bucket_url import parse_bucket_url
 from ..storage.bucket.counted_bucket import CountedBucket
 from ..storage.bucket.object_store import open_bucket
+from ..storage.bucket.shipping.restore import RestoredTopic, Target, restore_topics
+from ..storage.bucket.shipping.tick_format import COPY_NAME, Copy, encode_copy, log_object
+from ..storage.bucket.shipping.tick_reader import LogMoved, TickReader, WrongTime
 from ..storage.directory.store import TopicIdentity
 from ..storage.errors import DiskFull, StorageError
 from ..storage.files import Files
-from ..storage.shipping.restore import RestoredTopic, Target, restore_topics
-from ..storage.shipping.tick_format import COPY_NAME, Copy, encode_copy, log_object
-from ..storage.shipping.tick_reader import LogMoved, TickReader, WrongTime
 from ..transport.errors import (
     E_BAD_ARGUMENT,
     E_BUCKET,

@@ -55,14 +55,14 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "storage": (),
     "storage.log": ("storage",),
     "storage.bucket": ("storage",),
-    "storage.archive": ("storage", "storage.bucket", "storage.log"),
+    "storage.bucket.archive": ("storage", "storage.bucket", "storage.log"),
     "storage.cluster": ("storage", "storage.bucket"),
     "storage.state": ("storage", "storage.log"),
     "storage.delayed": ("storage", "storage.log", "storage.state"),
     "storage.staging": ("storage", "storage.log", "storage.state"),
     "storage.directory": ("storage", "storage.delayed", "storage.log", "storage.staging", "storage.state"),
-    "storage.shipping": (
-        "storage", "storage.archive", "storage.bucket", "storage.delayed", "storage.directory", "storage.log", "storage.state",
+    "storage.bucket.shipping": (
+        "storage", "storage.bucket", "storage.bucket.archive", "storage.delayed", "storage.directory", "storage.log", "storage.state",
     ),
     "storage.checks": ("storage", "storage.delayed", "storage.directory", "storage.log", "storage.state"),
     "storage.nsq": ("storage", "storage.log"),

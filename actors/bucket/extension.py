@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from ...storage.bucket.shipping.tick_format import COPY_NAME, STANDBY_NAME, decode_copy
 from ...storage.errors import StorageError
 from ...storage.files import Files
-from ...storage.shipping.tick_format import COPY_NAME, STANDBY_NAME, decode_copy
 
 _COPY_BYTES_MAX: Final = 64 * 1024
 

@@ -1,10 +1,10 @@
 """Lease cell: until when a primary may acknowledge publishes, in memory that its processes share.
 
 The archive actor writes it, and all topics and channels read it. See
-`storage/shipping/standbys.py`. It is a file of 16 bytes in the run directory, which the processes
-map: a time of `boot_ns`, or 0 if no lease is needed, because there is no standby, and the patience
-of the standby. A read costs some 200 ns and no call of the system. Each start of a broker makes a
-new run directory, so no lease outlives a broker.
+`storage/bucket/shipping/standbys.py`. It is a file of 16 bytes in the run directory, which the
+processes map: a time of `boot_ns`, or 0 if no lease is needed, because there is no standby, and the
+patience of the standby. A read costs some 200 ns and no call of the system. Each start of a broker
+makes a new run directory, so no lease outlives a broker.
 
 If the lease has been over for the patience, this broker is not primary any more as far as it can
 know (`LeaseWatch.is_lost`). Then it turns away those that only receive: consumers, readers, and

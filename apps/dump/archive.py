@@ -15,7 +15,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from ...storage import documents
-from ...storage.archive.archive_format import (
+from ...storage.bucket.archive.archive_format import (
     BROKER_NAME,
     CHUNKS,
     MANIFESTS,
@@ -24,12 +24,12 @@ from ...storage.archive.archive_format import (
 )
 from ...storage.bucket.bucket_url import parse_bucket_url
 from ...storage.bucket.object_store import open_bucket
+from ...storage.bucket.shipping.tick_format import BOUNDARIES, LOG, STATES
 from ...storage.cluster.directory import FOLDER as DIRECTORY
 from ...storage.cluster.directory import KIND
 from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
 from ...storage.log.chunk import ArchivedChunk
-from ...storage.shipping.tick_format import BOUNDARIES, LOG, STATES
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from .record import TEXT_BYTES_MAX, Record, damaged, record
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from ...storage.archive.archive_format import INDEX_OBJECT_MAGIC
+from ...storage.bucket.archive.archive_format import INDEX_OBJECT_MAGIC
+from ...storage.bucket.shipping.tick_format import TICK_MAGIC
 from ...storage.errors import Damaged
 from ...storage.log.log_format import (
     CHUNK_COPY_BYTES,
@@ -26,7 +27,6 @@ from ...storage.nsq.disk_queue_format import (
     parse_data_name,
 )
 from ...storage.nsq.disk_queue_format import parse_meta_name as parse_nsqd_meta_name
-from ...storage.shipping.tick_format import TICK_MAGIC
 
 HEAD_BYTES: Final = 64 * 1024
 CHUNK: Final = "chunk"  # the file of a stage has the same format

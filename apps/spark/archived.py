@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from ...storage.archive.archive_format import Manifest
-from ...storage.archive.archive_reader import ArchiveReader, index_of, topics_of
-from ...storage.archive.chunk_objects import SegmentDamaged
-from ...storage.archive.manifests import newest_manifest
+from ...storage.bucket.archive.archive_format import Manifest
+from ...storage.bucket.archive.archive_reader import ArchiveReader, index_of, topics_of
+from ...storage.bucket.archive.chunk_objects import SegmentDamaged
+from ...storage.bucket.archive.manifests import newest_manifest
 from ...storage.bucket.bucket import Bucket, ObjectMissing
 from ...storage.bucket.bucket_url import parse_bucket_url
 from ...storage.bucket.object_store import open_bucket

@@ -1,1 +1,1 @@
-"""The bucket: an object store beyond the disk. Address, objects and a check of a store."""
+"""Extension "bucket": an object store beyond the disk. Its address, objects and check."""

@@ -15,7 +15,7 @@ import zsq
 ROOT: Final = Path(__file__).resolve().parents[2]
 PARTS: Final = ("__init__.py", "__main__.py", "py.typed", "actors", "apps", "storage", "transport")
 ROOMS: Final = {
-    "bucket": ("actors/bucket", "storage/archive", "storage/bucket", "storage/shipping"),
+    "bucket": ("actors/bucket", "storage/bucket"),
     "HTTP, schedules, Spark, task queues": (
         "actors/gateways/http", "actors/schedules", "apps/integrations", "apps/spark",
     ),

@@ -32,7 +32,7 @@ from zsq.actors.supervisor.topics.dormancy import is_unused
 from zsq.actors.supervisor.topics.registry import Registry
 from zsq.actors.topic import topic
 from zsq.apps import restore as restoring
-from zsq.storage.archive import chunk_cache
+from zsq.storage.bucket.archive import chunk_cache
 from zsq.storage.errors import Locked, StorageError
 from zsq.storage.files import Files
 from zsq.transport import errors

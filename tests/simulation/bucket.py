@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsq.storage.bucket.bucket import BucketAway, ObjectExists, ObjectMissing
 from zsq.storage.bucket.bucket_url import parse_bucket_url
-from zsq.storage.shipping.tick_format import TAKEOVER, decode_index
+from zsq.storage.bucket.shipping.tick_format import TAKEOVER, decode_index
 
 from .shipped import Shipped
 from .world import MS, the_world

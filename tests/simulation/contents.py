@@ -17,16 +17,16 @@ from typing import Any, Final, Self
 
 from zsq.actors.supervisor.topics.registry_format import Content, TopicRow, decode
 from zsq.apps import restore as restoring
-from zsq.storage.archive.archive_format import chunk_object
+from zsq.storage.bucket.archive.archive_format import chunk_object
 from zsq.storage.bucket.bucket import ObjectExists, ObjectMissing
 from zsq.storage.bucket.bucket_url import BucketUrl
+from zsq.storage.bucket.shipping.ship_check import check_log
 from zsq.storage.delayed.delayed import rows_from
 from zsq.storage.delayed.delayed_format import decode_row
 from zsq.storage.directory.store import Store, StoreOptions, TopicIdentity, open_store
 from zsq.storage.errors import Damaged
 from zsq.storage.files import Files
 from zsq.storage.log.log_format import STATE_NAME, chunk_name
-from zsq.storage.shipping.ship_check import check_log
 from zsq.storage.state.state import StateStore, Table
 from zsq.storage.state.state_rows import HoleRow
 from zsq.transport.block.block import Block

@@ -29,10 +29,10 @@ from support.history import number_of
 
 from zsq.actors.storage.retention import RetentionRunner
 from zsq.actors.storage.storage_actor import StorageActor
+from zsq.storage.bucket.shipping.tick_format import decode_index
 from zsq.storage.log.group import CommittedGroup
 from zsq.storage.log.log import Log
 from zsq.storage.retention import LogView
-from zsq.storage.shipping.tick_format import decode_index
 
 from .contents import TopicContent, contents
 from .former import former_now

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from zsq.storage.shipping.tick_format import TAKEOVER, decode_index
+from zsq.storage.bucket.shipping.tick_format import TAKEOVER, decode_index
 
 if TYPE_CHECKING:
     from .disasters import Accepted

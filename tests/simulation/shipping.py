@@ -127,8 +127,8 @@ class SimLeaseCell:
 
 def prepare() -> None:
     """Let the restore run in one simulated thread, and the actor's timer run often."""
+    from zsq.storage.bucket.shipping import restore, tick_reader
     from zsq.storage.delayed import delayed_recovery
-    from zsq.storage.shipping import restore, tick_reader
 
     def run_here(step: str, *arguments: str) -> Any:
         output = io.StringIO()

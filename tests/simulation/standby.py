@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from zsq.actors.bucket.archive import primacy
 from zsq.actors.bucket.standby import standby
 from zsq.actors.bucket.standby.standby import StandbyLoop
+from zsq.storage.bucket.shipping import follower, standbys
 from zsq.storage.files import Files
-from zsq.storage.shipping import follower, standbys
 
 from .contents import InlineThreads
 from .world import MS, Process, S, World, the_world

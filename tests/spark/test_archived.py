@@ -25,7 +25,7 @@ from zsq.apps.spark.options import sink_options, source_options
 from zsq.apps.spark.planning import OffsetRange
 from zsq.apps.spark.schema import COLUMNS
 from zsq.apps.spark.source import BatchReader, RangePartition
-from zsq.storage.archive.archive_reader import ArchiveReader
+from zsq.storage.bucket.archive.archive_reader import ArchiveReader
 from zsq.storage.bucket.bucket import BucketAway, ObjectMissing
 from zsq.storage.log.chunk import ArchivedChunk
 from zsq.transport.client.blocking.asker import AskerBase

@@ -14,16 +14,12 @@ from crc32c import crc32c
 from support.shipping_harness import ShippingHarness
 
 from zsq.storage import documents
-from zsq.storage.archive.archive_format import decode_manifest
+from zsq.storage.bucket.archive.archive_format import decode_manifest
 from zsq.storage.bucket.bucket import BucketRefuses
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.folder_bucket import FolderBucket
-from zsq.storage.errors import Damaged
-from zsq.storage.files import Files
-from zsq.storage.foreign import is_uuid, path_of, text_of, uuid_of, whole_number
-from zsq.storage.log.chunk import ArchivedChunk
-from zsq.storage.shipping.follower import Follower, uuids_of
-from zsq.storage.shipping.tick_format import (
+from zsq.storage.bucket.shipping.follower import Follower, uuids_of
+from zsq.storage.bucket.shipping.tick_format import (
     HEAD_BYTES,
     TICK,
     TICK_MAGIC,
@@ -37,6 +33,10 @@ from zsq.storage.shipping.tick_format import (
     log_object,
     state_object,
 )
+from zsq.storage.errors import Damaged
+from zsq.storage.files import Files
+from zsq.storage.foreign import is_uuid, path_of, text_of, uuid_of, whole_number
+from zsq.storage.log.chunk import ArchivedChunk
 from zsq.transport.wire.codec import VALUE_CONTAINERS_MAX, pack_value, unpack_value
 
 MIB: Final = 1024 * 1024

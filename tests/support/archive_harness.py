@@ -9,8 +9,8 @@ from pathlib import Path
 
 from support.storage_harness import IDENTITY, SMALL, StorageHarness
 
-from zsq.storage.archive.chunk_cache import ChunkCache, open_cache
-from zsq.storage.archive.chunk_objects import ChunkObjects
+from zsq.storage.bucket.archive.chunk_cache import ChunkCache, open_cache
+from zsq.storage.bucket.archive.chunk_objects import ChunkObjects
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.folder_bucket import FolderBucket
 from zsq.storage.directory.store import Store

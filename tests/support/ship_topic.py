@@ -18,6 +18,8 @@ from support.storage_harness import IDENTITY
 from zsq.actors.bucket.topic.archive_link import ArchiveLink
 from zsq.actors.bucket.topic.ship_parts import ShippingState
 from zsq.actors.bucket.topic.shipping import Shipping
+from zsq.storage.bucket.shipping.tick_format import Piece, Range, Tail, advanced
+from zsq.storage.bucket.shipping.tick_reader import ShippedTopic
 from zsq.storage.delayed.delayed_format import META, due_block, unwrap
 from zsq.storage.directory.store import Store
 from zsq.storage.errors import Damaged
@@ -25,8 +27,6 @@ from zsq.storage.files import Files
 from zsq.storage.log.chunk import open_chunk
 from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, chunk_name
 from zsq.storage.row_changes import DELAYED, STATE, decode_frames
-from zsq.storage.shipping.tick_format import Piece, Range, Tail, advanced
-from zsq.storage.shipping.tick_reader import ShippedTopic
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch, StateStore
 from zsq.storage.state.store_builder import StoreBuilder

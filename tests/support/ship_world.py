@@ -16,10 +16,10 @@ from support.ship_bucket import FakeBucket, FakeThread
 from zsq.actors.bucket.archive.primacy import Primacy
 from zsq.actors.bucket.archive.shipper import Shipper, ShipperState
 from zsq.actors.primitives.lease_cell import LeaseCell
+from zsq.storage.bucket.shipping.ship_log import find_chain, replay_tails
+from zsq.storage.bucket.shipping.tick_format import Tail, decode_index, log_object
+from zsq.storage.bucket.shipping.tick_reader import TickReader
 from zsq.storage.log.log_format import chunk_name
-from zsq.storage.shipping.ship_log import find_chain, replay_tails
-from zsq.storage.shipping.tick_format import Tail, decode_index, log_object
-from zsq.storage.shipping.tick_reader import TickReader
 from zsq.transport.errors import Refused
 from zsq.transport.wire import protocol as p
 

@@ -16,23 +16,11 @@ from support.archive_harness import ArchiveHarness
 from support.storage_harness import IDENTITY
 
 from zsq.actors.supervisor.topics.registry_format import Content, TopicRow, encode
-from zsq.storage.archive.archive_format import Manifest
-from zsq.storage.archive.claim import claim
-from zsq.storage.archive.manifests import Manifests
-from zsq.storage.delayed.delayed_format import row_key
-from zsq.storage.directory.store import Store
-from zsq.storage.log.log_format import chunk_name
-from zsq.storage.row_changes import (
-    DELAYED,
-    DELAYED_BEGIN,
-    DELAYED_NONE,
-    STATE,
-    STATE_BEGIN,
-    Change,
-    encode_frames,
-)
-from zsq.storage.shipping.ship_log import ShipLog
-from zsq.storage.shipping.tick_format import (
+from zsq.storage.bucket.archive.archive_format import Manifest
+from zsq.storage.bucket.archive.claim import claim
+from zsq.storage.bucket.archive.manifests import Manifests
+from zsq.storage.bucket.shipping.ship_log import ShipLog
+from zsq.storage.bucket.shipping.tick_format import (
     TICK,
     Boundary,
     Copy,
@@ -44,6 +32,18 @@ from zsq.storage.shipping.tick_format import (
     after,
     encode_tick,
     state_object,
+)
+from zsq.storage.delayed.delayed_format import row_key
+from zsq.storage.directory.store import Store
+from zsq.storage.log.log_format import chunk_name
+from zsq.storage.row_changes import (
+    DELAYED,
+    DELAYED_BEGIN,
+    DELAYED_NONE,
+    STATE,
+    STATE_BEGIN,
+    Change,
+    encode_frames,
 )
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch, Table

@@ -397,7 +397,7 @@ class CopyArchive(Order[Done]):
 @dataclass(frozen=True, slots=True)
 class TakePart(Order[Done]):
     """Make the directory of a part that another broker has given to this one
-    (storage/shipping/part_taking.py).
+    (storage/bucket/shipping/part_taking.py).
 
     `url` is the bucket of the other broker. Done.data: {"row": the row of the part in the registry
     of the other broker, "start", "end", "archived": the offsets, and the messages that are only in

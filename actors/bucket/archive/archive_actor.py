@@ -24,20 +24,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from ....storage.archive.archive_format import Manifest
-from ....storage.archive.chunk_objects import ChunkObjects
-from ....storage.archive.claim import Claimed, claim
-from ....storage.archive.manifests import Manifests, Superseded
+from ....storage.bucket.archive.archive_format import Manifest
+from ....storage.bucket.archive.chunk_objects import ChunkObjects
+from ....storage.bucket.archive.claim import Claimed, claim
+from ....storage.bucket.archive.manifests import Manifests, Superseded
 from ....storage.bucket.bucket import Bucket, BucketAway, BucketRefuses, BucketUnfit
 from ....storage.bucket.bucket_url import parse_bucket_url
 from ....storage.bucket.counted_bucket import CountedBucket
 from ....storage.bucket.object_store import CALL_S, open_bucket
 from ....storage.bucket.probe import probe
+from ....storage.bucket.shipping.part_taking import CopiesAhead, Wanted, take_part
+from ....storage.bucket.shipping.tick_format import state_folder
 from ....storage.errors import Damaged, StorageError
 from ....storage.files import Files
 from ....storage.log.chunk import ArchivedChunk
-from ....storage.shipping.part_taking import CopiesAhead, Wanted, take_part
-from ....storage.shipping.tick_format import state_folder
 from ....transport.errors import (
     E_BUCKET,
     E_CHECKSUM,

@@ -1,4 +1,4 @@
-"""Primacy: what a primary owes to its standbys. The rules are in `storage/shipping/standbys.py`.
+"""Primacy: what a primary owes to its standbys. `storage/bucket/shipping/standbys.py` has the rules.
 
 | change | before it | after it |
 |---|---|---|
@@ -15,7 +15,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from ....storage.shipping.standbys import (
+from ....storage.bucket.shipping.standbys import (
     LOOK_S,
     NO_STANDBY,
     SOON_LOOK_S,

@@ -34,14 +34,11 @@ from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
-from ....storage.archive.archive_format import MANIFESTS
+from ....storage.bucket.archive.archive_format import MANIFESTS
 from ....storage.bucket.bucket import Bucket
-from ....storage.errors import Damaged, StorageError
-from ....storage.files import Files
-from ....storage.log.log_format import TEMPORARY_SUFFIX
-from ....storage.shipping.ship_log import Fenced, ShipLog, Taken, find_chain, read_index
-from ....storage.shipping.standbys import NO_STANDBY, Notice, Terms, terms_of
-from ....storage.shipping.tick_format import (
+from ....storage.bucket.shipping.ship_log import Fenced, ShipLog, Taken, find_chain, read_index
+from ....storage.bucket.shipping.standbys import NO_STANDBY, Notice, Terms, terms_of
+from ....storage.bucket.shipping.tick_format import (
     COPY_NAME,
     STATES,
     TICK,
@@ -59,6 +56,9 @@ from ....storage.shipping.tick_format import (
     encode_copy,
     state_object,
 )
+from ....storage.errors import Damaged, StorageError
+from ....storage.files import Files
+from ....storage.log.log_format import TEMPORARY_SUFFIX
 from ....transport.errors import E_BUCKET, E_FENCED, Refused
 from ....transport.wire import protocol as p
 from ...primitives.lease_cell import boot_ns

@@ -12,10 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from ....storage.errors import Damaged, StorageError
-from ....storage.files import Files
-from ....storage.log.log_format import chunk_name
-from ....storage.shipping.tick_format import (
+from ....storage.bucket.shipping.tick_format import (
     TAILS_EVERY,
     EncodedTick,
     Index,
@@ -24,6 +21,9 @@ from ....storage.shipping.tick_format import (
     advanced,
     encode_tick,
 )
+from ....storage.errors import Damaged, StorageError
+from ....storage.files import Files
+from ....storage.log.log_format import chunk_name
 from ....transport.wire import protocol as p
 
 

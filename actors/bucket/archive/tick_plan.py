@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ....storage.shipping.tick_format import TICK_BYTES, WINDOW
+from ....storage.bucket.shipping.tick_format import TICK_BYTES, WINDOW
 
 URGENT_BYTES: Final = 1024 * 1024
 NEVER: Final = 1 << 62

@@ -1,4 +1,4 @@
-"""Patience: when a standby takes over. Pure; the rules are in `storage/shipping/standbys.py`.
+"""Patience: when a standby takes over. The rules: `storage/bucket/shipping/standbys.py`.
 
 | event | the standby |
 |---|---|
@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
-from ....storage.shipping.standbys import wait_ns
-from ....storage.shipping.tick_format import Index
+from ....storage.bucket.shipping.standbys import wait_ns
+from ....storage.bucket.shipping.tick_format import Index
 
 
 class Patience:

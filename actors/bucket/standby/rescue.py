@@ -1,6 +1,6 @@
 """Rescue: sets aside what a former primary had stored and had not shipped.
 
-`storage/shipping/set_aside.py` does the work. This module tells it which topics there are.
+`storage/bucket/shipping/set_aside.py` does the work. This module tells it which topics there are.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from ....storage.bucket.bucket import Bucket
+from ....storage.bucket.shipping.set_aside import FormerTopic, Rescued, set_aside
 from ....storage.directory.store import TopicIdentity
 from ....storage.files import Files
-from ....storage.shipping.set_aside import FormerTopic, Rescued, set_aside
 from ...supervisor.topics.registry import REGISTRY_NAME
 from ...supervisor.topics.registry_format import AWAY, Content, decode
 

@@ -31,13 +31,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn
 
-from ....storage.archive.archive_format import BROKER_NAME
+from ....storage.bucket.archive.archive_format import BROKER_NAME
 from ....storage.bucket.bucket import Bucket, BucketError, ObjectMissing
 from ....storage.bucket.bucket_url import parse_bucket_url
 from ....storage.bucket.object_store import open_bucket
+from ....storage.bucket.shipping.tick_format import COPY_NAME, LOG, STANDBY_NAME, Copy
 from ....storage.errors import ForeignDirectory, Locked, StorageError
 from ....storage.files import Files
-from ....storage.shipping.tick_format import COPY_NAME, LOG, STANDBY_NAME, Copy
 from ....transport.system import SignalFlag
 from ....transport.wire.credentials import open_to_others
 from ...runtime import forkserver, logs

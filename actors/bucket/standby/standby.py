@@ -29,11 +29,9 @@ from typing import Final
 
 from ....storage.bucket.bucket import Bucket, BucketAway, BucketError
 from ....storage.bucket.probe import probe
-from ....storage.errors import StorageError
-from ....storage.files import Files
-from ....storage.shipping.follower import Follower
-from ....storage.shipping.ship_log import Fenced
-from ....storage.shipping.standbys import (
+from ....storage.bucket.shipping.follower import Follower
+from ....storage.bucket.shipping.ship_log import Fenced
+from ....storage.bucket.shipping.standbys import (
     ANNOUNCE_S,
     UNKNOWN_S,
     Notice,
@@ -41,7 +39,9 @@ from ....storage.shipping.standbys import (
     terms_for,
     withdraw,
 )
-from ....storage.shipping.tick_format import STANDBY_NAME, Copy, encode_copy
+from ....storage.bucket.shipping.tick_format import STANDBY_NAME, Copy, encode_copy
+from ....storage.errors import StorageError
+from ....storage.files import Files
 from ...supervisor.topics.registry_format import decode
 from .patience import Patience
 from .standby_gateway import StandbyStatus

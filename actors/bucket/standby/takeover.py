@@ -1,7 +1,7 @@
 """Takeover: a standby's copy of a broker becomes the data directory of the primary.
 
     1  a takeover is created in the log of ticks. From now on nobody else is primary
-    2  the directories of the topics are put right (`storage/shipping/restore.py`)
+    2  the directories of the topics are put right (`storage/bucket/shipping/restore.py`)
     3  they are moved to their places, and `shipping.json` is written
     4  `registry.json` is written. From now on this is a data directory like any other
 
@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ....storage.bucket.bucket import Bucket
+from ....storage.bucket.shipping.follower import Follower
+from ....storage.bucket.shipping.restore import RestoredTopic
+from ....storage.bucket.shipping.ship_log import ShipLog, find_chain
+from ....storage.bucket.shipping.tick_format import COPY_NAME, Copy, decode_copy, encode_copy
+from ....storage.bucket.shipping.tick_reader import ShippedTopic
 from ....storage.directory.store import TopicIdentity
 from ....storage.errors import Damaged, ForeignDirectory
 from ....storage.files import Files
 from ....storage.log.log_format import TEMPORARY_SUFFIX
-from ....storage.shipping.follower import Follower
-from ....storage.shipping.restore import RestoredTopic
-from ....storage.shipping.ship_log import ShipLog, find_chain
-from ....storage.shipping.tick_format import COPY_NAME, Copy, decode_copy, encode_copy
-from ....storage.shipping.tick_reader import ShippedTopic
 from ...settings.options import SHIP_RESERVE
 from ...supervisor.topics.registry import REGISTRY_NAME
 from ...supervisor.topics.registry_format import GIVEN, Content, TopicRow, decode, encode

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from ....storage.archive.chunk_cache import ChunkCache, Segment
+from ....storage.bucket.archive.chunk_cache import ChunkCache, Segment
 from ....storage.directory.store import Store
 from ....storage.log.chunk import ArchivedChunk
 from ....storage.log.index import INDEX_EVERY_BYTES
@@ -40,7 +40,7 @@ from ....transport.errors import E_CHECKSUM, E_FENCED
 from ....transport.wire import protocol as p
 from ...runtime.pulses import ArchivePulse
 from ...storage.commits import StateCommits
-from ..topic.archive_link import ArchiveLink
+from .archive_link import ArchiveLink
 
 log = logging.getLogger("zsq")
 

@@ -2,7 +2,7 @@
 
 Only synced bytes of the log and committed rows are shipped, so the bucket never runs ahead of the
 disk. The rows of a commit never mention offsets beyond the log that is shipped with or before them.
-`storage/shipping/tick_format.py` has the pieces.
+`storage/bucket/shipping/tick_format.py` has the pieces.
 
 | state | event | next | action |
 |---|---|---|---|
@@ -38,6 +38,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from ....storage.bucket.shipping.log_facts import first_unarchived, is_adopted, size_of, stored_ns
+from ....storage.bucket.shipping.tick_format import CHANGES_BYTES_MAX, TICK_BYTES
 from ....storage.delayed.delayed import DelayedStore
 from ....storage.directory.store import Store
 from ....storage.row_changes import (
@@ -49,8 +51,6 @@ from ....storage.row_changes import (
     Change,
     encode_frames,
 )
-from ....storage.shipping.log_facts import first_unarchived, is_adopted, size_of, stored_ns
-from ....storage.shipping.tick_format import CHANGES_BYTES_MAX, TICK_BYTES
 from ....storage.state.state import StateStore
 from ....transport.errors import E_BUCKET, E_FENCED, Refused
 from ....transport.wire import protocol as p

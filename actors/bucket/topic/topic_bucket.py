@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from ....storage.archive.chunk_cache import open_cache
+from ....storage.bucket.archive.chunk_cache import open_cache
 from ....storage.errors import NotHere
 from ....storage.log.log_reader import OpenArchive
 from ....transport.errors import E_BUCKET, Refused

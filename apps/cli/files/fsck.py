@@ -48,11 +48,11 @@ def fsck(place: str, topic: str | None, repair: bool, as_json: bool) -> int:
 
 
 def _check_bucket(text: str, topic: str, as_json: bool) -> int:
-    from ....storage.archive.bucket_check import DAMAGE, check_bucket
+    from ....storage.bucket.archive.bucket_check import DAMAGE, check_bucket
     from ....storage.bucket.bucket_url import parse_bucket_url
     from ....storage.bucket.object_store import open_bucket
+    from ....storage.bucket.shipping.ship_check import check_log
     from ....storage.errors import StorageError
-    from ....storage.shipping.ship_check import check_log
 
     url = parse_bucket_url(text)
     try:

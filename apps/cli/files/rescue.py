@@ -17,8 +17,8 @@ from ..options import confirm, with_broker, yes_option
 from ..output import Grid, Heading, body_for, json_lines_option, say, tell_line, wide_console
 
 if TYPE_CHECKING:
+    from ....storage.bucket.shipping.rescue_file import Rescue
     from ....storage.files import Files
-    from ....storage.shipping.rescue_file import Rescue
     from ...rescue import PublishedFile, PublishPlan
 
 LIST_COLUMNS: Final = 80
@@ -159,10 +159,10 @@ def find(files: Files, path: Path) -> list[Entry]:
 
     Raises `StorageError` if a single file is not a rescue file.
     """
+    from ....storage.bucket.shipping.rescue_file import SUFFIX, read_rescue
+    from ....storage.bucket.shipping.set_aside import PUBLISHED as ENDING
+    from ....storage.bucket.shipping.set_aside import Found, find_rescued, read_note
     from ....storage.errors import StorageError
-    from ....storage.shipping.rescue_file import SUFFIX, read_rescue
-    from ....storage.shipping.set_aside import PUBLISHED as ENDING
-    from ....storage.shipping.set_aside import Found, find_rescued, read_note
 
     if path.is_dir():
         found = find_rescued(files, str(path))
@@ -259,7 +259,7 @@ def as_object(one: Entry) -> dict[str, Any]:
 
 
 def _show(files: Files, entries: Sequence[Entry], as_json: bool) -> int:
-    from ....storage.shipping.rescue_file import check_rescue, message_row, rescued_blocks
+    from ....storage.bucket.shipping.rescue_file import check_rescue, message_row, rescued_blocks
 
     out = sys.stdout.buffer
     shown = body_for(out)

@@ -14,7 +14,7 @@ from ..quantities import TopicPosition
 from .backup import WARNING, counted, summary, time_text
 
 if TYPE_CHECKING:
-    from ....storage.shipping.restore import RestoredTopic
+    from ....storage.bucket.shipping.restore import RestoredTopic
     from ...restore import RestoredBroker
 
 

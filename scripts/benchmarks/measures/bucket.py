@@ -21,8 +21,8 @@ from local_setup.broker import LocalBroker, temporary_broker
 from local_setup.spark import spark_session
 from zsq.apps.spark.data_source import ZsqDataSource
 from zsq.apps.spark.source import BatchReader
-from zsq.storage.archive.archive_format import SEGMENT_BYTES, chunk_object, segments_of
-from zsq.storage.archive.archive_reader import AHEAD, topics_of
+from zsq.storage.bucket.archive.archive_format import SEGMENT_BYTES, chunk_object, segments_of
+from zsq.storage.bucket.archive.archive_reader import AHEAD, topics_of
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.object_store import open_bucket
 from zsq.transport.client.blocking.client import Admin, Producer

@@ -9,7 +9,7 @@ import pytest
 
 from zsq.actors.bucket.archive.primacy import Primacy
 from zsq.actors.primitives.lease_cell import OVER, LeaseCell
-from zsq.storage.shipping.standbys import (
+from zsq.storage.bucket.shipping.standbys import (
     LOOK_S,
     NO_STANDBY,
     SOON_LOOK_S,

@@ -19,9 +19,9 @@ from zsq.actors.bucket.archive import shipper as shipper_module
 from zsq.actors.bucket.archive import tick_encoder
 from zsq.actors.bucket.archive.shipper import ShipperState
 from zsq.actors.primitives.lease_cell import OVER, boot_ns
-from zsq.storage.shipping.ship_log import ShipLog, find_chain
-from zsq.storage.shipping.standbys import Notice, encode_notice, notice_object
-from zsq.storage.shipping.tick_format import (
+from zsq.storage.bucket.shipping.ship_log import ShipLog, find_chain
+from zsq.storage.bucket.shipping.standbys import Notice, encode_notice, notice_object
+from zsq.storage.bucket.shipping.tick_format import (
     TAILS_EVERY,
     TICK,
     TICK_BYTES,

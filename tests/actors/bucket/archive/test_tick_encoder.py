@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from zsq.actors.bucket.archive.tick_encoder import Encoded, TickEncoder
-from zsq.storage.files import Files
-from zsq.storage.log.log_format import chunk_name
-from zsq.storage.shipping.tick_format import (
+from zsq.storage.bucket.shipping.tick_format import (
     TAILS_EVERY,
     TICK,
     Index,
@@ -18,6 +16,8 @@ from zsq.storage.shipping.tick_format import (
     advanced,
     decode_index,
 )
+from zsq.storage.files import Files
+from zsq.storage.log.log_format import chunk_name
 from zsq.transport.wire import protocol as p
 
 ONE, TWO = "1" * 32, "2" * 32

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsq.actors.bucket.archive.tick_plan import FAST_NS, NEVER, URGENT_BYTES, Crowd, TickPlan
-from zsq.storage.shipping.tick_format import TICK_BYTES, WINDOW
+from zsq.storage.bucket.shipping.tick_format import TICK_BYTES, WINDOW
 
 S = 1_000_000_000
 

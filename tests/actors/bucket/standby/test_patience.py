@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from zsq.actors.bucket.standby.patience import Patience
-from zsq.storage.shipping.standbys import STRANGER_S
-from zsq.storage.shipping.tick_format import TICK, Index
+from zsq.storage.bucket.shipping.standbys import STRANGER_S
+from zsq.storage.bucket.shipping.tick_format import TICK, Index
 
 S = 1_000_000_000
 

@@ -14,9 +14,9 @@ from zsq.actors.bucket.standby.takeover import UNFINISHED_NAME, mark_unfinished
 from zsq.actors.settings.options import ServeOptions
 from zsq.actors.supervisor.topics.registry import OLD_NAME, REGISTRY_NAME
 from zsq.storage.bucket.bucket import BucketAway
+from zsq.storage.bucket.shipping.tick_format import STANDBY_NAME
 from zsq.storage.errors import ForeignDirectory
 from zsq.storage.files import Files
-from zsq.storage.shipping.tick_format import STANDBY_NAME
 
 
 @pytest.fixture

@@ -11,19 +11,26 @@ import pytest
 from support.shipping_harness import ShippingHarness
 from support.storage_harness import IDENTITY
 
-from tests.storage.shipping.test_restore import OPTIONS, bodies_of
+from tests.storage.bucket.shipping.test_restore import OPTIONS, bodies_of
 from zsq.actors.bucket.standby.standby import StandbyLoop
 from zsq.actors.bucket.standby.takeover import TakeoverFailed, choose, read_copy, standing
 from zsq.actors.supervisor.topics.registry import REGISTRY_NAME
 from zsq.actors.supervisor.topics.registry_format import decode, encode
 from zsq.storage.bucket.bucket import BucketAway, BucketRefuses
+from zsq.storage.bucket.shipping.ship_log import find_chain
+from zsq.storage.bucket.shipping.standbys import ANNOUNCE_S, STANDBYS, STRANGER_S, UNKNOWN_S
+from zsq.storage.bucket.shipping.tick_format import (
+    COPY_NAME,
+    LOG,
+    STANDBY_NAME,
+    TAKEOVER,
+    Copy,
+    Index,
+)
+from zsq.storage.bucket.shipping.tick_reader import ShippedTopic
 from zsq.storage.directory.store import open_store
 from zsq.storage.errors import ForeignDirectory
 from zsq.storage.files import Files
-from zsq.storage.shipping.ship_log import find_chain
-from zsq.storage.shipping.standbys import ANNOUNCE_S, STANDBYS, STRANGER_S, UNKNOWN_S
-from zsq.storage.shipping.tick_format import COPY_NAME, LOG, STANDBY_NAME, TAKEOVER, Copy, Index
-from zsq.storage.shipping.tick_reader import ShippedTopic
 
 S = 1_000_000_000
 PATIENCE_S = 2.0

@@ -16,7 +16,7 @@ from zsq.actors.bucket.topic import archiving
 from zsq.actors.bucket.topic.archive_link import ArchiveLink
 from zsq.actors.bucket.topic.archiving import Archiver
 from zsq.actors.storage.commits import StateCommits
-from zsq.storage.archive import archive_format, chunk_cache, chunk_objects
+from zsq.storage.bucket.archive import archive_format, chunk_cache, chunk_objects
 from zsq.storage.errors import NotHere, OutOfReach
 from zsq.storage.log.chunk import ArchivedChunk
 from zsq.storage.state.state import StateBatch

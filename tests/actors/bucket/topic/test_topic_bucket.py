@@ -17,7 +17,7 @@ from support.storage_harness import SMALL, StorageHarness
 
 from zsq.actors.bucket.topic.topic_bucket import TopicBucket
 from zsq.actors.primitives.lease_cell import OVER, LeaseCell
-from zsq.storage.archive.chunk_cache import open_cache
+from zsq.storage.bucket.archive.chunk_cache import open_cache
 from zsq.transport.errors import E_BUCKET, Refused
 
 

@@ -10,9 +10,9 @@ import pytest
 from support import zsq_command
 from support.archive_harness import ArchiveHarness, fill
 
-from zsq.storage.archive.archive_format import Manifest, chunk_object
-from zsq.storage.archive.claim import claim
-from zsq.storage.archive.manifests import Manifests
+from zsq.storage.bucket.archive.archive_format import Manifest, chunk_object
+from zsq.storage.bucket.archive.claim import claim
+from zsq.storage.bucket.archive.manifests import Manifests
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.object_store import open_bucket
 from zsq.storage.cluster.directory import BrokerEntry, TopicEntry, entry_object

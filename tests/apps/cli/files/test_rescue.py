@@ -15,8 +15,8 @@ from support.zsq_command import run_text
 
 import zsq
 from local_setup.broker import LocalBroker, temporary_broker
+from zsq.storage.bucket.shipping.rescue_file import BlockFacts, RescueHead, RescueWriter
 from zsq.storage.files import Files
-from zsq.storage.shipping.rescue_file import BlockFacts, RescueHead, RescueWriter
 from zsq.transport.block.block import pack, with_place
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -13,7 +13,7 @@ from support import zsq_command
 from support.shipping_harness import ARCHIVE, BROKER, ShippingHarness
 
 from zsq.actors.supervisor.topics.registry_format import TopicRow, decode
-from zsq.storage.shipping.tick_format import decode_copy, log_object
+from zsq.storage.bucket.shipping.tick_format import decode_copy, log_object
 
 S = 1_000_000_000
 

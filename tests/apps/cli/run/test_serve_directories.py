@@ -15,7 +15,7 @@ from zsq.actors.supervisor.topics.registry import OLD_NAME, REGISTRY_NAME
 from zsq.actors.supervisor.topics.registry import TEMPORARY_NAME as REGISTERED
 from zsq.apps.cli.run.serve import DATA_NAMES, TEMPORARY_NAME, choose_temporary_directory
 from zsq.apps.doctor import disk
-from zsq.storage.shipping.tick_format import STANDBY_NAME
+from zsq.storage.bucket.shipping.tick_format import STANDBY_NAME
 from zsq.transport.errors import UsageError
 
 

@@ -15,8 +15,8 @@ from support.fault_proxy import FaultProxyProcess
 from support.torture.bucket.homes import Home
 from support.torture.bucket.store import Store
 
+from zsq.storage.bucket.shipping.rescue_file import check_rescue, rescued_blocks
 from zsq.storage.files import Files
-from zsq.storage.shipping.rescue_file import check_rescue, rescued_blocks
 
 PATIENCE_S: Final = 2.0
 LOOK_S: Final = 0.01
