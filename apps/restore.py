@@ -1,7 +1,8 @@
 """Restore of a broker from its bucket: a new data directory from the log of ticks and the archive.
 
 The directory is made under a temporary name, synced, and renamed. So a directory with the final
-name is complete. `storage/bucket/shipping/restore.py` does what each topic needs. This module does the rest: the registry, the identity with which the copy may continue the log, and the check.
+name is complete. `storage/bucket/shipping/restore.py` does what each topic needs. This module does
+the rest: the registry, the identity with which the copy may continue the log, and the check.
 """
 
 from __future__ import annotations

@@ -339,8 +339,8 @@ class OpenShipping(Wire):
     Done.data: {"period_ns": the time between two ticks}. If it has something, also {"stream",
     "sequence", "end", "reserved", "chunk", "position", "base_number"} as in `Tail` of
     storage/bucket/shipping/tick_format.py. {"writes": False} if nothing is shipped, because the
-    broker's data is a copy of another one's. Failed: E_BUCKET, or E_FENCED if another copy of this broker
-    has taken over.
+    broker's data is a copy of another one's. Failed: E_BUCKET, or E_FENCED if another copy of this
+    broker has taken over.
     """
 
     op: ClassVar[int] = 76
@@ -353,9 +353,9 @@ class Ship(Wire):
     """Storage to the archive actor: put this piece of a topic into the log of ticks.
 
     The fields are those of `Piece` in storage/bucket/shipping/tick_format.py. `folder` has the
-    chunk files whose ranges are meant. `oldest_ns` is the monotonic time since which the oldest part of the
-    piece waits. `is_urgent` means that somebody waits for the answer. `changes` has the frames of
-    changed rows.
+    chunk files whose ranges are meant. `oldest_ns` is the monotonic time since which the oldest
+    part of the piece waits. `is_urgent` means that somebody waits for the answer. `changes` has the
+    frames of changed rows.
 
     Done.data: {"period_ns"}, when the log has the piece, and all ticks before it. Failed: E_BUCKET
     or E_FENCED.

@@ -1,4 +1,4 @@
-"""Primacy: what a primary owes to its standbys. `storage/bucket/shipping/standbys.py` has the rules.
+"""Primacy: what a primary owes to standbys. `storage/bucket/shipping/standbys.py` has the rules.
 
 | change | before it | after it |
 |---|---|---|
