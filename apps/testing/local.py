@@ -111,12 +111,14 @@ class LocalBroker(WithClients):
         deadline = time.monotonic() + START_S
         while True:
             code = process.poll()
-            said = self.log.read_bytes()[begin:].decode(errors="replace")
-            if code is None and _READY.search(said):
+            output = self.log.read_bytes()[begin:].decode(errors="replace")
+            if code is None and _READY.search(output):
                 return
             if code is not None or time.monotonic() > deadline:
                 why = f"ended with code {code}" if code is not None else f"took over {START_S:g} s"
-                raise StartFailed(f"the test broker {why}; the end of {self.log}:\n{said[-2000:]}")
+                raise StartFailed(
+                    f"the test broker {why}; the end of {self.log}:\n{output[-2000:]}"
+                )
             time.sleep(LOOK_S)
 
     def stop(self) -> None:

@@ -132,20 +132,20 @@ class Guard:
             await refusal(refused)(scope, exchange.receive, exchange.send)
 
     def known(self, path: str) -> str:
-        found = self._exact.get(path)
-        if found is None:
+        matched = self._exact.get(path)
+        if matched is None:
             begin, slash, rest = path.rpartition("/")
-            found = self._open.get(begin + slash) if rest else None
-            if found is None:  # the rest is not one name, but a file's path may contain folders
-                found = next(
+            matched = self._open.get(begin + slash) if rest else None
+            if matched is None:  # the rest is not one name, but a file's path may contain folders
+                matched = next(
                     (
-                        one
-                        for begin, one in self._open.items()
-                        if one.endswith(":path}") and path.startswith(begin)
+                        pattern
+                        for begin, pattern in self._open.items()
+                        if pattern.endswith(":path}") and path.startswith(begin)
                     ),
                     OTHER,
                 )
-        return found
+        return matched
 
 
 class Exchange:

@@ -185,7 +185,7 @@ def _tell_import(report: ImportReport, nsqd_dir: Path) -> None:
 )
 @json_option
 def export_nsqd(
-    out_dir: Path, topics: tuple[str, ...], data_dir: Path, as_json: bool, **given: Any
+    out_dir: Path, topics: tuple[str, ...], data_dir: Path, as_json: bool, **choices: Any
 ) -> None:
     """Write a data directory for nsqd 1.3, with the unfinished messages of all topics or of those
     named.
@@ -197,7 +197,7 @@ def export_nsqd(
     from .counted_files import CountedFiles
 
     options = ExportOptions(
-        given["delayed"], given["max_msg_size"], given["skip_too_big"], given["skip_lost"]
+        choices["delayed"], choices["max_msg_size"], choices["skip_too_big"], choices["skip_lost"]
     )
     with _storage_errors(), bar("writing", None) as advance:
         report = give_back(

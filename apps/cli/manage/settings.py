@@ -67,8 +67,8 @@ def value_of(row: Setting, *, default: bool = False) -> Value:
 
 def given_settings(rows: Iterable[Setting], options: Mapping[str, object]) -> dict[str, Any]:
     """Return the given settings by name. `default` becomes None, which resets a setting."""
-    found = ((row, options.get(row.parameter)) for row in rows)
-    return {row.name: _as_sent(row, value) for row, value in found if value is not None}
+    values = ((row, options.get(row.parameter)) for row in rows)
+    return {row.name: _as_sent(row, value) for row, value in values if value is not None}
 
 
 def _as_sent(row: Setting, value: object) -> object:

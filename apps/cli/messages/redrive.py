@@ -46,7 +46,7 @@ def selection(
     Return None if there is no condition. The conditions are those of the console's search, and the
     error.
     """
-    if all(one is None for one in (text, error, key, tag, header, field)):
+    if all(option is None for option in (text, error, key, tag, header, field)):
         return None
     from ....actors.gateways.http.messages.matching import PAUSE, Undecoded, Wanted, matches, named
     from ....transport.wire.dead_letter import ERROR
@@ -118,7 +118,7 @@ class Run:
         from ....transport.errors import NotFound, ZsqError
 
         before = self.plan.total
-        chosen = [one for one in messages if selected is None or one.offset in selected]
+        chosen = [letter for letter in messages if selected is None or letter.offset in selected]
         for route in self.plan.unknown(chosen):
             if self.dry_run:
                 self.plan.known(route)
@@ -172,15 +172,15 @@ class Run:
         )
 
     def report(self) -> list[str]:
-        found = [
+        texts = [
             f"{count:,} to {place.topic}"
             + (f", for channel {place.channel}" if place.channel else "")
             for place, count in self.plan.sent.items()
         ]
-        found += [f"{count:,} left: {why}" for why, count in self.plan.left.items()]
+        texts += [f"{count:,} left: {why}" for why, count in self.plan.left.items()]
         if self.plan.passed:
-            found.append(f"{self.plan.passed:,} not selected")
-        return [f"{line} (dry run)" if self.dry_run else line for line in found]
+            texts.append(f"{self.plan.passed:,} not selected")
+        return [f"{line} (dry run)" if self.dry_run else line for line in texts]
 
 
 @click.command()
@@ -271,9 +271,9 @@ def redrive(
         raise click.UsageError("give one of -n N, --all and --offset OFFSET")
     if discard and (not offsets or to or channel):
         raise click.UsageError("--discard needs --offset, and no target")
-    for name, what in ((dead_topic, "topic"), (to, "topic"), (channel, "channel")):
+    for name, kind in ((dead_topic, "topic"), (to, "topic"), (channel, "channel")):
         if name is not None:
-            check_name(name, what)
+            check_name(name, kind)
     select = selection(text, error, key, tag, header, field)
     if offsets and (select is not None or dry_run):
         raise click.UsageError("--offset names the dead letters: give no other condition")
@@ -283,14 +283,16 @@ def redrive(
             admin = stack.enter_context(Admin(url, timeout=timeout))
             # The statistics have the offsets. A `Reader` would need the permission to read all
             # messages of the topic.
-            found = whole_topic(admin.stats(dead_topic), dead_topic)
-            if found.parts:
-                first = found.parts[0]["topic_name"]
+            combined = whole_topic(admin.stats(dead_topic), dead_topic)
+            if combined.parts:
+                first = combined.parts[0]["topic_name"]
                 text = f"topic {dead_topic} has parts: redrive each of them, such as {first}"
                 raise UsageError(E_PARTS, text)
-            row = found.row
+            row = combined.row
             end = row["head"]
-            was_there = any(one["channel_name"] == CHANNEL for one in row["channels"])
+            was_there = any(
+                channel_row["channel_name"] == CHANNEL for channel_row in row["channels"]
+            )
             producer = stack.enter_context(Producer(url, timeout=timeout))
             plan = Redrive(to, channel, end, ready=ready, dry_run=dry_run)
             run = Run(admin, producer, dead_topic, plan, select, dry_run)
@@ -343,12 +345,12 @@ def _say_unused(dead_topic: str) -> None:
 
 
 def _discard(admin: Admin, dead_topic: str, offsets: Sequence[int], as_json: bool) -> int:
-    found = admin.skip(dead_topic, CHANNEL, offsets)
-    others = len({*offsets}) - len(found)
+    skipped = admin.skip(dead_topic, CHANNEL, offsets)
+    others = len({*offsets}) - len(skipped)
     if as_json:
-        tell({"discarded": len(found), "left": others})
+        tell({"discarded": len(skipped), "left": others})
     else:
-        say(f"{len(found):,} discarded" + (f", {others:,} left: {SETTLED}" if others else ""))
+        say(f"{len(skipped):,} discarded" + (f", {others:,} left: {SETTLED}" if others else ""))
     return 1 if others else 0
 
 

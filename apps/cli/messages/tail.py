@@ -217,10 +217,10 @@ class Log:
 
     def lines(self, block: Block, follow: bool) -> list[bytes]:
         """Return the lines of a block, without `follow` only those before the end."""
-        found = self.shown(block, self.offset)[: None if follow else max(0, self.end - self.offset)]
-        return [line for line in found if line is not None]
+        rows = self.shown(block, self.offset)[: None if follow else max(0, self.end - self.offset)]
+        return [line for line in rows if line is not None]
 
-    def step_over(self, found: Fetched, stop: int, follow: bool) -> None:
+    def step_over(self, fetched: Fetched, stop: int, follow: bool) -> None:
         """Continue at `stop`, and print which messages before it are missing.
 
         Messages that retention had removed before the command began are not counted as lost.
@@ -228,11 +228,11 @@ class Log:
         from ....transport.client.core.message import missing_in
 
         end = stop if follow else min(stop, self.end)
-        for missing in missing_in(found, self.offset or found.start, end):
+        for missing in missing_in(fetched, self.offset or fetched.start, end):
             self.ranges += 1
             if self.ranges <= RANGES_SHOWN:
                 say(f"zsq: {missing.text(self.name)}", err=True)
-            if self.is_begun or missing.first >= found.start:
+            if self.is_begun or missing.first >= fetched.start:
                 self.lost += missing.stop - missing.first
         self.offset = max(self.offset, stop)
 
@@ -283,7 +283,7 @@ def _fetched(log: Log, stopping: Stopping, follow: bool) -> Fetched | None:
         return None
     try:
         with stopping.interruptible():
-            found = log.fetch()
+            fetched = log.fetch()
     except (BrokerUnreachable, Refused) as error:
         if not log.is_part or not follow:
             raise
@@ -294,7 +294,7 @@ def _fetched(log: Log, stopping: Stopping, follow: bool) -> Fetched | None:
     if log.away_s:
         say(f"zsq: {log.name} is read again", err=True)
         log.away_s = 0.0
-    return found
+    return fetched
 
 
 def bodies_from(block: Block, offset: int) -> list[bytes]:
@@ -325,8 +325,8 @@ def objects_from(topic: str, addresses: bool = False) -> Shown:
         first = max(0, offset - block.first_offset)
         messages = [message_at(topic, block, index) for index in range(first, block.count)]
         return [
-            json.dumps(as_object(one, one.only_channel if addresses else None)).encode()
-            for one in messages
+            json.dumps(as_object(message, message.only_channel if addresses else None)).encode()
+            for message in messages
         ]
 
     return lines

@@ -145,8 +145,8 @@ def _equal(column: Column | None, start: int, stop: int, value: bytes) -> Iterat
     """Yield the messages that have exactly this value."""
     if column is None:
         return
-    found = _holding(column, start, stop, value, False) if value else iter(range(start, stop))
-    for index in found:
+    indexes = _holding(column, start, stop, value, False) if value else iter(range(start, stop))
+    for index in indexes:
         if index == PAUSE or column.value(index) == value:
             yield index
 
@@ -261,13 +261,13 @@ def _same(value: Any, wanted: str | None) -> bool:
     return False
 
 
-def named(text: str, what: str, form: str = "NAME") -> Named:
+def named(text: str, caption: str, form: str = "NAME") -> Named:
     """Parse NAME or NAME=VALUE, or the same with PATH. Raises `ValueError` with the reason."""
     name, equals, value = text.partition("=")
     if not name:
-        raise ValueError(f"{what} must be {form} or {form}=VALUE, not {text[:40]!r}")
+        raise ValueError(f"{caption} must be {form} or {form}=VALUE, not {text[:40]!r}")
     if name.count(".") >= PATH_NAMES_MAX or len(text) > TEXT_CHARS_MAX:
         raise ValueError(
-            f"{what} must have at most {PATH_NAMES_MAX} names and {TEXT_CHARS_MAX} characters"
+            f"{caption} must have at most {PATH_NAMES_MAX} names and {TEXT_CHARS_MAX} characters"
         )
     return Named(name, value if equals else None)

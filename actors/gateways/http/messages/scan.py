@@ -104,13 +104,13 @@ class Scan:
             if self._skip(fetched, fetched.next_offset):
                 return
 
-    def _skip(self, found: Fetched, to: int) -> bool:
+    def _skip(self, fetched: Fetched, to: int) -> bool:
         """Continue at `to` or at the end, and count what is missing before that.
 
         Return True if the scan ends here.
         """
         to = min(to, self._end)
-        for missing in missing_in(found, self.at, to):
+        for missing in missing_in(fetched, self.at, to):
             self.gap = missing
             self.missing += missing.stop - missing.first
             self.at = missing.stop

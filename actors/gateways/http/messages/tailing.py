@@ -91,8 +91,8 @@ class Tailing:
                 self._open(topic) as reader,
                 aclosing(self._followed(reader, topic, at, each, node, rights)) as events,
             ):
-                async for one in events:
-                    yield one
+                async for event_bytes in events:
+                    yield event_bytes
         except ZsqError as error:
             yield event("failed", {"message": f"{error.code} {error.text}"})
 
@@ -117,8 +117,8 @@ class Tailing:
             at = after
             if shown or turn.dropped or missing:
                 left_out = {"dropped": turn.dropped, "missing": missing}
-                told = {"messages": shown, **left_out, "offset": at, "head": head}
-                yield event("messages", told)
+                followed = {"messages": shown, **left_out, "offset": at, "head": head}
+                yield event("messages", followed)
                 silent_s = time.monotonic()
             elif now_s - silent_s >= KEEP_S:
                 yield b": keep\n\n"
@@ -146,8 +146,8 @@ class Tailing:
         scan = Scan(reader, topic, first, first + count, _ALL)
         async with (
             self._reads,
-            aclosing(scan.found(1 << 62, time.monotonic() + KEEP_S)) as found,
+            aclosing(scan.found(1 << 62, time.monotonic() + KEEP_S)) as matches,
         ):
-            async for one in found:
-                shown.append(message(one, node, room))
+            async for match in matches:
+                shown.append(message(match, node, room))
         return shown, scan.at, scan.missing

@@ -82,8 +82,8 @@ def give_place(scope: Scope, place: RequestPlace) -> None:
 
 def place_of(request: Request) -> RequestPlace:
     """Return the place of a request that came through `Guard`."""
-    found: RequestPlace = request.scope[_PLACE]
-    return found
+    place: RequestPlace = request.scope[_PLACE]
+    return place
 
 
 def holder_of(request: Request) -> str:
