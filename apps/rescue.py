@@ -113,8 +113,8 @@ def publish(files: Files, path: str, plan: PublishPlan) -> PublishedFile:
 
     Raises `ZsqError`, `StorageError` or `OSError`. It may be repeated then.
     """
-    found = check_rescue(files, path)
-    state = _decide(files, path, found.head, plan)
+    rescue = check_rescue(files, path)
+    state = _decide(files, path, rescue.head, plan)
     done = PublishedFile(path, state.topic)
     is_published = path.endswith(PUBLISHED)
     for number, (facts, messages) in enumerate(rescued_blocks(files, path)):
@@ -126,11 +126,11 @@ def publish(files: Files, path: str, plan: PublishPlan) -> PublishedFile:
     parts += [UNCERTAIN] if plan.with_uncertain else []
     for part in parts:
         now = _chosen(files, path, state, part, is_delayed=False)
-        blocks = _packed(one for block in now for one in block.messages)
-        done.messages += _stage(found.head, part, state.topic, blocks, plan)
+        blocks = _packed(entry for block in now for entry in block.messages)
+        done.messages += _stage(rescue.head, part, state.topic, blocks, plan)
         later = _chosen(files, path, state, part, is_delayed=True)
-        rows = ((block.facts.due_ns, one) for block in later for one in _packed(block.messages))
-        done.delayed += _publish_delayed(found.head, part, state.topic, rows, plan)
+        rows = ((block.facts.due_ns, entry) for block in later for entry in _packed(block.messages))
+        done.delayed += _publish_delayed(rescue.head, part, state.topic, rows, plan)
     if not is_published:
         done.path = path + PUBLISHED
         files.rename(path, done.path)
@@ -248,20 +248,20 @@ class _FixedLane(Lane):
 
 def _expected(plan: PublishPlan, topic: str, producers: Collection[int]) -> dict[int, int]:
     """Return the sequence that the topic expects next from each producer."""
-    found: dict[int, int] = {}
+    sequences: dict[int, int] = {}
     for producer_id in sorted(producers):
         engine = _engine(plan)
         lane = engine.lanes[topic] = _FixedLane(engine, topic, producer_id, create=False)
         drive = Drive(engine)
         try:
-            found[producer_id] = drive.carry_out(_ask(engine, lane, plan.timeout))
+            sequences[producer_id] = drive.carry_out(_ask(engine, lane, plan.timeout))
         except ZsqError as error:
             if error.code != E_NOT_FOUND:
                 raise
             return {}  # there is no such topic
         finally:
             _close(drive)
-    return found
+    return sequences
 
 
 def _engine(plan: PublishPlan) -> ProducerEngine:
@@ -305,13 +305,13 @@ def _packed(messages: Iterable[RescuedMessage]) -> Iterator[Block]:
 
 
 def _blocks(batch: Sequence[RescuedMessage]) -> Iterator[Block]:
-    keys = [one.key for one in batch]
-    tags = [one.tag for one in batch]
-    headers = [one.headers for one in batch]
+    keys = [entry.key for entry in batch]
+    tags = [entry.tag for entry in batch]
+    headers = [entry.headers for entry in batch]
     return pack_many(
-        [one.body for one in batch],
-        keys if any(one is not None for one in keys) else None,
-        tags if any(one is not None for one in tags) else None,
+        [entry.body for entry in batch],
+        keys if any(entry is not None for entry in keys) else None,
+        tags if any(entry is not None for entry in tags) else None,
         headers if any(headers) else None,
     )
 

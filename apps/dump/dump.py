@@ -54,11 +54,11 @@ def dump_data(files: Files, path: str, *, bodies: bool) -> Iterator[Record]:
     lost: list[LostBytes] = []
     for position, message in read_messages(files, path, 0, lost.append):
         yield from _losses(lost)
-        found = record(
+        row = record(
             "nsqd message", position=position, time_ns=message.timestamp_ns, attempts=message.attempts, id=message.id.decode(),
             body_bytes=len(message.body),
         )  # fmt: skip
-        yield with_bytes(found, body=message.body) if bodies else found
+        yield with_bytes(row, body=message.body) if bodies else row
     yield from _losses(lost)
 
 
@@ -79,12 +79,12 @@ def dump_meta(files: Files, path: str) -> Iterator[Record]:
 
 def dump_list(files: Files, path: str) -> Iterator[Record]:
     try:
-        found = decode_nsqd(files.read_file(path, NSQD_BYTES_MAX))
+        listed = decode_nsqd(files.read_file(path, NSQD_BYTES_MAX))
     except ForeignDirectory as error:
         yield damaged(error)
         return
-    yield record("nsqd", version=found.version, topics=len(found.topics))
-    for topic in found.topics:
+    yield record("nsqd", version=listed.version, topics=len(listed.topics))
+    for topic in listed.topics:
         yield record("nsqd topic", name=topic.name, paused=topic.paused)
         for channel in topic.channels:
             yield record("nsqd channel", topic=topic.name, name=channel.name, paused=channel.paused)
@@ -211,12 +211,12 @@ def _delayed_row(key: bytes, value: bytes, bodies: bool) -> Iterator[Record]:
                 producer=f"{header.producer_id:016x}", sequence=header.sequence,
             )  # fmt: skip
             if bodies:
-                for index, found in enumerate(messages_of(row.block)):
-                    found.pop("offset", None)
+                for index, message in enumerate(messages_of(row.block)):
+                    message.pop("offset", None)
                     yield {
-                        "kind": found.pop("kind"),
+                        "kind": message.pop("kind"),
                         "key_of_row": DelayedKey(row.key.due_ns, row.key.serial + index).text(),
-                        **found,
+                        **message,
                     }
             return
         data = bytes(delayed_format.unwrap(key, value))
@@ -235,21 +235,21 @@ def _delayed_row(key: bytes, value: bytes, bodies: bool) -> Iterator[Record]:
 def dump_snapshot(files: Files, path: str) -> Iterator[Record]:
     data = files.read_file(path, SNAPSHOT_BYTES_MAX)
     try:
-        found = decode_snapshot(data)
+        snapshot = decode_snapshot(data)
     except (Damaged, ValueError, KeyError) as error:
         yield damaged(error, bytes=len(data))
         return
-    deferred = {name: total._asdict() for name, total in found.deferred.items()}
+    deferred = {name: total._asdict() for name, total in snapshot.deferred.items()}
     yield record(
         "snapshot",
-        uuid=found.uuid.hex(),
-        time_ns=found.time_ns,
-        rows=len(found.rows),
+        uuid=snapshot.uuid.hex(),
+        time_ns=snapshot.time_ns,
+        rows=len(snapshot.rows),
         bytes=len(data),
         deferred=deferred,
     )
-    yield record("checkpoint", **plain(found.meta))
-    for key, value in found.rows:
+    yield record("checkpoint", **plain(snapshot.meta))
+    for key, value in snapshot.rows:
         yield _state_record(key, value)
 
 
@@ -264,11 +264,15 @@ def dump_bad_row(files: Files, path: str) -> Iterator[Record]:
         head, crc = line[:-9], int(line[-8:], 16)
         if crc32c(head) != crc:
             raise ValueError("its checksum does not match")
-        found = documents.loads(head)
+        bad_row = documents.loads(head)
         yield record(
-            "set aside", of=found["zsq"], key=found["key"], bytes=found["bytes"], why=found["why"]
+            "set aside",
+            of=bad_row["zsq"],
+            key=bad_row["key"],
+            bytes=bad_row["bytes"],
+            why=bad_row["why"],
         )
-        if crc32c(value) != found["crc"]:
+        if crc32c(value) != bad_row["crc"]:
             yield damaged("the bytes kept in this file are damaged", bytes=len(value))
     except (ValueError, KeyError) as error:
         yield damaged(f"the head of this .bad file is damaged: {error}", bytes=len(data))
@@ -286,10 +290,10 @@ def kind_of_path(path: str) -> str:
             E_BAD_ARGUMENT,
             f"{path} is a folder without data.mdb; name a file, or the folder of a state store",
         )
-    found = kinds.kind_of(Files().read_file(path, kinds.HEAD_BYTES), os.path.basename(path))
-    if not found:
+    kind = kinds.kind_of(Files().read_file(path, kinds.HEAD_BYTES), os.path.basename(path))
+    if not kind:
         raise UsageError(E_BAD_ARGUMENT, f"{path} is not a known file of zsq or nsqd")
-    return found
+    return kind
 
 
 def dump(path: str, kind: str, *, bodies: bool = False) -> Iterator[Record]:

@@ -270,22 +270,23 @@ def main(backend: str, queues: tuple[str, ...], threads: int) -> None:
     except ImproperlyConfigured as error:
         raise click.UsageError(f"DJANGO_SETTINGS_MODULE={module}: {error}") from error
     try:
-        made: Any = task_backends[backend]
+        task_backend: Any = task_backends[backend]
     except ImproperlyConfigured as error:
         text = f"TASKS of {module} has no backend {backend!r} that can be used: {error}"
         raise click.UsageError(text) from error
     for name in queues:
-        if made.queues and name not in made.queues:
-            text = f"queue {name!r} is not one of the backend's: {', '.join(sorted(made.queues))}"
+        if task_backend.queues and name not in task_backend.queues:
+            known = ", ".join(sorted(task_backend.queues))
+            text = f"queue {name!r} is not one of the backend's: {known}"
             raise click.UsageError(f"{text}. Add it to QUEUES in TASKS")
-    names = list(queues) or sorted(made.queues)
+    names = list(queues) or sorted(task_backend.queues)
     if not names:
         text = (
             f"the backend {backend!r} allows all queues (QUEUES is empty): name them with --queue"
         )
         raise click.UsageError(text)
     try:
-        worker = Worker(made, names, threads)
+        worker = Worker(task_backend, names, threads)
         stop: Callable[..., None] = lambda *_: worker.stop()  # noqa: E731
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)

@@ -227,9 +227,9 @@ class ZsqBroker(dramatiq.Broker):
                 **SETTINGS,
                 **self._client,
             )
-        found = ZsqConsumer(consumer, prefetch, self._lease_s, timeout / 1000, self._work)
-        self._consumers = [one for one in self._consumers if not one.closed] + [found]
-        return found
+        zsq_consumer = ZsqConsumer(consumer, prefetch, self._lease_s, timeout / 1000, self._work)
+        self._consumers = [each for each in self._consumers if not each.closed] + [zsq_consumer]
+        return zsq_consumer
 
     def _check_declared(self, queue_name: str) -> None:
         if queue_name not in self.queues:

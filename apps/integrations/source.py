@@ -254,7 +254,7 @@ class Source:
     @property
     def idle(self) -> bool:
         """True if all messages are answered."""
-        return not self.arrived and not any(one.left for one in self._deliveries())
+        return not self.arrived and not any(delivery.left for delivery in self._deliveries())
 
     def _deliveries(self) -> list[Delivery]:
         with self._lock:
@@ -308,7 +308,7 @@ class Source:
     def _touch(self) -> None:
         now_s = time.monotonic()
         with self._lock:
-            self._open = {key: one for key, one in self._open.items() if one.left}
+            self._open = {key: each for key, each in self._open.items() if each.left}
         for delivery in self._deliveries():
             if now_s - delivery.touched_s >= self._touch_s:
                 delivery.touched_s = now_s

@@ -122,11 +122,11 @@ class ResultIndex:
 
     def known(self, name: Name) -> Known:
         """Return what is known of a name below `low`."""
-        found = self._known.get(name)
-        if found is None:
+        known = self._known.get(name)
+        if known is None:
             return Known(0, None)
         self._known.move_to_end(name)
-        return found
+        return known
 
     def complete(self, name: Name) -> bool:
         """Return True if `find` knows the newest message that was stored below `high`."""
@@ -283,8 +283,8 @@ class ZsqResultBackend(AsyncResultBackend[_T]):
         value = await self._read((True, task_id.encode()))
         if value is None:
             return None
-        found: TaskProgress[Any] = TaskProgress.model_validate(self.serializer.loadb(value))
-        return found
+        progress: TaskProgress[Any] = TaskProgress.model_validate(self.serializer.loadb(value))
+        return progress
 
     async def _publish(self, task_id: str, tag: str, body: bytes) -> None:
         if self._producer is None:
@@ -355,7 +355,7 @@ class ZsqResultBackend(AsyncResultBackend[_T]):
         reader, index = self._open_reader(), self._index
         known, begun = index.known(name), index.low
         lowest = max(known.below, await reader.offset_at(self._oldest_ns()))
-        found, end, count = known.row, begun, WINDOW
+        row, end, count = known.row, begun, WINDOW
         while end > lowest:
             first = max(lowest, end - count)
             rows: dict[Name, Row] = {}
@@ -368,7 +368,7 @@ class ZsqResultBackend(AsyncResultBackend[_T]):
                 offset = fetched.next_offset
             index.extend(rows, first, end)
             if name in rows:
-                found = rows[name]
+                row = rows[name]
                 break
             end, count = first, min(2 * count, WINDOW_MAX)
-        index.note(name, Known(begun, found))
+        index.note(name, Known(begun, row))

@@ -105,8 +105,10 @@ class QueueFiles:
 
     def numbers(self) -> list[int]:
         """Return the numbers of the existing data files, ascending."""
-        found = (parse_data_name(name) for name in self.files.list(self.folder))
-        return sorted(one[1] for one in found if one is not None and one[0] == self.name)
+        names = (parse_data_name(name) for name in self.files.list(self.folder))
+        return sorted(
+            parsed[1] for parsed in names if parsed is not None and parsed[0] == self.name
+        )
 
     def following(self, meta: Meta) -> int:
         """Return the next existing file after the read file.
@@ -170,16 +172,16 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
         report.notes.append(f"{place.data_path(number)} was read before and is removed")
     reading = _reading_from(meta, numbers)
     writing = _writing_to(place, meta, numbers, report)
-    found = Meta(meta.depth, *reading, *writing)
+    recovered = Meta(meta.depth, *reading, *writing)
     if reading[0] not in numbers:  # there is nothing to read
         reading = writing
-    drifted = (found.depth <= 0) != (reading >= writing)
-    if report.clean and found == meta and not drifted:
+    drifted = (recovered.depth <= 0) != (reading >= writing)
+    if report.clean and recovered == meta and not drifted:
         return meta, report
-    if found[1:] != meta[1:]:
+    if recovered[1:] != meta[1:]:
         report.clean = False
     if reading > writing:
-        found = found._replace(read_file=writing[0], read_position=writing[1])
+        recovered = recovered._replace(read_file=writing[0], read_position=writing[1])
     # Their bytes may be in the page cache but not on disk.
     for number in [number for number in numbers if number >= meta.write_file]:
         fd = place.files.open_append(place.data_path(number))
@@ -187,14 +189,14 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
             place.files.sync(fd)
         finally:
             place.files.close(fd)
-    found = found._replace(depth=count_records(place, found))
-    if found != meta:
+    recovered = recovered._replace(depth=count_records(place, recovered))
+    if recovered != meta:
         report.notes.append(
-            f"{place.name}: the files hold {found.depth} messages, but the metadata counted "
+            f"{place.name}: the files hold {recovered.depth} messages, but the metadata counted "
             f"{meta.depth}"
         )
-        write_meta(place, found)
-    return found, report
+        write_meta(place, recovered)
+    return recovered, report
 
 
 def _read_meta(place: QueueFiles, report: QueueReport) -> Meta | None:

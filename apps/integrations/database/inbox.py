@@ -202,9 +202,9 @@ class Positions:
 
     def position(self, db: Connection, topic: str) -> int | None:
         """Return the next offset of a topic or a part (`clicks#3`), or None for a new reader."""
-        asked = f"select next_offset from {self.table} where reader = ? and log = ?"
-        found = execute(db, asked, (self.name, topic)).fetchone()
-        return None if found is None else int(found[0])
+        query = f"select next_offset from {self.table} where reader = ? and log = ?"
+        row = execute(db, query, (self.name, topic)).fetchone()
+        return None if row is None else int(row[0])
 
     def _locked(self, db: Connection, reader: Reader, skip_lost: bool) -> int:
         """Lock the row, and create it for a new reader. Return the position."""
@@ -218,8 +218,8 @@ class Positions:
             insert = f"insert into {self.table} (reader, log, uuid, next_offset)"
             execute(db, f"{insert} values (?, ?, ?, ?)", (*place, uuid, int(first)))
             return int(first)
-        asked = f"select uuid, next_offset from {self.table} where reader = ? and log = ?"
-        known, offset = execute(db, asked, place).fetchone()
+        query = f"select uuid, next_offset from {self.table} where reader = ? and log = ?"
+        known, offset = execute(db, query, place).fetchone()
         if text_of(known) == uuid:
             return int(offset)
         if not skip_lost:
@@ -241,13 +241,13 @@ def _next(
     """Return up to `count` messages from `offset` on, and the offset at which to continue."""
     messages: list[StoredMessage] = []
     while len(messages) < count:
-        found = reader.read(offset)
-        if offset > found.head:  # the broker was restored to an earlier state
-            why = f"the topic now ends at offset {found.head}"
-            _check_missing(reader, [Missing(found.head, offset, why)], skip_lost)
-            return messages, found.head
-        for block in found.blocks:
-            before = missing_in(found, offset, max(offset, block.first_offset))
+        fetched = reader.read(offset)
+        if offset > fetched.head:  # the broker was restored to an earlier state
+            why = f"the topic now ends at offset {fetched.head}"
+            _check_missing(reader, [Missing(fetched.head, offset, why)], skip_lost)
+            return messages, fetched.head
+        for block in fetched.blocks:
+            before = missing_in(fetched, offset, max(offset, block.first_offset))
             _check_missing(reader, before, skip_lost)
             first = max(0, offset - block.first_offset)
             stop = min(block.count, first + count - len(messages))
@@ -255,10 +255,10 @@ def _next(
             offset = block.first_offset + stop
             if len(messages) >= count:
                 return messages, offset
-        if found.next_offset <= offset:
+        if fetched.next_offset <= offset:
             break
-        _check_missing(reader, missing_in(found, offset, found.next_offset), skip_lost)
-        offset = found.next_offset
+        _check_missing(reader, missing_in(fetched, offset, fetched.next_offset), skip_lost)
+        offset = fetched.next_offset
     return messages, offset
 
 

@@ -266,17 +266,17 @@ class Outbox:
     def _batch(self, db: Connection) -> tuple[str, int] | None:
         """Return the name of the outbox and the number of the batch that is not done, if any."""
         with transaction(db):
-            asked = f"select max(batch) from {self.table} where batch is not null"
-            number = execute(db, asked).fetchone()[0]
+            query = f"select max(batch) from {self.table} where batch is not null"
+            number = execute(db, query).fetchone()[0]
             return None if number is None else (self._state(db)[0], int(number))
 
     def _new_batch(self, db: Connection, broker: _Broker, count: int) -> tuple[str, int] | None:
         """Make the oldest rows that are due a batch. Return None if there are none."""
         with transaction(db):
-            found = self._due(db, "topic, id", 1)
-        if not found:
+            due = self._due(db, "topic, id", 1)
+        if not due:
             return None
-        first = found[0]
+        first = due[0]
         topic = text_of(first[0])
         try:
             check_stage_topic(topic)
@@ -309,13 +309,13 @@ class Outbox:
         """
         rows = f"select {columns} from {self.table} where"
         topic = "topic = ? and" if topics else ""
-        asked = (
+        query = (
             f"select * from ({rows} {topic} due_ns = 0 order by id limit ?) as undelayed union all "
             f"select * from ({rows} {topic} due_ns > 0 and due_ns <= ? "
             "order by due_ns, id limit ?) as due order by id limit ?"
         )
         values = (*topics, count, *topics, time.time_ns(), count, count)
-        return list(execute(db, asked, values).fetchall())
+        return list(execute(db, query, values).fetchall())
 
     def _oldest(self, db: Connection, topic: str, count: int) -> list[_Row]:
         rows: list[_Row] = []
@@ -330,9 +330,9 @@ class Outbox:
     def _publish(self, db: Connection, broker: _Broker, app: str, number: int) -> int:
         """Send the batch, and delete its rows. Return the number of its messages."""
         columns = "log, message_key, tag, headers, body, id"
-        asked = f"select {columns} from {self.table} where batch = ? order by id"
+        query = f"select {columns} from {self.table} where batch = ? order by id"
         with transaction(db):
-            rows = execute(db, asked, (number,)).fetchall()
+            rows = execute(db, query, (number,)).fetchall()
         logs: dict[str, list[Sequence[Any]]] = {}
         for row in rows:
             logs.setdefault(text_of(row[0]), []).append(row)
@@ -391,14 +391,14 @@ class _Broker:
             keys = None
 
         def sorted_rows(rows: Sequence[_Row], number: int) -> dict[str, list[int]]:
-            found: dict[str, list[int]] = {}
+            ids: dict[str, list[int]] = {}
             for row in rows:
                 log = topic
                 if keys is not None:
                     turn = keys.open[number % len(keys.open)]
                     log = part_name(topic, turn if row.key is None else keys.of(row.key))
-                found.setdefault(log, []).append(row.id)
-            return found
+                ids.setdefault(log, []).append(row.id)
+            return ids
 
         return sorted_rows
 
@@ -422,8 +422,8 @@ def _blocks(rows: Sequence[Sequence[Any]]) -> Iterator[Block]:
     headers = [_headers(row[3]) for row in rows]
     return pack_many(
         [bytes_of(row[4]) for row in rows],
-        keys if any(one is not None for one in keys) else None,
-        tags if any(one is not None for one in tags) else None,
+        keys if any(value is not None for value in keys) else None,
+        tags if any(value is not None for value in tags) else None,
         headers if any(headers) else None,
     )
 
@@ -433,13 +433,13 @@ def _headers(packed: Any) -> dict[str, HeaderText] | None:
     if packed is None:
         return None
     try:
-        found = json.loads(text_of(packed))
+        headers = json.loads(text_of(packed))
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        headers = None
+    if not isinstance(headers, dict):
         text = f"its headers are not a JSON object: {text_of(packed)!r:.60}"
         raise UsageError(E_BAD_ARGUMENT, text)
-    return found
+    return headers
 
 
 def _of_rows(error: UsageError, rows: Sequence[Sequence[Any]]) -> UsageError:

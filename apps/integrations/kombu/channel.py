@@ -229,8 +229,8 @@ class Channel(virtual.Channel):
 
     def _in_memory(self, queue: str) -> list[Binding]:
         """Return what the queue gets from topics in memory."""
-        found: list[Binding] = self.connection.in_memory.get(queue, [])
-        return found
+        bindings: list[Binding] = self.connection.in_memory.get(queue, [])
+        return bindings
 
     def queue_bind(
         self,
@@ -259,11 +259,13 @@ class Channel(virtual.Channel):
     ) -> None:
         exchange = exchange or "amq.direct"
         bound = self._in_memory(queue)
-        for one in [
-            one for one in bound if (one.exchange, one.routing_key) == (exchange, routing_key)
+        for binding in [
+            binding
+            for binding in bound
+            if (binding.exchange, binding.routing_key) == (exchange, routing_key)
         ]:
-            bound.remove(one)
-            one.source.close()
+            bound.remove(binding)
+            binding.source.close()
         self.link.bindings.unbind(exchange, routing_key or "", queue)
 
     def list_bindings(self) -> Iterator[tuple[str, str, str]]:
@@ -295,9 +297,9 @@ class Channel(virtual.Channel):
 
     def _topics(self, queue: str) -> dict[int, str]:
         """Return the topics of a durable queue that exist, by level. The most urgent is first."""
-        found = {base_of(name) for name in self.link.admin.topics()}
+        existing = {base_of(name) for name in self.link.admin.topics()}
         names = {level: queue_topic(self.prefix, queue, level) for level in self._levels}
-        return {level: name for level, name in names.items() if name in found}
+        return {level: name for level, name in names.items() if name in existing}
 
     def _rows(self, topics: Iterable[str]) -> Iterator[tuple[str, TopicStats]]:
         """Return each of these topics with its statistics, if it still exists."""
@@ -314,7 +316,7 @@ class Channel(virtual.Channel):
 
     def _size(self, queue: str) -> int:
         """Return how many messages wait. Those of workers, and delayed ones, do not count."""
-        arrived = sum(one.source.arrived for one in self._in_memory(queue))
+        arrived = sum(binding.source.arrived for binding in self._in_memory(queue))
         if self._is_transient(queue):
             return arrived
         topics = self._topics(queue).values()

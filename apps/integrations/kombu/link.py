@@ -168,7 +168,7 @@ def close_link(link: Link) -> None:
         link.users -= 1
         last = link.users == 0
         if last:
-            for key in [key for key, one in _links.items() if one is link]:
+            for key in [key for key, known in _links.items() if known is link]:
                 del _links[key]
     if last:
         link.close()

@@ -153,7 +153,9 @@ class Transport(virtual.Transport):
     def bind_in_memory(self, queue: str, exchange: str, kind: str, routing_key: str) -> None:
         """Receive what is sent to an exchange from now on, unless that is done already."""
         bound = self.in_memory.setdefault(queue, [])
-        if any((one.exchange, one.routing_key) == (exchange, routing_key) for one in bound):
+        if any(
+            (binding.exchange, binding.routing_key) == (exchange, routing_key) for binding in bound
+        ):
             return
         source = self.open_source(
             exchange_topic(self.link.place.prefix, exchange),
