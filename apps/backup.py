@@ -57,7 +57,7 @@ PACE_STEP_S: Final = 0.05
 Advance = Callable[[int], None]
 
 
-class Pace:
+class CopyPace:
     """Limits copying to `bytes_s` bytes a second by waiting. 0 means no limit."""
 
     def __init__(self, bytes_s: int, advance: Advance) -> None:
@@ -127,7 +127,7 @@ def back_up(files: Files, plan: BackupPlan) -> Manifest:
             manifest = _copy(
                 files,
                 plan,
-                Writer(files, f"{partial}/{DATA_NAME}", Pace(plan.bytes_s, plan.advance), base),
+                Writer(files, f"{partial}/{DATA_NAME}", CopyPace(plan.bytes_s, plan.advance), base),
             )
             files.write_file(f"{partial}/{MANIFEST_NAME}", format_.encode_manifest(manifest))
             files.sync_folder(partial)

@@ -127,7 +127,7 @@ class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic to the ch
             self.fail(str(error), param, ctx)
 
 
-class Size(_Quantity):
+class SizeType(_Quantity):
     name = "size"
     parse = staticmethod(parse_bytes)
 
@@ -140,7 +140,7 @@ def spelled_bytes(count: int) -> str:
     return "1 byte" if count == 1 else f"{count} bytes"
 
 
-class BoundedSize(Size):
+class BoundedSize(SizeType):
     """A size that has bounds, so `none` is not allowed."""
 
     def __init__(self, least: int, most: int = BYTES_MAX) -> None:

@@ -31,7 +31,7 @@ from ...transport.errors import NotFound, ZsqError
 from ...transport.system import node_name
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
 from .queues import SETTINGS, make_queue
-from .source import Held, Source, Work
+from .source import ConsumerThread, Held, OpenWork
 
 try:
     from django.tasks import task_backends
@@ -197,7 +197,7 @@ class Worker:
         self._backend = backend
         self._changed = threading.Condition()
         self._stopping = False
-        self._tasks = Work()
+        self._tasks = OpenWork()
         self._sources = [self._open(queue, threads) for queue in queues]
         name = f"{node_name()}/{os.getpid()}"
         self._threads = [
@@ -205,7 +205,7 @@ class Worker:
             for number in range(threads)
         ]
 
-    def _open(self, queue: str, ready: int) -> Source:
+    def _open(self, queue: str, ready: int) -> ConsumerThread:
         backend = self._backend
         consumer = Consumer(
             backend.make(queue, works=True),
@@ -215,7 +215,7 @@ class Worker:
             **SETTINGS,
             **backend.client,
         )
-        return Source(consumer, ready, backend.lease_s, self._wake, self._tasks)
+        return ConsumerThread(consumer, ready, backend.lease_s, self._wake, self._tasks)
 
     def _wake(self) -> None:
         with self._changed:

@@ -89,7 +89,7 @@ class ExportOptions:
 
 
 @dataclass(slots=True)
-class ExportReport:
+class NsqdExportReport:
     """The number of messages of each queue (`topic` or `topic:channel`), and notes."""
 
     queues: dict[str, int] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def export_nsqd(
     data_dir: Path,
     names: Iterable[str] = (),
     options: ExportOptions | None = None,
-) -> ExportReport:
+) -> NsqdExportReport:
     """Export the named topics, or all of them.
 
     Raises `Locked` if a broker runs, `NotFound`, `Refused` or `DataLoss` if messages would be lost,
@@ -142,11 +142,11 @@ class _Export:
         self._temporary = f"{self._out_dir.rstrip('/')}{_TEMPORARY}"
         self._registry = registry
         self._options = options
-        self._report = ExportReport()
+        self._report = NsqdExportReport()
         self._dropped: dict[str, int] = {}
         self._lost = 0
 
-    def run(self, names: list[str]) -> ExportReport:
+    def run(self, names: list[str]) -> NsqdExportReport:
         files = self._files
         rows = self._chosen(names)
         if files.exists(self._temporary):

@@ -43,7 +43,7 @@ from .options import SinkOptions, wrong
 from .packing import rows_as_batches, several_topics, topic_of
 from .planning import by_number
 from .schema import check_sink_columns
-from .stages import Sealed, Stages, logs_of
+from .stages import Sealed, TaskStages, logs_of
 
 __all__ = ["BatchWriter", "SinkTransaction", "StagedPartition", "stream_writer"]
 
@@ -120,7 +120,7 @@ def stage_rows(
     The sealed rows are on the broker's disk, but not visible yet.
     """
     topic = options.topic
-    stages: Stages | None = None
+    stages: TaskStages | None = None
 
     def begin(name: str) -> StageWriter:
         return StageWriter(
@@ -137,7 +137,7 @@ def stage_rows(
             if not options.topic:
                 topic = topic_of(batch, topic)
             if stages is None:
-                stages = Stages(topic, partition, begin)
+                stages = TaskStages(topic, partition, begin)
             stages.add(batch)
             if stages.committed:
                 break  # the transaction is committed already, so its other rows need not be packed

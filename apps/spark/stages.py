@@ -22,7 +22,7 @@ from ...transport.wire.protocol_client import StagePart
 from ...transport.wire.spread import HasParts, KeyParts, parts_of_keys
 from .packing import Packer
 
-__all__ = ["Sealed", "Stages", "split_by_key"]
+__all__ = ["Sealed", "TaskStages", "split_by_key"]
 
 
 class Sealed(NamedTuple):
@@ -35,7 +35,7 @@ class Sealed(NamedTuple):
     parts: tuple[tuple[str, StagePart], ...]
 
 
-class Stages:
+class TaskStages:
     """The stages of one task. `begin` makes the writer for a topic or a part.
 
     `partition` is the number of the task.

@@ -16,7 +16,7 @@ from ...transport.client.blocking.client import Admin
 from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ...transport.system import check_runs_brokers
 from .clients import WithClients
-from .clock import OFFSET_FILE, Offset
+from .clock import OFFSET_FILE, ClockOffset
 
 START_S: Final = 120.0
 STOP_S: Final = 60.0
@@ -61,7 +61,7 @@ class LocalBroker(WithClients):
         self.log = self.folder / "broker.log"
         self.url = f"ipc://{self.data_dir}/run"
         self._options = options
-        self._offset: Offset | None = None
+        self._offset: ClockOffset | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -80,7 +80,7 @@ class LocalBroker(WithClients):
             return self
         check_runs_brokers("LocalBroker")
         offset_file = self.folder / "clock"
-        self._offset = self._offset or Offset(offset_file)
+        self._offset = self._offset or ClockOffset(offset_file)
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("ZSQ_")
         }

@@ -195,7 +195,7 @@ class Exchange:
             pass
 
 
-class Parts:
+class AppParts:
     """The parts of an application, for `make_app` and tests."""
 
     def __init__(
@@ -232,7 +232,7 @@ def make_app(
     """
     authority = authority or HttpAuthority()
     limiters = limiters or Limiters(HttpLimits())
-    parts = Parts(broker, publisher, node, limiters)
+    parts = AppParts(broker, publisher, node, limiters)
     options = options or HttpOptions()
     told = options.nsq or NsqOptions()
     config = Config(settings(node, limiters.limits, options, log_level), limiters, changes or {})
@@ -261,7 +261,7 @@ def make_app(
     return Guard(starlette, limiters, parts.metrics, tuple(table), doors)
 
 
-def paths(parts: Parts, telling: Telling, config: Config) -> dict[str, dict[str, Handler]]:
+def paths(parts: AppParts, telling: Telling, config: Config) -> dict[str, dict[str, Handler]]:
     """Return the handlers by path and method."""
     manage, publishing, lookup = parts.management, parts.publishing, parts.lookup
     post: dict[str, Handler] = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..output import json_option, say, tell
-from ..quantities import Number, Size
+from ..quantities import Number, SizeType
 
 if TYPE_CHECKING:
     from ....storage.checks.backup import Manifest
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 )
 @click.option("--without", metavar="TOPIC", multiple=True, help="Leave out this topic. Repeatable.")
 @click.option(
-    "--rate", type=Size(), metavar="SIZE", help="Limit of bytes copied per second, such as 50MiB."
+    "--rate",
+    type=SizeType(),
+    metavar="SIZE",
+    help="Limit of bytes copied per second, such as 50MiB.",
 )
 @click.option(
     "--timeout",

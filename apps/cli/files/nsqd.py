@@ -15,7 +15,7 @@ from ..output import json_option, say, tell
 from ..progress import bar
 
 if TYPE_CHECKING:
-    from ...nsqd.exporting import ExportReport
+    from ...nsqd.exporting import NsqdExportReport
     from ...nsqd.importing import ImportReport
 
 _DATA_DIR = click.option(
@@ -209,7 +209,7 @@ def export_nsqd(
         _tell_export(report)
 
 
-def _tell_export(report: ExportReport) -> None:
+def _tell_export(report: NsqdExportReport) -> None:
     for queue, count in report.queues.items():
         say(f"{queue}: {count} messages")
     for note in report.notes:

@@ -27,7 +27,7 @@ UNPUBLISHED: Final = "not published"
 
 
 @dataclass(slots=True)
-class Entry:
+class RescueEntry:
     """A rescue file or a kept directory. `rescue` is None for a directory or a damaged file."""
 
     path: str
@@ -154,7 +154,7 @@ def _refusing() -> Iterator[None]:
         raise ZsqError(E_CHECKSUM, str(error)) from error
 
 
-def find(files: Files, path: Path) -> list[Entry]:
+def find(files: Files, path: Path) -> list[RescueEntry]:
     """Return what was set aside in a data directory, or one file.
 
     Raises `StorageError` if a single file is not a rescue file.
@@ -174,24 +174,24 @@ def find(files: Files, path: Path) -> list[Entry]:
         name = Path(file.path).name
         if file.is_kept:
             entries.append(
-                Entry(file.path, name, "kept", why=read_note(files, file.path), is_kept=True)
+                RescueEntry(file.path, name, "kept", why=read_note(files, file.path), is_kept=True)
             )
             continue
         topic = name.removesuffix(ENDING).removesuffix(SUFFIX)
         try:
             rescue = read_rescue(files, file.path)
         except StorageError as error:
-            entries.append(Entry(file.path, topic, "DAMAGED", why=str(error)))
+            entries.append(RescueEntry(file.path, topic, "DAMAGED", why=str(error)))
             continue
         state = PUBLISHED if file.is_published else UNPUBLISHED
-        entries.append(Entry(file.path, rescue.head.topic, state, rescue))
+        entries.append(RescueEntry(file.path, rescue.head.topic, state, rescue))
     return entries
 
 
 # The list
 
 
-def _list(entries: Sequence[Entry], path: Path, as_json: bool) -> int:
+def _list(entries: Sequence[RescueEntry], path: Path, as_json: bool) -> int:
     if as_json:
         for entry in entries:
             tell_line(as_object(entry))
@@ -229,7 +229,7 @@ def _list(entries: Sequence[Entry], path: Path, as_json: bool) -> int:
     return int(any(entry.is_damaged for entry in entries))
 
 
-def _cells(entry: Entry, rescue: Rescue) -> tuple[str, ...]:
+def _cells(entry: RescueEntry, rescue: Rescue) -> tuple[str, ...]:
     head, counts = rescue.head, rescue.counts
     offsets = f"{counts.first_offset} to {counts.last_offset}" if counts.first_offset >= 0 else ""
     return (
@@ -246,7 +246,7 @@ def _when(time_ns: int) -> str:
         return f"@{time_ns / 1e9:g}"
 
 
-def as_object(entry: Entry) -> dict[str, Any]:
+def as_object(entry: RescueEntry) -> dict[str, Any]:
     shown: dict[str, Any] = {"path": entry.path, "topic": entry.topic, "state": entry.state}
     if entry.rescue is not None:
         shown |= asdict(entry.rescue.head) | asdict(entry.rescue.counts)
@@ -258,7 +258,7 @@ def as_object(entry: Entry) -> dict[str, Any]:
 # Messages
 
 
-def _show(files: Files, entries: Sequence[Entry], as_json: bool) -> int:
+def _show(files: Files, entries: Sequence[RescueEntry], as_json: bool) -> int:
     from ....storage.bucket.shipping.rescue_file import check_rescue, message_row, rescued_blocks
 
     out = sys.stdout.buffer
@@ -284,7 +284,7 @@ def _show(files: Files, entries: Sequence[Entry], as_json: bool) -> int:
     return 0
 
 
-def _publish(files: Files, entries: Sequence[Entry], plan: PublishPlan, as_json: bool) -> int:
+def _publish(files: Files, entries: Sequence[RescueEntry], plan: PublishPlan, as_json: bool) -> int:
     from ...rescue import publish
     from ..progress import bar
 
@@ -303,7 +303,7 @@ def _publish(files: Files, entries: Sequence[Entry], plan: PublishPlan, as_json:
     return 0
 
 
-def sentence(entry: Entry, done: PublishedFile) -> str:
+def sentence(entry: RescueEntry, done: PublishedFile) -> str:
     """Return what was published of a file."""
     if entry.path == done.path and not done.messages and not done.delayed:
         text = f"topic {entry.topic}: published before"
@@ -318,7 +318,7 @@ def sentence(entry: Entry, done: PublishedFile) -> str:
     return text
 
 
-def _discard(files: Files, entries: Sequence[Entry], yes: bool) -> int:
+def _discard(files: Files, entries: Sequence[RescueEntry], yes: bool) -> int:
     from ...rescue import PUBLISHING, plain_path
 
     if not entries:

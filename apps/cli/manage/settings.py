@@ -13,14 +13,14 @@ from ....transport.names import base_of
 from ....transport.settings import CHANNEL, NONE, TOPIC, Kind, Setting
 from ..message_ids import topic_of_id
 from ..options import Value
-from ..quantities import NO_BOUND, Count, Seconds, Size, TopicPosition, spelled
+from ..quantities import NO_BOUND, Count, Seconds, SizeType, TopicPosition, spelled
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 CHANGEABLE: Final = tuple(row for row in CHANNEL if not row.fixed)
 SUBSCRIBING: Final = tuple(row for row in CHANNEL if row.shared)
 KEEPING: Final = tuple(row for row in TOPIC if row.shared)
-_NUMBERS: Final = {Kind.COUNT: Count, Kind.SECONDS: Seconds, Kind.BYTES: Size}
+_NUMBERS: Final = {Kind.COUNT: Count, Kind.SECONDS: Seconds, Kind.BYTES: SizeType}
 _START: Final = (
     "Start of a new channel: earliest, latest, an offset, an id, a time or an age. See zsq "
     "seek --help."

@@ -48,14 +48,20 @@ def selection(
     """
     if all(option is None for option in (text, error, key, tag, header, field)):
         return None
-    from ....actors.gateways.http.messages.matching import PAUSE, Undecoded, Wanted, matches, named
+    from ....actors.gateways.http.messages.matching import (
+        PAUSE,
+        SearchConditions,
+        Undecoded,
+        matches,
+        named,
+    )
     from ....transport.wire.dead_letter import ERROR
 
     for name, value in (("--text", text), ("--header", header), ("--field", field)):
         if value is not None and not value.isprintable():
             raise click.UsageError(f"{name} must be printable text, not {value[:40]!r}")
     try:
-        wanted = Wanted(
+        wanted = SearchConditions(
             text=text,
             key=None if key is None else os.fsencode(key),
             tag=None if tag is None else os.fsencode(tag),
@@ -79,7 +85,7 @@ def selection(
     return select
 
 
-class Run:
+class RedriveRun:
     """One run of the command. It sends requests and publishes.
 
     The plan records how many messages were sent to each place, and why others stay. A dry run sends
@@ -295,7 +301,7 @@ def redrive(
             )
             producer = stack.enter_context(Producer(url, timeout=timeout))
             plan = Redrive(to, channel, end, ready=ready, dry_run=dry_run)
-            run = Run(admin, producer, dead_topic, plan, select, dry_run)
+            run = RedriveRun(admin, producer, dead_topic, plan, select, dry_run)
             # If there are no dead letters, do not create a channel. It would keep all later ones.
             if not row["kept_count"]:
                 _tell(run, as_json)
@@ -354,7 +360,7 @@ def _discard(admin: Admin, dead_topic: str, offsets: Sequence[int], as_json: boo
     return 1 if others else 0
 
 
-def _tell(run: Run, as_json: bool) -> None:
+def _tell(run: RedriveRun, as_json: bool) -> None:
     if as_json:
         sent = [
             {"topic": place.topic, "channel": place.channel, "messages": count}
@@ -374,7 +380,7 @@ def _tell(run: Run, as_json: bool) -> None:
 
 
 def drive(
-    run: Run,
+    run: RedriveRun,
     consumer: Consumer,
     count: int | None,
     stopping: Stopping,

@@ -138,7 +138,9 @@ def tail(
             reader = Reader(name, url=url, timeout=timeout, patient=follow, on_data_loss="ignore")
             shown = matching(wanted, objects_from(name, addresses) if as_json else bodies_from)
             begin = beginning(where, last)
-            logs.append(Log(name, stack.enter_context(reader), begin, shown, is_part=bool(parts)))
+            logs.append(
+                TailedLog(name, stack.enter_context(reader), begin, shown, is_part=bool(parts))
+            )
         follow_logs(logs, sys.stdout.buffer, count, stopping, follow)
     lost = sum(log.lost for log in logs)
     if not lost:
@@ -184,7 +186,7 @@ def beginning(where: Any, last: int | None = None) -> Begin:
 
 
 @dataclass(slots=True)
-class Log:
+class TailedLog:
     """A topic or a part, and where it is read on.
 
     `offset` is -1, and `end` is not known, before its broker has answered. `end`: the head at that
@@ -238,7 +240,7 @@ class Log:
 
 
 def follow_logs(
-    logs: Sequence[Log], out: IO[bytes], count: int | None, stopping: Stopping, follow: bool
+    logs: Sequence[TailedLog], out: IO[bytes], count: int | None, stopping: Stopping, follow: bool
 ) -> None:
     """Write messages until `count`, a signal, a broken pipe, or (without `follow`) the end."""
     # A signal interrupts a wait for the broker at once, but never the writing of a line.
@@ -247,7 +249,7 @@ def follow_logs(
 
 
 def _follow(
-    logs: Sequence[Log], out: IO[bytes], count: int | None, stopping: Stopping, follow: bool
+    logs: Sequence[TailedLog], out: IO[bytes], count: int | None, stopping: Stopping, follow: bool
 ) -> None:
     left = sys.maxsize if count is None else count
     while left and not stopping.is_set() and not pipe_broken(out):
@@ -277,7 +279,7 @@ def _follow(
             stopping.wait(FOLLOW_S)
 
 
-def _fetched(log: Log, stopping: Stopping, follow: bool) -> Fetched | None:
+def _fetched(log: TailedLog, stopping: Stopping, follow: bool) -> Fetched | None:
     """Read on. Return None for a part whose broker is away, if the others are followed."""
     if log.away_s > time.monotonic():
         return None

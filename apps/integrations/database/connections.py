@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from ....transport.errors import E_BAD_ARGUMENT, E_UNSUPPORTED, UsageError
 
 __all__ = [
-    "Connection",
+    "DatabaseConnection",
     "Dialect",
     "bytes_of",
     "check_begun",
@@ -35,7 +35,7 @@ _MARKERS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric": ":
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}", re.ASCII)
 
 
-class Connection(Protocol):
+class DatabaseConnection(Protocol):
     """A connection of a DB-API 2.0 driver."""
 
     def cursor(self) -> Any: ...

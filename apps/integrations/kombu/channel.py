@@ -29,7 +29,7 @@ from ....transport.reports import TopicStats
 from ....transport.whole_topic import whole_topic
 from ..naming import CHANNEL
 from ..queues import SETTINGS
-from ..source import Held, Source
+from ..source import ConsumerThread, Held
 from .names import exchange_topic, key_of, level_of, queue_topic, tag_of
 from .patterns import pattern_of
 
@@ -143,7 +143,7 @@ def refuse(held: Held, error: Exception) -> None:
 class Binding:
     """A queue in memory that is bound to an exchange. It receives from the start."""
 
-    def __init__(self, exchange: str, kind: str, routing_key: str, source: Source) -> None:
+    def __init__(self, exchange: str, kind: str, routing_key: str, source: ConsumerThread) -> None:
         self.exchange = exchange
         self.kind = kind
         self.routing_key = routing_key
@@ -184,11 +184,13 @@ class Channel(virtual.Channel):
         self._levels = steps if self.highest_priority == 0 else steps[::-1]
         self._tags = count(1)
         self._held: dict[str, Held] = {}
-        self._sources: dict[str, dict[int, Source]] = {}  # of durable queues, by level
-        self._getters: dict[tuple[str, int], Source] = {}  # by queue and level
+        self._sources: dict[str, dict[int, ConsumerThread]] = {}  # of durable queues, by level
+        self._getters: dict[tuple[str, int], ConsumerThread] = {}  # by queue and level
         # Levels that had messages when their consumer began, and until when it waits for them.
         self._awaited: dict[tuple[str, int], float] = {}
-        self._ending: list[Source] = []  # of cancelled consumers that have unanswered messages
+        self._ending: list[
+            ConsumerThread
+        ] = []  # of cancelled consumers that have unanswered messages
         self._on_message: dict[str, tuple[Callable[[Any], None], bool]] = {}
         self._turn = 0
 
@@ -466,9 +468,9 @@ class Channel(virtual.Channel):
         topic = queue_topic(self.prefix, queue, level)
         self._sources[queue][level] = self._source(topic, self._ready())
 
-    def _source(self, topic: str, ready: int) -> Source:
+    def _source(self, topic: str, ready: int) -> ConsumerThread:
         self.link.make_queue(topic, works=True)
-        source: Source = self.connection.open_source(topic, CHANNEL, ready, **SETTINGS)
+        source: ConsumerThread = self.connection.open_source(topic, CHANNEL, ready, **SETTINGS)
         return source
 
     def open_new_levels(self) -> None:
@@ -494,7 +496,7 @@ class Channel(virtual.Channel):
             source.set_ready(self._ready())
         self.connection.wake()
 
-    def _queue_sources(self) -> Iterator[Source]:
+    def _queue_sources(self) -> Iterator[ConsumerThread]:
         for sources in self._sources.values():
             yield from sources.values()
 
@@ -533,7 +535,7 @@ class Channel(virtual.Channel):
                 held.finish()
         return None
 
-    def _usable(self, source: Source) -> Held | None:
+    def _usable(self, source: ConsumerThread) -> Held | None:
         """Return the next message of a source. Raises the broker's refusal."""
         if source.error is not None:
             error, source.error = source.error, None

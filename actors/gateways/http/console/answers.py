@@ -22,7 +22,7 @@ from .....transport.errors import E_BAD_ARGUMENT, UsageError
 from .....transport.names import part_of
 from .....transport.wire.answers import DelayedRow, ScheduleRow
 from .....transport.wire.codec import HeaderValue
-from ..web.body import JsonObject, Parameters, Share, share_of
+from ..web.body import BodyShare, JsonObject, Parameters, share_of
 from ..web.places import Limiters
 from ..web.responses import ApiError, api_error
 
@@ -67,7 +67,7 @@ async def options_of(request: Request, limiters: Limiters) -> JsonObject:
         return await read_options(share, OPTIONS_BYTES_MAX)
 
 
-async def read_options(share: Share, bytes_max: int) -> JsonObject:
+async def read_options(share: BodyShare, bytes_max: int) -> JsonObject:
     """Return the options in a body. The body stays counted in `share` after it is read."""
     body = await share.read(bytes_max, api_error("BODY_TOO_BIG"))
     if not body:

@@ -52,14 +52,14 @@ class BoardBroker(TypedDict, total=False):
     may: dict[str, bool]
 
 
-class Gone(TypedDict):
+class GoneRows(TypedDict):
     """Deleted topics, and deleted channels as [topic, channel]."""
 
     topics: list[str]
     channels: list[list[str]]
 
 
-class Changes(TypedDict):
+class BoardChanges(TypedDict):
     """The rows of topics by name, and other changes.
 
     New rows have `may`. Rows have their channels if the watcher wants them.
@@ -68,7 +68,7 @@ class Changes(TypedDict):
     now_ms: int
     topics: dict[str, TopicValues]
     broker: NotRequired[BoardBroker]
-    gone: NotRequired[Gone]
+    gone: NotRequired[GoneRows]
     whole: NotRequired[bool]
 
 
@@ -78,7 +78,7 @@ class ShownReceivers(TypedDict, total=False):
     receivers: Sequence[AlarmReceiver]
 
 
-class ShownAlarms(ShownReceivers):
+class ConsoleAlarms(ShownReceivers):
     """Alarms with times in ms."""
 
     now: list[Mapping[str, object]]
@@ -125,7 +125,7 @@ class Fields:
         self.rates = tuple(rates)
 
 
-class Row:
+class BoardRow:
     """The values of a topic or channel, with the tick at which each last changed."""
 
     __slots__ = ("_rates", "_raw", "_seen_ms", "born", "changed", "channels", "ticks", "values")
@@ -137,7 +137,7 @@ class Row:
         self.born = self.changed = tick
         self.values: dict[str, Any] = dict.fromkeys(self._rates, 0.0)
         self.ticks: dict[str, int] = dict.fromkeys(self._rates, tick)
-        self.channels: dict[str, Row] = {}
+        self.channels: dict[str, BoardRow] = {}
 
     def set(self, name: str, value: Any, tick: int) -> None:
         if self.values.get(name, self) != value:
@@ -190,16 +190,16 @@ class Board:
         self.now_ms = 0
         self._steady_ms = 0
         self._looked_ms = 0
-        self.topics: dict[str, Row] = {}
+        self.topics: dict[str, BoardRow] = {}
         self.broker: dict[str, Any] = {}  # the values of a `BrokerSummary`
         self.broker_tick = 0
         self._of_topics, self._of_channels = Fields((), TOPIC_RATES), Fields((), CHANNEL_RATES)
-        self._moving: set[Row] = set()
+        self._moving: set[BoardRow] = set()
         self._gone: deque[tuple[int, str, str]] = deque(maxlen=GONE_KEPT)
 
     def take(
         self, overview: OverviewAnswer, now_ms: int, steady_ms: int
-    ) -> list[tuple[str, str, Row]]:
+    ) -> list[tuple[str, str, BoardRow]]:
         """Take an overview and the time of two clocks: `now_ms` since 1970, `steady_ms` monotonic.
 
         Return the rows that may have changed: (topic, channel or "", row).
@@ -213,14 +213,14 @@ class Board:
             self._forget(overview["topics"])
         if overview["broker"] != self.broker:
             self.broker, self.broker_tick = dict(overview["broker"]), self.tick
-        named_rows: list[tuple[str, str, Row]] = []
+        named_rows: list[tuple[str, str, BoardRow]] = []
         for name, (raw, channels) in overview["topics"].items():
             topic = self.topics.get(name) or self.topics.setdefault(
-                name, Row(self.tick, TOPIC_RATES)
+                name, BoardRow(self.tick, TOPIC_RATES)
             )
             for channel, values in channels.items():
                 channel_row = topic.channels.get(channel) or topic.channels.setdefault(
-                    channel, Row(self.tick, CHANNEL_RATES)
+                    channel, BoardRow(self.tick, CHANNEL_RATES)
                 )
                 self._take(channel_row, values, self._of_channels)
                 named_rows.append((name, channel, channel_row))
@@ -233,12 +233,12 @@ class Board:
                 self._sum(row)
         return named_rows
 
-    def _take(self, row: Row, raw: Sequence[Any], fields: Fields) -> None:
+    def _take(self, row: BoardRow, raw: Sequence[Any], fields: Fields) -> None:
         row.take(raw, fields, self.tick, self._steady_ms, self._looked_ms)
         if row.moves:
             self._moving.add(row)
 
-    def _grow_still(self) -> Iterator[tuple[str, str, Row]]:
+    def _grow_still(self) -> Iterator[tuple[str, str, BoardRow]]:
         """Yield the rows that had no pulses for a while, with their rates set to 0."""
         still = {row for row in self._moving if row.still(self.tick, self._steady_ms)}
         self._moving -= still
@@ -251,7 +251,7 @@ class Board:
                 if changed or topic in still:
                     yield name, "", topic
 
-    def _sum(self, row: Row) -> None:
+    def _sum(self, row: BoardRow) -> None:
         values = [channel_values.values for channel_values in row.channels.values()]
         for name in SUMS:
             row.set(
@@ -280,7 +280,7 @@ class Board:
         """Yield deletions as (topic, channel or ""). Some of the names may exist again."""
         return ((topic, channel) for at, topic, channel in self._gone if at > tick)
 
-    def rows(self, principal: Principal, only: str = "") -> Iterator[tuple[str, Row]]:
+    def rows(self, principal: Principal, only: str = "") -> Iterator[tuple[str, BoardRow]]:
         names = (only,) if only else sorted(self.topics)
         return (
             (name, self.topics[name])
@@ -317,10 +317,10 @@ class BoardView(NamedTuple):
     topic: str = ""
     channels: bool = False
 
-    def whole(self, board: Board) -> Changes:
+    def whole(self, board: Board) -> BoardChanges:
         return {**self._since(board, -1), "broker": self._broker(board)}
 
-    def changes(self, board: Board, tick: int) -> Changes | None:
+    def changes(self, board: Board, tick: int) -> BoardChanges | None:
         """Return the changes since `tick`, or None if there are none.
 
         If the board no longer has all changes, it returns the whole board.
@@ -335,7 +335,7 @@ class BoardView(NamedTuple):
             changes["gone"] = gone
         return changes if changes.keys() - {"now_ms", "topics"} or changes["topics"] else None
 
-    def alarms(self, alarms: OverviewAlarms) -> ShownAlarms:
+    def alarms(self, alarms: OverviewAlarms) -> ConsoleAlarms:
         """Return the overview's alarms for the page, as far as the principal may see them."""
         see = partial(self.principal.may, Action.SEE)
         receivers: ShownReceivers = {}
@@ -355,7 +355,7 @@ class BoardView(NamedTuple):
             **receivers,
         }
 
-    def _since(self, board: Board, tick: int) -> Changes:
+    def _since(self, board: Board, tick: int) -> BoardChanges:
         topics: dict[str, TopicValues] = {}
         for name, row in board.rows(self.principal, self.topic):
             values: TopicValues = {**row.since(tick)} if row.changed > tick else {}
@@ -373,7 +373,7 @@ class BoardView(NamedTuple):
                 topics[name] = values
         return {"now_ms": board.now_ms, "topics": topics}
 
-    def _channel(self, topic: str, name: str, row: Row, tick: int) -> Values:
+    def _channel(self, topic: str, name: str, row: BoardRow, tick: int) -> Values:
         values = row.since(tick)
         if row.born > tick:
             may = self.principal.may
@@ -404,7 +404,7 @@ class BoardView(NamedTuple):
         }
         return cast("BoardBroker", values)
 
-    def _gone(self, board: Board, tick: int) -> Gone:
+    def _gone(self, board: Board, tick: int) -> GoneRows:
         topics: list[str] = []
         channels: list[list[str]] = []
         for topic, channel in board.gone_since(tick):

@@ -21,7 +21,7 @@ from ...cluster_asking import Closable, ClusterAsking
 from ..web.authority import principal_of
 from ..web.responses import ApiError, api_error
 from .answers import answer, parameters_of
-from .source import Source
+from .source import BrokerData
 
 CACHE_S: Final = 2.0
 OpenAdmin = Callable[[str], Closable]
@@ -36,7 +36,7 @@ class ClusterPage:
 
     def __init__(
         self,
-        source: Source,
+        source: BrokerData,
         open_admin: OpenAdmin,
         now: Callable[[], float] = time.monotonic,
     ) -> None:

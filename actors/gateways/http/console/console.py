@@ -29,7 +29,7 @@ from .doing import BackgroundJobs, Doing
 from .files import ConsoleFiles
 from .reading import ReadHandlers
 from .sampler import Sampler
-from .source import Open, OpenProducer, Source
+from .source import BrokerData, Open, OpenProducer
 
 STREAM_S: Final = 600.0
 KEEP_S: Final = 15.0
@@ -111,7 +111,7 @@ class Console:
 
     def __init__(
         self,
-        source: Source,
+        source: BrokerData,
         open_reader: Open,
         open_producer: OpenProducer,
         url: str,

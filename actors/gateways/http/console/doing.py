@@ -65,7 +65,7 @@ from .answers import (
     published,
     read_options,
 )
-from .source import Open, OpenProducer, Source
+from .source import BrokerData, Open, OpenProducer
 
 log = logging.getLogger("zsq")
 
@@ -160,7 +160,7 @@ class BackgroundJobs:
     destinations on behalf of the job's user.
     """
 
-    def __init__(self, url: str, stats: SharedStats, source: Source, running: Limiter) -> None:
+    def __init__(self, url: str, stats: SharedStats, source: BrokerData, running: Limiter) -> None:
         self._url = url
         self._running = running
         self._source = source
@@ -387,7 +387,7 @@ class Doing:
 
     def __init__(
         self,
-        source: Source,
+        source: BrokerData,
         open_reader: Open,
         open_producer: OpenProducer,
         stats: SharedStats,
@@ -777,7 +777,7 @@ class Doing:
         seen = _seen(options.pop("seen"))
         if action == "topic.close" and _side(options) == "consumers":
             action = "topic.close.consumers"
-        now: losses.Seen
+        now: losses.SeenCounts
         if losses.has_preview(action):
             to = options.get("to") if action == "channel.seek" else None
             offsets = _offsets(options) if "offsets" in options else None
@@ -801,7 +801,7 @@ def _place(parameters: Parameters) -> object:
     return {"time_ms": int(to[5:])}
 
 
-def _seen(seen: object) -> losses.Seen:
+def _seen(seen: object) -> losses.SeenCounts:
     """Return what the user of an action has seen. Raises `ApiError` if it has another form."""
     if isinstance(seen, dict) and isinstance(seen.get("uuid"), str):
         counts = seen.get("counts")

@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from .board import Row
+from .board import BoardRow
 
 FINE: Final = 300  # the number of values of the fine ring, one a second
 COARSE: Final = 720
@@ -135,7 +135,7 @@ class History:
     def __init__(self) -> None:
         self._tracks: dict[tuple[str, str], Track] = {}
 
-    def note(self, changed: Iterable[tuple[str, str, Row]], second: int) -> None:
+    def note(self, changed: Iterable[tuple[str, str, BoardRow]], second: int) -> None:
         """Record changed rows of the board at `second` of a monotonic clock."""
         for topic, channel, row in changed:
             track = self._tracks.get((topic, channel))
@@ -151,7 +151,7 @@ class History:
                 figures.append(("again", values["requeues"] + values["timeouts"]))
             track.note(figures, second)
 
-    def keep_only(self, topics: Mapping[str, Row]) -> None:
+    def keep_only(self, topics: Mapping[str, BoardRow]) -> None:
         """Forget all topics and channels that are not in `topics`."""
         if len(self._tracks) != len(topics) + sum(len(row.channels) for row in topics.values()):
             self._tracks = {

@@ -80,7 +80,7 @@ class Loss(TypedDict):
     count: int
 
 
-class Seen(TypedDict):
+class SeenCounts(TypedDict):
     """The topic and the numbers that a user has seen before confirming an action.
 
     A dialog gets it with the preview, and sends it back with the action.
@@ -102,7 +102,7 @@ class Preview(MoreLosses):
     says: list[str]
     harmless: bool
     unknown: bool
-    seen: Seen
+    seen: SeenCounts
 
 
 _HELD: Final = (
@@ -138,7 +138,7 @@ def preview(action: str, request: ActionRequest) -> Preview:
     }
 
 
-def _seen(topic: TopicStats, losses: Iterable[ActionLoss], more: MoreLosses) -> Seen:
+def _seen(topic: TopicStats, losses: Iterable[ActionLoss], more: MoreLosses) -> SeenCounts:
     """Return what the preview shows.
 
     Messages in all states count together, because consumers move them between states.
@@ -156,7 +156,7 @@ def _seen(topic: TopicStats, losses: Iterable[ActionLoss], more: MoreLosses) -> 
 GROWTH_MAX: Final = 0.1
 
 
-def change(seen: Seen, now: Seen) -> str:
+def change(seen: SeenCounts, now: SeenCounts) -> str:
     """Return how much more an action would affect than the user has seen, as a sentence, or ""."""
     if seen["uuid"] != now["uuid"]:
         return "the topic was deleted and created again after this dialog was opened"

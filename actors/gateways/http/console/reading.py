@@ -26,17 +26,17 @@ from ...limiter import Limiter
 from ..api.broker import SharedStats
 from ..web.authority import principal_of
 from ..web.body import Parameters
-from ..web.places import Turns, holder_of
+from ..web.places import WorkTurns, holder_of
 from ..web.responses import ApiError, api_error
 from . import answers as bodies
 from .answers import HEADERS, answer, bad, number, parameters_of
-from .board import BoardView, Row
+from .board import BoardRow, BoardView
 from .doing import BackgroundJobs
 from .history import CHANNEL_FIGURES, FINE, SPANS, TOPIC_FIGURES, stride
 from .letter_groups import kind_of, letter_groups
 from .losses import channel_details, chunk_rows, topic_details
 from .sampler import Sampler
-from .source import Open, Source, TopicReader
+from .source import BrokerData, Open, TopicReader
 
 ADMIN: Final = Action.MANAGE_TOPIC
 MESSAGES_MAX: Final = 100
@@ -60,7 +60,7 @@ class ReadHandlers:
 
     def __init__(
         self,
-        source: Source,
+        source: BrokerData,
         open_reader: Open,
         stats: SharedStats,
         sampler: Sampler,
@@ -74,7 +74,7 @@ class ReadHandlers:
         self._stats = stats
         self._sampler = sampler
         self._jobs = jobs
-        self._looks = Turns(looks, LOOKS_MAX)
+        self._looks = WorkTurns(looks, LOOKS_MAX)
         self._memory: tuple[float, dict[int, int]] = (-MEMORY_AGE_S, {})
         self._measuring = asyncio.Lock()
 
@@ -410,7 +410,7 @@ async def _newest(
     return letters, at, missing
 
 
-def _first_letter(sender: Row | None, head: int) -> int:
+def _first_letter(sender: BoardRow | None, head: int) -> int:
     """Return the first offset that was not sent back, or 0 if there may be earlier ones."""
     if sender is None:
         return 0

@@ -50,7 +50,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SearchConditions:
     """The conditions of a search. A message must meet all of them. None means no condition."""
 
     text: str | None = None
@@ -69,7 +69,7 @@ class Undecoded:
 
 
 def matches(
-    block: Block, start: int, stop: int, wanted: Wanted, undecoded: Undecoded
+    block: Block, start: int, stop: int, wanted: SearchConditions, undecoded: Undecoded
 ) -> Iterator[int]:
     """Yield the indexes from `start` to `stop` of the messages that fit, in order, and PAUSE.
 
@@ -94,8 +94,8 @@ def matches(
 
 
 def _candidates(
-    block: Block, start: int, stop: int, wanted: Wanted
-) -> tuple[Iterator[int], Wanted]:
+    block: Block, start: int, stop: int, wanted: SearchConditions
+) -> tuple[Iterator[int], SearchConditions]:
     """Return the messages that meet one condition, and the conditions that are left to check.
 
     The condition is the one that is cheapest to find: tags and keys are shorter than bodies.
@@ -168,7 +168,7 @@ def _present(column: Column, index: int) -> bool:
     return validity is None or bool(validity[index >> 3] & (1 << (index & 7)))
 
 
-def _fits(block: Block, index: int, wanted: Wanted) -> bool:
+def _fits(block: Block, index: int, wanted: SearchConditions) -> bool:
     """Check the conditions except that on a field."""
     if wanted.tag is not None and _value(block.tag, index) != wanted.tag:
         return False

@@ -39,9 +39,9 @@ from ..console.answers import (
 from ..console.source import Open, TopicReader
 from ..web.authority import Rights, rights_of
 from ..web.body import Parameters
-from ..web.places import Limiters, Stream, Turns, holder_of
-from .matching import TEXT_CHARS_MAX, Wanted, named
-from .scan import Scan
+from ..web.places import Limiters, Stream, WorkTurns, holder_of
+from .matching import TEXT_CHARS_MAX, SearchConditions, named
+from .scan import MessageScan
 
 FOUND_MAX: Final = 200
 SEARCHES_MAX: Final = 4  # the most steps of searches that run at the same time; others wait
@@ -82,7 +82,7 @@ class SearchAnswer(TypedDict):
     messages: list[ShownMessage]
 
 
-class Range(NamedTuple):
+class SearchRange(NamedTuple):
     """The offsets to search. `missing` are those before `first` that were asked for, and that
     retention has removed.
     """
@@ -96,13 +96,13 @@ class Search(NamedTuple):
     """The parameters of a search. Without `offset` it begins at `from_ns`, or at the oldest."""
 
     topic: str
-    wanted: Wanted
+    wanted: SearchConditions
     offset: int | None
     end: int | None
     from_ns: int | None
     to_ns: int | None
 
-    async def range(self, reader: TopicReader, start: int, head: int) -> Range:
+    async def range(self, reader: TopicReader, start: int, head: int) -> SearchRange:
         """Return the offsets from which and up to which to search."""
         first, end = self.offset, head if self.end is None else min(head, self.end)
         if first is None:
@@ -111,7 +111,7 @@ class Search(NamedTuple):
             end = min(end, await reader.offset_at(self.to_ns))
         missing = 0 if self.offset is None else max(0, min(start, end) - first)
         first = max(first, start)
-        return Range(first, max(first, end), missing)
+        return SearchRange(first, max(first, end), missing)
 
 
 def search_of(parameters: Parameters) -> Search:
@@ -130,7 +130,9 @@ def search_of(parameters: Parameters) -> Search:
         )
     except ValueError as error:
         raise bad(str(error)) from None
-    wanted = Wanted(texts["text"], parameters.flag("ignore_case", False), key, tag, header, field)
+    wanted = SearchConditions(
+        texts["text"], parameters.flag("ignore_case", False), key, tag, header, field
+    )
     search = Search(
         parameters.get("topic") or "",
         wanted,
@@ -162,7 +164,7 @@ class Searching:
     def __init__(self, open_reader: Open, node: Node, limiters: Limiters) -> None:
         self._open = open_reader
         self._node = node
-        self._searches = Turns(limiters.searches, SEARCHES_MAX)
+        self._searches = WorkTurns(limiters.searches, SEARCHES_MAX)
         self._downloads = limiters.downloads
 
     async def search(self, request: Request) -> Response:
@@ -174,7 +176,7 @@ class Searching:
         async with self._searches.turn(holder_of(request)), self._open(search.topic) as reader:
             start, head = await reader.head()
             first, end, missing = await search.range(reader, start, head)
-            scan = Scan(reader, search.topic, first, end, search.wanted)
+            scan = MessageScan(reader, search.topic, first, end, search.wanted)
             shown: list[ShownMessage] = []
             async with aclosing(scan.found(STEP_BYTES, time.monotonic() + STEP_S)) as matches:
                 async for match in matches:
@@ -240,7 +242,7 @@ class Searching:
                     gap = removed(at, at + missing, first)
                     yield cut_line(gap.text(search.topic), gap.stop)
                     return
-                scan = Scan(reader, search.topic, first, end, search.wanted, whole=True)
+                scan = MessageScan(reader, search.topic, first, end, search.wanted, whole=True)
                 why = ""
                 async with aclosing(
                     self._bounded(scan, search.topic, count, node, rights)
@@ -259,7 +261,7 @@ class Searching:
             yield cut_line(f"{error.code} {error.text}", at)
 
     async def _bounded(
-        self, scan: Scan, topic: str, count: int, node: int, rights: Rights
+        self, scan: MessageScan, topic: str, count: int, node: int, rights: Rights
     ) -> AsyncGenerator[tuple[bytes, int, str], None]:
         """Yield lines within the limits.
 

@@ -117,7 +117,7 @@ class Parameters:
 _COUNT: Final = struct.Struct(">i")
 
 
-class Share:
+class BodyShare:
     """The body of a request, and the bytes that the request holds in memory because of it."""
 
     def __init__(self, request: Request, limiters: Limiters) -> None:
@@ -164,9 +164,9 @@ class Share:
 
 
 @contextmanager
-def share_of(request: Request, limiters: Limiters) -> Iterator[Share]:
+def share_of(request: Request, limiters: Limiters) -> Iterator[BodyShare]:
     """Count the bytes of a request's body, so that bodies cannot fill the memory."""
-    share = Share(request, limiters)
+    share = BodyShare(request, limiters)
     try:
         yield share
     finally:
