@@ -17,7 +17,7 @@ from zsq.actors.channel.redelivery import collect
 from zsq.actors.scan.scan_rounds import DIRTY
 from zsq.actors.settings import options
 from zsq.actors.storage import stages
-from zsq.actors.topic import topic as fanout
+from zsq.actors.topic import topic
 from zsq.actors.topic.ordering import Ordering
 from zsq.actors.topic.topic import Fanout
 from zsq.transport.block.block import pack, with_place
@@ -196,7 +196,7 @@ def test_an_answer_from_another_consumer_does_not_change_a_lease(harness: Channe
 
 
 def test_a_run_has_a_bounded_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fanout, "_RUN_BLOCKS_MAX", 3)
+    monkeypatch.setattr(topic, "_RUN_BLOCKS_MAX", 3)
     ring = Fanout(0)
     for _ in range(7):
         ring.add(pack([b"x"]), ring.head, 1)
