@@ -17,7 +17,7 @@ from support.celery_workers import WAIT_S, Workers
 
 import zsq
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 TASKS = 6  # two run, and the worker holds more that it has not begun
 Process = subprocess.Popen[bytes]
 

@@ -78,7 +78,6 @@ def take(broker: Broker, topic: str, count: int) -> list[tuple[bytes, int]]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["channel", "topic", "all"])
 def test_deferred_messages_survive_kills_with_their_attempts(broker: Broker, kind: str) -> None:
     defer(broker, "t", 300, 6.0)
@@ -125,7 +124,6 @@ def test_emptying_a_channel_clears_its_deferred_messages(broker: Broker) -> None
         assert row(broker, "t")["deferred_count"] == 0
 
 
-@pytest.mark.slow
 def test_the_memory_of_a_channel_does_not_grow_with_deferred_messages(broker: Broker) -> None:
     defer(broker, "t", 20_000, 3_000.0)
     pids = broker.pids("channel")[0], broker.pids("topic")[0]

@@ -1,4 +1,4 @@
-"""Test of thirty kills of every kind under load: no acknowledged message is lost or doubled, and no
+"""Tests of kills of every kind under load: no acknowledged message is lost or doubled, and no
 message whose finish was confirmed comes back. `scripts/torture` makes longer runs.
 """
 
@@ -23,6 +23,16 @@ def memory() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+def test_a_few_kills_lose_no_acknowledged_message(tmp_path: Path, memory: Path) -> None:
+    torture = Torture(tmp_path, memory, 3, SEED, list(SHARES)[:3])
+    torture.run()
+    assert sum(torture.done.values()) == 3
+    assert torture.totals["lost"] == 0
+    assert torture.totals["acknowledged"] > 1_000
+    assert torture.orphans == 0
+
+
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_thirty_kills_lose_no_acknowledged_message(tmp_path: Path, memory: Path) -> None:
     torture = Torture(tmp_path, memory, CYCLES, SEED, list(SHARES))

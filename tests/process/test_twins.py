@@ -17,7 +17,7 @@ from support.broker import Broker, wait_for
 from support.zsq_command import run
 
 import zsq
-from zsq.actors.supervisor import run_directory as rundir
+from zsq.actors.supervisor import run_directory
 
 UUID = "0123456789abcdef" * 2
 
@@ -85,10 +85,10 @@ def test_an_abstract_socket_of_another_user_prevents_no_start(
     with socket.socket(socket.AF_UNIX) as squatter:
         squatter.bind(f"\0zsq-broker-{UUID}")
         squatter.listen()
-        with pytest.raises(rundir.TwinRuns):
-            rundir.claim(UUID)
+        with pytest.raises(run_directory.TwinRuns):
+            run_directory.claim(UUID)
         monkeypatch.setattr("os.geteuid", lambda: 54_321)
-        rundir.claim(UUID).close()
+        run_directory.claim(UUID).close()
     assert "a second broker on a copy of it cannot be detected" in caplog.text
 
 
