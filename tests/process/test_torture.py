@@ -1,5 +1,6 @@
-"""Tests of kills of every kind under load: no acknowledged message is lost or doubled, and no
-message whose finish was confirmed comes back. `scripts/torture` makes longer runs.
+"""Test of thirty kills of every kind under load: no acknowledged message is lost or doubled, and no
+message whose finish was confirmed comes back. `scripts/torture` makes longer runs, and
+`process/test_kill.py` kills each kind of process once.
 """
 
 from __future__ import annotations
@@ -21,15 +22,6 @@ def memory() -> Iterator[Path]:
     folder = memory_folder()
     yield folder
     shutil.rmtree(folder)
-
-
-def test_a_few_kills_lose_no_acknowledged_message(tmp_path: Path, memory: Path) -> None:
-    torture = Torture(tmp_path, memory, 3, SEED, list(SHARES)[:3])
-    torture.run()
-    assert sum(torture.done.values()) == 3
-    assert torture.totals["lost"] == 0
-    assert torture.totals["acknowledged"] > 1_000
-    assert torture.orphans == 0
 
 
 @pytest.mark.long
