@@ -1,5 +1,11 @@
-"""Settings for all tests: how hypothesis searches, and which tests `./scripts/test --fast` leaves
-out.
+"""Settings for all tests: how hypothesis searches, and which files belong to a suite.
+
+- `./scripts/test --fast` leaves out the tests with the marks `slow` and `long`.
+- `./scripts/test` leaves out those with the mark `long`.
+- `./scripts/test --long` runs only those.
+
+A test has the mark of its function, its file or its folder. Each kind of long test has a small one
+in the first two suites.
 """
 
 import logging
@@ -7,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -35,65 +42,52 @@ os.environ.setdefault(
     "JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 )
 
-settings.load_profile("fast" if "ZSQ_TEST_FAST" in os.environ else "zsq")
+SUITE: Final = os.environ.get("ZSQ_TEST_SUITE", "")
+settings.load_profile("fast" if SUITE == "fast" else "zsq")
 
-# The tests in these folders start brokers, Spark or hundreds of recoveries. They are slow, except
-# for those that are marked `smoke`.
-SLOW_FOLDERS: Final = frozenset(
-    {
-        "attacks",
-        "compat",
-        "edges",
-        "integrations",
-        "process",
-        "spark",
-        "spark_cluster",
-        "spark_versions",
-    }
-)
-SLOW_FILES: Final = re.compile(
-    r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_"
-    r"|zsqd|bench|test_calls|fuzz|simulation|test_runner|standby_model|parts_model|set_aside"
-    r"|test_rescue|restore_bucket|test_follower|shipping_model|decoders|rot_goes_on"
-)
-# How a file says that all of its tests are slow.
-SLOW_FILE_MARK: Final = re.compile(r"^pytestmark = \[?pytest\.mark\.slow", re.MULTILINE)
-# Files with tests that take a minute or more. They are started first. Otherwise the other cores
-# would wait for one of them at the end.
-LONG_FILES: Final = re.compile(
-    r"test_(driver_killed|torture(_bucket|_standby)?|soak|damage_many|two_hosts|broker_lost|tasks"
-    r"|standby(_model)?|parts_model|set_aside"
-    r"|slow_topic|versions|group_crash|fuzzed|alarms|simulation|bench_nsq|celery_suite"
-    r"|batch|tutorial|pages)$"
-)
-ROOT: Final = Path(__file__).parent
+# A file or the conftest.py of a folder marks all its tests in this way.
+MARK: Final = re.compile(r"^pytestmark = \[?pytest\.mark\.(slow|long)\b", re.MULTILINE)
 
 
-def is_slow(path: Path) -> bool:
-    """Return True if all tests of this file are slow, except for those that are marked `smoke`."""
-    folder = path.relative_to(ROOT).parts[0] if path.is_relative_to(ROOT) else ""
-    return folder in SLOW_FOLDERS or SLOW_FILES.search(path.stem) is not None
+@cache
+def mark_of_folder(folder: Path) -> str:
+    """Return the mark that the folder's conftest.py gives to all tests of the folder, or ""."""
+    file = folder / "conftest.py"
+    mark = MARK.search(file.read_text()) if file.exists() else None
+    return mark[1] if mark else ""
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Let `--fast` not even import a file whose tests are all slow: each worker imports all files
+    """Do not import a file none of whose tests belongs to the suite. Each worker imports all files
     that it collects, and the slow ones import Spark, databases and data frames.
     """
-    if "ZSQ_TEST_FAST" not in os.environ or collection_path.suffix != ".py":
+    if not SUITE or not collection_path.match("test_*.py"):
         return None
     text = collection_path.read_text()
-    if SLOW_FILE_MARK.search(text) or (
-        is_slow(collection_path) and "pytest.mark.smoke" not in text
-    ):
-        return True
-    return None
+    mark = MARK.search(text)
+    marks = {mark[1] if mark else "", mark_of_folder(collection_path.parent)} - {""}
+    if SUITE == "fast":
+        belongs = not marks or "pytest.mark.smoke" in text
+    elif SUITE == "change":
+        belongs = "long" not in marks
+    else:
+        belongs = "long" in marks or "pytest.mark.long" in text
+    return None if belongs else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONG_FILES.search(item.path.stem) is None)
+    """Give each test the mark of its folder. Start the files with long tests first: the other cores
+    would wait for one of them at the end. They give their tests more time than usual.
+    """
+    seconds: dict[Path, float] = {}
     for item in items:
-        if is_slow(item.path) and item.get_closest_marker("smoke") is None:
-            item.add_marker(pytest.mark.slow)
+        mark = mark_of_folder(item.path.parent)
+        if mark and item.get_closest_marker("smoke") is None:
+            item.add_marker(mark)
+        timeout = item.get_closest_marker("timeout")
+        allowed = float(timeout.args[0]) if timeout else 0.0
+        seconds[item.path] = max(allowed, seconds.get(item.path, 0.0))
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ZSQD: Final = Path(__file__).resolve().parents[2] / "scripts/zsqd"
 BROKER: Final = """
 import os, signal, sys

@@ -20,6 +20,8 @@ from zsq.transport.wire import protocol as p
 from zsq.transport.wire import sockets
 from zsq.transport.wire.address import read_run_id
 
+pytestmark = pytest.mark.slow
+
 TOPIC: Final = "secret"
 Answer = Callable[[p.Wire], p.Wire | None]
 

@@ -40,6 +40,8 @@ from zsq.transport.nsq.limits import (
     NsqLimits,
 )
 
+pytestmark = pytest.mark.slow
+
 MIB: Final = 1 << 20
 # The token of a user who may publish to `honest` and to `own`.
 TOKEN: Final = secrets.token_hex(16)

@@ -28,6 +28,8 @@ from zsq.actors.security.audit import LINE_BYTES_MAX
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import decode, encode
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 ACCESS = """
 [anonymous]

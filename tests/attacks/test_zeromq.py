@@ -31,6 +31,8 @@ from zsq.transport.wire import protocol as p
 from zsq.transport.wire.answers import Committed
 from zsq.transport.wire.codec import encode
 
+pytestmark = pytest.mark.slow
+
 MIB = 1024 * 1024
 USERS = ("owner", "admin", "mallory", "etl", "rival", "crowd", "nurse")
 ACCESS = f"""

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from support.broker import Broker, wait_for
 from support.nsqd import backlogs, expected, fixture, message, sha, write_nsqd
 from support.zsq_command import run_text
@@ -37,7 +36,6 @@ def consumed(broker: Broker, topic: str, channel: str, count: int) -> list[tuple
     return found
 
 
-@pytest.mark.slow
 def test_every_body_of_a_cleanly_stopped_nsqd_reaches_a_consumer(tmp_path: Path) -> None:
     source = fixture("clean", tmp_path)
     out, err = cli("import-nsqd", source, "--data-dir", tmp_path / "data")
@@ -80,7 +78,6 @@ def test_every_body_of_a_cleanly_stopped_nsqd_reaches_a_consumer(tmp_path: Path)
     assert "waiting:first: 0 messages" in out
 
 
-@pytest.mark.slow
 def test_a_channel_of_a_paused_topic_gets_its_own_backlog_and_the_rest_later(
     tmp_path: Path,
 ) -> None:
@@ -107,7 +104,6 @@ def test_a_channel_of_a_paused_topic_gets_its_own_backlog_and_the_rest_later(
         broker.close()
 
 
-@pytest.mark.slow
 def test_a_killed_nsqd_loses_nothing_here(tmp_path: Path) -> None:
     source = fixture("killed", tmp_path)
     err = cli("import-nsqd", source, "--data-dir", tmp_path / "data")[1]
@@ -123,7 +119,6 @@ def test_a_killed_nsqd_loses_nothing_here(tmp_path: Path) -> None:
         broker.close()
 
 
-@pytest.mark.slow
 def test_an_import_that_is_killed_is_run_again(tmp_path: Path) -> None:
     listed = NsqdList(tuple(NsqdTopic(name, False, (NsqdChannel("c"),)) for name in "abc"))
     queues = {
@@ -161,7 +156,6 @@ def test_an_import_that_is_killed_is_run_again(tmp_path: Path) -> None:
     assert len(list((tmp_path / "data/topics").iterdir())) == 3
 
 
-@pytest.mark.slow
 def test_a_broker_started_after_a_killed_import_takes_its_space_back(tmp_path: Path) -> None:
     source = write_nsqd(
         tmp_path / "nsqd",

@@ -5,20 +5,13 @@ have recorded no errors at the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.broker import Broker
 from support.browser import Window, chromium
 
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == HERE and item.path.name != "test_sources.py":
-            item.add_marker(pytest.mark.slow)
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ import pytest
 
 from zsq.actors.gateways.http.console.files import SETTINGS
 
+pytestmark = pytest.mark.smoke
+
 ROOT: Final = Path(__file__).resolve().parents[2] / "apps/console"
 LINES_MAX: Final = 400
 SOURCES: Final = sorted(path for path in ROOT.rglob("*") if path.suffix in (".js", ".css", ".html"))

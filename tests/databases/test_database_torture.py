@@ -20,7 +20,7 @@ import zsq
 from zsq.inbox import Inbox, Positions
 from zsq.outbox import Outbox
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 KILLS: Final = 6
 MESSAGES: Final = 30

@@ -16,7 +16,9 @@ from support.broker import Broker
 from support.topic import Topic
 
 NEEDED = ("pyarrow", "polars", "duckdb", "pandas", "pyiceberg")
-if ("CI" not in os.environ or "ZSQ_TEST_FAST" in os.environ) and not all(map(find_spec, NEEDED)):
+if ("CI" not in os.environ or os.environ.get("ZSQ_TEST_SUITE") == "fast") and not all(
+    map(find_spec, NEEDED)
+):
     collect_ignore_glob = ["test_*.py"]
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _signals_count() -> Iterator[None]:

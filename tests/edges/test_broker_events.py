@@ -22,7 +22,7 @@ import zsq
 
 from .broker_events import CLIENTS, CONSUMERS, OUTCOMES, PRODUCERS, cells_of, client_program
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 WAIT_S: Final = 60.0
 LINE: Final = re.compile(rb"^(did|error) (.*)$", re.MULTILINE)

@@ -26,7 +26,7 @@ from .handlers import (
     handler_program,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 WAIT_S: Final = 120.0
 

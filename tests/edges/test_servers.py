@@ -30,8 +30,6 @@ from .servers import (
     gevent_program,
 )
 
-pytestmark = pytest.mark.slow
-
 REQUESTS: Final = 4
 WAIT_S: Final = 60.0
 

@@ -20,7 +20,7 @@ from faults.fuzz_wire import word_frame
 from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
 
-from zsq.actors.gateways import zeromq as gateway_shell
+from zsq.actors.gateways import zeromq
 from zsq.actors.gateways.zeromq import ZeroMqGateway
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import Child
@@ -64,10 +64,10 @@ class GatewayRig:
         words: list[type[p.Wire]] = [
             p.Open,
             p.Open,
-            *(p.WORDS[op] for ops in gateway_shell.ALLOWED.values() for op in sorted(ops)),
+            *(p.WORDS[op] for ops in zeromq.ALLOWED.values() for op in sorted(ops)),
         ]
         known = {
-            "kind": (*gateway_shell.ALLOWED, "x"),
+            "kind": (*zeromq.ALLOWED, "x"),
             "topic": ("clicks", "c#ephemeral"),
             "channel": ("archive", ""),
         }

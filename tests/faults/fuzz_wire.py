@@ -32,7 +32,7 @@ from zsq.transport.block.block import (
     pack,
 )
 from zsq.transport.block.block_format import HEADER_BYTES, HEADERS_BYTES_MAX, WIRE_MAGIC
-from zsq.transport.client.core import message as stored
+from zsq.transport.client.core import message as message_module
 from zsq.transport.errors import UsageError, ZsqError
 from zsq.transport.names import check_name
 from zsq.transport.wire import address, codec, sockets
@@ -359,7 +359,7 @@ def _try_name(text: str) -> bool:
     for check in (
         check_name,
         address.parse,
-        stored.parse_id,
+        message_module.parse_id,
         lambda name: check_transaction(name, 1, "app"),
     ):
         try:

@@ -20,6 +20,8 @@ from .crash_states import prove_some, work_folder
 from .life import Life
 from .workloads import WORKLOADS, TopicWork, groups, publishes
 
+pytestmark = pytest.mark.slow
+
 SHARE: Final = (200, 20)  # number of disks after a power cut, and after a crash in recovery
 SHARES: Final = {
     name: {"queue": (160, 10), "queue-4": (140, 20)}.get(name, SHARE) for name in WORKLOADS
@@ -115,7 +117,14 @@ def test_a_defect_of_seeks_is_found(
     assert complaint in "".join(what for _, what in result.violations)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARES)
+def test_every_promise_holds_after_a_few_power_cuts(name: str) -> None:
+    with work_folder() as folder:
+        result = prove_some(name, folder, 12, 2, seed=1)
+    assert [what for _, what in result.violations] == []
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHARES)
 def test_every_promise_holds_after_a_power_cut(
     name: str, capsys: pytest.CaptureFixture[str]

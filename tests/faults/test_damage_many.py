@@ -10,13 +10,20 @@ import pytest
 from faults import damage
 from faults.damage_lives import RICH, TINY, make
 
+pytestmark = pytest.mark.slow
+
 FLIPS = 4_000
 LMDB_FLIPS = 500
 OTHERS = 600
 SEED = 1
 
 
-@pytest.mark.slow
+def test_some_flipped_bits_and_other_damage_break_no_promise() -> None:
+    summary = damage.run(60, 20, 12, SEED + 1, 1, sys.stdout)
+    assert not summary.violations, summary.violations[0]
+
+
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_thousands_of_flipped_bits_break_no_promise() -> None:
     """The cases run in a separate process, because LMDB may crash it. A violation says how to

@@ -22,7 +22,6 @@ from typing import Final
 
 import h11
 import pytest
-from support import fault_proxy
 from support.fault_proxy import (
     OUTCOMES,
     REFUSE,
@@ -70,34 +69,12 @@ def test_a_plan_depends_on_the_seed_and_the_request_alone() -> None:
     assert 240 < sum(chosen.doubled for chosen in plan) < 360
 
 
-def test_another_probability_leaves_the_other_faults_where_they_were() -> None:
-    more = Faults(
-        7, matching="^log/", error_500=0.25, lost_answer=0.25, doubled=0.5, delay_after=1.0
-    )
-    for number in range(200):
-        before, after = (faults.chosen("put", f"log/{number}", 0) for faults in (HALF, more))
-        assert after == before._replace(delay_after=True)
-
-
 def test_only_what_matches_has_faults() -> None:
     faults = Faults(7, matching="(^|/)log/", operations=("create", "list"), error_500=1.0)
     assert faults.chosen("create", "a/log/1", 0).outcome == "error_500"
     assert faults.chosen("list", "log/", 0).outcome == "error_500"
     assert faults.chosen("create", "a/chunk/1", 0) == faults.chosen("read", "log/1", 0)
     assert faults.chosen("read", "log/1", 0).outcome == ""
-
-
-def test_a_plan_that_makes_no_sense_is_refused() -> None:
-    wrong: list[Callable[[], Faults]] = [
-        lambda: Faults(1, error_500=1.5),
-        lambda: Faults(1, error_500=0.6, cut_body=0.6),
-        lambda: Faults(1, operations=("publish",)),
-        lambda: Faults(1, late_s_min=2.0, late_s_max=1.0),
-        lambda: Faults(1, delay_s=-1.0),
-    ]
-    for made in wrong:
-        with pytest.raises(ValueError, match="must"):
-            made()
 
 
 @pytest.mark.parametrize(
@@ -200,36 +177,6 @@ def test_a_body_of_unknown_length_is_cut(echo: str) -> None:
         assert get(proxy.url) == MINE * 3
 
 
-def test_a_body_has_a_limit(echo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fault_proxy, "BODY_BYTES_MAX", 99)
-    with FaultProxy(echo, Faults(1)) as proxy:
-        assert put(proxy.url, MINE[:99]) == 200
-        assert put(proxy.url, MINE) == 413
-        assert proxy.counts()["too_large"] == 1
-    assert [size for *_, size in Echo.asked] == [99]
-
-
-def test_connections_have_a_limit(echo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fault_proxy, "CONNECTIONS_MAX", 2)
-    with FaultProxy(echo, Faults(1)) as proxy, contextlib.ExitStack() as stack:
-        for _ in range(3):
-            stack.enter_context(socket.create_connection(("127.0.0.1", proxy.port)))
-        wait_until(lambda: proxy.counts().get("connections_refused") == 1)
-
-
-def test_late_requests_have_a_limit(echo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fault_proxy, "LATE_MAX", 3)
-    monkeypatch.setattr(fault_proxy, "LATE_BYTES_MAX", 250)
-    with FaultProxy(echo, Faults(1, doubled_late=1.0, late_s_min=60, late_s_max=60)) as proxy:
-        for size in (100, 100, 100, 0, 0):  # the third is too large, the fifth is one too many
-            assert put(proxy.url, MINE[:size]) == 200
-        assert proxy.counts()["doubled_late"] == proxy.counts()["late_pending"] == 3
-        with pytest.raises(ProxyFailed, match="3 late requests"):
-            proxy.wait_late(0.05)
-    assert proxy.counts()["late_dropped"] == 3
-    assert proxy.counts()["late_pending"] == 0
-
-
 def test_faults_have_a_limit_and_a_journal(echo: str) -> None:
     with FaultProxy(echo, Faults(1, error_500=1.0, faults_max=2)) as proxy:
         assert [put(proxy.url) for _ in range(4)] == [500, 500, 200, 200]
@@ -237,28 +184,6 @@ def test_faults_have_a_limit_and_a_journal(echo: str) -> None:
         assert [put(proxy.url) for _ in range(2)] == [503, 200]
     assert [row.fault for row in proxy.journal()] == ["error_500", "error_500", "error_503"]
     assert {row[2:] for row in proxy.journal()} == {("put", "k")}
-
-
-def test_a_server_that_is_dead_is_counted() -> None:
-    with FaultProxy("http://127.0.0.1:9", Faults(1)) as proxy:
-        with pytest.raises(OSError, match=r"Remote|reset"):
-            put(proxy.url)
-        assert proxy.counts()["origin_failed"] == 1
-        with pytest.raises(ValueError, match="no command"):
-            proxy.away("on holiday")
-
-
-def test_the_proxy_stops_while_clients_wait(echo: str) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        with FaultProxy(echo, Faults(1, timed_out_answer=1.0)) as proxy:
-            waiting = [pool.submit(put, proxy.url) for _ in range(3)]
-            wait_until(lambda: proxy.counts().get("timed_out_answer") == 3)
-            begun = time.monotonic()
-        assert time.monotonic() - begun < 5.0
-        for one in waiting:
-            with pytest.raises(OSError, match=r"Remote|reset"):
-                one.result(10)
-    assert not [one for one in threading.enumerate() if one.name == "fault-proxy"]
 
 
 @pytest.mark.parametrize("kind", [FaultProxy, FaultProxyProcess])

@@ -17,6 +17,8 @@ from faults.fuzz_targets import TARGETS
 from faults.fuzzing import BATCH, MEMORY_MAX, Target, Trial, plan, run_batch
 from faults.mutation import Mutator
 
+pytestmark = pytest.mark.slow
+
 INPUTS = 200_000
 SEED = 6
 
@@ -30,7 +32,13 @@ def child() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_each_target_handles_some_inputs(name: str, child: ProcessPoolExecutor) -> None:
+    _, found = child.submit(run_batches, name, SEED + 1, 0, 1).result()
+    assert not found.violations, found.violations[0].what
+
+
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", TARGETS)
 def test_each_target_returns_values_or_documented_errors(

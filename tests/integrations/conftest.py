@@ -31,8 +31,7 @@ FRAMEWORKS = {
     "test_taskiq_results": "taskiq",
     "test_django": "django",
 }
-# These import tests of other projects, which they download.
-SUITES = {"test_celery_suite", "test_dramatiq_suite", "test_kombu_suite"}
+pytestmark = pytest.mark.slow
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,8 +44,6 @@ def pytest_ignore_collect(collection_path: os.PathLike[str]) -> bool | None:
     """Do not import a test whose framework is not installed. In continuous integration it fails."""
     name = os.path.basename(collection_path).removesuffix(".py")
     framework = FRAMEWORKS.get(name)
-    if name in SUITES and "ZSQ_TEST_FAST" in os.environ:
-        return True
     missing = framework is not None and importlib.util.find_spec(framework) is None
     if missing and "CI" in os.environ:
         raise pytest.UsageError(f"{framework} is not installed; {EXTRA}")

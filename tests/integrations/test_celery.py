@@ -128,7 +128,6 @@ def test_a_process_of_the_pool_sends_what_lingers_when_it_ends(
         assert reader.head() == (0, 10)
 
 
-@pytest.mark.slow
 def test_a_task_that_ended_just_before_the_broker_was_killed_does_not_run_again(
     tmp_path: Path,
 ) -> None:

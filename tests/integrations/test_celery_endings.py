@@ -17,7 +17,7 @@ from support.celery_workers import WAIT_S, Workers
 
 import zsq
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 TASKS = 6  # two run, and the worker holds more that it has not begun
 Process = subprocess.Popen[bytes]
 
@@ -79,8 +79,8 @@ def begun(workers: Workers) -> Counter[str]:
 
 
 @pytest.mark.parametrize("task", ["gated", "gated_early"])
-@pytest.mark.parametrize("end", [warm, warm_twice])
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("end", [warm, pytest.param(warm_twice, marks=pytest.mark.long)])
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.long)])
 def test_a_worker_that_is_stopped_ends_its_tasks_and_returns_the_others(
     workers: Workers,
     broker: Broker,
@@ -95,7 +95,12 @@ def test_a_worker_that_is_stopped_ends_its_tasks_and_returns_the_others(
 
 
 @pytest.mark.parametrize(
-    ("pool", "end"), [("prefork", cold), ("prefork", killed), ("threads", killed)]
+    ("pool", "end"),
+    [
+        ("prefork", cold),
+        ("prefork", killed),
+        pytest.param("threads", killed, marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize("task", ["gated", "gated_early"])
 def test_only_the_tasks_that_ran_are_begun_again(

@@ -30,7 +30,7 @@ from support.peer_sources import check_file, outcomes_in, played, source_of
 ALL: Final = os.environ.get("ZSQ_CELERY_TESTS") == "all"
 RUN_S: Final = 3600.0 if ALL else 800.0
 TEST_S: Final = 300
-pytestmark = pytest.mark.timeout(3 * RUN_S)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3 * RUN_S)]
 SOURCE: Final = source_of("celery")
 # How many processes share the tests of a file. Some tests of `test_beat` and `test_worker` fail in
 # a process in which some others have run.

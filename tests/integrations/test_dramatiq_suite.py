@@ -29,7 +29,7 @@ from support.peer_sources import check_file, outcomes_in, played, source_of
 RUN_S: Final = 400.0
 TEST_S: Final = 60
 PROCESSES: Final = 6
-pytestmark = pytest.mark.timeout(3 * RUN_S)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3 * RUN_S)]
 SOURCE: Final = source_of("dramatiq") / "tests"
 FILES: Final = (
     "test_actors",

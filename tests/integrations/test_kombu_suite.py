@@ -24,7 +24,7 @@ from support.topic_names import topic_name_of
 
 from zsq.apps.integrations.kombu import Transport
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 NOBODY: Final = "zsq://127.0.0.1:1"
 CONNECT_S: Final = 30.0  # for all addresses of a connection together
 FOLDER: Final = source_of("kombu") / "t" / "integration"

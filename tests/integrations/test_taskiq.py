@@ -125,7 +125,6 @@ def test_a_task_that_ends_without_its_lease_does_not_run_again(broker: Broker, q
     asyncio.run(main())
 
 
-@pytest.mark.slow
 def test_a_task_that_ended_just_before_the_broker_was_killed_does_not_run_again(
     tmp_path: Path,
 ) -> None:

@@ -7,14 +7,14 @@ import pytest
 from tests.models.parts_model import Broken, Rules, explore, find_stuck
 
 # They only compute. On a busy machine some take minutes.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(
     ("rules", "states"),
     [
-        (Rules(messages=2), 34_587),
-        (Rules(withdrawals=1), 32_115),
+        pytest.param(Rules(messages=2), 34_587, marks=pytest.mark.long),
+        pytest.param(Rules(withdrawals=1), 32_115, marks=pytest.mark.long),
         (Rules(moves=2, starts=0, finishes=1, closes=1, entries=6), 6_573),
         (Rules(finishes=1), 16_165),
         (Rules(adds=1, closes=1, moves=0, entries=3), 2_063),
@@ -26,7 +26,7 @@ def test_no_state_of_a_small_world_breaks_a_promise(rules: Rules, states: int) -
     assert explore(rules) == states
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_state_of_a_larger_world_breaks_a_promise() -> None:
     assert explore(Rules(moves=2)) == 88_492
 

@@ -6,11 +6,13 @@ import pytest
 
 from tests.models.shipping_model import Broken, Rules, explore
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("rules", "states"),
     [
-        (Rules(empty=1), 49_149),
+        pytest.param(Rules(empty=1), 49_149, marks=pytest.mark.long),
         (Rules(messages=1, processes=3, crashes=1), 9_709),
         (Rules(messages=1, processes=3, restarts=1), 6_955),
         (Rules(messages=3, window=3), 18_761),
@@ -22,7 +24,7 @@ def test_no_state_of_a_small_world_breaks_a_promise(rules: Rules, states: int) -
     assert explore(rules) == states
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rules", "states"),
     [(Rules(processes=3, crashes=1), 125_377), (Rules(processes=3, restarts=1), 108_472)],

@@ -9,16 +9,16 @@ import pytest
 from tests.models.standby_model import Broken, Rules, explore, find_stuck
 
 # They only compute. On a busy machine some take minutes.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(
     ("rules", "states"),
     [
-        (Rules(), 60_734),
+        pytest.param(Rules(), 60_734, marks=pytest.mark.long),
         (Rules(ticks=1, messages=2, bound=0), 11_820),
-        (Rules(sync=True, drift=0), 40_685),
-        (Rules(ticks=1, starts=2, drift=0), 55_941),
+        pytest.param(Rules(sync=True, drift=0), 40_685, marks=pytest.mark.long),
+        pytest.param(Rules(ticks=1, starts=2, drift=0), 55_941, marks=pytest.mark.long),
         (Rules(ticks=1, handovers=1, drift=0), 14_966),
         (Rules(ticks=0, starts=2, handovers=1, drift=0), 29_760),
     ],
@@ -28,7 +28,7 @@ def test_no_state_of_a_small_world_breaks_a_promise(rules: Rules, states: int) -
     assert explore(rules) == states
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_state_of_a_larger_world_breaks_a_promise() -> None:
     assert explore(Rules(sync=True, ticks=1, starts=2, drift=0)) == 71_083
 

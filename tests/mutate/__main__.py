@@ -176,7 +176,7 @@ def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
             tree.pytest(
                 "--mutate-record",
                 f"{out}.{at}",
-                *(["-m", "not slow"] if given.quick else []),
+                *(["-m", "not slow and not long"] if given.quick else []),
                 *shard,
                 log=log,
             )

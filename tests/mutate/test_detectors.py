@@ -166,7 +166,7 @@ def test_a_lock_is_taken_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first != second
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_product_is_switched_everywhere_and_keeps_its_lines() -> None:
     """Every class of code is found, the keys are unique, and the source with switches is a valid
     program with the same number of lines.

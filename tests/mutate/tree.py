@@ -95,7 +95,7 @@ class Tree:
         environment |= {
             "PYTHONPATH": f"{self.base}{os.pathsep}{self.product / 'tests'}",
             "CI": "1",
-        } | ({} if full else {"ZSQ_TEST_FAST": "1"})
+        } | ({} if full else {"ZSQ_TEST_SUITE": "fast"})
         command = [
             sys.executable,
             "-m",

@@ -1,31 +1,49 @@
-"""Fixtures: a broker in real processes, which ends with the test."""
+"""Fixtures: brokers in real processes, for one test or for all tests of a file."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.broker import Broker
 
+import zsq
+
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    one = Broker(tmp_path / "data")
+def own_broker(tmp_path: Path) -> Iterator[Broker]:
+    """Start a broker for this test, which may stop it, kill its processes, and read its files."""
+    started = Broker(tmp_path / "data")
     try:
-        yield one.start()
+        yield started.start()
     finally:
-        one.close()
+        started.close()
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """Start one broker for all tests of a file."""
-    one = Broker(tmp_path_factory.mktemp("shared") / "data")
+    """Start one broker for all tests of a file. Each test uses its own topics."""
+    started = Broker(tmp_path_factory.mktemp("shared") / "data")
     try:
-        yield one.start()
+        yield started.start()
     finally:
-        one.close()
+        started.close()
+
+
+@pytest.fixture
+def broker(shared: Broker) -> Iterator[Broker]:
+    """Return the broker that all tests of a file share, without the topics of other tests. The
+    offsets of a topic go on behind those of a topic with the same name in a test before.
+    """
+    yield shared
+    with zsq.Admin(shared.ipc) as admin:
+        for topic in admin.stats()["topics"]:
+            with contextlib.suppress(zsq.NotFound):  # an ephemeral topic has ended meanwhile
+                admin.delete_topic(topic["topic_name"], force=True)
 
 
 @pytest.fixture(params=["ipc", "tcp"])

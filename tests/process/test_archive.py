@@ -227,7 +227,6 @@ def test_nothing_is_lost_when_the_archive_actor_is_killed_again_and_again(broker
     assert numbers(broker) == list(range(count))
 
 
-@pytest.mark.slow
 def test_nothing_is_lost_when_topic_and_archive_are_killed_together(broker: Broker) -> None:
     count = 0
     for _ in range(6):
@@ -342,7 +341,6 @@ def test_a_restored_backup_reads_the_archive_and_writes_nothing_there(
         second.close()
 
 
-@pytest.mark.slow
 def test_a_real_object_server_keeps_the_archive_and_may_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,7 +362,6 @@ def test_a_real_object_server_keeps_the_archive_and_may_restart(
             one.close()
 
 
-@pytest.mark.slow
 def test_spark_s_reader_gets_the_same_rows_from_a_real_object_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -406,7 +403,6 @@ def test_spark_s_reader_gets_the_same_rows_from_a_real_object_server(
         assert read(url, minPartitions="9") == wanted[: archive.end]
 
 
-@pytest.mark.slow
 def test_a_server_that_lies_about_conditional_writes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,26 +16,26 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from support.black_hole import BlackHole
 from support.broker import Broker, wait_for
+from support.tcp_proxy import BlackHole
 
 import zsq
 import zsq.aio
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 BACK_S = 10.0  # so soon after the hole, each client goes on
 
 
 @pytest.fixture
-def hole(broker: Broker) -> Iterator[BlackHole]:
-    one = BlackHole(broker.tcp)
+def hole(own_broker: Broker) -> Iterator[BlackHole]:
+    one = BlackHole(own_broker.tcp)
     yield one
     one.close()
 
 
 def test_each_client_says_that_its_broker_is_silent_and_goes_on_soon_after(
-    broker: Broker, hole: BlackHole, caplog: pytest.LogCaptureFixture
+    own_broker: Broker, hole: BlackHole, caplog: pytest.LogCaptureFixture
 ) -> None:
     begins, ends = threading.Barrier(2), threading.Event()
 
@@ -95,11 +95,11 @@ def test_each_client_says_that_its_broker_is_silent_and_goes_on_soon_after(
 
 @pytest.mark.timeout(30)
 def test_a_consumer_that_is_back_gets_at_once_what_its_dead_connection_held(
-    broker: Broker, hole: BlackHole
+    own_broker: Broker, hole: BlackHole
 ) -> None:
     """The channel may have one consumer, and still holds the messages of its dead connection."""
     with (
-        zsq.Producer(broker.ipc) as producer,
+        zsq.Producer(own_broker.ipc) as producer,
         zsq.Consumer("t", "c", url=hole.url, transport="tcp", ready=2, max_consumers=1) as consumer,
     ):
         producer.publish("t", b"first")
@@ -115,7 +115,7 @@ def test_a_consumer_that_is_back_gets_at_once_what_its_dead_connection_held(
 
 
 def test_processes_that_hang_keep_their_clients_although_the_gateway_answers(
-    broker: Broker, hole: BlackHole
+    own_broker: Broker, hole: BlackHole
 ) -> None:
     """If the consumer left, its lease would be lost."""
     with (
@@ -127,7 +127,7 @@ def test_processes_that_hang_keep_their_clients_although_the_gateway_answers(
         message = consumer.receive(30)
         assert message is not None
         before = hole.connections
-        pids = broker.pids("topic") + broker.pids("channel")
+        pids = own_broker.pids("topic") + own_broker.pids("channel")
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         try:

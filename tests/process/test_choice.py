@@ -32,46 +32,49 @@ def drained(consumer: zsq.Consumer, quiet_s: float = 0.7) -> list[bytes]:
     return found
 
 
-def test_a_channel_gets_its_tags_and_nothing_else(broker: Broker) -> None:
+def test_a_channel_gets_its_tags_and_nothing_else(own_broker: Broker) -> None:
     tags = [["a", "b", "c", None][n % 4] for n in range(4_000)]
-    with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
+    with zsq.Producer(own_broker.ipc) as producer, zsq.Admin(own_broker.ipc) as admin:
         admin.create_channel("t", "all")
         admin.create_channel("t", "ab", tags="b||a")
         producer.publish_many("t", [b"%d" % n for n in range(4_000)], tags=tags)
         for n in range(4_000, 4_020):
             producer.publish("t", b"%d" % n, tag="a" if n % 2 else "z")
-    with zsq.Consumer("t", "ab", url=broker.tcp) as consumer:
+    with zsq.Consumer("t", "ab", url=own_broker.tcp) as consumer:
         found = sorted(map(int, drained(consumer)))
     assert found == [n for n in range(4_000) if n % 4 < 2] + list(range(4_001, 4_020, 2))
-    wait_for(lambda: row(broker, "ab")["finish_count"] == 2_010, 10, "the finishes")
-    stats = row(broker, "ab")
+    wait_for(lambda: row(own_broker, "ab")["finish_count"] == 2_010, 10, "the finishes")
+    stats = row(own_broker, "ab")
     assert (stats["tag_skipped_count"], stats["depth"], stats["in_flight_count"]) == (2_010, 0, 0)
-    assert (row(broker, "all")["depth"], row(broker, "all")["tag_skipped_count"]) == (4_020, 0)
-    assert broker.stop() == 0
-    broker.start()
-    stats = row(broker, "ab")
+    assert (row(own_broker, "all")["depth"], row(own_broker, "all")["tag_skipped_count"]) == (
+        4_020,
+        0,
+    )
+    assert own_broker.stop() == 0
+    own_broker.start()
+    stats = row(own_broker, "ab")
     assert (stats["tag_skipped_count"], stats["depth"]) == (2_010, 0), (
         "where the cursor is, and what was counted, is durable"
     )
 
 
-def test_a_backlog_of_other_tags_is_passed_while_the_channel_answers(broker: Broker) -> None:
+def test_a_backlog_of_other_tags_is_passed_while_the_channel_answers(own_broker: Broker) -> None:
     count = 300_000
-    with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
+    with zsq.Producer(own_broker.ipc) as producer, zsq.Admin(own_broker.ipc) as admin:
         admin.create_channel("t", "c", tags="rare")
         for _ in range(count // 10_000):
             producer.publish_many("t", [b"x" * 20] * 10_000, tags=["common"] * 10_000)
         producer.publish("t", b"found", tag="rare")
-        with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
+        with zsq.Consumer("t", "c", url=own_broker.ipc) as consumer:
             message = consumer.receive(30)
             assert message is not None
             assert message.body == b"found"
             message.finish(sync=True)
-        wait_for(lambda: row(broker, "c")["tag_skipped_count"] == count, 10, "what was passed")
-        assert row(broker, "c")["depth"] == 0
-        assert broker.stop() == 0
-        broker.start()
-        assert row(broker, "c")["depth"] == 0, (
+        wait_for(lambda: row(own_broker, "c")["tag_skipped_count"] == count, 10, "what was passed")
+        assert row(own_broker, "c")["depth"] == 0
+        assert own_broker.stop() == 0
+        own_broker.start()
+        assert row(own_broker, "c")["depth"] == 0, (
             "the cursor is committed though nothing of it was delivered"
         )
 
@@ -132,13 +135,13 @@ def test_a_sample_rate_that_is_none_is_refused(
 
 
 def test_an_addressed_message_comes_to_its_channel_only_also_delayed_and_after_a_restart(
-    broker: Broker,
+    own_broker: Broker,
 ) -> None:
     address: dict[str, HeaderValue] = {CHANNEL_HEADER: "one", "n": 1}
     with (
-        zsq.Producer(broker.ipc) as producer,
-        zsq.Producer(broker.ipc, linger_ms=5) as lingering,
-        zsq.Admin(broker.ipc) as admin,
+        zsq.Producer(own_broker.ipc) as producer,
+        zsq.Producer(own_broker.ipc, linger_ms=5) as lingering,
+        zsq.Admin(own_broker.ipc) as admin,
     ):
         for channel in ("one", "two"):
             admin.create_channel("t", channel)
@@ -147,11 +150,11 @@ def test_an_addressed_message_comes_to_its_channel_only_also_delayed_and_after_a
         lingering.publish("t", b"lingering", headers=address)
         lingering.flush()
         producer.publish("t", b"delayed", headers=address, delay=1.0)
-        assert broker.stop() == 0
-        broker.start()
+        assert own_broker.stop() == 0
+        own_broker.start()
         with (
-            zsq.Consumer("t", "two", url=broker.ipc) as two,
-            zsq.Consumer("t", "one", url=broker.tcp) as one,
+            zsq.Consumer("t", "two", url=own_broker.ipc) as two,
+            zsq.Consumer("t", "one", url=own_broker.tcp) as one,
         ):
             assert sorted(drained(one, 2.5)) == [
                 b"delayed",
@@ -161,8 +164,8 @@ def test_an_addressed_message_comes_to_its_channel_only_also_delayed_and_after_a
                 b"single",
             ]
             assert drained(two) == [b"for all"]
-        assert row(broker, "two")["addressed_skipped_count"] == 4
-        assert row(broker, "one")["addressed_skipped_count"] == 0
+        assert row(own_broker, "two")["addressed_skipped_count"] == 4
+        assert row(own_broker, "one")["addressed_skipped_count"] == 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from support.broker import Broker
@@ -19,15 +18,6 @@ import zsq
 
 WAIT_S = 60.0
 FOLLOWING = [("sub", "t", "c"), ("tail", "t", "--from", "earliest")]
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    one = Broker(tmp_path / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
 
 
 class Running:
@@ -82,16 +72,16 @@ def publish(broker: Broker, body: bytes) -> None:
 @pytest.mark.parametrize("arguments", FOLLOWING)
 @pytest.mark.parametrize("over", ["tcp", "ipc"])
 def test_sub_and_tail_continue_after_a_restart_however_long_it_took(
-    broker: Broker, arguments: tuple[str, ...], over: str
+    own_broker: Broker, arguments: tuple[str, ...], over: str
 ) -> None:
-    url = broker.tcp if over == "tcp" else broker.ipc
-    publish(broker, b"before")
+    url = own_broker.tcp if over == "tcp" else own_broker.ipc
+    publish(own_broker, b"before")
     with running(url, *arguments) as one:
         one.until(out=b"before\n")
-        broker.stop()
+        own_broker.stop()
         one.until(err=b"for 10 s")  # longer than --timeout is by default
-        broker.start()
-        publish(broker, b"after")
+        own_broker.start()
+        publish(own_broker, b"after")
         one.until(out=b"after\n")
         one.process.send_signal(signal.SIGINT)
         assert one.process.wait(WAIT_S) == 0
@@ -100,23 +90,23 @@ def test_sub_and_tail_continue_after_a_restart_however_long_it_took(
 
 
 @pytest.mark.parametrize("arguments", FOLLOWING)
-def test_a_time_out_that_is_given_ends_it(broker: Broker, arguments: tuple[str, ...]) -> None:
-    publish(broker, b"before")
-    with running(broker.tcp, *arguments, "--timeout", "2") as one:
+def test_a_time_out_that_is_given_ends_it(own_broker: Broker, arguments: tuple[str, ...]) -> None:
+    publish(own_broker, b"before")
+    with running(own_broker.tcp, *arguments, "--timeout", "2") as one:
         one.until(out=b"before\n")
-        broker.stop()
+        own_broker.stop()
         assert one.process.wait(WAIT_S) == 3
         assert b"within 2 s" in one.process.stderr.read()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("arguments", FOLLOWING)
 def test_a_signal_ends_it_while_the_broker_is_gone(
-    broker: Broker, arguments: tuple[str, ...]
+    own_broker: Broker, arguments: tuple[str, ...]
 ) -> None:
-    publish(broker, b"before")
-    with running(broker.tcp, *arguments) as one:
+    publish(own_broker, b"before")
+    with running(own_broker.tcp, *arguments) as one:
         one.until(out=b"before\n")
-        broker.stop()
+        own_broker.stop()
         one.until(err=b"for 1 s")
         one.process.send_signal(signal.SIGTERM)
         assert one.process.wait(5) == 0
@@ -124,21 +114,21 @@ def test_a_signal_ends_it_while_the_broker_is_gone(
 
 @pytest.mark.parametrize("arguments", FOLLOWING)
 def test_sub_and_tail_fail_at_once_if_nothing_listens(
-    broker: Broker, arguments: tuple[str, ...]
+    own_broker: Broker, arguments: tuple[str, ...]
 ) -> None:
-    broker.stop()
+    own_broker.stop()
     begun = time.monotonic()
-    with running(broker.tcp, *arguments) as one:
+    with running(own_broker.tcp, *arguments) as one:
         assert one.process.wait(WAIT_S) == 3
     assert time.monotonic() - begun < 9, "after a second, and its start"
 
 
-def test_a_topic_that_is_killed_is_waited_for_too(broker: Broker) -> None:
-    publish(broker, b"before")
-    with running(broker.tcp, *FOLLOWING[1]) as one:
+def test_a_topic_that_is_killed_is_waited_for_too(own_broker: Broker) -> None:
+    publish(own_broker, b"before")
+    with running(own_broker.tcp, *FOLLOWING[1]) as one:
         one.until(out=b"before\n")
-        [topic] = broker.pids("topic")
+        [topic] = own_broker.pids("topic")
         os.kill(topic, signal.SIGKILL)
-        broker.wait_gone([topic])
-        publish(broker, b"after")
+        own_broker.wait_gone([topic])
+        publish(own_broker, b"after")
         one.until(out=b"after\n")

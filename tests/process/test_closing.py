@@ -58,14 +58,14 @@ def test_closed_to_publishers_is_drained_and_opened_again(broker: Broker) -> Non
 
 
 def test_a_lingering_producer_hears_of_all_that_waited_and_nothing_is_half_stored(
-    broker: Broker,
+    own_broker: Broker,
 ) -> None:
     """The topic is closed under load. All messages that were acknowledged are stored, none that was
     refused is stored, and each receipt knows its result.
     """
     with (
-        zsq.Admin(broker.ipc) as admin,
-        zsq.Producer(broker.ipc, linger_ms=1, batch_count=10) as producer,
+        zsq.Admin(own_broker.ipc) as admin,
+        zsq.Producer(own_broker.ipc, linger_ms=1, batch_count=10) as producer,
     ):
         admin.create_topic("t")
         receipts: list[zsq.Receipt] = []
@@ -97,30 +97,30 @@ def test_a_lingering_producer_hears_of_all_that_waited_and_nothing_is_half_store
             "nothing came behind the answer to close"
         )
         assert stored.keys() == set(range(head))
-        with zsq.Reader("t", url=broker.ipc) as reader:
+        with zsq.Reader("t", url=own_broker.ipc) as reader:
             for offset in (0, head // 2, head - 1):
                 assert reader.message(offset).body == b"%d" % stored[offset]
 
 
-def test_it_is_closed_after_kills_and_restarts(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer:
+def test_it_is_closed_after_kills_and_restarts(own_broker: Broker) -> None:
+    with zsq.Producer(own_broker.ipc) as producer:
         producer.publish("t", b"1")
         producer.publish("u", b"1")
-    with zsq.Admin(broker.ipc) as admin:
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.create_channel("t", "c")
         admin.close_topic("t")
         admin.close_topic("u", to="consumers")
-    for pid in broker.pids("topic"):
+    for pid in own_broker.pids("topic"):
         kill(pid)
-    _refused_both(broker)
-    assert broker.process is not None
-    pids = [actor["pid"] for actor in broker.actors()]
-    broker.process.kill()
-    broker.process.wait(10)
-    broker.wait_gone(pids)
-    broker.start()
-    _refused_both(broker)
-    with zsq.Admin(broker.ipc) as admin:
+    _refused_both(own_broker)
+    assert own_broker.process is not None
+    pids = [actor["pid"] for actor in own_broker.actors()]
+    own_broker.process.kill()
+    own_broker.process.wait(10)
+    own_broker.wait_gone(pids)
+    own_broker.start()
+    _refused_both(own_broker)
+    with zsq.Admin(own_broker.ipc) as admin:
         assert [topic["closed"] for topic in admin.stats()["topics"]] == ["publishers", "consumers"]
 
 
@@ -286,10 +286,10 @@ def test_a_disk_without_room_leaves_it_open(tmp_path: Path) -> None:
     ],
 )
 def test_finishes_that_were_stored_when_the_channel_ends_raise_no_warning(
-    broker: Broker, door: str, how: str, caplog: pytest.LogCaptureFixture
+    own_broker: Broker, door: str, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The consumer finishes all messages and receives no more before its link ends."""
-    url = broker.ipc if door == "ipc" else broker.tcp
+    url = own_broker.ipc if door == "ipc" else own_broker.tcp
     with zsq.Admin(url) as admin, zsq.Producer(url) as producer:
         admin.create_channel("t", "c")
         producer.publish_many("t", [b"x"] * 50)
@@ -300,7 +300,7 @@ def test_finishes_that_were_stored_when_the_channel_ends_raise_no_warning(
             message.finish()
         wait_for(lambda: remaining(admin.stats("t")["topics"][0]) == [])
         if how == "broker stops":
-            broker.stop()
+            own_broker.stop()
         else:
             admin.close_topic("t")
             admin.close_topic("t", to="consumers")

@@ -125,7 +125,6 @@ def test_the_audit_log_names_who_changed_the_cluster(shared: Cluster, admin: zsq
     }
 
 
-@pytest.mark.slow
 def test_parts_survive_that_all_brokers_are_killed(tmp_path: Path) -> None:
     with running(tmp_path) as made:
         with zsq.Admin(made.url) as admin, zsq.Producer(made.url) as producer:

@@ -152,33 +152,37 @@ def fill(broker: Broker, topic: str) -> None:
                     producer.publish(topic, b"x" * size)
 
 
-def test_a_full_dead_letter_topic_is_waited_for_and_said(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc) as admin:
+def test_a_full_dead_letter_topic_is_waited_for_and_said(own_broker: Broker) -> None:
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.create_topic("full", max_bytes=8 << 20, when_full="reject")
         admin.create_channel("full", "keeps")
         with pytest.raises(zsq.Refused, match="E_TOPIC_FULL"):
-            fill(broker, "full")
-        publish(broker, 51)
-        with zsq.Consumer("t", "c", url=broker.ipc, dead_letter_topic="full") as consumer:
+            fill(own_broker, "full")
+        publish(own_broker, 51)
+        with zsq.Consumer("t", "c", url=own_broker.ipc, dead_letter_topic="full") as consumer:
             *rejected, last = take(consumer, 51)
             for message in rejected:
                 message.reject()
             last.finish(sync=True)  # with this commit the rejections are durable
-        wait_for(lambda: "E_TOPIC_FULL" in row(broker)["health"], 20, "health")
-        assert row(broker)["health"].startswith(
+        wait_for(lambda: "E_TOPIC_FULL" in row(own_broker)["health"], 20, "health")
+        assert row(own_broker)["health"].startswith(
             "50 messages wait for the dead-letter topic: E_TOPIC_FULL"
         )
-        assert (row(broker)["dying_count"], row(broker)["dead_letter_count"]) == (50, 0)
+        assert (row(own_broker)["dying_count"], row(own_broker)["dead_letter_count"]) == (50, 0)
         with pytest.raises(zsq.ZsqError, match="E_NOT_EMPTY"):
             admin.delete_channel("t", "c")
-        kill(channel_pid(broker))
+        kill(channel_pid(own_broker))
         wait_for(
-            lambda: row(broker)["dying_count"] == 50, 20, "rejected is rejected, after a kill too"
+            lambda: row(own_broker)["dying_count"] == 50,
+            20,
+            "rejected is rejected, after a kill too",
         )
         admin.configure_topic("full", max_bytes=-1)
-        dead(broker, 50)
-        wait_for(lambda: row(broker)["health"] == "OK", 10, "health")
-        letters = [headers for _, headers in read(broker, "full") if "zsq-dead-reason" in headers]
+        dead(own_broker, 50)
+        wait_for(lambda: row(own_broker)["health"] == "OK", 10, "health")
+        letters = [
+            headers for _, headers in read(own_broker, "full") if "zsq-dead-reason" in headers
+        ]
         assert Counter(headers["own"] for headers in letters) == Counter(range(50))
         assert {headers["zsq-dead-reason"] for headers in letters} == {"rejected"}
         assert "not known" in letters[0]["zsq-dead-error"]
@@ -200,19 +204,19 @@ def test_another_dead_letter_topic_is_taken_at_once(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("kind", ["channel t/c", "topic t.c.dead"])
-def test_kills_during_the_move_of_dead_letters_lose_none(broker: Broker, kind: str) -> None:
+def test_kills_during_the_move_of_dead_letters_lose_none(own_broker: Broker, kind: str) -> None:
     count = 3_000
-    publish(broker, count)
-    with zsq.Consumer("t", "c", url=broker.ipc, ready=50) as consumer:
+    publish(own_broker, count)
+    with zsq.Consumer("t", "c", url=own_broker.ipc, ready=50) as consumer:
         for stored in (1, count // 2):
             wait_for(
-                lambda stored=stored: reject(broker, consumer)["dead_letter_count"] >= stored,  # type: ignore[misc]
+                lambda stored=stored: reject(own_broker, consumer)["dead_letter_count"] >= stored,  # type: ignore[misc]
                 30,
                 "letters",
             )
-            kill(channel_pid(broker, kind))
-        wait_for(lambda: reject(broker, consumer)["unfinished"] == 0, 60, "all dead")
-    found = Counter(body for body, _ in read(broker))
+            kill(channel_pid(own_broker, kind))
+        wait_for(lambda: reject(own_broker, consumer)["unfinished"] == 0, 60, "all dead")
+    found = Counter(body for body, _ in read(own_broker))
     assert set(found) == {b"%d" % i for i in range(count)}
     assert kind == "channel t/c" or set(found.values()) == {1}, "a resend stores nothing twice"
 
@@ -236,18 +240,18 @@ def reject(broker: Broker, consumer: zsq.Consumer) -> dict[str, Any]:
     return {"dead_letter_count": 0, **found, "unfinished": left}
 
 
-def test_ten_thousand_rejected_messages_all_become_dead_letters(broker: Broker) -> None:
+def test_ten_thousand_rejected_messages_all_become_dead_letters(own_broker: Broker) -> None:
     """The messages are sent in blocks, and the channel needs little memory."""
-    publish(broker, 10_000)
-    with zsq.Consumer("t", "c", url=broker.ipc, ready=10_000) as consumer:
+    publish(own_broker, 10_000)
+    with zsq.Consumer("t", "c", url=own_broker.ipc, ready=10_000) as consumer:
         left = 10_000
         while left:
             batch = consumer.receive_batch(10)
             assert batch is not None
             batch.reject("all")
             left -= len(batch)
-        dead(broker, 10_000)
-    with zsq.Reader("t.c.dead", url=broker.ipc) as reader:
+        dead(own_broker, 10_000)
+    with zsq.Reader("t.c.dead", url=own_broker.ipc) as reader:
         assert reader.head() == (0, 10_000)
 
 

@@ -5,7 +5,6 @@ attempts, need no memory of the channel, and are removed when the channel is emp
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,6 @@ from support.broker import Broker, kill, wait_for
 import zsq
 
 WALL_CLOCK = Path(__file__).parents[1] / "support" / "wall_clock"
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    one = Broker(tmp_path / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
 
 
 def row(broker: Broker, topic: str) -> dict[str, Any]:
@@ -78,25 +68,24 @@ def take(broker: Broker, topic: str, count: int) -> list[tuple[bytes, int]]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["channel", "topic", "all"])
-def test_deferred_messages_survive_kills_with_their_attempts(broker: Broker, kind: str) -> None:
-    defer(broker, "t", 300, 6.0)
+def test_deferred_messages_survive_kills_with_their_attempts(own_broker: Broker, kind: str) -> None:
+    defer(own_broker, "t", 300, 6.0)
     if kind == "all":
-        assert broker.process is not None
-        kill(broker.process.pid)
-        broker.process.wait(20)
-        broker.start()
+        assert own_broker.process is not None
+        kill(own_broker.process.pid)
+        own_broker.process.wait(20)
+        own_broker.start()
     else:
-        for pid in broker.pids(kind):
+        for pid in own_broker.pids(kind):
             kill(pid)
     wait_for(
-        lambda: row(broker, "t").get("deferred_count") == 300, 5, "the deferred ones of before"
+        lambda: row(own_broker, "t").get("deferred_count") == 300, 5, "the deferred ones of before"
     )
-    found = take(broker, "t", 300)
+    found = take(own_broker, "t", 300)
     assert sorted(int(body) for body, _ in found) == list(range(300))
     assert {attempts for _, attempts in found} == {2}
-    wait_for(lambda: row(broker, "t")["deferred_count"] == 0, 10, "none deferred")
+    wait_for(lambda: row(own_broker, "t")["deferred_count"] == 0, 10, "none deferred")
 
 
 def test_no_deferred_message_comes_early(broker: Broker) -> None:
@@ -114,40 +103,42 @@ def test_no_deferred_message_comes_early(broker: Broker) -> None:
             message.requeue()
 
 
-def test_emptying_a_channel_clears_its_deferred_messages(broker: Broker) -> None:
-    defer(broker, "t", 50, 3_000.0)
-    with zsq.Admin(broker.ipc) as admin:
+def test_emptying_a_channel_clears_its_deferred_messages(own_broker: Broker) -> None:
+    defer(own_broker, "t", 50, 3_000.0)
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.empty("t", "c")
-        wait_for(lambda: row(broker, "t")["deferred_count"] == 0, 10, "none deferred")
-        for pid in broker.pids("channel"):
+        wait_for(lambda: row(own_broker, "t")["deferred_count"] == 0, 10, "none deferred")
+        for pid in own_broker.pids("channel"):
             kill(pid)
-        wait_for(lambda: row(broker, "t").get("health") == "OK", 30, "the channel")
-        assert row(broker, "t")["deferred_count"] == 0
+        wait_for(lambda: row(own_broker, "t").get("health") == "OK", 30, "the channel")
+        assert row(own_broker, "t")["deferred_count"] == 0
 
 
-@pytest.mark.slow
-def test_the_memory_of_a_channel_does_not_grow_with_deferred_messages(broker: Broker) -> None:
-    defer(broker, "t", 20_000, 3_000.0)
-    pids = broker.pids("channel")[0], broker.pids("topic")[0]
+def test_the_memory_of_a_channel_does_not_grow_with_deferred_messages(own_broker: Broker) -> None:
+    defer(own_broker, "t", 20_000, 3_000.0)
+    pids = own_broker.pids("channel")[0], own_broker.pids("topic")[0]
     before = [anonymous_bytes(pid) for pid in pids]
-    defer(broker, "t", 80_000, 3_000.0)
+    defer(own_broker, "t", 80_000, 3_000.0)
     grown = [anonymous_bytes(pid) - size for pid, size in zip(pids, before, strict=True)]
     assert grown[0] < 5e6, f"of the channel: {grown}"
     assert grown[1] < 10e6, f"of the storage: {grown}"
 
 
-def test_a_clean_restart_raises_no_attempt_number(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc) as consumer:
+def test_a_clean_restart_raises_no_attempt_number(own_broker: Broker) -> None:
+    with (
+        zsq.Producer(own_broker.ipc) as producer,
+        zsq.Consumer("t", "c", url=own_broker.ipc) as consumer,
+    ):
         producer.publish_many("t", [b"x", b"y"])
         for delay in (0.1, 0.0):
             message = consumer.receive(10)
             assert message is not None
             message.requeue(delay=delay)
     for _ in range(2):
-        wait_for(lambda: row(broker, "t")["depth"] == 2, 30, "both wait")
-        broker.stop()
-        broker.start()
-    with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
+        wait_for(lambda: row(own_broker, "t")["depth"] == 2, 30, "both wait")
+        own_broker.stop()
+        own_broker.start()
+    with zsq.Consumer("t", "c", url=own_broker.ipc) as consumer:
         for _ in range(2):
             message = consumer.receive(10)
             assert message is not None

@@ -22,14 +22,14 @@ S = 1_000_000_000
 
 
 @pytest.fixture
-def producer(broker: Broker) -> Iterator[zsq.Producer]:
-    with zsq.Producer(broker.ipc, timeout=60) as one:
+def producer(own_broker: Broker) -> Iterator[zsq.Producer]:
+    with zsq.Producer(own_broker.ipc, timeout=60) as one:
         yield one
 
 
 @pytest.fixture
-def admin(broker: Broker) -> Iterator[zsq.Admin]:
-    with zsq.Admin(broker.ipc, timeout=60) as one:
+def admin(own_broker: Broker) -> Iterator[zsq.Admin]:
+    with zsq.Admin(own_broker.ipc, timeout=60) as one:
         yield one
 
 
@@ -61,7 +61,7 @@ def stored_times(broker: Broker) -> list[int]:
 
 
 def test_delayed_messages_come_by_due_time_and_never_early(
-    broker: Broker, producer: zsq.Producer, admin: zsq.Admin
+    own_broker: Broker, producer: zsq.Producer, admin: zsq.Admin
 ) -> None:
     admin.create_channel("t", "c")
     began = time.time_ns()
@@ -72,11 +72,11 @@ def test_delayed_messages_come_by_due_time_and_never_early(
     assert soon.delayed_keys() == [soon.key]
     assert late.offset == soon.offset == -1
     assert topic_stats(admin)["delayed_count"] == 2
-    found = take(broker, 3)
+    found = take(own_broker, 3)
     assert [body for _, body, _, _ in found] == [b"now", b"soon", b"late"]
     assert [offset for *_, offset in found] == [0, 1, 2]
     for (received, _, timestamp, _), stored, delay in zip(
-        found[1:], stored_times(broker)[1:], (0.5, 1.5), strict=True
+        found[1:], stored_times(own_broker)[1:], (0.5, 1.5), strict=True
     ):
         assert received - began >= delay * S, "early"
         assert stored - began >= delay * S, "under a time before it was due"
@@ -87,7 +87,7 @@ def test_delayed_messages_come_by_due_time_and_never_early(
 
 
 def test_delayed_messages_are_listed_counted_and_cancelled(
-    broker: Broker, producer: zsq.Producer, admin: zsq.Admin
+    own_broker: Broker, producer: zsq.Producer, admin: zsq.Admin
 ) -> None:
     assert admin.create_topic("t") == {"existed": False}
     assert admin.delayed_count("t")["messages"] == 0
@@ -115,9 +115,12 @@ def test_delayed_messages_are_listed_counted_and_cancelled(
     admin.delete_topic("t")
 
 
-def test_delayed_messages_work_with_asyncio_over_tcp(broker: Broker) -> None:
+def test_delayed_messages_work_with_asyncio_over_tcp(own_broker: Broker) -> None:
     async def main() -> None:
-        async with zsq.aio.Producer(broker.tcp) as producer, zsq.aio.Admin(broker.tcp) as admin:
+        async with (
+            zsq.aio.Producer(own_broker.tcp) as producer,
+            zsq.aio.Admin(own_broker.tcp) as admin,
+        ):
             receipt = await producer.publish("t", b"x", delay=3600)
             many = await producer.publish_many("t", [b"y", b"z"], delay=3600)
             assert [one["key"] for one in await admin.delayed_list("t")] == [
@@ -127,7 +130,7 @@ def test_delayed_messages_work_with_asyncio_over_tcp(broker: Broker) -> None:
             assert (await admin.delayed_count("t"))["messages"] == 3
             assert await admin.delayed_cancel("t", [receipt.key or ""]) == [True]
             assert await admin.delayed_cancel_all("t") == 2
-            lingering = zsq.aio.Producer(broker.tcp, linger_ms=60_000)
+            lingering = zsq.aio.Producer(own_broker.tcp, linger_ms=60_000)
             sent = await lingering.publish("t", b"w", delay=3600)
             await sent.wait(20)
             assert (await admin.delayed_count("t"))["messages"] == 1, (
@@ -140,7 +143,7 @@ def test_delayed_messages_work_with_asyncio_over_tcp(broker: Broker) -> None:
 
 @pytest.mark.parametrize("sync", ["always", "interval", "never"])
 def test_mixed_with_others_each_comes_once(
-    broker: Broker, producer: zsq.Producer, admin: zsq.Admin, sync: str
+    own_broker: Broker, producer: zsq.Producer, admin: zsq.Admin, sync: str
 ) -> None:
     """The test does not wait for answers, so that plain and delayed blocks are queued behind each
     other.
@@ -157,17 +160,16 @@ def test_mixed_with_others_each_comes_once(
         )
     for receipt in receipts:
         receipt.wait()
-    found = take(broker, 900)
+    found = take(own_broker, 900)
     assert sorted(body for _, body, _, _ in found) == sorted(
         b"%d-%d" % (number, index) for number in range(300) for index in range(3)
     )
     assert topic_stats(admin)["head"] == 900
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["topic", "everything"])
 def test_delayed_messages_come_once_although_processes_are_killed(
-    broker: Broker, producer: zsq.Producer, admin: zsq.Admin, kind: str
+    own_broker: Broker, producer: zsq.Producer, admin: zsq.Admin, kind: str
 ) -> None:
     """The topic is killed again and again while blocks are moved. Every acknowledged message
     arrives and is in the log once.
@@ -187,21 +189,21 @@ def test_delayed_messages_come_once_although_processes_are_killed(
         receipt.wait()
     for turn in range(3):
         wait_for(partial(moved_more_than, admin, turn * 100), 30, "moving")
-        actors = broker.actors()
+        actors = own_broker.actors()
         victims = [actor["pid"] for actor in actors if kind in (actor["kind"], "everything")]
         for victim in victims:
             with contextlib.suppress(ProcessLookupError):  # it has followed its supervisor
                 kill(victim)
-        broker.wait_gone(victims)
+        own_broker.wait_gone(victims)
         if kind == "everything":
-            assert broker.process is not None
-            broker.process.wait(10)
-            broker.start()
+            assert own_broker.process is not None
+            own_broker.process.wait(10)
+            own_broker.start()
             admin.close()
-            admin = zsq.Admin(broker.ipc, timeout=60)
+            admin = zsq.Admin(own_broker.ipc, timeout=60)
     for receipt in waiting:
         receipt.wait(60)
-    found = take(broker, 1000)
+    found = take(own_broker, 1000)
     offsets = {offset: body for _, body, _, offset in found}
     assert sorted(offsets) == list(range(1000))
     assert sorted(offsets.values()) == sorted(
@@ -212,7 +214,7 @@ def test_delayed_messages_come_once_although_processes_are_killed(
 
 
 def test_a_full_topic_refuses_delayed_publishes_and_accepts_due_messages(
-    broker: Broker, producer: zsq.Producer, admin: zsq.Admin
+    own_broker: Broker, producer: zsq.Producer, admin: zsq.Admin
 ) -> None:
     """A delayed message that was accepted before moves into the log although the topic is full."""
     admin.create_topic("t", max_bytes=8 << 20, when_full="reject")
@@ -234,30 +236,30 @@ def test_a_full_topic_refuses_delayed_publishes_and_accepts_due_messages(
     wait_for(lambda: topic_stats(admin)["delayed_count"] == 0, 10, "an empty store")
 
 
-@pytest.mark.slow
 def test_a_message_that_became_due_while_stopped_comes_after_the_start(
-    broker: Broker, producer: zsq.Producer, admin: zsq.Admin
+    own_broker: Broker, producer: zsq.Producer, admin: zsq.Admin
 ) -> None:
     receipt = producer.publish("t", b"x", delay=1)
     assert receipt.key is not None
     due_ns = int(receipt.key[:16], 16)
-    assert broker.stop() == 0
+    assert own_broker.stop() == 0
     wait_for(lambda: time.time_ns() > due_ns, 10, "the due time")
-    broker.start()
-    (message,) = take(broker, 1)
+    own_broker.start()
+    (message,) = take(own_broker, 1)
     assert message[1] == b"x"
 
 
-@pytest.mark.slow
 def test_a_storage_that_does_not_answer_the_scan_is_not_killed(
-    broker: Broker, producer: zsq.Producer, admin: zsq.Admin
+    own_broker: Broker, producer: zsq.Producer, admin: zsq.Admin
 ) -> None:
     producer.publish("t", b"x", delay=3)
-    (storage,) = broker.pids("topic")
+    (storage,) = own_broker.pids("topic")
     os.kill(storage, signal.SIGSTOP)
     try:
-        wait_for(lambda: b"has not answered the scan" in broker.log.read_bytes(), 60, "the warning")
+        wait_for(
+            lambda: b"has not answered the scan" in own_broker.log.read_bytes(), 60, "the warning"
+        )
     finally:
         os.kill(storage, signal.SIGCONT)
-    assert take(broker, 1)[0][1] == b"x"
-    assert broker.pids("topic") == [storage]
+    assert take(own_broker, 1)[0][1] == b"x"
+    assert own_broker.pids("topic") == [storage]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from support.broker import Broker, wait_for
 
 import zsq
@@ -32,16 +31,15 @@ def anonymous(broker: Broker) -> dict[str, int]:
     return found
 
 
-@pytest.mark.slow
-def test_a_million_that_wait_cost_no_memory(broker: Broker) -> None:
+def test_a_million_that_wait_cost_no_memory(own_broker: Broker) -> None:
     bodies = [b"%019d" % number for number in range(BLOCK)]
     with (
-        zsq.Admin(broker.ipc, timeout=60) as admin,
-        zsq.Producer(broker.ipc, timeout=120) as producer,
+        zsq.Admin(own_broker.ipc, timeout=60) as admin,
+        zsq.Producer(own_broker.ipc, timeout=120) as producer,
     ):
         for _ in range(50):
             producer.publish("big", b"first", delay=3_600)
-        before = anonymous(broker)
+        before = anonymous(own_broker)
         for _ in range(IN_BLOCKS // BLOCK):
             producer.publish_many("big", bodies, delay=7_200, wait=False)
         for number in range(SINGLES):  # the store has one row for each of these
@@ -57,7 +55,7 @@ def test_a_million_that_wait_cost_no_memory(broker: Broker) -> None:
         assert admin.delayed_count("big")["messages"] == count
 
         def growth() -> dict[str, int]:
-            now = anonymous(broker)
+            now = anonymous(own_broker)
             return {
                 name: now[name] - size
                 for name, size in before.items()

@@ -17,7 +17,7 @@ from support.keys import Keyring
 
 import zsq
 import zsq.aio
-from zsq.actors.supervisor import run_directory as rundir
+from zsq.actors.supervisor import run_directory
 from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.range_reader import RangeReader
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
@@ -127,7 +127,7 @@ def test_a_path_of_another_broker_is_not_used(shared: Broker, tmp_path: Path) ->
         "run_id": read_run_id(str(shared.data_dir / "run")),
     }
     assert direct_address(told) is not None
-    run_dir = rundir.make(tmp_path)
+    run_dir = run_directory.make(tmp_path)
     assert direct_address(told | {"run": run_dir}) is None
     assert direct_address(told | {"run": str(tmp_path / "missing")}) is None
     assert direct_address(told | {"run_id": ""}) is None
@@ -137,7 +137,7 @@ def test_a_path_of_another_broker_is_not_used(shared: Broker, tmp_path: Path) ->
 def test_the_run_id_of_another_user_or_in_a_pipe_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = rundir.make(tmp_path)
+    run_dir = run_directory.make(tmp_path)
     assert len(read_run_id(run_dir)) == 32
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(run_dir).st_uid + 1)
     assert read_run_id(run_dir) == ""
@@ -154,8 +154,8 @@ def test_a_file_that_has_no_run_id_is_not_taken_for_one(text: str, tmp_path: Pat
 
 
 def test_each_start_has_another_run_id(tmp_path: Path) -> None:
-    first = read_run_id(rundir.make(tmp_path))
-    assert read_run_id(rundir.make(tmp_path)) != first
+    first = read_run_id(run_directory.make(tmp_path))
+    assert read_run_id(run_directory.make(tmp_path)) != first
     assert os.stat(tmp_path / "run" / RUN_ID_FILE).st_mode & 0o777 == 0o600
 
 
@@ -183,29 +183,29 @@ def test_a_run_directory_whose_socket_does_not_answer_is_left_for_the_gateway(
             assert producer._made.engine.rotation._unusable == {run_id}, "it was tried"
 
 
-def test_a_client_follows_its_broker_through_a_kill(broker: Broker) -> None:
-    with zsq.Producer(broker.tcp, timeout=40) as producer:
+def test_a_client_follows_its_broker_through_a_kill(own_broker: Broker) -> None:
+    with zsq.Producer(own_broker.tcp, timeout=40) as producer:
         offsets = [producer.publish("t", b"before").wait()]
-        assert ways(producer) == {broker.ipc}
-        kill(broker)
-        broker.start()
+        assert ways(producer) == {own_broker.ipc}
+        kill(own_broker)
+        own_broker.start()
         offsets.append(producer.publish("t", b"after").wait())
-        assert ways(producer) == {broker.ipc}, (
+        assert ways(producer) == {own_broker.ipc}, (
             "the new broker's directory has a new id, and is used too"
         )
         assert offsets == [0, 1]
 
 
 def test_a_client_of_a_killed_broker_finds_the_next_one_on_its_port(
-    broker: Broker, tmp_path: Path
+    own_broker: Broker, tmp_path: Path
 ) -> None:
     """The killed broker leaves its run directory behind."""
-    with zsq.Producer(broker.tcp, timeout=40) as producer:
+    with zsq.Producer(own_broker.tcp, timeout=40) as producer:
         producer.publish("t", b"before")
-        kill(broker)
-        assert read_run_id(str(broker.data_dir / "run")), "left behind"
+        kill(own_broker)
+        assert read_run_id(str(own_broker.data_dir / "run")), "left behind"
         other = Broker(tmp_path / "other")
-        other.port = broker.port
+        other.port = own_broker.port
         try:
             other.start()
             assert producer.publish("t", b"after").wait() == 0
@@ -214,14 +214,14 @@ def test_a_client_of_a_killed_broker_finds_the_next_one_on_its_port(
             other.close()
 
 
-def test_a_topic_that_is_killed_is_found_again_without_the_gateway(broker: Broker) -> None:
-    with zsq.Producer(broker.tcp, timeout=40) as producer:
+def test_a_topic_that_is_killed_is_found_again_without_the_gateway(own_broker: Broker) -> None:
+    with zsq.Producer(own_broker.tcp, timeout=40) as producer:
         producer.publish("t", b"before")
-        gateway = broker.pids("gateway")
+        gateway = own_broker.pids("gateway")
         assert len(gateway) == 1
         os.kill(gateway[0], signal.SIGSTOP)  # a client that needs the gateway would wait now
         try:
-            (topic,) = broker.pids("topic")
+            (topic,) = own_broker.pids("topic")
             os.kill(topic, signal.SIGKILL)
             assert producer.publish("t", b"after").wait() == 1
         finally:

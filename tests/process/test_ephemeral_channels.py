@@ -105,99 +105,105 @@ def test_settings_and_deferred_messages_work(broker: Broker) -> None:
         assert rows(broker)[CHANNEL]["paused"]
 
 
-def test_a_killed_ephemeral_channel_starts_again_at_the_end(broker: Broker) -> None:
-    with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc) as consumer:
-        publish(broker, b"a")
+def test_a_killed_ephemeral_channel_starts_again_at_the_end(own_broker: Broker) -> None:
+    with zsq.Consumer(TOPIC, CHANNEL, url=own_broker.ipc) as consumer:
+        publish(own_broker, b"a")
         held = consumer.receive(timeout=20)
         assert held is not None
-        (victim,) = broker.pids("channel")
+        (victim,) = own_broker.pids("channel")
         drive = consumer._made
         assert drive is not None
         engine = drive.engine
         up_until_ns = engine.down_ns
         kill(victim)
-        broker.wait_gone([victim])
+        own_broker.wait_gone([victim])
         # The statistics may still be those of the killed process.
         wait_for(lambda: engine.down_ns != up_until_ns and engine.up, 20, "a new channel")
-        publish(broker, b"b")
+        publish(own_broker, b"b")
         assert take(consumer, 1) == [b"b"], (
             "the new channel begins at the end, and knows nothing of the old one's messages"
         )
-    wait_no_channel(broker)
+    wait_no_channel(own_broker)
 
 
-def test_an_ephemeral_channel_keeps_its_settings_when_its_topic_is_killed(broker: Broker) -> None:
+def test_an_ephemeral_channel_keeps_its_settings_when_its_topic_is_killed(
+    own_broker: Broker,
+) -> None:
     with (
-        zsq.Consumer(TOPIC, "durable", url=broker.ipc) as durable,
-        zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc) as consumer,
+        zsq.Consumer(TOPIC, "durable", url=own_broker.ipc) as durable,
+        zsq.Consumer(TOPIC, CHANNEL, url=own_broker.ipc) as consumer,
     ):
-        publish(broker, b"a")
+        publish(own_broker, b"a")
         assert (take(durable, 1), take(consumer, 1)) == ([b"a"], [b"a"])
         consumer.close()
-        wait_for(lambda: CHANNEL not in rows(broker), 20, "the end of the channel")
-        with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc, max_attempts=7) as other:
-            wait_for(lambda: rows(broker).get(CHANNEL, {}).get("client_count"), 20, "a consumer")
-            victims = broker.pids("topic")
+        wait_for(lambda: CHANNEL not in rows(own_broker), 20, "the end of the channel")
+        with zsq.Consumer(TOPIC, CHANNEL, url=own_broker.ipc, max_attempts=7) as other:
+            wait_for(
+                lambda: rows(own_broker).get(CHANNEL, {}).get("client_count"), 20, "a consumer"
+            )
+            victims = own_broker.pids("topic")
             # A channel ends with its topic. Before that, a channel with a consumer may be the old
             # one.
-            channels = broker.pids("channel")
+            channels = own_broker.pids("channel")
             kill(victims[0])
-            broker.wait_gone([*victims, *channels])
+            own_broker.wait_gone([*victims, *channels])
 
             settings: dict[str, Any] = {}
 
             # The settings must be read in the same request. At the next one the topic may be
             # starting again.
             def is_up() -> bool:
-                if {*channels} & {*broker.pids("channel")}:
+                if {*channels} & {*own_broker.pids("channel")}:
                     # The supervisor has not noticed the end of the old channels and still shows
                     # their last report.
                     return False
-                row = rows(broker).get(CHANNEL, {})
+                row = rows(own_broker).get(CHANNEL, {})
                 settings.update(row.get("settings", {}))
                 return bool(row.get("client_count"))
 
             wait_for(is_up, 20, "a new channel")
             assert settings["max_attempts"] == 7
-            publish(broker, b"b")
+            publish(own_broker, b"b")
             assert (take(durable, 1), take(other, 1)) == ([b"b"], [b"b"])
 
 
-def test_an_unused_ephemeral_channel_ends_when_its_topic_is_killed(broker: Broker) -> None:
-    consumer = zsq.Consumer(TOPIC, CHANNEL, url=broker.tcp)
-    publish(broker, b"a")
+def test_an_unused_ephemeral_channel_ends_when_its_topic_is_killed(own_broker: Broker) -> None:
+    consumer = zsq.Consumer(TOPIC, CHANNEL, url=own_broker.tcp)
+    publish(own_broker, b"a")
     assert take(consumer, 1) == [b"a"]
-    kill(broker.pids("gateway")[0])
-    (storage,) = broker.pids("topic")
+    kill(own_broker.pids("gateway")[0])
+    (storage,) = own_broker.pids("topic")
     kill(storage)
     consumer.close()
-    broker.wait_gone([storage])
-    wait_for(lambda: len(broker.pids("topic")) == 1, 20, "the topic")
+    own_broker.wait_gone([storage])
+    wait_for(lambda: len(own_broker.pids("topic")) == 1, 20, "the topic")
     # A Lookup that was on its way when the consumer closed creates the channel again. No consumer
     # joins it, so it ends after EPHEMERAL_UNUSED_S.
-    wait_no_channel(broker, options.EPHEMERAL_UNUSED_S + 20)
+    wait_no_channel(own_broker, options.EPHEMERAL_UNUSED_S + 20)
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-def test_an_ephemeral_channel_does_not_exist_after_a_restart(broker: Broker, how: str) -> None:
-    with zsq.Consumer(TOPIC, CHANNEL, url=broker.tcp) as consumer:
-        publish(broker, b"a", b"b")
+def test_an_ephemeral_channel_does_not_exist_after_a_restart(own_broker: Broker, how: str) -> None:
+    with zsq.Consumer(TOPIC, CHANNEL, url=own_broker.tcp) as consumer:
+        publish(own_broker, b"a", b"b")
         assert take(consumer, 1) == [b"a"]
-        wait_for(lambda: waiting(broker) == 2, 20, "the checkpoint of where a first channel begins")
+        wait_for(
+            lambda: waiting(own_broker) == 2, 20, "the checkpoint of where a first channel begins"
+        )
         if how == "stop":
-            broker.stop()
+            own_broker.stop()
         else:
-            everyone = [actor["pid"] for actor in broker.actors()]
-            assert broker.process is not None
-            kill(broker.process.pid)
-            broker.process.wait(20)
-            broker.wait_gone(everyone)
+            everyone = [actor["pid"] for actor in own_broker.actors()]
+            assert own_broker.process is not None
+            kill(own_broker.process.pid)
+            own_broker.process.wait(20)
+            own_broker.wait_gone(everyone)
     # A Lookup that the consumer sent before it was closed must not reach the next broker.
-    broker.port = free_port()
-    broker.start()
-    assert rows(broker) == {}
-    publish(broker, b"c")
-    with zsq.Consumer(TOPIC, "durable", url=broker.ipc) as durable:
+    own_broker.port = free_port()
+    own_broker.start()
+    assert rows(own_broker) == {}
+    publish(own_broker, b"c")
+    with zsq.Consumer(TOPIC, "durable", url=own_broker.ipc) as durable:
         assert take(durable, 1) == [b"c"]
 
 

@@ -50,34 +50,34 @@ def memory(broker: Broker) -> Path:
     return Path(json.loads((broker.data_dir / "memory.json").read_text())["memory"])
 
 
-def test_an_ephemeral_topic_is_in_memory_and_ends_with_its_last_channel(broker: Broker) -> None:
-    publish(broker, b"a")
-    row = topics(broker)[TOPIC]
+def test_an_ephemeral_topic_is_in_memory_and_ends_with_its_last_channel(own_broker: Broker) -> None:
+    publish(own_broker, b"a")
+    row = topics(own_broker)[TOPIC]
     assert (row["sync"], row["retention"]["when_full"], row["retention"]["max_bytes"]) == (
         "never",
         "drop-oldest",
         EPHEMERAL_BYTES_MAX,
     )
-    (folder,) = [path for path in memory(broker).iterdir() if path.is_dir()]
-    assert not list((broker.data_dir / "topics").iterdir())
-    assert TOPIC not in (broker.data_dir / "registry.json").read_text()
+    (folder,) = [path for path in memory(own_broker).iterdir() if path.is_dir()]
+    assert not list((own_broker.data_dir / "topics").iterdir())
+    assert TOPIC not in (own_broker.data_dir / "registry.json").read_text()
     with (
-        zsq.Consumer(TOPIC, "c", url=broker.ipc) as consumer,
-        zsq.Consumer(TOPIC, "d#ephemeral", url=broker.ipc) as other,
+        zsq.Consumer(TOPIC, "c", url=own_broker.ipc) as consumer,
+        zsq.Consumer(TOPIC, "d#ephemeral", url=own_broker.ipc) as other,
     ):
         assert take(consumer, 1) == [b"a"]
-        publish(broker, b"b")
+        publish(own_broker, b"b")
         assert (take(consumer, 1), take(other, 1)) == ([b"b"], [b"b"])
-    wait_for(lambda: len(topics(broker)[TOPIC]["channels"]) == 1, 20, "the end of one channel")
-    publish(broker, b"unfinished")
-    with zsq.Admin(broker.ipc) as admin:
+    wait_for(lambda: len(topics(own_broker)[TOPIC]["channels"]) == 1, 20, "the end of one channel")
+    publish(own_broker, b"unfinished")
+    with zsq.Admin(own_broker.ipc) as admin:
         with pytest.raises(zsq.Refused, match="not finished"):
             admin.delete_channel(TOPIC, "c")
         admin.delete_channel(TOPIC, "c", force=True)
-    wait_for(lambda: TOPIC not in topics(broker), 20, "the end of the topic")
+    wait_for(lambda: TOPIC not in topics(own_broker), 20, "the end of the topic")
     assert not folder.exists()
-    broker.stop()
-    assert not (broker.data_dir / "memory.json").exists()
+    own_broker.stop()
+    assert not (own_broker.data_dir / "memory.json").exists()
 
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
@@ -99,66 +99,66 @@ def test_a_consumer_that_comes_as_the_topic_ends_gets_a_new_one(broker: Broker, 
 
 
 @pytest.mark.parametrize("victim", ["topic", "channel"])
-def test_a_process_that_dies_costs_no_message(broker: Broker, victim: str) -> None:
+def test_a_process_that_dies_costs_no_message(own_broker: Broker, victim: str) -> None:
     """The folder in memory outlives the processes."""
-    with zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=1) as consumer:
-        publish(broker, b"a", b"b")
+    with zsq.Consumer(TOPIC, "c", url=own_broker.ipc, ready=1) as consumer:
+        publish(own_broker, b"a", b"b")
         assert take(consumer, 1) == [b"a"]
-        pids = broker.pids(victim)
+        pids = own_broker.pids(victim)
         kill(pids[0])
-        broker.wait_gone(pids)
-        publish(broker, b"c")
+        own_broker.wait_gone(pids)
+        publish(own_broker, b"c")
         assert sorted(take(consumer, 2)) == [b"b", b"c"], "in either order: one may be a redelivery"
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-def test_it_is_gone_after_a_restart(broker: Broker, how: str) -> None:
-    with zsq.Admin(broker.ipc) as admin:
+def test_it_is_gone_after_a_restart(own_broker: Broker, how: str) -> None:
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.create_topic("durable")
-    publish(broker, b"a")
-    folder = memory(broker)
+    publish(own_broker, b"a")
+    folder = memory(own_broker)
     assert folder.exists()
     if how == "stop":
-        assert broker.stop() == 0
+        assert own_broker.stop() == 0
         assert not folder.exists()
     else:
-        everyone = [actor["pid"] for actor in broker.actors()]
+        everyone = [actor["pid"] for actor in own_broker.actors()]
         for pid in everyone:
             kill(pid)
-        assert broker.process is not None
-        broker.process.wait(20)
-        broker.wait_gone(everyone)
+        assert own_broker.process is not None
+        own_broker.process.wait(20)
+        own_broker.wait_gone(everyone)
         assert folder.exists()
-    broker.port = free_port()
-    broker.start()
-    assert set(topics(broker)) == {"durable"}
+    own_broker.port = free_port()
+    own_broker.start()
+    assert set(topics(own_broker)) == {"durable"}
     assert not folder.exists()
-    publish(broker, b"b")
-    with zsq.Consumer(TOPIC, "c", url=broker.ipc) as consumer:
+    publish(own_broker, b"b")
+    with zsq.Consumer(TOPIC, "c", url=own_broker.ipc) as consumer:
         assert take(consumer, 1) == [b"b"]
 
 
-def test_memory_is_bounded_and_what_was_dropped_is_counted(broker: Broker) -> None:
+def test_memory_is_bounded_and_what_was_dropped_is_counted(own_broker: Broker) -> None:
     """Five times the bound is published, and the channel has no consumer. The newest
     messages stay.
     """
-    with zsq.Admin(broker.ipc) as admin:
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.create_topic(TOPIC, max_bytes=8 * MIB)
         admin.create_channel(TOPIC, "c")
     most = 0
-    with zsq.Producer(broker.ipc) as producer:
+    with zsq.Producer(own_broker.ipc) as producer:
         for number in range(40):
             producer.publish_many(
                 TOPIC, [b"%06d" % (number * 16 + i) + b"x" * 65_000 for i in range(16)]
             )
-            most = max(most, size_of(memory(broker)))
+            most = max(most, size_of(memory(own_broker)))
     # The drop follows a moment later: usually below twice the bound, and more on a busy machine.
     assert most < 32 * MIB, "four times the bound at most"
-    wait_for(lambda: topics(broker)[TOPIC]["log_bytes"] <= 9 * MIB, 20, "the drop")
-    row = topics(broker)[TOPIC]
+    wait_for(lambda: topics(own_broker)[TOPIC]["log_bytes"] <= 9 * MIB, 20, "the drop")
+    row = topics(own_broker)[TOPIC]
     (channel,) = row["channels"]
     assert row["dropped_count"] == channel["dropped_count"] > 400
-    with zsq.Consumer(TOPIC, "c", url=broker.ipc) as consumer:
+    with zsq.Consumer(TOPIC, "c", url=own_broker.ipc) as consumer:
         numbers = [int(body[:6]) for body in take(consumer, 640 - row["dropped_count"])]
     assert numbers == list(range(row["dropped_count"], 640))
 
@@ -238,22 +238,22 @@ def stage(url: str) -> None:
         writer.seal()
 
 
-def test_pause_close_and_delete_work(broker: Broker) -> None:
-    publish(broker, b"a")
-    with zsq.Admin(broker.ipc) as admin:
+def test_pause_close_and_delete_work(own_broker: Broker) -> None:
+    publish(own_broker, b"a")
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.pause(TOPIC)
-        assert topics(broker)[TOPIC]["paused"]
+        assert topics(own_broker)[TOPIC]["paused"]
         admin.unpause(TOPIC)
         admin.close_topic(TOPIC)
         with pytest.raises(zsq.Refused, match="closed to publishers"):
-            publish(broker, b"b")
+            publish(own_broker, b"b")
         admin.open_topic(TOPIC)
-        publish(broker, b"b")
+        publish(own_broker, b"b")
         with pytest.raises(zsq.Refused, match="2 messages that are not finished"):
             admin.delete_topic(TOPIC)
         admin.delete_topic(TOPIC, force=True)
-        assert TOPIC not in topics(broker)
-    assert [path.name for path in memory(broker).iterdir()] == ["lock"]
+        assert TOPIC not in topics(own_broker)
+    assert [path.name for path in memory(own_broker).iterdir()] == ["lock"]
 
 
 # Topics with ephemeral channels only

@@ -50,29 +50,29 @@ def test_a_start_that_fails_behind_its_first_children_ends(tmp_path: Path) -> No
     assert b"failed by plan, 3 of 3 children ended" in ended.stderr
 
 
-def test_a_copy_without_its_empty_folders_serves(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer:
+def test_a_copy_without_its_empty_folders_serves(own_broker: Broker) -> None:
+    with zsq.Producer(own_broker.ipc) as producer:
         producer.publish("t", b"1")
-    assert broker.stop() == 0
-    (broker.data_dir / "trash").rmdir()
-    broker.start()
-    with zsq.Reader("t", url=broker.ipc) as reader, zsq.Admin(broker.ipc) as admin:
+    assert own_broker.stop() == 0
+    (own_broker.data_dir / "trash").rmdir()
+    own_broker.start()
+    with zsq.Reader("t", url=own_broker.ipc) as reader, zsq.Admin(own_broker.ipc) as admin:
         assert reader.read(0).head == 1
         admin.delete_topic("t", force=True)
-    assert list((broker.data_dir / "trash").iterdir()) == []
+    assert list((own_broker.data_dir / "trash").iterdir()) == []
 
 
-def test_a_storage_that_cannot_bind_says_so_and_ends_by_itself(broker: Broker) -> None:
+def test_a_storage_that_cannot_bind_says_so_and_ends_by_itself(own_broker: Broker) -> None:
     """ZeroMQ must not abort the process, because the reason would then be lost. The threads of the
     process already wait on their sockets at that time.
     """
-    run = broker.data_dir / "run"
+    run = own_broker.data_dir / "run"
     taken = max(int(path.name) for path in run.iterdir() if path.name.isdecimal())
     for number in range(taken + 1, taken + 100):
         (run / str(number)).mkdir()  # these folders block the names of all further sockets
-    with zsq.Admin(broker.ipc, timeout=20) as admin:
+    with zsq.Admin(own_broker.ipc, timeout=20) as admin:
         for turn in range(5):
             with pytest.raises(zsq.ZsqError, match=r"cannot start: ZMQError .*in use"):
                 admin.create_topic(f"t{turn}")
-    assert "Assertion failed" not in broker.log.read_text()
-    assert "Traceback" not in broker.log.read_text()
+    assert "Assertion failed" not in own_broker.log.read_text()
+    assert "Traceback" not in own_broker.log.read_text()

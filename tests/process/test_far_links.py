@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 from support.broker import Broker
-from support.far_link import FarLink
+from support.tcp_proxy import FarLink
 
 import zsq
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 ONE_WAY_S = 0.1
 CONNECTED = 3  # TCP takes one round trip, and ZeroMQ's greeting and handshake take two

@@ -10,7 +10,6 @@ import resource
 import select
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.broker import Broker, kill, wait_for
@@ -19,15 +18,6 @@ import zsq
 from zsq.transport.errors import E_LIMIT, ZsqError
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    one = Broker(tmp_path / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
 
 
 def pid_of(broker: Broker, name: str) -> int:
@@ -56,80 +46,80 @@ def publishes(broker: Broker, topic: str) -> None:
         producer.publish(topic, b"x")
 
 
-def test_a_storage_that_cannot_roll_is_started_again(broker: Broker) -> None:
+def test_a_storage_that_cannot_roll_is_started_again(own_broker: Broker) -> None:
     body = os.urandom(4000)
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc, timeout=60) as producer:
+    with zsq.Admin(own_broker.ipc) as admin, zsq.Producer(own_broker.ipc, timeout=60) as producer:
         admin.create_topic("t", max_bytes=64 * MIB)
         admin.create_channel("t", "c")
         admin.create_topic("other")
-        others = pid_of(broker, "topic other")
-        pid = pid_of(broker, "topic t")
+        others = pid_of(own_broker, "topic other")
+        pid = pid_of(own_broker, "topic t")
         sent = 0
         with no_more_files(pid):
-            while pid == pid_of(broker, "topic t"):
+            while pid == pid_of(own_broker, "topic t"):
                 receipt = producer.publish_many(
                     "t", [b"%d " % (sent + number) + body for number in range(200)]
                 )
                 receipt.wait(60)
                 sent += 200
                 assert sent < 10_000, "it was never to roll"
-            publishes(broker, "other")
+            publishes(own_broker, "other")
         seen: list[int] = []
-        with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
+        with zsq.Consumer("t", "c", url=own_broker.ipc) as consumer:
             while len(seen) < sent:
                 message = consumer.receive(20)
                 assert message is not None
                 seen.append(int(message.body.split(b" ")[0]))
                 message.finish()
         assert seen == list(range(sent))
-        assert pid_of(broker, "topic other") == others
-        assert b"Too many open files" in broker.log.read_bytes()
+        assert pid_of(own_broker, "topic other") == others
+        assert b"Too many open files" in own_broker.log.read_bytes()
 
 
-def test_a_supervisor_that_can_start_nothing_says_so(broker: Broker) -> None:
+def test_a_supervisor_that_can_start_nothing_says_so(own_broker: Broker) -> None:
     with (
-        zsq.Admin(broker.ipc, timeout=20) as admin,
-        zsq.Producer(broker.ipc, timeout=20) as producer,
+        zsq.Admin(own_broker.ipc, timeout=20) as admin,
+        zsq.Producer(own_broker.ipc, timeout=20) as producer,
     ):
         admin.create_topic("t")
         producer.publish("t", b"before")
-        assert broker.process is not None
-        with no_more_files(broker.process.pid):
+        assert own_broker.process is not None
+        with no_more_files(own_broker.process.pid):
             with pytest.raises(ZsqError, match="Too many open files"):
                 admin.create_topic("new")
             producer.publish("t", b"meanwhile")
         wait_for(lambda: made(admin, "newer"), 30, "a topic made once files can be opened")
         producer.publish("newer", b"after")
         producer.publish("t", b"after")
-    publishes(broker, "t")
+    publishes(own_broker, "t")
 
 
-def test_a_process_that_dies_while_no_file_can_be_opened_starts_later(broker: Broker) -> None:
+def test_a_process_that_dies_while_no_file_can_be_opened_starts_later(own_broker: Broker) -> None:
     with (
-        zsq.Admin(broker.ipc, timeout=20) as admin,
-        zsq.Producer(broker.ipc, timeout=60) as producer,
+        zsq.Admin(own_broker.ipc, timeout=20) as admin,
+        zsq.Producer(own_broker.ipc, timeout=60) as producer,
     ):
         admin.create_topic("t")
         admin.create_topic("other")
         producer.publish("t", b"before")
         producer.publish("other", b"before")
-        victim, other = pid_of(broker, "topic t"), pid_of(broker, "topic other")
-        assert broker.process is not None
-        with no_more_files(broker.process.pid):
+        victim, other = pid_of(own_broker, "topic t"), pid_of(own_broker, "topic other")
+        assert own_broker.process is not None
+        with no_more_files(own_broker.process.pid):
             kill(victim)
-            broker.wait_gone([victim])
+            own_broker.wait_gone([victim])
             with pytest.raises(ZsqError):
                 producer.publish("t", b"meanwhile")
             for number in range(50):
                 producer.publish("other", b"%d" % number)
             wait_for(
-                lambda: b"Too many open files" in broker.log.read_bytes(),
+                lambda: b"Too many open files" in own_broker.log.read_bytes(),
                 20,
                 "the supervisor's complaint",
             )
         wait_for(lambda: accepted(producer), 30, "publishing by itself once files can be opened")
-        assert pid_of(broker, "topic other") == other
-    publishes(broker, "t")
+        assert pid_of(own_broker, "topic other") == other
+    publishes(own_broker, "t")
 
 
 def accepted(producer: zsq.Producer) -> bool:
@@ -146,40 +136,40 @@ def made(admin: zsq.Admin, topic: str) -> bool:
     return False
 
 
-def test_a_gateway_without_free_files_keeps_its_connections(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc) as admin:
+def test_a_gateway_without_free_files_keeps_its_connections(own_broker: Broker) -> None:
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.create_channel("t", "c")
     with (
-        zsq.Producer(broker.tcp, timeout=10) as producer,
-        zsq.Consumer("t", "c", url=broker.tcp) as consumer,
+        zsq.Producer(own_broker.tcp, timeout=10) as producer,
+        zsq.Consumer("t", "c", url=own_broker.tcp) as consumer,
     ):
         producer.publish("t", b"0")
         message = consumer.receive(10)
         assert message is not None
         message.finish()
-        with no_more_files(pid_of(broker, "gateway zeromq")):
-            with pytest.raises(ZsqError), zsq.Producer(broker.tcp, timeout=3) as late:
+        with no_more_files(pid_of(own_broker, "gateway zeromq")):
+            with pytest.raises(ZsqError), zsq.Producer(own_broker.tcp, timeout=3) as late:
                 late.publish("t", b"late")
             for number in range(1, 20):
                 producer.publish("t", b"%d" % number)
                 message = consumer.receive(10)
                 assert message is not None
                 message.finish()
-        with zsq.Producer(broker.tcp, timeout=30) as later:
+        with zsq.Producer(own_broker.tcp, timeout=30) as later:
             later.publish("t", b"later")
 
 
-def test_a_gateway_without_files_for_another_topic_refuses_it_and_lives(broker: Broker) -> None:
+def test_a_gateway_without_files_for_another_topic_refuses_it_and_lives(own_broker: Broker) -> None:
     names = [f"t{number}" for number in range(8)]
-    with zsq.Admin(broker.ipc) as admin:
+    with zsq.Admin(own_broker.ipc) as admin:
         for name in names:
             admin.create_topic(name)
-    gateway = pid_of(broker, "gateway zeromq")
+    gateway = pid_of(own_broker, "gateway zeromq")
     with contextlib.ExitStack() as open_links, no_more_files(gateway, spare=10):
         refused = None
         for name in names:
             producer = open_links.enter_context(
-                zsq.Producer(broker.tcp, timeout=10, transport="tcp")
+                zsq.Producer(own_broker.tcp, timeout=10, transport="tcp")
             )
             try:
                 producer.publish(name, b"x")
@@ -188,29 +178,29 @@ def test_a_gateway_without_files_for_another_topic_refuses_it_and_lives(broker: 
                 break
         assert refused is not None
         assert (refused.code, "no free file descriptor" in refused.text) == (E_LIMIT, True)
-    assert pid_of(broker, "gateway zeromq") == gateway
-    assert "Traceback" not in broker.log.read_text()
+    assert pid_of(own_broker, "gateway zeromq") == gateway
+    assert "Traceback" not in own_broker.log.read_text()
 
 
-def test_publishes_go_on_soon_after_all_processes_lacked_files(broker: Broker) -> None:
+def test_publishes_go_on_soon_after_all_processes_lacked_files(own_broker: Broker) -> None:
     """However long the processes lack files, the topic must not fail for good. The first publish
     after that must be answered soon.
     """
     body = os.urandom(100_000)
-    with zsq.Admin(broker.ipc, timeout=20) as admin:
+    with zsq.Admin(own_broker.ipc, timeout=20) as admin:
         admin.create_channel("t", "c")
-        producer = zsq.Producer(broker.ipc, timeout=60)
+        producer = zsq.Producer(own_broker.ipc, timeout=60)
         producer.publish("t", b"before")
-        storage, channel = pid_of(broker, "topic t"), pid_of(broker, "channel t/c")
-        everybody = [actor["pid"] for actor in broker.actors()]
+        storage, channel = pid_of(own_broker, "topic t"), pid_of(own_broker, "channel t/c")
+        everybody = [actor["pid"] for actor in own_broker.actors()]
         with contextlib.ExitStack() as limits:
             for pid in everybody:
                 limits.enter_context(no_more_files(pid))
             kill(channel)
             kill(storage)
-            broker.wait_gone([storage])
+            own_broker.wait_gone([storage])
             wait_for(
-                lambda: broker.log.read_bytes().count(b"Too many open files") >= 2,
+                lambda: own_broker.log.read_bytes().count(b"Too many open files") >= 2,
                 20,
                 "the complaints",
             )
@@ -218,12 +208,12 @@ def test_publishes_go_on_soon_after_all_processes_lacked_files(broker: Broker) -
             # s and more by then.
             select.select([], [], [], 6)
         begun = time.monotonic()
-        with zsq.Producer(broker.ipc, timeout=20) as other:
+        with zsq.Producer(own_broker.ipc, timeout=20) as other:
             other.publish("t", body)
         assert time.monotonic() - begun < 4, "2 s, and as much again for a busy machine"
         producer.publish("t", b"after")
         producer.close()
-        with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
+        with zsq.Consumer("t", "c", url=own_broker.ipc) as consumer:
             found = []
             while b"after" not in found:
                 message = consumer.receive(20)
@@ -232,12 +222,12 @@ def test_publishes_go_on_soon_after_all_processes_lacked_files(broker: Broker) -
                 message.finish()
         assert {b"before", body} <= set(found)
         assert admin.stats("t")["topics"][0]["write_trouble"] == ""
-    assert b"failed more than" not in broker.log.read_bytes()
+    assert b"failed more than" not in own_broker.log.read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_a_client_without_descriptors_names_the_limit(broker: Broker, kind: str) -> None:
-    url = broker.ipc if kind == "ipc" else broker.tcp
+def test_a_client_without_descriptors_names_the_limit(own_broker: Broker, kind: str) -> None:
+    url = own_broker.ipc if kind == "ipc" else own_broker.tcp
     producers: list[zsq.Producer] = []
     consumers: list[zsq.Consumer] = []
 

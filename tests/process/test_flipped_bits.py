@@ -58,33 +58,33 @@ def take_all(consumer: zsq.Consumer) -> dict[int, bytes]:
     return got
 
 
-def test_a_flip_in_a_channels_memory_is_read_from_storage_again(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+def test_a_flip_in_a_channels_memory_is_read_from_storage_again(own_broker: Broker) -> None:
+    with zsq.Admin(own_broker.ipc) as admin, zsq.Producer(own_broker.ipc) as producer:
         admin.create_channel("t", "c")
-        with zsq.Consumer("t", "c", url=broker.ipc, ready=5) as consumer:
+        with zsq.Consumer("t", "c", url=own_broker.ipc, ready=5) as consumer:
             producer.publish_many("t", BODIES)
             first = consumer.receive(20)
             assert first is not None
             first.requeue()
-            (channel,) = broker.pids("channel")
+            (channel,) = own_broker.pids("channel")
             assert flip(channel, BODIES[300])
             got = take_all(consumer)
     assert got == dict(enumerate(BODIES))
-    assert b"a block changed in memory since its producer sent it" in broker.log.read_bytes()
-    assert broker.pids("channel") == [channel], "it went on"
+    assert b"a block changed in memory since its producer sent it" in own_broker.log.read_bytes()
+    assert own_broker.pids("channel") == [channel], "it went on"
 
 
-def test_a_flip_in_storages_ring_is_read_from_the_file(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+def test_a_flip_in_storages_ring_is_read_from_the_file(own_broker: Broker) -> None:
+    with zsq.Admin(own_broker.ipc) as admin, zsq.Producer(own_broker.ipc) as producer:
         admin.create_channel("t", "c")
         producer.publish_many("t", BODIES)
-        (storage,) = broker.pids("topic")
+        (storage,) = own_broker.pids("topic")
         assert flip(storage, BODIES[300])
-        with zsq.Consumer("t", "c", url=broker.ipc, ready=COUNT) as consumer:
+        with zsq.Consumer("t", "c", url=own_broker.ipc, ready=COUNT) as consumer:
             got = take_all(consumer)
     assert got == dict(enumerate(BODIES))
     wait_for(
-        lambda: b"a block changed in storage's memory" in broker.log.read_bytes(),
+        lambda: b"a block changed in storage's memory" in own_broker.log.read_bytes(),
         10,
         "the log line",
     )

@@ -32,16 +32,16 @@ def told(data_dir: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 
 @pytest.fixture
-def stopped(tmp_path: Path, broker: Broker) -> Broker:
+def stopped(tmp_path: Path, own_broker: Broker) -> Broker:
     """Return a stopped broker that has a topic of several chunks and a channel with some finished
     messages.
     """
-    broker.stop()
-    broker.extra += ("--chunk-bytes", "65536")
-    broker.start()
+    own_broker.stop()
+    own_broker.extra += ("--chunk-bytes", "65536")
+    own_broker.start()
     with (
-        zsq.Producer(broker.ipc) as producer,
-        zsq.Consumer("t", "c", url=broker.ipc, ready=20) as consumer,
+        zsq.Producer(own_broker.ipc) as producer,
+        zsq.Consumer("t", "c", url=own_broker.ipc, ready=20) as consumer,
     ):
         for number in range(COUNT):
             producer.publish_many("t", [b"%d.%d " % (number, i) + b"x" * 900 for i in range(10)])
@@ -49,13 +49,15 @@ def stopped(tmp_path: Path, broker: Broker) -> Broker:
         assert message is not None
         message.finish()
         producer.publish("other", b"1")
-    assert broker.stop() == 0
-    return broker
+    assert own_broker.stop() == 0
+    return own_broker
 
 
-def test_refused_while_it_runs_and_where_there_is_nothing(broker: Broker, tmp_path: Path) -> None:
-    assert broker.process is not None
-    assert f"pid {broker.process.pid}" in fsck(broker.data_dir, code=1)
+def test_refused_while_it_runs_and_where_there_is_nothing(
+    own_broker: Broker, tmp_path: Path
+) -> None:
+    assert own_broker.process is not None
+    assert f"pid {own_broker.process.pid}" in fsck(own_broker.data_dir, code=1)
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "is not a ZSQ data directory" in fsck(empty, code=1)

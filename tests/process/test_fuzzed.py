@@ -67,8 +67,8 @@ class Neighbour(threading.Thread):
 
 
 @pytest.fixture
-def neighbour(broker: Broker) -> Iterator[Neighbour]:
-    one = Neighbour(broker.tcp)
+def neighbour(own_broker: Broker) -> Iterator[Neighbour]:
+    one = Neighbour(own_broker.tcp)
     one.start()
     try:
         wait_for(lambda: one.count > 3 or one.failure, what="the neighbour's first messages")
@@ -227,14 +227,14 @@ def unharmed(broker: Broker, before: dict[str, int], neighbour: Neighbour) -> No
     assert " ended" not in broker.log.read_text()
 
 
-def test_garbage_on_the_ports_disturbs_no_client(broker: Broker, neighbour: Neighbour) -> None:
+def test_garbage_on_the_ports_disturbs_no_client(own_broker: Broker, neighbour: Neighbour) -> None:
     mutator = Mutator(Random(1))
-    before = {actor["name"]: actor["pid"] for actor in broker.actors()}
+    before = {actor["name"]: actor["pid"] for actor in own_broker.actors()}
     peak = Peak(before.values())
-    ports = broker.port, push_port(broker)
+    ports = own_broker.port, push_port(own_broker)
     for number in range(CONNECTIONS):
         throw(ports[number % 2], garbage(mutator))
-    unharmed(broker, before, neighbour)
+    unharmed(own_broker, before, neighbour)
     grown = peak.close()
     print(
         f"{CONNECTIONS} connections of garbage; the neighbour had {neighbour.count} messages; "
@@ -245,13 +245,13 @@ def test_garbage_on_the_ports_disturbs_no_client(broker: Broker, neighbour: Neig
 
 @pytest.mark.parametrize("direct", [False, True], ids=["gateway", "actors"])
 def test_links_with_random_messages_disturb_no_client(
-    broker: Broker, neighbour: Neighbour, direct: bool
+    own_broker: Broker, neighbour: Neighbour, direct: bool
 ) -> None:
-    stranger = Stranger(broker, direct, 2)
+    stranger = Stranger(own_broker, direct, 2)
     try:
         for kind in WORDS:
             stranger.link(kind)
-        before = {actor["name"]: actor["pid"] for actor in broker.actors()}
+        before = {actor["name"]: actor["pid"] for actor in own_broker.actors()}
         peak = Peak(before.values())
         for kind in WORDS:
             stranger.say_deep(kind)
@@ -261,7 +261,7 @@ def test_links_with_random_messages_disturb_no_client(
                 stranger.push()
             else:
                 stranger.say(kind)
-        unharmed(broker, before, neighbour)
+        unharmed(own_broker, before, neighbour)
         grown = peak.close()
         told = (
             f"{MESSAGES // 2} messages of a stranger; the neighbour had {neighbour.count}; most "
@@ -271,4 +271,4 @@ def test_links_with_random_messages_disturb_no_client(
         assert max(grown.values()) < GROWTH_MAX, grown
     finally:
         stranger.close()
-    assert Path(broker.data_dir).exists()
+    assert Path(own_broker.data_dir).exists()

@@ -215,13 +215,13 @@ else:
     ],
 )
 def test_a_signal_that_interrupts_a_handler_ends_the_program(
-    broker: Broker, tmp_path: Path, kind: str, error: str, number: int, code: int
+    own_broker: Broker, tmp_path: Path, kind: str, error: str, number: int, code: int
 ) -> None:
     """It must not count as a failure of the message."""
-    publish(broker, "t", b"a")
+    publish(own_broker, "t", b"a")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, str(program), broker.ipc, kind, error]
+    command = [sys.executable, str(program), own_broker.ipc, kind, error]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -230,7 +230,7 @@ def test_a_signal_that_interrupts_a_handler_ends_the_program(
             assert process.wait(WAIT_S) == code
         finally:
             process.kill()
-    with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
+    with zsq.Consumer("t", "c", url=own_broker.ipc) as consumer:
         message = consumer.receive(WAIT_S)
         assert message is not None
         assert message.body == b"a", "it was returned"

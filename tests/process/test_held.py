@@ -20,8 +20,6 @@ from support.broker import Broker, wait_for
 
 import zsq
 
-pytestmark = pytest.mark.slow
-
 WORKER: Final = r"""
 import os, sys, time
 import zsq
@@ -102,59 +100,59 @@ def numbers(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
 
 
-def test_deploys_make_no_dead_letters(broker: Broker, start: Start) -> None:
+def test_deploys_make_no_dead_letters(own_broker: Broker, start: Start) -> None:
     """Each deploy is a clean SIGTERM. Consumers with a large window give back what they hold."""
-    prepare(broker, numbers(24), max_attempts=2)
+    prepare(own_broker, numbers(24), max_attempts=2)
     seen: Counter[int] = Counter()
     for _ in range(5):
-        worker = start(broker.tcp, 0.05, ready=2500)
+        worker = start(own_broker.tcp, 0.05, ready=2500)
         wait_for(lambda worker=worker: len(worker.begun) >= 3, 60, "some messages")  # type: ignore[misc]
         assert worker.end() == 0
         seen.update(offset for offset, attempts in worker.begun if attempts == 1)
         assert all(attempts == 1 for _, attempts in worker.begun)
-    last = start(broker.tcp, 0)
-    wait_for(lambda: left(broker) == 0, 60, "all are handled")
+    last = start(own_broker.tcp, 0)
+    wait_for(lambda: left(own_broker) == 0, 60, "all are handled")
     seen.update(offset for offset, _ in last.begun)
-    assert row(broker)["dead_letter_count"] == 0
+    assert row(own_broker)["dead_letter_count"] == 0
     assert seen == Counter(range(24)), "each message was handled once"
 
 
 @pytest.mark.parametrize("way", ["stop", "kill"])
 def test_restarts_of_the_broker_make_no_dead_letters(
-    broker: Broker, start: Start, way: str
+    own_broker: Broker, start: Start, way: str
 ) -> None:
-    prepare(broker, numbers(30), max_attempts=3)
-    worker = start(broker.tcp, 0.1, ready=2500)
+    prepare(own_broker, numbers(30), max_attempts=3)
+    worker = start(own_broker.tcp, 0.1, ready=2500)
     for _ in range(3):
         before = len(worker.begun)
         wait_for(lambda before=before: len(worker.begun) >= before + 2, 60, "more")  # type: ignore[misc]
         if way == "stop":
-            broker.stop()
+            own_broker.stop()
         else:
-            broker.signal_all(signal.SIGKILL)
-        broker.start()
-    wait_for(lambda: left(broker) == 0, 90, "all are handled")
-    assert row(broker)["dead_letter_count"] == 0
+            own_broker.signal_all(signal.SIGKILL)
+        own_broker.start()
+    wait_for(lambda: left(own_broker) == 0, 90, "all are handled")
+    assert row(own_broker)["dead_letter_count"] == 0
     assert {offset for offset, _ in worker.begun} == set(range(30))
 
 
 def test_messages_that_wait_in_a_slow_consumer_do_not_time_out(
-    broker: Broker, start: Start
+    own_broker: Broker, start: Start
 ) -> None:
-    prepare(broker, numbers(12), max_attempts=1)
-    worker = start(broker.tcp, 0.3, ready=2500, message_timeout=1)
-    wait_for(lambda: left(broker) == 0, 60, "all are handled")
+    prepare(own_broker, numbers(12), max_attempts=1)
+    worker = start(own_broker.tcp, 0.3, ready=2500, message_timeout=1)
+    wait_for(lambda: left(own_broker) == 0, 60, "all are handled")
     assert worker.begun == [(offset, 1) for offset in range(12)]
-    found = row(broker)
+    found = row(own_broker)
     assert (found["dead_letter_count"], found["timeout_count"]) == (0, 0)
 
 
-def test_run_extends_the_lease_of_a_long_handler(broker: Broker, start: Start) -> None:
-    prepare(broker, numbers(2), max_attempts=1)
-    workers = [start(broker.tcp, 4, message_timeout=1) for _ in range(2)]
-    wait_for(lambda: left(broker) == 0, 60, "all are handled")
+def test_run_extends_the_lease_of_a_long_handler(own_broker: Broker, start: Start) -> None:
+    prepare(own_broker, numbers(2), max_attempts=1)
+    workers = [start(own_broker.tcp, 4, message_timeout=1) for _ in range(2)]
+    wait_for(lambda: left(own_broker) == 0, 60, "all are handled")
     assert sorted(workers[0].begun + workers[1].begun) == [(0, 1), (1, 1)]
-    assert row(broker)["timeout_count"] == 0
+    assert row(own_broker)["timeout_count"] == 0
 
 
 def test_max_extension_bounds_the_lease_of_a_handler(broker: Broker) -> None:
@@ -178,50 +176,50 @@ def test_max_extension_bounds_the_lease_of_a_handler(broker: Broker) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_a_message_that_kills_its_consumers_becomes_the_only_dead_letter(
-    broker: Broker, start: Start, concurrency: int
+    own_broker: Broker, start: Start, concurrency: int
 ) -> None:
-    prepare(broker, [*numbers(3), b"poison", *numbers(20)], max_attempts=2)
+    prepare(own_broker, [*numbers(3), b"poison", *numbers(20)], max_attempts=2)
     deaths = 0
     worker = None
-    while deaths < 12 and (worker is None or left(broker) > 0):
-        worker = start(broker.ipc, 0.01, concurrency=concurrency)
+    while deaths < 12 and (worker is None or left(own_broker) > 0):
+        worker = start(own_broker.ipc, 0.01, concurrency=concurrency)
         wait_for(
-            lambda worker=worker: worker.process.poll() is not None or left(broker) == 0,  # type: ignore[misc]
+            lambda worker=worker: worker.process.poll() is not None or left(own_broker) == 0,  # type: ignore[misc]
             90,
             "an end",
         )
         deaths += worker.process.poll() is not None
-    found = row(broker)
+    found = row(own_broker)
     assert (found["dead_letter_count"], found["finish_count"]) == (1, 23)
-    with zsq.Reader("t.c.dead", url=broker.ipc) as reader:
+    with zsq.Reader("t.c.dead", url=own_broker.ipc) as reader:
         assert reader.message(0).body == b"poison"
         assert reader.head()[1] == 1
     assert deaths <= 2 + 4, "the attempts, and a few deaths in groups"
 
 
-def test_lost_consumers_use_no_attempts(broker: Broker, start: Start) -> None:
+def test_lost_consumers_use_no_attempts(own_broker: Broker, start: Start) -> None:
     """Three consumers are killed while they hold nothing. Their links may be noticed later."""
-    prepare(broker, [], max_attempts=3)
-    ghosts = [start(broker.tcp, 0, ready=500, heartbeat_ms=60_000) for _ in range(3)]
-    wait_for(lambda: row(broker)["client_count"] == 3, 60, "three consumers")
+    prepare(own_broker, [], max_attempts=3)
+    ghosts = [start(own_broker.tcp, 0, ready=500, heartbeat_ms=60_000) for _ in range(3)]
+    wait_for(lambda: row(own_broker)["client_count"] == 3, 60, "three consumers")
     for ghost in ghosts:
         ghost.end(signal.SIGKILL)
-    start(broker.tcp, 0)
-    with zsq.Producer(url=broker.tcp) as producer:
+    start(own_broker.tcp, 0)
+    with zsq.Producer(url=own_broker.tcp) as producer:
         producer.publish_many("t", numbers(1000))
-    wait_for(lambda: row(broker)["finish_count"] == 1000, 90, "all are handled")
-    assert row(broker)["dead_letter_count"] == 0
+    wait_for(lambda: row(own_broker)["finish_count"] == 1000, 90, "all are handled")
+    assert row(own_broker)["dead_letter_count"] == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"ready": 2500}], ids=["default", "ready"])
 def test_a_second_worker_gets_its_share(
-    broker: Broker, start: Start, options: dict[str, Any]
+    own_broker: Broker, start: Start, options: dict[str, Any]
 ) -> None:
-    prepare(broker, numbers(40))
-    first = start(broker.tcp, 0.2, **options)
+    prepare(own_broker, numbers(40))
+    first = start(own_broker.tcp, 0.2, **options)
     wait_for(lambda: len(first.begun) >= 2, 60, "the first worker")
-    second = start(broker.tcp, 0.2, **options)
-    wait_for(lambda: left(broker) == 0, 60, "all are handled")
+    second = start(own_broker.tcp, 0.2, **options)
+    wait_for(lambda: left(own_broker) == 0, 60, "all are handled")
     begun = first.begun + second.begun
     assert sorted(begun) == [(offset, 1) for offset in range(40)]
     assert len(second.begun) >= 10
@@ -229,15 +227,15 @@ def test_a_second_worker_gets_its_share(
 
 @pytest.mark.parametrize("how", ["ipc", "tcp of the same machine", "tcp"])
 def test_the_messages_of_a_killed_consumer_come_back_at_once(
-    broker: Broker, start: Start, how: str
+    own_broker: Broker, start: Start, how: str
 ) -> None:
     """The channel is idle, and the heartbeats are the default ones: every 4 s and every 30 s."""
-    url = broker.ipc if how == "ipc" else broker.tcp
+    url = own_broker.ipc if how == "ipc" else own_broker.tcp
     options = {"transport": "auto" if how == "tcp of the same machine" else "tcp"}
-    prepare(broker, numbers(3), max_attempts=5)
+    prepare(own_broker, numbers(3), max_attempts=5)
     worker = start(url, 600, ready=10, **options)
     wait_for(lambda: worker.begun == [(0, 1)], 60, "the first message is begun")
-    with zsq.Consumer("t", "c", url=broker.ipc, ready=10) as consumer:
+    with zsq.Consumer("t", "c", url=own_broker.ipc, ready=10) as consumer:
         worker.end(signal.SIGKILL)
         found = set()
         for _ in range(3):

@@ -18,50 +18,56 @@ import zsq
 from zsq.actors.settings import options
 
 
-def test_a_hung_channel_is_reported_and_started_again(broker: Broker) -> None:
+def test_a_hung_channel_is_reported_and_started_again(own_broker: Broker) -> None:
     with (
-        zsq.Producer(broker.ipc) as producer,
-        zsq.Consumer("t", "c", url=broker.ipc, ready=10) as consumer,
+        zsq.Producer(own_broker.ipc) as producer,
+        zsq.Consumer("t", "c", url=own_broker.ipc, ready=10) as consumer,
     ):
         producer.publish_many("t", [b"%d" % number for number in range(10)])
         first = consumer.receive_batch(20)
         assert first is not None
         assert len(first) == 10
-        (before,) = broker.pids("channel")
+        (before,) = own_broker.pids("channel")
         os.kill(before, signal.SIGSTOP)
         wait_for(
-            lambda: b"does not answer the scan" in broker.log.read_bytes(),
+            lambda: b"does not answer the scan" in own_broker.log.read_bytes(),
             options.SCAN_HUNG_S * 4,
             "the report",
         )
-        broker.wait_gone([before])
+        own_broker.wait_gone([before])
         again = consumer.receive_batch(30)
         assert again is not None
         assert again.offsets == first.offsets
         assert min(again.attempts) >= max(first.attempts), "attempts never fall"
         first.finish()  # these leases belong to the process that hung
         again.finish(sync=True)
-        assert broker.pids("channel") != [before]
-        with zsq.Admin(broker.ipc) as admin:
+        assert own_broker.pids("channel") != [before]
+        with zsq.Admin(own_broker.ipc) as admin:
             (row,) = admin.stats("t", "c")["topics"][0]["channels"]
             assert (row["depth"], row["in_flight_count"]) == (0, 0)
 
 
-def test_a_storage_that_hangs_delays_no_other_topic(broker: Broker) -> None:
+def test_a_storage_that_hangs_delays_no_other_topic(own_broker: Broker) -> None:
     """The topic's process is not killed, because a sync may take as long as it needs. Messages of
     other topics whose lease ends are delivered again as usual.
     """
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer, ExitStack() as stack:
+    with (
+        zsq.Admin(own_broker.ipc) as admin,
+        zsq.Producer(own_broker.ipc) as producer,
+        ExitStack() as stack,
+    ):
         admin.create_topic("other")
         consumers = [
             stack.enter_context(
-                zsq.Consumer("t", f"c{number}", url=broker.ipc, ready=5, message_timeout=1.0)
+                zsq.Consumer("t", f"c{number}", url=own_broker.ipc, ready=5, message_timeout=1.0)
             )
             for number in range(4)
         ]
         for consumer in consumers:
             consumer.subscribe(20)
-        (storage,) = [actor["pid"] for actor in broker.actors() if actor["name"] == "topic other"]
+        (storage,) = [
+            actor["pid"] for actor in own_broker.actors() if actor["name"] == "topic other"
+        ]
         os.kill(storage, signal.SIGSTOP)
         stack.callback(os.kill, storage, signal.SIGCONT)
         producer.publish("t", b"x")

@@ -92,8 +92,8 @@ class Load:
 
 
 @pytest.fixture
-def load(broker: Broker, request: pytest.FixtureRequest) -> Iterator[Load]:
-    one = Load(broker.tcp if "gateway" in request.node.name else broker.ipc)
+def load(own_broker: Broker, request: pytest.FixtureRequest) -> Iterator[Load]:
+    one = Load(own_broker.tcp if "gateway" in request.node.name else own_broker.ipc)
     yield one
     one.close()
 
@@ -142,31 +142,33 @@ def settle(broker: Broker, load: Load, waiting: list[tuple[zsq.Receipt, set[int]
 
 
 @pytest.mark.parametrize("kind", ["topic", "channel", "scan_worker", "scan_loop", "gateway"])
-def test_nothing_is_lost_when_one_actor_is_killed(broker: Broker, load: Load, kind: str) -> None:
-    waiting = outstanding(broker, load)
-    (storage,) = broker.pids("topic")
-    (victim,) = broker.pids(kind)
+def test_nothing_is_lost_when_one_actor_is_killed(
+    own_broker: Broker, load: Load, kind: str
+) -> None:
+    waiting = outstanding(own_broker, load)
+    (storage,) = own_broker.pids("topic")
+    (victim,) = own_broker.pids(kind)
     still_outstanding(load, waiting)
     kill(victim)
-    broker.wait_gone([victim])
+    own_broker.wait_gone([victim])
     # The victim may have been the topic's process itself.
     with contextlib.suppress(ProcessLookupError):
         os.kill(storage, signal.SIGCONT)
-    settle(broker, load, waiting)
+    settle(own_broker, load, waiting)
 
 
 @pytest.mark.parametrize("kind", ["supervisor", "forkserver", "everything"])
 def test_nothing_is_lost_when_all_processes_end_at_once(
-    broker: Broker, load: Load, kind: str
+    own_broker: Broker, load: Load, kind: str
 ) -> None:
-    waiting = outstanding(broker, load)
-    everyone = [actor["pid"] for actor in broker.actors()]
-    victims = everyone if kind == "everything" else broker.pids(kind)
+    waiting = outstanding(own_broker, load)
+    everyone = [actor["pid"] for actor in own_broker.actors()]
+    victims = everyone if kind == "everything" else own_broker.pids(kind)
     still_outstanding(load, waiting)
     for victim in victims:
         kill(victim)
-    broker.wait_gone(everyone)  # no process that was left behind owns a file
-    assert broker.process is not None
-    assert broker.process.wait(10) != 0
-    broker.start()
-    settle(broker, load, waiting)
+    own_broker.wait_gone(everyone)  # no process that was left behind owns a file
+    assert own_broker.process is not None
+    assert own_broker.process.wait(10) != 0
+    own_broker.start()
+    settle(own_broker, load, waiting)

@@ -47,68 +47,68 @@ def test_a_signal_in_the_middle_of_the_start_ends_it(tmp_path: Path, signals: in
         serve.wait()
 
 
-def test_three_signals_at_once_are_one_clean_stop(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer:
+def test_three_signals_at_once_are_one_clean_stop(own_broker: Broker) -> None:
+    with zsq.Producer(own_broker.ipc) as producer:
         producer.publish("t", b"body")
-    assert broker.process is not None
+    assert own_broker.process is not None
     for _ in range(3):
-        broker.process.send_signal(signal.SIGTERM)
-    assert broker.process.wait(20) == 0
-    assert "did not stop" not in broker.log.read_text()
+        own_broker.process.send_signal(signal.SIGTERM)
+    assert own_broker.process.wait(20) == 0
+    assert "did not stop" not in own_broker.log.read_text()
 
 
-def test_a_stop_says_what_it_waits_for(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer:
+def test_a_stop_says_what_it_waits_for(own_broker: Broker) -> None:
+    with zsq.Producer(own_broker.ipc) as producer:
         producer.publish("t", b"body")
-    [pid] = [actor["pid"] for actor in broker.actors() if actor["name"] == "topic t"]
+    [pid] = [actor["pid"] for actor in own_broker.actors() if actor["name"] == "topic t"]
     os.kill(pid, signal.SIGSTOP)
-    assert broker.process is not None
-    broker.process.terminate()
-    broker.wait_said(f"waiting for topic t (pid {pid}) to stop; it is killed if it takes 10 s")
+    assert own_broker.process is not None
+    own_broker.process.terminate()
+    own_broker.wait_said(f"waiting for topic t (pid {pid}) to stop; it is killed if it takes 10 s")
     os.kill(pid, signal.SIGCONT)
-    assert broker.process.wait(20) == 0
-    assert "did not stop" not in broker.log.read_text()
+    assert own_broker.process.wait(20) == 0
+    assert "did not stop" not in own_broker.log.read_text()
 
 
-def test_a_channel_whose_messages_are_not_known_is_not_deleted(broker: Broker) -> None:
+def test_a_channel_whose_messages_are_not_known_is_not_deleted(own_broker: Broker) -> None:
     """While a channel is started again, it cannot say which messages it holds. Without force it is
     not deleted, and its backlog is kept.
     """
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+    with zsq.Admin(own_broker.ipc) as admin, zsq.Producer(own_broker.ipc) as producer:
         admin.create_channel("t", "c")
         producer.publish("t", b"precious")
-        (storage,), (channel,) = broker.pids("topic"), broker.pids("channel")
+        (storage,), (channel,) = own_broker.pids("topic"), own_broker.pids("channel")
         os.kill(storage, signal.SIGSTOP)  # the channel cannot start again while storage is stopped
         try:
             kill(channel)
-            broker.wait_gone([channel])
+            own_broker.wait_gone([channel])
             with pytest.raises(zsq.ZsqError):
                 admin.delete_channel("t", "c")
         finally:
             os.kill(storage, signal.SIGCONT)
-        with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
+        with zsq.Consumer("t", "c", url=own_broker.ipc) as consumer:
             message = consumer.receive(20)
             assert message is not None
             assert message.body == b"precious"
 
 
-def test_a_broker_that_begins_tells_of_a_channel_when_it_knows_it(broker: Broker) -> None:
+def test_a_broker_that_begins_tells_of_a_channel_when_it_knows_it(own_broker: Broker) -> None:
     """Over ipc it answers before it is ready. What is stored is never "not found" or empty then."""
     names = [f"t{number}" for number in range(10)]
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+    with zsq.Admin(own_broker.ipc) as admin, zsq.Producer(own_broker.ipc) as producer:
         for name in names:
             admin.create_channel(name, "c")
             producer.publish_many(name, [b"x"] * 3)
-    assert broker.stop() == 0
-    broker.launch()
-    with zsq.Admin(broker.ipc, timeout=60) as admin:
+    assert own_broker.stop() == 0
+    own_broker.launch()
+    with zsq.Admin(own_broker.ipc, timeout=60) as admin:
         for name in reversed(names):
             (row,) = admin.stats(name, "c")["topics"]
             (channel,) = row["channels"]
             assert (row["head"], channel["depth"], channel["health"]) == (3, 3, "OK")
         with pytest.raises(zsq.NotFound):
             admin.stats(names[0], "d")
-    broker.wait_ready()
+    own_broker.wait_ready()
 
 
 def test_questions_make_no_topics(broker: Broker) -> None:
@@ -120,18 +120,17 @@ def test_questions_make_no_topics(broker: Broker) -> None:
         assert admin.stats()["topics"] in ([], ())
 
 
-@pytest.mark.slow
-def test_a_topic_that_cannot_start_is_tried_again(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer:
+def test_a_topic_that_cannot_start_is_tried_again(own_broker: Broker) -> None:
+    with zsq.Producer(own_broker.ipc) as producer:
         producer.publish("t", b"1")
-    assert broker.stop() == 0
-    (lock,) = (broker.data_dir / "topics").glob("*/lock")
+    assert own_broker.stop() == 0
+    (lock,) = (own_broker.data_dir / "topics").glob("*/lock")
     held = os.open(lock, os.O_RDWR)
     try:
         # This stands for an earlier process that takes long to end.
         fcntl.flock(held, fcntl.LOCK_EX)
-        broker.start()
-        with zsq.Admin(broker.ipc) as admin:
+        own_broker.start()
+        with zsq.Admin(own_broker.ipc) as admin:
             wait_for(
                 lambda: "lock" in admin.stats("t")["topics"][0]["health"].lower(),
                 30,
@@ -139,9 +138,9 @@ def test_a_topic_that_cannot_start_is_tried_again(broker: Broker) -> None:
             )
     finally:
         os.close(held)
-    with zsq.Producer(broker.ipc) as producer:
+    with zsq.Producer(own_broker.ipc) as producer:
         wait_for(lambda: _published(producer), 60, "the topic's return")
-    with zsq.Reader("t", url=broker.ipc) as reader:
+    with zsq.Reader("t", url=own_broker.ipc) as reader:
         assert reader.read(0).blocks[0].body.values() == [b"1"]
 
 
@@ -156,30 +155,30 @@ def _published(producer: zsq.Producer) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("door", ["ipc", "tcp"])
 def test_an_idle_admin_gives_its_first_order_to_the_broker_that_came_back(
-    broker: Broker, number: int, door: str
+    own_broker: Broker, number: int, door: str
 ) -> None:
     """Its link broke before the order, so the order was never sent, and is no risk to send."""
-    url = broker.ipc if door == "ipc" else broker.tcp
+    url = own_broker.ipc if door == "ipc" else own_broker.tcp
     with zsq.Admin(url) as pausing, zsq.Admin(url) as creating:
         pausing.create_topic("t")
         creating.create_channel("t", "c")
-        broker.signal_all(number)
-        assert broker.process is not None
-        broker.process.wait(40)
-        broker.start()
+        own_broker.signal_all(number)
+        assert own_broker.process is not None
+        own_broker.process.wait(40)
+        own_broker.start()
         pausing.pause("t")
         creating.create_channel("t", "d")
         assert creating.topics() == {"t": ["c", "d"]}
 
 
 def test_the_close_of_a_producer_ends_within_ten_seconds_and_logs_what_is_not_stored(
-    broker: Broker, caplog: pytest.LogCaptureFixture
+    own_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    producers = [zsq.Producer(broker.ipc, linger_ms=5, timeout=t) for t in (30, None)]
+    producers = [zsq.Producer(own_broker.ipc, linger_ms=5, timeout=t) for t in (30, None)]
     for producer in producers:
         producer.publish("t", b"stored")
         producer.flush()
-    broker.signal_all(signal.SIGKILL)
+    own_broker.signal_all(signal.SIGKILL)
     begin = time.monotonic()
     with contextlib.ExitStack() as closing:
         for producer in producers:
@@ -198,13 +197,13 @@ def _close_late(producer: zsq.Producer) -> None:
 
 
 def test_the_close_of_an_asyncio_producer_logs_what_is_not_stored(
-    broker: Broker, caplog: pytest.LogCaptureFixture
+    own_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        producer = zsq.aio.Producer(broker.ipc, linger_ms=5)
+        producer = zsq.aio.Producer(own_broker.ipc, linger_ms=5)
         await producer.publish("t", b"stored")
         await producer.flush()
-        broker.signal_all(signal.SIGKILL)
+        own_broker.signal_all(signal.SIGKILL)
         await producer.publish("t", b"lost")
         with pytest.raises(zsq.BrokerUnreachable):
             await producer.close(0.5)

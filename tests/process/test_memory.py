@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from support.broker import Broker, wait_for
 
 import zsq
@@ -38,17 +37,16 @@ def settle(growth: Callable[[], dict[str, int]], what: str) -> None:
         ) from None
 
 
-@pytest.mark.slow
-def test_ten_million_waiting_cost_no_memory(broker: Broker) -> None:
+def test_ten_million_waiting_cost_no_memory(own_broker: Broker) -> None:
     bodies = [b"%019d" % n for n in range(BLOCK)]
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+    with zsq.Admin(own_broker.ipc) as admin, zsq.Producer(own_broker.ipc) as producer:
         admin.create_channel("big", "c")
         producer.publish("big", b"one")
-        with zsq.Consumer("big", "c", url=broker.ipc) as consumer:
+        with zsq.Consumer("big", "c", url=own_broker.ipc) as consumer:
             message = consumer.receive(10)
             assert message is not None
             message.requeue(delay=3_000)
-        before = private(broker)
+        before = private(own_broker)
         for _ in range(BACKLOG // BLOCK):
             producer.publish_many("big", bodies, wait=False)
         producer.flush()
@@ -56,7 +54,7 @@ def test_ten_million_waiting_cost_no_memory(broker: Broker) -> None:
         assert row["depth"] == BACKLOG
 
         def growth() -> dict[str, int]:
-            now = private(broker)
+            now = private(own_broker)
             return {
                 name: now[name] - size
                 for name, size in before.items()
@@ -65,7 +63,7 @@ def test_ten_million_waiting_cost_no_memory(broker: Broker) -> None:
 
         settle(growth, "of what one message costs")
         # The backlog is also read.
-        with zsq.Consumer("big", "c", url=broker.ipc, ready=BLOCK) as consumer:
+        with zsq.Consumer("big", "c", url=own_broker.ipc, ready=BLOCK) as consumer:
             for _ in range(20):
                 batch = consumer.receive_batch(10)
                 assert batch is not None

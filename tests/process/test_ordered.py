@@ -112,21 +112,20 @@ def test_each_key_comes_in_its_order_one_at_a_time(broker: Broker) -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["channel", "topic"])
-def test_order_holds_over_kills(broker: Broker, kind: str) -> None:
+def test_order_holds_over_kills(own_broker: Broker, kind: str) -> None:
     """Messages whose finish was not confirmed are delivered again, and so may be those after them.
     But no message is delivered for the first time before an older one.
     """
-    with zsq.Admin(broker.ipc) as admin:
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.create_topic("t")
         admin.create_channel("t", "c", ordered=True)
-    publish(broker, "t", 20, 6_000)
+    publish(own_broker, "t", 20, 6_000)
     books = Books()
-    threads = serve(broker, "t", books, 3)
+    threads = serve(own_broker, "t", books, 3)
     for share in (1_000, 2_500, 4_000):
         wait_for(lambda share=share: len(books.finished) >= share, 60, f"{share} finished")  # type: ignore[misc]
-        for pid in broker.pids(kind):
+        for pid in own_broker.pids(kind):
             kill(pid)
     wait_for(lambda: len(books.finished) == 6_000, 60, "all finished")
     stop_all(threads)
@@ -136,10 +135,10 @@ def test_order_holds_over_kills(broker: Broker, kind: str) -> None:
             assert after <= before or after == before + 20, f"{key!r}: {after} came after {before}"
 
 
-def test_a_delayed_requeue_blocks_its_key_over_a_kill_and_no_other(broker: Broker) -> None:
+def test_a_delayed_requeue_blocks_its_key_over_a_kill_and_no_other(own_broker: Broker) -> None:
     with (
-        zsq.Producer(broker.ipc) as producer,
-        zsq.Consumer("t", "c", url=broker.ipc, ordered=True) as consumer,
+        zsq.Producer(own_broker.ipc) as producer,
+        zsq.Consumer("t", "c", url=own_broker.ipc, ordered=True) as consumer,
     ):
         producer.publish_many(
             "t", [b"a1", b"b1", b"a2", b"b2", b"c1"], keys=[b"a", b"b", b"a", b"b", None]
@@ -157,7 +156,7 @@ def test_a_delayed_requeue_blocks_its_key_over_a_kill_and_no_other(broker: Broke
             message.finish(sync=True)
         assert sorted(bodies) == [b"b1", b"b2", b"c1"]
         assert bodies.index(b"b1") < bodies.index(b"b2")
-        for pid in broker.pids("channel"):
+        for pid in own_broker.pids("channel"):
             kill(pid)
         for body, attempts in ((b"a1", 2), (b"a2", 1)):
             message = consumer.receive(20)

@@ -81,13 +81,13 @@ class Watch:
         self._thread.join(10)
 
 
-def test_only_storage_ever_has_a_topics_files(broker: Broker) -> None:
-    watch = Watch(broker.data_dir / "topics")
+def test_only_storage_ever_has_a_topics_files(own_broker: Broker) -> None:
+    watch = Watch(own_broker.data_dir / "topics")
     try:
-        use(broker, "clicks")
-        use(broker, "orders")
-        kill(next(actor["pid"] for actor in broker.actors() if actor["name"] == "topic clicks"))
-        use(broker, "clicks")
+        use(own_broker, "clicks")
+        use(own_broker, "orders")
+        kill(next(actor["pid"] for actor in own_broker.actors() if actor["name"] == "topic clicks"))
+        use(own_broker, "clicks")
         rounds = watch.rounds
         wait_for(lambda: watch.rounds > rounds + 3, what="a few more looks")
     finally:

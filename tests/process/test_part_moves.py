@@ -200,7 +200,6 @@ def test_orders_that_make_no_sense_are_refused(cluster: Cluster) -> None:
         assert place(cluster) == (0, False)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_nothing_is_lost_or_stored_twice_when_brokers_are_killed_during_moves(

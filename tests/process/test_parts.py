@@ -314,7 +314,6 @@ def test_parts_that_are_added_are_used(shared: Cluster, topic: str) -> None:
         assert len(received(consumer, 60 + 1)) >= 60
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_nothing_is_lost_or_stored_twice_when_a_broker_is_killed(
     cluster: Cluster, killed: int
@@ -370,7 +369,6 @@ def test_nothing_is_lost_or_stored_twice_when_a_broker_is_killed(
     assert stored == Counter(wanted)
 
 
-@pytest.mark.slow
 def test_a_consumer_that_begins_while_a_broker_is_away_gets_the_other_parts(
     cluster: Cluster,
 ) -> None:
@@ -395,7 +393,6 @@ def test_a_consumer_that_begins_while_a_broker_is_away_gets_the_other_parts(
     assert sorted(body for _, _, body in first + rest) == sorted(bodies)
 
 
-@pytest.mark.slow
 def test_a_broker_that_was_down_catches_up(cluster: Cluster) -> None:
     """Meanwhile one topic is deleted, and another one is deleted and created again."""
     one, two = cluster.brokers

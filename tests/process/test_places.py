@@ -7,8 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
-import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.broker import Broker, kill, wait_for
+from support.tcp_proxy import TcpProxy
 from support.topic_names import topic_name_of
 
 import zsq
@@ -295,50 +294,11 @@ def test_settings_outlive_kills(shared: Broker) -> None:
         assert row(shared.ipc, "settings", "c")["settings"] == now
 
 
-class Proxy:
-    """A proxy between a client and a broker. It can cut the connection."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._open: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                ends = (
-                    self._listener.accept()[0],
-                    socket.create_connection(("127.0.0.1", self._target)),
-                )
-                self._open += ends
-                for source, sink in (ends, ends[::-1]):
-                    threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
-
-    @staticmethod
-    def _pump(source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65_536):
-                sink.sendall(data)
-
-    def cut(self) -> None:
-        """Cut all current connections on the client's side. The broker is not informed."""
-        ours = self._open[::2]
-        for end in ours:
-            end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.close()
-        for end in self._open:
-            end.close()
-
-
 def test_a_consumer_that_lost_its_link_waits_for_its_own_place(shared: Broker) -> None:
     """The channel accepts one consumer. It keeps the place of the lost link until two heartbeats
     are over.
     """
-    proxy = Proxy(shared.port)
+    proxy = TcpProxy(shared.tcp)
     try:
         with zsq.Admin(shared.ipc) as admin, zsq.Producer(shared.ipc) as producer:
             admin.create_channel("alone", "c", max_consumers=1)
@@ -349,7 +309,7 @@ def test_a_consumer_that_lost_its_link_waits_for_its_own_place(shared: Broker) -
                 first = consumer.receive(10)
                 assert first is not None
                 first.finish(sync=True)
-                proxy.cut()
+                proxy.cut_clients()
                 producer.publish("alone", b"2")
                 second = consumer.receive(20)
                 assert second is not None

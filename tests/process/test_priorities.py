@@ -31,20 +31,22 @@ def number_parked(broker: Broker) -> int:
         return int(channel.get("parked_count", 0))
 
 
-def test_urgent_messages_overtake_a_backlog_also_after_a_kill(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc) as admin:
+def test_urgent_messages_overtake_a_backlog_also_after_a_kill(own_broker: Broker) -> None:
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.create_channel("jobs", "workers", priorities=2)
-    publish(broker)
+    publish(own_broker)
     got: list[bytes] = []
-    with zsq.Consumer("jobs", "workers", url=broker.ipc, ready=1) as consumer:
-        wait_for(lambda: number_parked(broker) >= BACKLOG, what="the channel has read the backlog")
+    with zsq.Consumer("jobs", "workers", url=own_broker.ipc, ready=1) as consumer:
+        wait_for(
+            lambda: number_parked(own_broker) >= BACKLOG, what="the channel has read the backlog"
+        )
         while not any(body.startswith(b"urgent") for body in got):
             message = consumer.receive(10)
             assert message is not None
             got.append(message.body)
             message.finish(sync=True)
         assert len(got) < 10, "it did not wait for the backlog"
-    with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
+    with zsq.Producer(own_broker.ipc) as producer, zsq.Admin(own_broker.ipc) as admin:
         producer.publish("jobs", b"urgent late", headers=URGENT)
 
         def knows() -> bool:  # the topic tells an idle channel its end once a second
@@ -53,17 +55,17 @@ def test_urgent_messages_overtake_a_backlog_also_after_a_kill(broker: Broker) ->
             return waiting == BACKLOG + 11 - len(got)
 
         wait_for(knows, what="the depth")
-    with zsq.Consumer("jobs", "workers", url=broker.ipc, ready=1_000) as consumer:
+    with zsq.Consumer("jobs", "workers", url=own_broker.ipc, ready=1_000) as consumer:
         first: list[bytes | None] = []  # the message that the first consumer held may come alone
         while b"urgent late" not in first and len(first) < 20:
             batch = consumer.receive_batch(10)
             assert batch is not None
             first += batch.bodies
         assert b"urgent late" in first, "it goes before what the consumer takes in advance"
-    broker.signal_all(signal.SIGKILL)
-    broker.close()
-    broker.start()
-    with zsq.Consumer("jobs", "workers", url=broker.ipc, ready=500) as consumer:
+    own_broker.signal_all(signal.SIGKILL)
+    own_broker.close()
+    own_broker.start()
+    with zsq.Consumer("jobs", "workers", url=own_broker.ipc, ready=500) as consumer:
         while len(got) < BACKLOG + 11:
             batch = consumer.receive_batch(20)
             assert batch is not None, f"{len(got)} messages"

@@ -49,13 +49,13 @@ def still_serves(broker: Broker) -> None:
         message.finish(sync=True)
 
 
-def test_a_second_serve_is_refused_by_name_and_pid(broker: Broker) -> None:
-    assert broker.process is not None
-    second = serve(broker.data_dir, broker.port)
+def test_a_second_serve_is_refused_by_name_and_pid(own_broker: Broker) -> None:
+    assert own_broker.process is not None
+    second = serve(own_broker.data_dir, own_broker.port)
     assert second.returncode == 1
-    assert str(broker.data_dir) in second.stderr
-    assert f"pid {broker.process.pid}" in second.stderr
-    still_serves(broker)
+    assert str(own_broker.data_dir) in second.stderr
+    assert f"pid {own_broker.process.pid}" in second.stderr
+    still_serves(own_broker)
 
 
 def test_a_port_in_use_is_named(broker: Broker, tmp_path: Path) -> None:
@@ -104,16 +104,16 @@ def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "data" / "thesis.txt").read_text() == "precious"
 
 
-def test_a_lost_registry_does_not_start_an_empty_broker(broker: Broker) -> None:
-    still_serves(broker)
-    assert broker.stop() == 0
-    (broker.data_dir / "registry.json").rename(broker.data_dir / "registry.json.away")
-    refused = serve(broker.data_dir, broker.port)
+def test_a_lost_registry_does_not_start_an_empty_broker(own_broker: Broker) -> None:
+    still_serves(own_broker)
+    assert own_broker.stop() == 0
+    (own_broker.data_dir / "registry.json").rename(own_broker.data_dir / "registry.json.away")
+    refused = serve(own_broker.data_dir, own_broker.port)
     assert refused.returncode == 1
     assert "registry.json" in refused.stderr
-    (broker.data_dir / "registry.json.away").rename(broker.data_dir / "registry.json")
-    broker.start()
-    with zsq.Reader("after", url=broker.ipc) as reader:
+    (own_broker.data_dir / "registry.json.away").rename(own_broker.data_dir / "registry.json")
+    own_broker.start()
+    with zsq.Reader("after", url=own_broker.ipc) as reader:
         assert reader.read(0).head == 1
 
 
@@ -229,18 +229,18 @@ def test_the_gateway_lets_no_inner_words_in(broker: Broker) -> None:
     still_serves(broker)
 
 
-def test_a_damaged_block_costs_only_itself(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+def test_a_damaged_block_costs_only_itself(own_broker: Broker) -> None:
+    with zsq.Admin(own_broker.ipc) as admin, zsq.Producer(own_broker.ipc) as producer:
         admin.create_channel("t", "c")
         for word in (b"first", b"second", b"third"):
             producer.publish_many("t", [word + b" one", word + b" two"])
-    assert broker.stop() == 0
-    (chunk,) = (broker.data_dir / "topics").glob("*/*.chunk")
+    assert own_broker.stop() == 0
+    (chunk,) = (own_broker.data_dir / "topics").glob("*/*.chunk")
     data = bytearray(chunk.read_bytes())
     data[data.index(b"second two")] ^= 1
     chunk.write_bytes(data)
-    broker.start()
-    with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
+    own_broker.start()
+    with zsq.Consumer("t", "c", url=own_broker.ipc) as consumer:
         got = [consumer.receive(10) for _ in range(4)]
         assert [m.body for m in got if m is not None] == [
             b"first one",
@@ -250,27 +250,30 @@ def test_a_damaged_block_costs_only_itself(broker: Broker) -> None:
         ]
         assert [m.offset for m in got if m is not None] == [0, 1, 4, 5]
         assert consumer.receive(0.3) is None
-    with zsq.Admin(broker.ipc) as admin:
+    with zsq.Admin(own_broker.ipc) as admin:
         (row,) = admin.stats("t", "c")["topics"][0]["channels"]
         assert row["lost_count"] == 2
-    with zsq.Reader("t", url=broker.ipc) as reader:
+    with zsq.Reader("t", url=own_broker.ipc) as reader:
         first = reader.read(0)
         assert first.blocks[0].body.values() == [b"first one", b"first two"]
         assert reader.read(2).blocks[0].first_offset == 4
 
 
-def test_damage_at_the_very_end_does_not_stop_a_channel(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+def test_damage_at_the_very_end_does_not_stop_a_channel(own_broker: Broker) -> None:
+    with zsq.Admin(own_broker.ipc) as admin, zsq.Producer(own_broker.ipc) as producer:
         admin.create_channel("t", "c")
         producer.publish("t", b"whole")
         producer.publish("t", b"damaged")
-    assert broker.stop() == 0
-    (chunk,) = (broker.data_dir / "topics").glob("*/*.chunk")
+    assert own_broker.stop() == 0
+    (chunk,) = (own_broker.data_dir / "topics").glob("*/*.chunk")
     data = bytearray(chunk.read_bytes())
     data[data.index(b"damaged")] ^= 1
     chunk.write_bytes(data)
-    broker.start()
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc) as consumer:
+    own_broker.start()
+    with (
+        zsq.Producer(own_broker.ipc) as producer,
+        zsq.Consumer("t", "c", url=own_broker.ipc) as consumer,
+    ):
         first = consumer.receive(10)
         assert first is not None
         assert first.body == b"whole"

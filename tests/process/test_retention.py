@@ -111,7 +111,6 @@ def finish_new(broker: Broker) -> int:
     return finish(broker, "c", 16)[0]
 
 
-@pytest.mark.slow
 def test_an_offline_channel_holds_its_chunks_for_ever(broker: Broker, admin: zsq.Admin) -> None:
     """The chunks stay over a restart and a kill, too. Only the deletion of the channel frees
     them.
@@ -325,7 +324,6 @@ def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> N
         admin.configure_topic("nobody", keep_chunks=1)
 
 
-@pytest.mark.slow
 def test_storage_is_killed_again_and_again_while_chunks_go(
     broker: Broker, admin: zsq.Admin
 ) -> None:
@@ -377,7 +375,6 @@ def _is_drained(admin: zsq.Admin) -> bool:
     )
 
 
-@pytest.mark.slow
 def test_storage_is_killed_again_and_again_while_the_oldest_are_dropped(
     broker: Broker, admin: zsq.Admin
 ) -> None:
@@ -407,7 +404,6 @@ def test_storage_is_killed_again_and_again_while_the_oldest_are_dropped(
     assert shown(admin)["channels"][0]["lost_count"] == 0
 
 
-@pytest.mark.slow
 def test_a_channel_that_holds_what_is_dropped_goes_on_behind_it(
     broker: Broker, admin: zsq.Admin
 ) -> None:

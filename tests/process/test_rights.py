@@ -17,8 +17,6 @@ import zsq
 from zsq.actors.security.access import token_hash
 from zsq.transport.errors import E_FORBIDDEN
 
-pytestmark = pytest.mark.slow
-
 OWNER: Final = f"""
 [users.owner]
 tokens = ["{token_hash("owner")}"]

@@ -216,24 +216,24 @@ def has_consumer(admin: zsq.Admin, topic: str) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("door", ["ipc", "tcp"])
 def test_run_goes_on_when_the_broker_is_back(
-    broker: Broker,
+    own_broker: Broker,
     run: Callable[..., Running],
     number: int,
     door: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    url = broker.ipc if door == "ipc" else broker.tcp
+    url = own_broker.ipc if door == "ipc" else own_broker.tcp
     publish(url, "t", b"before")
     running = run(url, "t")
     running.expect(b"before")
-    assert broker.process is not None
+    assert own_broker.process is not None
     if number == signal.SIGTERM:
-        broker.process.terminate()
+        own_broker.process.terminate()
     else:
-        broker.signal_all(number)
-    broker.process.wait(WAIT_S)
+        own_broker.signal_all(number)
+    own_broker.process.wait(WAIT_S)
     wait_for(lambda: "channel t/c: " in caplog.text, what="a warning")
-    broker.start()
+    own_broker.start()
     publish(url, "t", b"after")
     running.expect(b"after")
 
@@ -283,12 +283,12 @@ def test_a_topic_that_run_may_not_create_ends_it(
 
 
 def test_run_with_a_timeout_ends_when_no_broker_answers(
-    broker: Broker, run: Callable[..., Running], caplog: pytest.LogCaptureFixture
+    own_broker: Broker, run: Callable[..., Running], caplog: pytest.LogCaptureFixture
 ) -> None:
-    publish(broker.ipc, "t", b"a")
-    running = run(broker.ipc, "t", timeout=2)
+    publish(own_broker.ipc, "t", b"a")
+    running = run(own_broker.ipc, "t", timeout=2)
     running.expect(b"a")
-    broker.signal_all(signal.SIGKILL)
+    own_broker.signal_all(signal.SIGKILL)
     assert isinstance(running.ended(), zsq.BrokerUnreachable)
     assert caplog.text.count("t/c: run ends: BrokerUnreachable: ") == 1
 

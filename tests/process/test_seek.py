@@ -21,15 +21,15 @@ BODIES = bodies_of("m", 1_000)
 
 
 @pytest.fixture
-def consumer(broker: Broker) -> zsq.Consumer:
-    with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
+def consumer(own_broker: Broker) -> zsq.Consumer:
+    with zsq.Producer(own_broker.ipc) as producer, zsq.Admin(own_broker.ipc) as admin:
         admin.create_channel(TOPIC, "c")
         for first in range(0, 600, 100):
             producer.publish_many(TOPIC, BODIES[first : first + 100])
-        with StageCommitter(broker.ipc, TOPIC) as committer:
-            committer.commit("app", 1, [write(broker.ipc, BODIES[600:900], per_block=70)])
+        with StageCommitter(own_broker.ipc, TOPIC) as committer:
+            committer.commit("app", 1, [write(own_broker.ipc, BODIES[600:900], per_block=70)])
         producer.publish_many(TOPIC, BODIES[900:])
-    return zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=50, heartbeat_ms=1_000)
+    return zsq.Consumer(TOPIC, "c", url=own_broker.ipc, ready=50, heartbeat_ms=1_000)
 
 
 def take(consumer: zsq.Consumer, count: int) -> list[int]:
@@ -64,9 +64,9 @@ def drained(consumer: zsq.Consumer) -> list[int]:
     ],
 )
 def test_a_channel_goes_on_at_the_offset_it_was_moved_to(
-    broker: Broker, consumer: zsq.Consumer, offset: int, forward: bool, expected: int | None
+    own_broker: Broker, consumer: zsq.Consumer, offset: int, forward: bool, expected: int | None
 ) -> None:
-    with consumer, zsq.Admin(broker.ipc) as admin:
+    with consumer, zsq.Admin(own_broker.ipc) as admin:
         held = [consumer.receive(20) for _ in range(10)]
         assert take(consumer, 290)[-1] == 299
         if expected is None:
@@ -93,13 +93,13 @@ def test_a_channel_goes_on_at_the_offset_it_was_moved_to(
         assert (row["depth"], row["deferred_count"], row["lost_count"]) == (0, 0, 0)
 
 
-def test_a_seek_is_durable_when_it_is_answered(broker: Broker, consumer: zsq.Consumer) -> None:
-    with zsq.Admin(broker.ipc) as admin:
+def test_a_seek_is_durable_when_it_is_answered(own_broker: Broker, consumer: zsq.Consumer) -> None:
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.seek(TOPIC, "c", 800)
         for kind in ("channel", "topic"):
-            (victim,) = broker.pids(kind)
+            (victim,) = own_broker.pids(kind)
             kill(victim)
-            broker.wait_gone([victim])
+            own_broker.wait_gone([victim])
         with consumer:
             assert take(consumer, 200) == list(range(800, 1_000))
             admin.seek(TOPIC, "c", 100)
@@ -107,9 +107,9 @@ def test_a_seek_is_durable_when_it_is_answered(broker: Broker, consumer: zsq.Con
 
 
 def test_an_offset_beyond_the_end_is_refused_unless_it_is_clamped(
-    broker: Broker, consumer: zsq.Consumer
+    own_broker: Broker, consumer: zsq.Consumer
 ) -> None:
-    with consumer, zsq.Admin(broker.ipc) as admin:
+    with consumer, zsq.Admin(own_broker.ipc) as admin:
         admin.create_channel(TOPIC, "beyond", start=700)
         for forward in (False, True):
             with pytest.raises(
@@ -132,21 +132,21 @@ def test_an_offset_beyond_the_end_is_refused_unless_it_is_clamped(
         assert admin.seek(TOPIC, "beyond", "latest") == {"offset": 1_000}
 
 
-def test_an_answer_to_an_older_question_is_not_taken_after_a_seek(broker: Broker) -> None:
+def test_an_answer_to_an_older_question_is_not_taken_after_a_seek(own_broker: Broker) -> None:
     """The topic's process is stopped during a read. The answer to that read lies after the new
     offset, and must not count as a gap.
     """
     bodies = [b"%06d" % n + bytes(10_000) for n in range(2_000)]
     with (
-        zsq.Producer(broker.ipc) as producer,
-        zsq.Admin(broker.ipc) as admin,
-        zsq.Consumer("big", "c", url=broker.ipc, ready=100, heartbeat_ms=30_000) as consumer,
+        zsq.Producer(own_broker.ipc) as producer,
+        zsq.Admin(own_broker.ipc) as admin,
+        zsq.Consumer("big", "c", url=own_broker.ipc, ready=100, heartbeat_ms=30_000) as consumer,
         ThreadPoolExecutor() as pool,
     ):
         admin.create_channel("big", "c")
         for first in range(0, 2_000, 20):
             producer.publish_many("big", bodies[first : first + 20])
-        (storage,) = broker.pids("topic")
+        (storage,) = own_broker.pids("topic")
         message = consumer.receive(20)
         os.kill(storage, signal.SIGSTOP)
         try:
@@ -167,9 +167,9 @@ def test_an_answer_to_an_older_question_is_not_taken_after_a_seek(broker: Broker
 
 
 def test_a_seek_without_an_existing_channel_is_refused(
-    broker: Broker, consumer: zsq.Consumer
+    own_broker: Broker, consumer: zsq.Consumer
 ) -> None:
-    with zsq.Admin(broker.ipc) as admin, consumer:
+    with zsq.Admin(own_broker.ipc) as admin, consumer:
         with pytest.raises(zsq.NotFound):
             admin.seek(TOPIC, "nobody", 0)
         with pytest.raises(zsq.UsageError):
@@ -177,8 +177,8 @@ def test_a_seek_without_an_existing_channel_is_refused(
 
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
-def test_a_reader_finds_offsets_by_time_and_by_bytes(broker: Broker, way: str) -> None:
-    url = broker.ipc if way == "ipc" else broker.tcp
+def test_a_reader_finds_offsets_by_time_and_by_bytes(own_broker: Broker, way: str) -> None:
+    url = own_broker.ipc if way == "ipc" else own_broker.tcp
     before_ns = time.time_ns()
     with zsq.Producer(url) as producer, StageCommitter(url, TOPIC) as committer:
         producer.publish_many(TOPIC, bodies_of("a", 100, 1_000))

@@ -32,9 +32,9 @@ def received(consumer: zsq.Consumer, count: int) -> list[zsq.Message]:
 
 @pytest.mark.parametrize("settings", [{}, {"ordered": True}, {"priorities": 2}])
 def test_messages_are_skipped_in_every_state_and_stay_skipped(
-    broker: Broker, topic: str, settings: dict[str, Any]
+    own_broker: Broker, topic: str, settings: dict[str, Any]
 ) -> None:
-    url = broker.ipc
+    url = own_broker.ipc
     keys = [b"%d" % number for number in range(20)]
     skipped = [0, 3, 7, 8, 15, 19]
     with zsq.Admin(url) as admin, zsq.Producer(url) as producer:
@@ -59,7 +59,7 @@ def test_messages_are_skipped_in_every_state_and_stay_skipped(
             messages[3].finish()
             with pytest.raises(zsq.LeaseLost):
                 consumer.flush()
-        for pid in broker.pids("topic"):
+        for pid in own_broker.pids("topic"):
             kill(pid)
         with zsq.Consumer(topic, "c", url=url) as consumer:
             for message in (rest := received(consumer, 12)):

@@ -11,11 +11,11 @@ from typing import Final
 
 import pytest
 from support.broker import Broker, wait_for
-from support.slow_link import SlowLink
+from support.tcp_proxy import SlowLink
 
 import zsq
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 LARGE: Final = b"." * 400_000
 BYTES_PER_S: Final = 40_000  # at most; the message takes 10 to 20 s
@@ -23,17 +23,17 @@ COUNT: Final = 300
 
 
 @pytest.fixture
-def link(broker: Broker) -> Iterator[SlowLink]:
-    one = SlowLink(broker.tcp, BYTES_PER_S)
+def link(own_broker: Broker) -> Iterator[SlowLink]:
+    one = SlowLink(own_broker.tcp, BYTES_PER_S)
     yield one
     one.close()
 
 
-def test_a_large_message_arrives_over_a_slow_link(broker: Broker, link: SlowLink) -> None:
+def test_a_large_message_arrives_over_a_slow_link(own_broker: Broker, link: SlowLink) -> None:
     """Heartbeats wait behind it, at each end of the link."""
     with (
         zsq.Producer(link.url, heartbeat_ms=3_000, timeout=120) as producer,
-        zsq.Admin(broker.tcp) as admin,
+        zsq.Admin(own_broker.tcp) as admin,
     ):
         producer.publish("t", LARGE)
         row = admin.stats("t")["topics"][0]
@@ -45,9 +45,9 @@ def test_a_large_message_arrives_over_a_slow_link(broker: Broker, link: SlowLink
         message.finish(sync=True)
 
 
-def test_a_backlog_is_handled_over_a_slow_link(broker: Broker, link: SlowLink) -> None:
+def test_a_backlog_is_handled_over_a_slow_link(own_broker: Broker, link: SlowLink) -> None:
     """All defaults but a short lease. What waits in the link has no lease, and uses no attempt."""
-    with zsq.Producer(broker.tcp) as producer, zsq.Admin(broker.tcp) as admin:
+    with zsq.Producer(own_broker.tcp) as producer, zsq.Admin(own_broker.tcp) as admin:
         admin.create_topic("t")
         admin.create_channel("t", "c", max_attempts=2)
         producer.publish_many("t", [b"." * 1_000] * COUNT)
@@ -65,31 +65,31 @@ def test_a_backlog_is_handled_over_a_slow_link(broker: Broker, link: SlowLink) -
         wait_for(is_done, 20, "all are finished, once")
 
 
-def test_a_broker_that_hangs_is_left_although_its_system_acknowledges(broker: Broker) -> None:
+def test_a_broker_that_hangs_is_left_although_its_system_acknowledges(own_broker: Broker) -> None:
     """Each heartbeat is acknowledged by the system of a process that is stopped."""
-    link = SlowLink(broker.tcp, 10_000_000)
+    link = SlowLink(own_broker.tcp, 10_000_000)
     try:
         with zsq.Consumer("t", "c", url=link.url, heartbeat_ms=1_000) as consumer:
             assert consumer.receive(0.5) is None
             before = link.connections
-            broker.signal_all(signal.SIGSTOP)
+            own_broker.signal_all(signal.SIGSTOP)
             try:
                 assert consumer.receive(5) is None
                 assert link.connections > before, "two heartbeats without an answer end a link"
             finally:
-                broker.signal_all(signal.SIGCONT)
+                own_broker.signal_all(signal.SIGCONT)
     finally:
         link.close()
 
 
 def test_a_producer_that_hangs_is_forgotten_although_its_system_acknowledges(
-    broker: Broker, tmp_path: Path
+    own_broker: Broker, tmp_path: Path
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(PRODUCER)
-    process = subprocess.Popen([sys.executable, str(program), broker.tcp])
+    process = subprocess.Popen([sys.executable, str(program), own_broker.tcp])
     try:
-        with zsq.Admin(broker.tcp) as admin:
+        with zsq.Admin(own_broker.tcp) as admin:
             admin.create_topic("t")
 
             def publishers() -> int:

@@ -6,7 +6,6 @@ is a socket that never answers.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -14,13 +13,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from support.broker import Broker
+from support.tcp_proxy import TcpProxy
 
 PROGRAM: Final = """
 import json, sys, threading, time
@@ -83,44 +82,11 @@ class SilentServer:
         self._socket.close()
 
 
-class Relay:
-    """A listener at `[::1]` that passes connections on to a port of 127.0.0.1."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
-        self.port = self._listener.getsockname()[1]
-        self._sockets: list[socket.socket] = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                inner, _ = self._listener.accept()
-                outer = socket.create_connection(("127.0.0.1", self._port))
-                self._sockets += [inner, outer]
-                for pair in ((inner, outer), (outer, inner)):
-                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
-
-    @staticmethod
-    def _pass(source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65_536):
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        for one in self._sockets:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-
 @pytest.fixture
 def six(shared: Broker) -> Iterator[str]:
     """Return the port of the broker at `[::1]`, or "" if this machine has no IPv6."""
     try:
-        relay = Relay(shared.port)
+        relay = TcpProxy(shared.tcp, "::1")
     except OSError:
         yield ""
         return

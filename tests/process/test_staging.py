@@ -84,16 +84,19 @@ def test_the_files_of_a_stage_go(broker: Broker) -> None:
     assert stored(broker.ipc) == bodies_of("kept", 10)
 
 
-def test_an_empty_commit_is_remembered(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer, StageCommitter(broker.ipc, TOPIC) as committer:
+def test_an_empty_commit_is_remembered(own_broker: Broker) -> None:
+    with (
+        zsq.Producer(own_broker.ipc) as producer,
+        StageCommitter(own_broker.ipc, TOPIC) as committer,
+    ):
         producer.publish(TOPIC, b"1")
         assert committer.commit("query", 7, [])["messages"] == 0
-    assert broker.stop() == 0
-    broker.start()
-    with StageCommitter(broker.ipc, TOPIC) as committer:
+    assert own_broker.stop() == 0
+    own_broker.start()
+    with StageCommitter(own_broker.ipc, TOPIC) as committer:
         assert committer.commit("query", 7, [])["repeated"] is True
         assert committer.commit("query", 8, [])["repeated"] is False
-    assert stored(broker.ipc) == [b"1"]
+    assert stored(own_broker.ipc) == [b"1"]
 
 
 def test_a_writer_of_a_committed_transaction_is_told(url: str, topic: str) -> None:
@@ -242,20 +245,20 @@ def test_publishes_and_commits_are_delivered_in_order_in_other_sync_modes(
                     message.finish(sync=True)
 
 
-def test_a_big_commit_stops_no_publisher(broker: Broker) -> None:
+def test_a_big_commit_stops_no_publisher(own_broker: Broker) -> None:
     """The commit has 64 MiB in large parts and some small parts. No publish may fail, and all
     messages must be stored at the right offsets.
     """
     large = [bodies_of(f"large{n}", 16_384, 1_024) for n in range(4)]
     small = [bodies_of(f"small{n}", 50) for n in range(3)]
-    parts = [write(broker.ipc, bodies, per_block=200) for bodies in (*small, *large)]
-    publisher = Publisher(broker.ipc, TOPIC, 1_000)
+    parts = [write(own_broker.ipc, bodies, per_block=200) for bodies in (*small, *large)]
+    publisher = Publisher(own_broker.ipc, TOPIC, 1_000)
     wait_for(
         lambda: len(publisher.acknowledged) > 100 or publisher.failure,
         20,
         "the publisher's first blocks",
     )
-    with StageCommitter(broker.ipc, TOPIC) as committer:
+    with StageCommitter(own_broker.ipc, TOPIC) as committer:
         done = committer.commit("app", 1, parts)
     before = len(publisher.acknowledged)
     wait_for(
@@ -268,11 +271,11 @@ def test_a_big_commit_stops_no_publisher(broker: Broker) -> None:
     group = [body for bodies in (*small, *large) for body in bodies]
     assert done["messages"] == len(group)
     expected = [*live[:first], *group, *live[first:]]
-    assert stored(broker.ipc) == expected
-    assert broker.stop() == 0
-    broker.start()
-    assert stored(broker.ipc) == expected
-    assert not staged_files(broker)
+    assert stored(own_broker.ipc) == expected
+    assert own_broker.stop() == 0
+    own_broker.start()
+    assert stored(own_broker.ipc) == expected
+    assert not staged_files(own_broker)
 
 
 def test_orphans_go_after_their_time(tmp_path: Path) -> None:
@@ -312,20 +315,20 @@ def test_orphans_go_after_their_time(tmp_path: Path) -> None:
         broker.close()
 
 
-def test_a_stage_of_a_deleted_topic_cannot_be_committed(broker: Broker) -> None:
-    part = write(broker.ipc, bodies_of("a", 100))
+def test_a_stage_of_a_deleted_topic_cannot_be_committed(own_broker: Broker) -> None:
+    part = write(own_broker.ipc, bodies_of("a", 100))
     with (
-        zsq.Admin(broker.ipc) as admin,
-        StageCommitter(broker.ipc, TOPIC, create=False) as committer,
+        zsq.Admin(own_broker.ipc) as admin,
+        StageCommitter(own_broker.ipc, TOPIC, create=False) as committer,
     ):
         admin.delete_topic(TOPIC)
-        assert not staged_files(broker)
+        assert not staged_files(own_broker)
         with pytest.raises(zsq.ZsqError):
             committer.commit("app", 1, [part])
         admin.create_topic(TOPIC)
         with pytest.raises(zsq.NotFound):
             committer.commit("app", 1, [part])
-    assert stored(broker.ipc) == []
+    assert stored(own_broker.ipc) == []
 
 
 def test_a_writer_packs_messages_with_their_attributes(url: str, topic: str) -> None:

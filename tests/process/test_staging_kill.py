@@ -78,38 +78,38 @@ def killed(broker: Broker, kind: str) -> None:
 @pytest.mark.parametrize("window_bytes", [32 << 20, 200_000])
 @pytest.mark.parametrize("kind", ["topic", "gateway"])
 def test_a_stage_is_committed_whole_after_a_kill_between_pushes(
-    broker: Broker, kind: str, window_bytes: int
+    own_broker: Broker, kind: str, window_bytes: int
 ) -> None:
     """With the small window, interim seals have made most of the stage durable when the topic's
     process dies, and the writer has dropped those blocks.
     """
-    url = broker.tcp if kind == "gateway" else broker.ipc
+    url = own_broker.tcp if kind == "gateway" else own_broker.ipc
     task = Task(write_in_halves(url, window_bytes=window_bytes))
     assert task.half.wait(30)
     if window_bytes == 200_000:
-        wait_for(lambda: topic_row(broker)["staged_bytes"] > 500_000, 20, "interim seals")
-    killed(broker, kind)
+        wait_for(lambda: topic_row(own_broker)["staged_bytes"] > 500_000, 20, "interim seals")
+    killed(own_broker, kind)
     task.go.set()
     part = task.result()
-    assert stored(broker.ipc) == []
+    assert stored(own_broker.ipc) == []
     with StageCommitter(url, TOPIC) as committer:
         assert committer.commit("app", 1, [part])["messages"] == ROWS
-    assert stored(broker.ipc) == BODIES
+    assert stored(own_broker.ipc) == BODIES
 
 
-def test_storage_is_killed_again_and_again_while_tasks_write(broker: Broker) -> None:
-    urls = [broker.ipc, broker.tcp, broker.ipc]
+def test_storage_is_killed_again_and_again_while_tasks_write(own_broker: Broker) -> None:
+    urls = [own_broker.ipc, own_broker.tcp, own_broker.ipc]
     tasks = [Task(write_in_halves(url, window_bytes=300_000)) for url in urls]
     for task in tasks:
         task.go.set()
     for _ in range(3):
-        (victim,) = [actor["pid"] for actor in wait_for_actor(broker, "topic")]
+        (victim,) = [actor["pid"] for actor in wait_for_actor(own_broker, "topic")]
         kill(victim)
-        broker.wait_gone([victim])
+        own_broker.wait_gone([victim])
     parts = [task.result() for task in tasks]
-    with StageCommitter(broker.ipc, TOPIC) as committer:
+    with StageCommitter(own_broker.ipc, TOPIC) as committer:
         committer.commit("app", 1, parts)
-    assert stored(broker.ipc) == BODIES * 3
+    assert stored(own_broker.ipc) == BODIES * 3
 
 
 def wait_for_actor(broker: Broker, kind: str) -> list[dict[str, Any]]:
@@ -126,45 +126,45 @@ def wait_for_actor(broker: Broker, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("victim", ["topic", "everything"])
-def test_a_sealed_stage_survives_a_kill_before_its_commit(broker: Broker, victim: str) -> None:
-    part = write(broker.ipc, BODIES)
+def test_a_sealed_stage_survives_a_kill_before_its_commit(own_broker: Broker, victim: str) -> None:
+    part = write(own_broker.ipc, BODIES)
     if victim == "topic":
-        killed(broker, victim)
+        killed(own_broker, victim)
     else:
-        everyone = [actor["pid"] for actor in broker.actors()]
+        everyone = [actor["pid"] for actor in own_broker.actors()]
         for pid in everyone:
             kill(pid)
-        broker.wait_gone(everyone)
-        assert broker.process is not None
-        broker.process.wait(10)
-        broker.start()
-    with StageCommitter(broker.ipc, TOPIC) as committer:
+        own_broker.wait_gone(everyone)
+        assert own_broker.process is not None
+        own_broker.process.wait(10)
+        own_broker.start()
+    with StageCommitter(own_broker.ipc, TOPIC) as committer:
         done = committer.commit("app", 1, [part])
         assert (done["messages"], done["repeated"]) == (ROWS, False)
-    assert stored(broker.ipc) == BODIES
+    assert stored(own_broker.ipc) == BODIES
 
 
 @pytest.mark.parametrize("rows", [200, ROWS * 3])
-def test_a_kill_right_after_the_commit_was_sent(broker: Broker, rows: int) -> None:
+def test_a_kill_right_after_the_commit_was_sent(own_broker: Broker, rows: int) -> None:
     """The commit may have taken effect or not, and the committer asks again. The parts are
     appended, or one part becomes a chunk.
     """
     bodies = bodies_of("row", rows, 100)
     expected: list[bytes] = []
-    with StageCommitter(broker.ipc, TOPIC) as committer:
+    with StageCommitter(own_broker.ipc, TOPIC) as committer:
         for version in range(4):
-            part = write(broker.ipc, bodies, version=version, per_block=500)
-            (storage,) = [actor["pid"] for actor in wait_for_actor(broker, "topic")]
+            part = write(own_broker.ipc, bodies, version=version, per_block=500)
+            (storage,) = [actor["pid"] for actor in wait_for_actor(own_broker, "topic")]
             committing = Task(partial(commit, committer, version, part))
             if version % 2:
-                wait_for(partial(reaches, broker, len(expected) + 1), 20, "the commit's effect")
+                wait_for(partial(reaches, own_broker, len(expected) + 1), 20, "the commit's effect")
             kill(storage)
-            broker.wait_gone([storage])
+            own_broker.wait_gone([storage])
             assert committing.result()["messages"] == rows
             expected += bodies
-            assert stored(broker.ipc) == expected
+            assert stored(own_broker.ipc) == expected
             assert committer.commit("app", version, [part])["repeated"] is True
-    wait_for(lambda: not staged_files(broker), 20, "an empty staging folder")
+    wait_for(lambda: not staged_files(own_broker), 20, "an empty staging folder")
 
 
 def commit(committer: StageCommitter, version: int, part: StagePart, task: Task) -> Committed:
@@ -176,27 +176,27 @@ def reaches(broker: Broker, head: int) -> bool:
         return reader.head()[1] >= head
 
 
-def test_a_commit_waits_in_the_pipe_of_a_stopped_storage_that_is_killed(broker: Broker) -> None:
-    part = write(broker.ipc, BODIES)
-    (storage,) = broker.pids("topic")
+def test_a_commit_waits_in_the_pipe_of_a_stopped_storage_that_is_killed(own_broker: Broker) -> None:
+    part = write(own_broker.ipc, BODIES)
+    (storage,) = own_broker.pids("topic")
     os.kill(storage, signal.SIGSTOP)
-    with StageCommitter(broker.ipc, TOPIC) as committer:
+    with StageCommitter(own_broker.ipc, TOPIC) as committer:
         committing = Task(lambda task: committer.commit("app", 1, [part]))
         kill(storage)
-        broker.wait_gone([storage])
+        own_broker.wait_gone([storage])
         done = committing.result()
     assert (done["messages"], done["repeated"]) == (ROWS, False)
-    assert stored(broker.ipc) == BODIES
+    assert stored(own_broker.ipc) == BODIES
 
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
-def test_a_stopped_storage_goes_on(broker: Broker, way: str) -> None:
+def test_a_stopped_storage_goes_on(own_broker: Broker, way: str) -> None:
     """The topic's process is stopped for longer than two heartbeats. Blocks that were pushed in the
     meantime wait with the writer.
     """
-    task = Task(write_in_halves(broker.ipc if way == "ipc" else broker.tcp))
+    task = Task(write_in_halves(own_broker.ipc if way == "ipc" else own_broker.tcp))
     assert task.half.wait(30)
-    (storage,) = broker.pids("topic")
+    (storage,) = own_broker.pids("topic")
     os.kill(storage, signal.SIGSTOP)
     try:
         task.go.set()
@@ -205,26 +205,26 @@ def test_a_stopped_storage_goes_on(broker: Broker, way: str) -> None:
     finally:
         os.kill(storage, signal.SIGCONT)
     part = task.result()
-    with StageCommitter(broker.ipc, TOPIC) as committer:
+    with StageCommitter(own_broker.ipc, TOPIC) as committer:
         committer.commit("app", 1, [part])
-    assert stored(broker.ipc) == BODIES
+    assert stored(own_broker.ipc) == BODIES
 
 
-def test_channels_see_a_commit_over_a_kill(broker: Broker) -> None:
+def test_channels_see_a_commit_over_a_kill(own_broker: Broker) -> None:
     """The channel is attached at the head before the commit. After the kill, it gets the messages
     in order, and each of them once.
     """
     with (
-        zsq.Admin(broker.ipc) as admin,
-        zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=500, heartbeat_ms=1_000) as consumer,
+        zsq.Admin(own_broker.ipc) as admin,
+        zsq.Consumer(TOPIC, "c", url=own_broker.ipc, ready=500, heartbeat_ms=1_000) as consumer,
     ):
         admin.create_channel(TOPIC, "c")
         assert consumer.receive(0.2) is None
-        part = write(broker.ipc, BODIES[:1_000])
-        with StageCommitter(broker.ipc, TOPIC) as committer:
+        part = write(own_broker.ipc, BODIES[:1_000])
+        with StageCommitter(own_broker.ipc, TOPIC) as committer:
             committer.commit("app", 1, [part])
-            killed(broker, "topic")
-            committer.commit("app", 2, [write(broker.ipc, BODIES[1_000:2_000], version=2)])
+            killed(own_broker, "topic")
+            committer.commit("app", 2, [write(own_broker.ipc, BODIES[1_000:2_000], version=2)])
         got: dict[int, bytes] = {}
         while len(got) < 2_000:
             message = consumer.receive(30)

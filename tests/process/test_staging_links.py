@@ -24,38 +24,38 @@ MEMORY_MAX = 64 * 1024 * 1024
 
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
-def test_writers_are_told_that_the_broker_stops(broker: Broker, way: str) -> None:
-    raw = RawStage(broker, over_tcp=way == "tcp")
+def test_writers_are_told_that_the_broker_stops(own_broker: Broker, way: str) -> None:
+    raw = RawStage(own_broker, over_tcp=way == "tcp")
     try:
         raw.open(STAGE)
-        assert broker.process is not None
-        broker.process.terminate()
+        assert own_broker.process is not None
+        own_broker.process.terminate()
         assert raw.hear() == p.Bye()
-        assert broker.stop() == 0
+        assert own_broker.stop() == 0
     finally:
         raw.close()
 
 
-def test_writers_behind_a_gateway_are_told_that_storage_died(broker: Broker) -> None:
+def test_writers_behind_a_gateway_are_told_that_storage_died(own_broker: Broker) -> None:
     """The writers are told at once, and not after two heartbeats of 30 s."""
-    raw = RawStage(broker, over_tcp=True)
+    raw = RawStage(own_broker, over_tcp=True)
     try:
         raw.open(STAGE)
-        (storage,) = broker.pids("topic")
+        (storage,) = own_broker.pids("topic")
         kill(storage)
         assert raw.hear() == p.Bye()
     finally:
         raw.close()
 
 
-def test_credit_behind_a_gateway_that_died_is_free(broker: Broker) -> None:
+def test_credit_behind_a_gateway_that_died_is_free(own_broker: Broker) -> None:
     """The credit is free at once, and not after two heartbeats of 30 s."""
-    far, near = RawStage(broker, over_tcp=True), RawStage(broker)
+    far, near = RawStage(own_broker, over_tcp=True), RawStage(own_broker)
     try:
         for number in range(20):
             far.open(b"%016d" % number)
         assert near.open(STAGE)["credit_bytes"] < options.STAGE_CREDIT_BYTES
-        (gateway,) = broker.pids("gateway")
+        (gateway,) = own_broker.pids("gateway")
         kill(gateway)
         wait_for(
             lambda: near.open(STAGE)["credit_bytes"] == options.STAGE_CREDIT_BYTES,
@@ -67,34 +67,37 @@ def test_credit_behind_a_gateway_that_died_is_free(broker: Broker) -> None:
         near.close()
 
 
-def test_the_push_port_of_a_gateway_that_was_started_again(broker: Broker) -> None:
+def test_the_push_port_of_a_gateway_that_was_started_again(own_broker: Broker) -> None:
     block = pack([b"x" * 1_000] * 100)
-    with StageWriter(broker.tcp, TOPIC, "app", 1, heartbeat_ms=1_000) as writer:
+    with StageWriter(own_broker.tcp, TOPIC, "app", 1, heartbeat_ms=1_000) as writer:
         for round_number in range(3):
             for _ in range(30):
                 writer.push(block)
             if round_number < 2:
-                (gateway,) = broker.pids("gateway")
+                (gateway,) = own_broker.pids("gateway")
                 kill(gateway)
-                broker.wait_gone([gateway])
+                own_broker.wait_gone([gateway])
         part = writer.seal()
-    with StageCommitter(broker.tcp, TOPIC) as committer:
+    with StageCommitter(own_broker.tcp, TOPIC) as committer:
         assert committer.commit("app", 1, [part])["messages"] == 9_000
 
 
 def test_a_gateway_holds_a_bounded_part_of_what_a_stopped_storage_does_not_take(
-    broker: Broker,
+    own_broker: Broker,
 ) -> None:
     """A writer pushes 300 MB without waiting for credit. Blocks that do not fit are dropped, and
     other topics are still served.
     """
-    raw, other = RawStage(broker, over_tcp=True), RawStage(broker, topic="other", over_tcp=True)
+    raw, other = (
+        RawStage(own_broker, over_tcp=True),
+        RawStage(own_broker, topic="other", over_tcp=True),
+    )
     try:
         raw.open(STAGE)
         other.open(STAGE)
-        before = private_bytes(broker)["gateway zeromq"]
+        before = private_bytes(own_broker)["gateway zeromq"]
         storages = {
-            actor["name"]: actor["pid"] for actor in broker.actors() if actor["kind"] == "topic"
+            actor["name"]: actor["pid"] for actor in own_broker.actors() if actor["kind"] == "topic"
         }
         stopped = storages[f"topic {TOPIC}"]
         os.kill(stopped, signal.SIGSTOP)
@@ -104,7 +107,7 @@ def test_a_gateway_holds_a_bounded_part_of_what_a_stopped_storage_does_not_take(
                 raw.push(STAGE, [Block(block.header._replace(sequence=number), block.payload)])
             other.push(STAGE, [pack([b"x"])])
             other.hear_staged(STAGE, 1)
-            assert private_bytes(broker)["gateway zeromq"] - before < MEMORY_MAX
+            assert private_bytes(own_broker)["gateway zeromq"] - before < MEMORY_MAX
         finally:
             os.kill(stopped, signal.SIGCONT)
         told: list[p.Wire] = []

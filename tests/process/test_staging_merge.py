@@ -81,27 +81,27 @@ class Live(threading.Thread):
         return self.acknowledged
 
 
-def test_others_publish_while_very_many_small_parts_are_committed(broker: Broker) -> None:
-    parts = parts_of(broker, 1)
-    live = Live(broker.ipc)
+def test_others_publish_while_very_many_small_parts_are_committed(own_broker: Broker) -> None:
+    parts = parts_of(own_broker, 1)
+    live = Live(own_broker.ipc)
     wait_for(lambda: len(live.acknowledged) > 5, 20, "a publisher at work")
     live.longest = 0.0
     before = len(live.acknowledged)
-    with StageCommitter(broker.ipc, TOPIC) as committer:
+    with StageCommitter(own_broker.ipc, TOPIC) as committer:
         done = committer.commit("app", 1, parts)
         assert done["messages"] == PARTS
         assert len(live.acknowledged) > before
         longest = live.longest
         published = live.end()
         assert committer.commit("app", 1, parts)["repeated"] is True
-    found = stored(broker.ipc)
+    found = stored(own_broker.ipc)
     assert [body for body in found if not body.startswith(b"live")] == [
         body for n in range(PARTS) for body in BODIES[n]
     ]
     assert [body for body in found if body.startswith(b"live")] == published
-    assert chunks(broker) <= 3
+    assert chunks(own_broker) <= 3
     assert longest < 2.0, "a publisher waited as if the merge were done in storage's loop"
-    wait_for(lambda: not staged_files(broker), 20, "an empty staging folder")
+    wait_for(lambda: not staged_files(own_broker), 20, "an empty staging folder")
 
 
 def test_an_abort_during_the_merge_comes_too_late(broker: Broker) -> None:
@@ -117,18 +117,18 @@ def test_an_abort_during_the_merge_comes_too_late(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_commit_survives_a_kill_during_the_merge(broker: Broker, after: int) -> None:
+def test_a_commit_survives_a_kill_during_the_merge(own_broker: Broker, after: int) -> None:
     """If `after` is 1, the kill comes after the merge has begun. Otherwise it comes at once."""
-    parts = parts_of(broker, 1)
-    with StageCommitter(broker.ipc, TOPIC) as committer:
+    parts = parts_of(own_broker, 1)
+    with StageCommitter(own_broker.ipc, TOPIC) as committer:
         committing = Task(committer, 1, parts)
         if after:
-            wait_for(lambda: committing.is_merging(broker), 20, "the merge")
-        (storage,) = broker.pids("topic")
+            wait_for(lambda: committing.is_merging(own_broker), 20, "the merge")
+        (storage,) = own_broker.pids("topic")
         kill(storage)
-        broker.wait_gone([storage])
+        own_broker.wait_gone([storage])
         assert committing.result()["messages"] == PARTS
         assert committer.commit("app", 1, parts)["repeated"] is True
-    assert stored(broker.ipc) == [body for n in range(PARTS) for body in BODIES[n]]
-    assert chunks(broker) <= 3
-    wait_for(lambda: not staged_files(broker), 20, "an empty staging folder")
+    assert stored(own_broker.ipc) == [body for n in range(PARTS) for body in BODIES[n]]
+    assert chunks(own_broker) <= 3
+    wait_for(lambda: not staged_files(own_broker), 20, "an empty staging folder")

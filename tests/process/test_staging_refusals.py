@@ -30,8 +30,8 @@ MEMORY_MAX = 64 * 1024 * 1024
 
 
 @pytest.fixture(params=["ipc", "tcp"])
-def raw(broker: Broker, request: pytest.FixtureRequest) -> Iterator[RawStage]:
-    one = RawStage(broker, over_tcp=request.param == "tcp")
+def raw(own_broker: Broker, request: pytest.FixtureRequest) -> Iterator[RawStage]:
+    one = RawStage(own_broker, over_tcp=request.param == "tcp")
     yield one
     one.close()
 
@@ -48,7 +48,7 @@ def numbered(count: int, first: int = 0) -> list[Block]:
     return [pack([b"%d" % n], sequence=n) for n in range(first, first + count)]
 
 
-def test_storage_answers_each_message_of_a_stage_writer(broker: Broker, raw: RawStage) -> None:
+def test_storage_answers_each_message_of_a_stage_writer(own_broker: Broker, raw: RawStage) -> None:
     assert raw.open(STAGE) == {
         "expected": 0,
         "sealed": 0,
@@ -81,10 +81,10 @@ def test_storage_answers_each_message_of_a_stage_writer(broker: Broker, raw: Raw
     assert raw.ask(p.OpenStage(11, b"f" * 16, "raw", 1, "app", 0)) == p.Done(
         11, {"expected": 0, "sealed": 0, "credit_bytes": 0, "committed": True}
     )
-    assert stored(broker.ipc) == [b"%d" % n for n in range(5)]
+    assert stored(own_broker.ipc) == [b"%d" % n for n in range(5)]
 
 
-def test_pushes_to_no_open_stage_are_ignored(broker: Broker, raw: RawStage) -> None:
+def test_pushes_to_no_open_stage_are_ignored(own_broker: Broker, raw: RawStage) -> None:
     raw.open(STAGE)
     raw.push(b"nobody opened it", numbered(10))
     control = encode(p.Push(STAGE))
@@ -102,9 +102,9 @@ def test_pushes_to_no_open_stage_are_ignored(broker: Broker, raw: RawStage) -> N
     raw.push(STAGE, numbered(1))
     raw.hear_staged(STAGE, 1)
     assert raw.hears_nothing()
-    row = topic_row(broker)
+    row = topic_row(own_broker)
     assert (row["head"], row["stages"]) == (0, 1)
-    still_takes_stages(broker)
+    still_takes_stages(own_broker)
 
 
 def bad_blocks() -> list[tuple[str, list[bytes]]]:
@@ -122,7 +122,9 @@ def bad_blocks() -> list[tuple[str, list[bytes]]]:
 
 
 @pytest.mark.parametrize("number", range(len(bad_blocks())))
-def test_a_bad_block_is_the_end_of_its_stage(broker: Broker, raw: RawStage, number: int) -> None:
+def test_a_bad_block_is_the_end_of_its_stage(
+    own_broker: Broker, raw: RawStage, number: int
+) -> None:
     code, frames = bad_blocks()[number]
     if raw.route != b"-" and len(frames) != 2:
         pytest.skip("the gateway forwards whole pushes only")
@@ -139,10 +141,10 @@ def test_a_bad_block_is_the_end_of_its_stage(broker: Broker, raw: RawStage, numb
     answer = {"dropped": 1, "committed": False, "version": -1}
     assert raw.ask(p.Abort(7, "", 0, (STAGE,))) == p.Done(7, answer)
     assert raw.open(STAGE)["expected"] == 0
-    still_takes_stages(broker)
+    still_takes_stages(own_broker)
 
 
-def test_each_impossible_stage_message_is_refused(broker: Broker, raw: RawStage) -> None:
+def test_each_impossible_stage_message_is_refused(own_broker: Broker, raw: RawStage) -> None:
     raw.open(STAGE)
     for word, code in (
         (p.OpenStage(5, b"short", "raw", 1, "app", 0), "E_BAD_ARGUMENT"),
@@ -174,14 +176,14 @@ def test_each_impossible_stage_message_is_refused(broker: Broker, raw: RawStage)
     assert raw.ask(p.Abort(6, "raw", 1, (5, STAGE))) == p.Done(  # type: ignore[arg-type]
         6, {"dropped": 1, "committed": False, "version": -1}
     )
-    still_takes_stages(broker)
+    still_takes_stages(own_broker)
 
 
-def test_another_link_takes_a_stage_over(broker: Broker, raw: RawStage) -> None:
+def test_another_link_takes_a_stage_over(own_broker: Broker, raw: RawStage) -> None:
     raw.open(STAGE)
     raw.push(STAGE, numbered(2))
     raw.hear_staged(STAGE, 2)
-    other = RawStage(broker)
+    other = RawStage(own_broker)
     try:
         assert other.open(STAGE)["expected"] == 2
         raw.push(STAGE, numbered(1, first=2))
@@ -191,38 +193,38 @@ def test_another_link_takes_a_stage_over(broker: Broker, raw: RawStage) -> None:
         other.close()
 
 
-def test_more_than_the_credit_costs_no_memory(broker: Broker, raw: RawStage) -> None:
+def test_more_than_the_credit_costs_no_memory(own_broker: Broker, raw: RawStage) -> None:
     """The writer pushes 400 MB as fast as the sockets accept it, and never waits for an answer."""
     raw.open(STAGE)
-    before = private_bytes(broker)
+    before = private_bytes(own_broker)
     peak: dict[str, int] = {}
     block = pack([b"x" * 1_000] * 250)
     for number in range(1_600):
         raw.push(STAGE, [Block(block.header._replace(sequence=number), block.payload)])
         if number % 400 == 399:
-            for name, size in private_bytes(broker).items():
+            for name, size in private_bytes(own_broker).items():
                 peak[name] = max(peak.get(name, 0), size - before.get(name, size))
     assert {name: size for name, size in peak.items() if size >= MEMORY_MAX} == {}
     assert raw.ask(p.Abort(5, "", 0, (STAGE,)), 60) is not None
-    wait_for(lambda: not staged_files(broker), 20, "the end of its files")
+    wait_for(lambda: not staged_files(own_broker), 20, "the end of its files")
 
 
-def test_many_writers_share_the_credit(broker: Broker, raw: RawStage) -> None:
+def test_many_writers_share_the_credit(own_broker: Broker, raw: RawStage) -> None:
     granted = [raw.open(b"%016d" % n)["credit_bytes"] for n in range(60)]
     assert min(granted) == 64 << 10
     assert sum(granted) <= 36 << 20
     raw.say(p.Bye())
-    other = RawStage(broker)
+    other = RawStage(own_broker)
     try:
         assert other.open(STAGE)["credit_bytes"] == 4 << 20
     finally:
         other.close()
 
 
-def test_bodies_survive_their_way(broker: Broker) -> None:
+def test_bodies_survive_their_way(own_broker: Broker) -> None:
     bodies = [*bodies_of("a", 10), b"", b"\0" * 1_000_000]
-    part = write(broker.ipc, bodies, per_block=3)
-    with StageCommitter(broker.ipc, TOPIC) as committer:
+    part = write(own_broker.ipc, bodies, per_block=3)
+    with StageCommitter(own_broker.ipc, TOPIC) as committer:
         committer.commit("app", 1, [part])
-    assert stored(broker.ipc) == bodies
+    assert stored(own_broker.ipc) == bodies
     assert len(blocks_of(bodies, 3)) == part[1]

@@ -60,10 +60,10 @@ def test_the_age_of_a_channel_without_consumers_grows(broker: Broker) -> None:
         assert row(admin, "idle")["message_count"] == 100, "they came, whatever became of them"
 
 
-def test_all_views_show_the_same_backlog_of_a_channel_without_consumers(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc) as admin:
+def test_all_views_show_the_same_backlog_of_a_channel_without_consumers(own_broker: Broker) -> None:
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.create_channel(TOPIC, "idle")
-        published(broker, 100)
+        published(own_broker, 100)
 
         def overview() -> dict[str, Any]:
             found = admin.overview()
@@ -80,7 +80,7 @@ def test_all_views_show_the_same_backlog_of_a_channel_without_consumers(broker: 
             wait_for(is_reported(count), what="a report of the topic")
             assert (overview()["depth"], overview()["backlog"]) == (count, count)
             assert row(admin, "idle")["depth"] == count
-            published(broker, 1)
+            published(own_broker, 1)
 
 
 def test_messages_that_wait_for_a_first_channel_have_an_age_too(broker: Broker) -> None:
@@ -187,11 +187,11 @@ def test_an_ephemeral_channel_tells_what_it_holds(broker: Broker) -> None:
         )
 
 
-def test_counters_outlive_the_channels_process(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc) as admin:
+def test_counters_outlive_the_channels_process(own_broker: Broker) -> None:
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.create_channel(TOPIC, "c")
-        published(broker, 200)
-        with zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=50) as consumer:
+        published(own_broker, 200)
+        with zsq.Consumer(TOPIC, "c", url=own_broker.ipc, ready=50) as consumer:
             batch = consumer.receive_batch(20)
             assert batch is not None
             batch.requeue()
@@ -205,9 +205,9 @@ def test_counters_outlive_the_channels_process(broker: Broker) -> None:
             200,
         )
         assert before["delivery_count"] >= 200 + len(batch)
-        (pid,) = broker.pids("channel")
+        (pid,) = own_broker.pids("channel")
         kill(pid)
-        wait_for(lambda: broker.pids("channel") not in ([], [pid]), what="its successor")
+        wait_for(lambda: own_broker.pids("channel") not in ([], [pid]), what="its successor")
         wait_for(
             lambda: row(admin, "c")["health"] == "OK" and "next_offset" in row(admin, "c"),
             what="its pulse",
@@ -228,18 +228,18 @@ def test_counters_outlive_the_channels_process(broker: Broker) -> None:
 
 @pytest.mark.parametrize("kind", ["channel", "topic"])
 def test_the_figures_stay_while_a_killed_process_is_started_again(
-    broker: Broker, kind: str
+    own_broker: Broker, kind: str
 ) -> None:
     """A dashboard or an autoscaler would act on a depth of 0 that lasts only for a moment."""
-    with zsq.Admin(broker.ipc) as admin:
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.create_channel(TOPIC, "c")
-        published(broker, 100)
+        published(own_broker, 100)
         wait_for(lambda: row(admin, "c")["depth"] == 100, what="the depth")
         wait_for(lambda: overview_depth(admin) == 100, what="the depth in the overview")
-        (before,) = broker.pids(kind)
-        with Samples(broker, TOPIC) as samples:
+        (before,) = own_broker.pids(kind)
+        with Samples(own_broker, TOPIC) as samples:
             kill(before)
-            wait_for(lambda: before not in broker.pids(kind), what="a new process")
+            wait_for(lambda: before not in own_broker.pids(kind), what="a new process")
             wait_for(lambda: row(admin, "c")["health"] == "OK", what="a channel that has reported")
             seen = samples.count
             wait_for(lambda: samples.count > seen + 2, what="more samples")

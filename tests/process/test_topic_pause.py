@@ -5,7 +5,6 @@ lost by deletions, and reach all channels.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.broker import Broker
@@ -16,20 +15,11 @@ TOPIC = "clicks"
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    one = Broker(tmp_path / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
-
-
-@pytest.fixture
-def admin(broker: Broker) -> Iterator[zsq.Admin]:
-    with zsq.Admin(broker.ipc) as one:
+def admin(own_broker: Broker) -> Iterator[zsq.Admin]:
+    with zsq.Admin(own_broker.ipc) as one:
         one.create_channel(TOPIC, "c")
         one.pause(TOPIC)
-        with zsq.Producer(broker.ipc) as producer:
+        with zsq.Producer(own_broker.ipc) as producer:
             producer.publish_many(TOPIC, [b"%d" % number for number in range(5)])
         yield one
 
@@ -48,7 +38,7 @@ def bodies(broker: Broker, channel: str) -> list[bytes]:
 ALL = [b"%d" % number for number in range(5)]
 
 
-def test_messages_after_a_pause_are_not_finished(broker: Broker, admin: zsq.Admin) -> None:
+def test_messages_after_a_pause_are_not_finished(own_broker: Broker, admin: zsq.Admin) -> None:
     topic = admin.stats(TOPIC)["topics"][0]
     assert (topic["depth"], topic["channels"][0]["depth"]) == (5, 0)
     with pytest.raises(zsq.Refused, match="5 of them lie behind its pause") as refusal:
@@ -61,18 +51,18 @@ def test_messages_after_a_pause_are_not_finished(broker: Broker, admin: zsq.Admi
     with pytest.raises(zsq.Refused):
         admin.delete_topic(TOPIC)
     admin.unpause(TOPIC)
-    assert bodies(broker, "next") == ALL
+    assert bodies(own_broker, "next") == ALL
 
 
 def test_every_channel_that_exists_at_the_end_of_a_pause_gets_all_of_it(
-    broker: Broker, admin: zsq.Admin
+    own_broker: Broker, admin: zsq.Admin
 ) -> None:
     admin.create_channel(TOPIC, "second")
     admin.unpause(TOPIC)
-    assert bodies(broker, "c") == bodies(broker, "second") == ALL
+    assert bodies(own_broker, "c") == bodies(own_broker, "second") == ALL
     assert admin.stats(TOPIC)["topics"][0]["depth"] == 0
     admin.create_channel(TOPIC, "third")
-    with zsq.Consumer(TOPIC, "third", url=broker.ipc) as consumer:
+    with zsq.Consumer(TOPIC, "third", url=own_broker.ipc) as consumer:
         assert consumer.receive(0.3) is None
 
 
@@ -98,28 +88,28 @@ def counts(admin: zsq.Admin) -> tuple[int, list[tuple[int, int]]]:
 
 
 def test_emptying_a_paused_topic_clears_what_waits_behind_its_pause(
-    broker: Broker, admin: zsq.Admin
+    own_broker: Broker, admin: zsq.Admin
 ) -> None:
     """nsqd does the same. The channels are before the pause, at the pause, or created later."""
     admin.unpause(TOPIC)
-    assert drained(broker, "c") == ALL
+    assert drained(own_broker, "c") == ALL
     admin.create_channel(TOPIC, "behind", start="earliest")
     admin.create_channel(TOPIC, "brief#ephemeral")
     admin.pause(TOPIC)
-    publish(broker, b"gone", b"gone too")
+    publish(own_broker, b"gone", b"gone too")
     admin.empty(TOPIC)
     assert counts(admin) == (0, [(0, 0), (0, 5), (5, 5)])
-    publish(broker, b"gone after all")
+    publish(own_broker, b"gone after all")
     admin.empty(TOPIC)
-    publish(broker, b"kept")
+    publish(own_broker, b"kept")
     admin.create_channel(TOPIC, "later")
     assert counts(admin)[0] == 1
-    broker.stop()
-    broker.start()
-    with zsq.Admin(broker.ipc) as again:
+    own_broker.stop()
+    own_broker.start()
+    with zsq.Admin(own_broker.ipc) as again:
         again.unpause(TOPIC)
-        assert drained(broker, "c") == drained(broker, "later") == [b"kept"]
-        assert drained(broker, "behind") == [*ALL, b"kept"]
+        assert drained(own_broker, "c") == drained(own_broker, "later") == [b"kept"]
+        assert drained(own_broker, "behind") == [*ALL, b"kept"]
         assert counts(again) == (0, [(0, 1), (0, 6), (0, 6)])
         assert all(
             row["lost_count"] == row["dropped_count"] == 0
@@ -128,23 +118,23 @@ def test_emptying_a_paused_topic_clears_what_waits_behind_its_pause(
 
 
 def test_emptying_a_paused_topic_without_a_channel_clears_it_for_every_channel_to_come(
-    broker: Broker, admin: zsq.Admin
+    own_broker: Broker, admin: zsq.Admin
 ) -> None:
     admin.delete_channel(TOPIC, "c", force=True)
     admin.empty(TOPIC)
-    publish(broker, b"kept")
+    publish(own_broker, b"kept")
     admin.create_channel(TOPIC, "one")
     admin.create_channel(TOPIC, "two")
     admin.unpause(TOPIC)
-    assert drained(broker, "one") == drained(broker, "two") == [b"kept"]
+    assert drained(own_broker, "one") == drained(own_broker, "two") == [b"kept"]
 
 
 def test_a_seek_back_brings_what_was_emptied_as_the_log_still_has_it(
-    broker: Broker, admin: zsq.Admin
+    own_broker: Broker, admin: zsq.Admin
 ) -> None:
     admin.empty(TOPIC)
     admin.unpause(TOPIC)
-    publish(broker, b"kept")
-    assert drained(broker, "c") == [b"kept"]
+    publish(own_broker, b"kept")
+    assert drained(own_broker, "c") == [b"kept"]
     admin.seek(TOPIC, "c", 0)
-    assert drained(broker, "c") == [*ALL, b"kept"]
+    assert drained(own_broker, "c") == [*ALL, b"kept"]

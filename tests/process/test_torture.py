@@ -1,5 +1,6 @@
 """Test of thirty kills of every kind under load: no acknowledged message is lost or doubled, and no
-message whose finish was confirmed comes back. `scripts/torture` makes longer runs.
+message whose finish was confirmed comes back. `scripts/torture` makes longer runs, and
+`process/test_kill.py` kills each kind of process once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def memory() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_thirty_kills_lose_no_acknowledged_message(tmp_path: Path, memory: Path) -> None:
     torture = Torture(tmp_path, memory, CYCLES, SEED, list(SHARES))

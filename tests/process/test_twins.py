@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,59 +16,50 @@ from support.broker import Broker, wait_for
 from support.zsq_command import run
 
 import zsq
-from zsq.actors.supervisor import run_directory as rundir
+from zsq.actors.supervisor import run_directory
 
 UUID = "0123456789abcdef" * 2
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    one = Broker(tmp_path / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
-
-
 def test_a_copy_of_a_running_broker_is_refused_until_the_original_ends(
-    broker: Broker, tmp_path: Path
+    own_broker: Broker, tmp_path: Path
 ) -> None:
-    with zsq.Producer(broker.ipc) as producer:
+    with zsq.Producer(own_broker.ipc) as producer:
         producer.publish("t", b"x")
     shutil.copytree(
-        broker.data_dir, tmp_path / "copy", ignore=shutil.ignore_patterns("run", "lock")
+        own_broker.data_dir, tmp_path / "copy", ignore=shutil.ignore_patterns("run", "lock")
     )
     copy = Broker(tmp_path / "copy")
     try:
         copy.launch()
         assert copy.process is not None
         assert copy.process.wait(30) == 1
-        assert broker.process is not None
+        assert own_broker.process is not None
         said = copy.log.read_text()
         assert (
-            f"is a copy of one on which another broker runs (pid {broker.process.pid}, uuid "
+            f"is a copy of one on which another broker runs (pid {own_broker.process.pid}, uuid "
             in said
         )
         assert "make the copy with `zsq backup`" in said
-        broker.process.kill()  # the kernel then releases the claim on the broker's uuid
-        broker.process.wait(10)
+        own_broker.process.kill()  # the kernel then releases the claim on the broker's uuid
+        own_broker.process.wait(10)
         copy.start()
     finally:
         copy.close()
 
 
-def test_a_restored_backup_runs_beside_its_original(broker: Broker, tmp_path: Path) -> None:
-    with zsq.Producer(broker.ipc) as producer:
+def test_a_restored_backup_runs_beside_its_original(own_broker: Broker, tmp_path: Path) -> None:
+    with zsq.Producer(own_broker.ipc) as producer:
         producer.publish("t", b"x")
     for line in (
-        ["backup", broker.data_dir, tmp_path / "b"],
+        ["backup", own_broker.data_dir, tmp_path / "b"],
         ["restore", tmp_path / "b", tmp_path / "restored"],
     ):
         run(*line).check_returncode()
     restored = Broker(tmp_path / "restored")
     try:
         restored.start()
-        with zsq.Admin(restored.ipc) as theirs, zsq.Admin(broker.ipc) as ours:
+        with zsq.Admin(restored.ipc) as theirs, zsq.Admin(own_broker.ipc) as ours:
             there, here = theirs.stats(), ours.stats()
         assert there["uuid"] != here["uuid"]
         assert [topic["uuid"] for topic in there["topics"]] == [
@@ -85,38 +75,38 @@ def test_an_abstract_socket_of_another_user_prevents_no_start(
     with socket.socket(socket.AF_UNIX) as squatter:
         squatter.bind(f"\0zsq-broker-{UUID}")
         squatter.listen()
-        with pytest.raises(rundir.TwinRuns):
-            rundir.claim(UUID)
+        with pytest.raises(run_directory.TwinRuns):
+            run_directory.claim(UUID)
         monkeypatch.setattr("os.geteuid", lambda: 54_321)
-        rundir.claim(UUID).close()
+        run_directory.claim(UUID).close()
     assert "a second broker on a copy of it cannot be detected" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["folder", "socket", "replaced"])
-def test_a_broker_whose_sockets_are_removed_says_so_and_ends(broker: Broker, what: str) -> None:
-    with zsq.Producer(broker.ipc) as producer:
+def test_a_broker_whose_sockets_are_removed_says_so_and_ends(own_broker: Broker, what: str) -> None:
+    with zsq.Producer(own_broker.ipc) as producer:
         producer.publish("t", b"x")
-    run = broker.data_dir / "run"
-    broker.actors()
+    run = own_broker.data_dir / "run"
+    own_broker.actors()
     if what == "folder":
         shutil.rmtree(run)
     else:
         (run / "supervisor").unlink()
     if what == "replaced":
         (run / "supervisor").touch()
-    assert broker.process is not None
-    assert broker.process.wait(30) == 1
+    assert own_broker.process is not None
+    assert own_broker.process.wait(30) == 1
     end = "was replaced" if what == "replaced" else "was removed"
     assert (
         f"the socket {run}/supervisor {end}, so clients cannot connect: this broker stops"
-        in broker.log.read_text()
+        in own_broker.log.read_text()
     )
-    broker.start()
-    with zsq.Consumer("t", "c", url=broker.ipc, start="earliest") as consumer:
+    own_broker.start()
+    with zsq.Consumer("t", "c", url=own_broker.ipc, start="earliest") as consumer:
         message = consumer.receive(20)
         assert message is not None
         assert message.body == b"x"
-    wait_for(lambda: broker.pids("topic"), 10, "the topic")
+    wait_for(lambda: own_broker.pids("topic"), 10, "the topic")
 
 
 def test_a_data_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
@@ -136,12 +126,12 @@ def test_a_data_directory_that_others_may_write_is_refused(tmp_path: Path) -> No
         one.close()
 
 
-def test_the_sockets_of_killed_processes_are_removed(broker: Broker) -> None:
+def test_the_sockets_of_killed_processes_are_removed(own_broker: Broker) -> None:
     """Each new process binds new sockets. Without the removal, a broker whose processes are killed
     again and again would fill `run/`.
     """
-    run = broker.data_dir / "run"
-    with zsq.Admin(broker.ipc) as admin:
+    run = own_broker.data_dir / "run"
+    with zsq.Admin(own_broker.ipc) as admin:
         admin.create_channel("t", "c")
         before = {path.name for path in run.iterdir()}
         pids = {row["name"]: row["pid"] for row in admin.stats()["processes"]}

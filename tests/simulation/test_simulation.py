@@ -17,6 +17,7 @@ import pytest
 from tests.simulation import broken
 
 TESTS: Final = Path(__file__).parent.parent
+FEW_SEEDS: Final = 4
 SEEDS: Final = 100
 ARCHIVED_SEEDS: Final = 30
 URGENT_SEEDS: Final = 20
@@ -91,6 +92,21 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("option", ["--archived", "--urgent", ""])
+def test_every_promise_holds_in_a_few_seeds(option: str) -> None:
+    done = simulate("--seeds", str(FEW_SEEDS), *filter(None, [option]), "--jobs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "broken promises: 0 in 0 seeds" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("defect", ["the log is not synced", "an answer needs no lease"])
+def test_the_simulation_finds_a_defect_soon(defect: str) -> None:
+    done = simulate("--seeds", "100", "--failures", "1", "--jobs", "1", "--broken", defect)
+    assert done.returncode == 1, done.stdout + done.stderr
+
+
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_promise_holds_in_every_seed() -> None:
     done = simulate("--seeds", str(SEEDS), "--jobs", "2")
@@ -102,7 +118,7 @@ def test_every_promise_holds_in_every_seed() -> None:
     assert "broken promises: 0 in 0 seeds" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_every_promise_holds_when_log_files_are_only_in_the_bucket() -> None:
     done = simulate("--seeds", str(ARCHIVED_SEEDS), "--archived", "--jobs", "2")
@@ -115,7 +131,7 @@ def test_every_promise_holds_when_log_files_are_only_in_the_bucket() -> None:
         assert int(found[1].replace(",", "")) > 20, name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_seed_gives_the_same_run_each_time() -> None:
     first, second = (simulate("--seed", "7") for _ in range(2))
@@ -124,7 +140,7 @@ def test_a_seed_gives_the_same_run_each_time() -> None:
     assert first.stdout == second.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_failure_of_an_archived_seed_can_be_replayed_alone() -> None:
     """Seed 89 restores a lost disk. It is played in a child process among many, and alone."""
@@ -138,7 +154,6 @@ def test_a_failure_of_an_archived_seed_can_be_replayed_alone() -> None:
     assert f"digest of all logs: {all_logs}" in among_many.stdout
 
 
-@pytest.mark.smoke
 def test_the_code_of_each_defect_is_in_the_source_once() -> None:
     """If the source changes, no defect may silently lose its effect."""
     counts = {
@@ -148,7 +163,7 @@ def test_the_code_of_each_defect_is_in_the_source_once() -> None:
     assert {name: count for name, count in counts.items() if count != 1} == {}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_every_promise_holds_in_channels_with_priorities() -> None:
     done = simulate("--seeds", str(URGENT_SEEDS), "--urgent", "--jobs", "2")
@@ -156,7 +171,7 @@ def test_every_promise_holds_in_channels_with_priorities() -> None:
     assert "broken promises: 0 in 0 seeds" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_the_simulation_finds_each_deliberate_defect(defect: str) -> None:

@@ -17,12 +17,14 @@ import pytest
 from support.broker import Broker
 from support.topic import Topic
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # The extra `test-spark` installs PySpark and PyArrow. Without it, the other tests still run.
 # Continuous integration leaves out only what --fast leaves out.
-if ("CI" not in os.environ or "ZSQ_TEST_FAST" in os.environ) and not (
+if ("CI" not in os.environ or os.environ.get("ZSQ_TEST_SUITE") == "fast") and not (
     find_spec("pyspark") and find_spec("pyarrow")
 ):
     collect_ignore_glob = ["test_*.py"]

@@ -429,7 +429,6 @@ def test_a_stream_near_the_end_asks_rarely_and_reads_no_list(
 # With a JVM
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_spark_reads_a_bucket_without_a_broker(
     broker: Broker, spark: SparkSession, tmp_path: Path
@@ -452,7 +451,6 @@ def test_spark_reads_a_bucket_without_a_broker(
         stream.load().writeStream.format("noop").start().awaitTermination(120)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_stream_catches_up_from_the_bucket(
     broker: Broker, spark: SparkSession, tmp_path: Path

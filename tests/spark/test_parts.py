@@ -26,7 +26,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-@pytest.mark.slow
 def test_spark_writes_and_reads_all_parts(
     cluster: Cluster, spark: SparkSession, tmp_path: Path
 ) -> None:

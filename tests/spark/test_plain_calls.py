@@ -18,8 +18,6 @@ from zsq.apps.spark.source import BatchReader
 from zsq.apps.spark.stream import PlainStreamReader
 from zsq.transport.errors import UsageError
 
-pytestmark = pytest.mark.slow
-
 ROWS = 1000
 
 

@@ -14,6 +14,8 @@ from support.broker import Broker
 from support.spark_topic import Topic
 from support.topic_names import topic_name_of
 
+pytestmark = pytest.mark.slow
+
 # The extra `test-spark` installs PySpark and PyArrow. Without it, the other tests still run.
 # Continuous integration leaves nothing out.
 if "CI" in os.environ or (find_spec("pyspark") and find_spec("pyarrow")):

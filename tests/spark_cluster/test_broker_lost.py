@@ -15,7 +15,7 @@ from support.spark_cluster import Job, SparkDriver, met, ranges
 from support.spark_rows import exactly_once
 from support.spark_topic import Topic, Trap, crash, files
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 SIZE = 200
 # Rows of a task. The large number makes 5 MB. Then the broker adopts the stage's file as a chunk,

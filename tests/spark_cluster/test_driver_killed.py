@@ -18,7 +18,7 @@ from support.spark_topic import Topic
 
 import zsq
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(420)]
 
 SIZE = 200
 # Seconds after which the broker removes abandoned stages. A commit takes less, even on a busy

@@ -16,7 +16,7 @@ from support.spark_cluster import SparkDriver, Standalone, met
 from support.spark_rows import exactly_once
 from support.spark_topic import Topic
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 # Addresses from the range that is reserved for tests of networks (RFC 2544).
 HERE, THERE = (

@@ -14,7 +14,7 @@ from support.spark_cluster import SparkDriver, met
 from support.spark_rows import exactly_once
 from support.spark_topic import Topic
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 ROWS = 140_000
 SIZE = 1_000

@@ -17,7 +17,7 @@ from support.spark_topic import Topic
 
 import zsq
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 ROWS = 60_000
 SIZE = 200

@@ -22,6 +22,8 @@ from support.broker import Broker
 from support.spark_topic import Topic
 from support.topic_names import topic_name_of
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from support.spark_cluster import SparkDriver
 

@@ -20,7 +20,7 @@ from support.spark_topic import Topic
 
 import zsq
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.timeout(1200)]
 
 SIZE: Final = 200
 ROWS: Final = 3000

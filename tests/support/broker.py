@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,22 @@ from typing import Any
 import zsq
 
 START_S = 30.0
+HELD_PORTS_MAX = 200
+_holders: deque[socket.socket] = deque()  # they are bound, and never listen
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that the kernel chose, and hold it: the kernel gives it to no other socket, and
+    to no connection. A server can listen at it all the same, as servers set SO_REUSEADDR.
+    """
+    holder = socket.socket()
+    holder.bind(("127.0.0.1", 0))
+    # Only now: with this option before, the kernel may choose a port that another holder has.
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _holders.append(holder)
+    if len(_holders) > HELD_PORTS_MAX:
+        _holders.popleft().close()
+    return int(holder.getsockname()[1])
 
 
 def wait_for(

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from support.stage_table import FAR, ONE, TWO, A, B, S, StageTable, T
 
+from zsq.actors.storage import stages
 from zsq.storage.log.transactions import Transaction
-from zsq.transport.errors import NotFound, UsageError, ZsqError
+from zsq.transport.errors import E_BAD_ARGUMENT, NotFound, UsageError, ZsqError
 from zsq.transport.wire.protocol import Done, Failed
 
 
@@ -48,6 +49,17 @@ def test_parts_that_do_not_match_their_stages_are_refused(
     assert caught.value.code == code
     with pytest.raises(UsageError, match="twice"):
         harness.stages.check_parts(T, (harness.part(2), harness.part(2)))
+
+
+def test_a_commit_names_a_bounded_number_of_parts(
+    harness: StageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "STAGE_PARTS_MAX", 2)
+    with pytest.raises(UsageError, match="at most 2 parts") as refused:
+        harness.stages.check_parts(T, [()] * 3)
+    assert refused.value.code == E_BAD_ARGUMENT
+    with pytest.raises(UsageError, match="a part must be"):
+        harness.stages.check_parts(T, [()] * 2)
 
 
 def test_a_part_that_is_not_finally_sealed_is_not_committed(harness: StageTable) -> None:

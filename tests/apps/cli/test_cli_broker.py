@@ -21,6 +21,8 @@ from support.zsq_command import run
 import zsq
 from local_setup.broker import LocalBroker, temporary_broker
 
+pytestmark = pytest.mark.slow
+
 LINES = b"".join(b"line %d\n" % number for number in range(5_000))
 
 

@@ -14,6 +14,8 @@ from support import zsq_command
 from local_setup.broker import LocalBroker, temporary_broker
 from zsq.apps.cli.app import run
 
+pytestmark = pytest.mark.slow
+
 
 class Shell:
     """A shell that runs `zsq` with a broker's URL."""

@@ -14,6 +14,8 @@ from support import zsq_command
 import zsq
 from local_setup.broker import LocalBroker, temporary_broker
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[LocalBroker]:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from support.zsq_command import Zsq
 
+pytestmark = pytest.mark.slow
+
 
 def listed(zsq: Zsq, *arguments: str) -> list[dict[str, Any]]:
     done = zsq("delayed", "list", "t", "--json", *arguments)

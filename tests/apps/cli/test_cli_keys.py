@@ -20,6 +20,8 @@ from zsq.apps.cli.run.option_table import GivenOptions
 from zsq.transport.errors import UsageError
 from zsq.transport.wire.credentials import load, resolve
 
+pytestmark = pytest.mark.slow
+
 
 def zsq(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(one) for one in arguments])

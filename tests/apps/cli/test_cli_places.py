@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsq
-from zsq.actors.settings import channel_settings as broker_settings
+from zsq.actors.settings import channel_settings
 from zsq.actors.settings.channel_settings import NAMES
-from zsq.apps.cli import quantities as places
-from zsq.apps.cli.inspect import message as look
+from zsq.apps.cli import quantities
+from zsq.apps.cli.inspect import message as message_command
 from zsq.apps.cli.manage.settings import describe_channel, given_settings, with_settings, with_start
 from zsq.apps.cli.quantities import MessageId, parse_place, parse_seconds, spelled
-from zsq.transport.client.core import asking as channel_options
-from zsq.transport.client.core import message as stored
-from zsq.transport.client.core import peeking
+from zsq.transport.client.core import asking, message, peeking
 from zsq.transport.settings import CHANNEL, ChannelSettings, NewChannelOptions
 
 NOW = 1_795_000_000.0
@@ -55,8 +53,8 @@ def test_an_id_is_an_offset_of_a_node() -> None:
     found = parse_place("004000000000000A")
     assert isinstance(found, MessageId)
     assert (found, found.text) == (10, "004000000000000A")
-    assert stored.parse_id("004000000000000A") == (1, 10)
-    assert (places.ID_BITS, places.ID_DIGITS) == (stored.OFFSET_BITS, stored.ID_DIGITS)
+    assert message.parse_id("004000000000000A") == (1, 10)
+    assert (quantities.ID_BITS, quantities.ID_DIGITS) == (message.OFFSET_BITS, message.ID_DIGITS)
 
 
 @pytest.mark.parametrize(
@@ -74,20 +72,20 @@ def test_each_text_that_is_no_place_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["1600-01-01", "9999-12-31T23:59:59", "@99999999999"])
 def test_an_impossible_time_is_refused_before_it_is_sent(text: str) -> None:
     with pytest.raises(zsq.UsageError, match="a place must be"):
-        channel_options.moved_to(parse_place(text))
+        asking.moved_to(parse_place(text))
 
 
 @given(st.text(max_size=30) | st.from_regex(r"[0-9T:+@.hdmsZ -]{1,25}", fullmatch=True))
 def test_any_text_is_a_place_that_can_be_sent_or_refused(text: str) -> None:
     with contextlib.suppress(ValueError, zsq.UsageError):
-        (value,) = channel_options.moved_to(parse_place(text)).values()
+        (value,) = asking.moved_to(parse_place(text)).values()
         assert isinstance(value, int)
         assert abs(value) <= 1 << 62
 
 
 def test_a_wrong_place_is_a_wrong_use() -> None:
     with pytest.raises(click.BadParameter, match="is not a position"):
-        places.TopicPosition().convert("tomorrow", None, None)
+        quantities.TopicPosition().convert("tomorrow", None, None)
 
 
 @given(st.floats(0.001, 10**9))
@@ -124,7 +122,7 @@ def test_options_become_settings() -> None:
 def test_every_setting_can_be_given_and_is_shown() -> None:
     command = with_start(with_settings(CHANNEL)(lambda: None))
     names = {str(option.name) for option in click.command()(command).params}
-    assert {*given_settings(CHANNEL, dict.fromkeys(names, 1)), broker_settings.START} == {
+    assert {*given_settings(CHANNEL, dict.fromkeys(names, 1)), channel_settings.START} == {
         *NewChannelOptions.__annotations__,
         *NAMES,
     }
@@ -142,4 +140,4 @@ def test_every_setting_can_be_given_and_is_shown() -> None:
 
 
 def test_the_limits_of_peek_agree() -> None:
-    assert look.PEEK_MAX == peeking.PEEK_MAX
+    assert message_command.PEEK_MAX == peeking.PEEK_MAX

@@ -19,6 +19,8 @@ import zsq
 from local_setup.broker import LocalBroker, temporary_broker
 from zsq.transport.client.core.redrive import BEHIND, NO_LETTER, READY, SETTLED
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 KILLED = (
     "import os, signal, sys\n"

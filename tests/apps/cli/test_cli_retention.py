@@ -29,6 +29,8 @@ from zsq.apps.cli.quantities import (
 )
 from zsq.transport.settings import TOPIC, Retention
 
+pytestmark = pytest.mark.slow
+
 GIB = 1024**3
 
 

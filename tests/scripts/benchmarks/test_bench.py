@@ -20,6 +20,8 @@ from benchmarks.harness.report import Report, percentile
 from benchmarks.peers import limits, redis
 from local_setup import environment
 
+pytestmark = pytest.mark.slow
+
 
 def test_bodies_differ_and_have_their_size() -> None:
     bodies = make_bodies(Shape(5_000, 200, 1000))
@@ -130,7 +132,6 @@ SMALL = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_each_benchmark_runs_and_leaves_no_files(name: str, tmp_path: Path) -> None:
     line = [

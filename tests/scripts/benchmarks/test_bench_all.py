@@ -10,12 +10,16 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from benchmarks.harness.loads import Shape, make_bodies
 from benchmarks.harness.slow_sync import SyncDelay, slow_broker, slowed
 from benchmarks.peers import nsq_peers
 from local_setup import environment
 from local_setup.broker import temporary_broker
 from zsq import Producer
+
+pytestmark = pytest.mark.slow
 
 
 def test_bench_all_measures_a_small_table_and_leaves_no_files(tmp_path: Path) -> None:

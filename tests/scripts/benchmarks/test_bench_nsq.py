@@ -20,6 +20,8 @@ from benchmarks.harness.loads import Shape
 from benchmarks.peers import nsq_client, nsq_peers
 from local_setup import environment
 
+pytestmark = pytest.mark.slow
+
 SIZE = 40
 
 
@@ -175,7 +177,6 @@ def test_the_bare_loop_answers_like_a_server() -> None:
             assert crew.results()[-1].messages == 2_000
 
 
-@pytest.mark.slow
 def test_the_nsq_benchmark_also_measures_an_nsqd_on_path(tmp_path: Path) -> None:
     """A broker of ZSQ plays the role of the nsqd on PATH."""
     program = tmp_path / "bin" / "nsqd"

@@ -33,6 +33,8 @@ from benchmarks.peers import jetstream, nsq_peers, paced_clients, redis
 from local_setup import environment
 from local_setup.broker import temporary_broker
 
+pytestmark = pytest.mark.slow
+
 SIZE = 40
 
 

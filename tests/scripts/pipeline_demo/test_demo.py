@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
-import zipfile
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-from pipeline_demo.chaos import below
 from pipeline_demo.flights import (
     COLUMNS,
     Carrier,
@@ -20,10 +15,7 @@ from pipeline_demo.flights import (
     carrier_of,
     message_of,
     number_of,
-    read_rows,
-    write_csv,
 )
-from pipeline_demo.work import Hours
 
 HEAD: Final = ",".join(COLUMNS[1:]).encode()
 ROWS: Final = [
@@ -66,42 +58,8 @@ def test_the_tally_finds_what_is_lost_or_altered(stranger: bytes) -> None:
     assert not tally.complete
 
 
-def test_rows_come_out_of_the_archive(tmp_path: Path) -> None:
-    inner = io.BytesIO()
-    with zipfile.ZipFile(inner, "w") as zipped:
-        zipped.writestr("flights.csv", b"\n".join([HEAD, *ROWS]) + b"\n")
-    archive = tmp_path / "package.tar.gz"
-    with tarfile.open(archive, "w:gz") as package:
-        member = tarfile.TarInfo("package-1/package/data/flights.csv.zip")
-        member.size = len(inner.getvalue())
-        package.addfile(member, io.BytesIO(inner.getvalue()))
-    assert read_rows(archive) == ROWS
-
-
-def test_the_csv_for_spark_has_the_number_of_each_row(tmp_path: Path) -> None:
-    path = tmp_path / "flights.csv"
-    write_csv(path, BODIES)
-    assert path.read_bytes().splitlines() == [b"row," + HEAD, *BODIES]
-
-
 def test_rows_are_added_up_by_hour_and_carrier() -> None:
     late = b"2013,12,31,NA,2359,NA,NA,5,NA,UA,1,N1"
     found = add_up_hours([*ROWS, late])
     assert found[("2013-01-01 05", "UA")] == Carrier(3, 2, 31)
     assert found[("2013-12-31 23", "UA")] == Carrier(1, 0, 0)
-
-
-def test_sums_of_micro_batches_are_added_up() -> None:
-    hours = Hours()
-    for flights, delay in ((2, 10), (3, -4)):
-        hours.add(
-            b'{"hour":"2013-01-01 05","carrier":"UA","flights":%d,"arrived":1,"delay":%d}'
-            % (flights, delay)
-        )
-    assert hours.totals == {("2013-01-01 05", "UA"): Carrier(5, 2, 6)}
-    assert hours.messages == 2
-
-
-def test_all_descendants_of_a_process_are_found() -> None:
-    assert below(1, lambda: {2: 1, 3: 2, 4: 9, 5: 3, 9: 0}) == [2, 3, 5]
-    assert below(77, lambda: {2: 1}) == []

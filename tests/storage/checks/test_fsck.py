@@ -29,6 +29,8 @@ from zsq.storage.log.log_format import (
 )
 from zsq.transport.block.block import HEADER_BYTES, encode_header
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 

@@ -16,6 +16,8 @@ from zsq.storage.files import Files
 from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, decode_chunk_header, encode_chunk_header
 from zsq.storage.state.state import StateBatch
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 

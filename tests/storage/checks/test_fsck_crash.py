@@ -15,6 +15,8 @@ from zsq.storage.checks.fsck import TopicReport, check_topic
 from zsq.storage.directory.store import StoreOptions, TopicIdentity
 from zsq.storage.log.log_format import FOOTER_BYTES, index_name
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 

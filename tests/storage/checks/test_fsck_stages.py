@@ -15,6 +15,8 @@ from zsq.storage.files import Files
 from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES
 from zsq.transport.block.block import HEADER_BYTES
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 

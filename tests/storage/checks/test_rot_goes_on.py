@@ -16,6 +16,8 @@ from zsq.storage.files import Files
 from zsq.storage.log.damage import DAMAGED, bad_heads
 from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, index_name
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 

@@ -24,6 +24,8 @@ from zsq.storage.files import Files
 from zsq.storage.state.state import StateBatch
 from zsq.transport.block.block import pack
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 

@@ -25,6 +25,8 @@ from zsq.storage.state.state import StateBatch
 from zsq.storage.state.state_transaction import rows_of
 from zsq.transport.block.block import pack
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 
@@ -371,7 +373,6 @@ def lives(directory: Path) -> tuple[list[str], int, list[str]]:
     raise AssertionError(f"it does not come up any more: {said.decode()[-2000:]}")
 
 
-@pytest.mark.slow
 def test_flipped_bits_cost_only_their_messages_and_are_reported(tmp_path: Path) -> None:
     """The bits are anywhere in the file. No message has a wrong body or comes twice, and missing
     messages are counted. The store can be started, if necessary by a rescue.

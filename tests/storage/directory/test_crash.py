@@ -18,6 +18,8 @@ from support.faulty_files import Change, Choose, FaultyFiles, PowerCut, keep_all
 from zsq.storage.directory.store import create_store, open_store
 from zsq.storage.errors import DiskFull, ForeignDirectory, StoreFailed
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 

@@ -23,6 +23,8 @@ from zsq.storage.log.log_format import (
 )
 from zsq.transport.block.block import Header, pack
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 
@@ -67,7 +69,6 @@ def test_no_flipped_byte_costs_more_than_one_block(two_chunks: StorageHarness, b
         flip_and_check(two_chunks, path, byte * 8 + byte % 8)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("base", [0, 3])
 def test_no_flipped_bit_costs_more_than_one_block(two_chunks: StorageHarness, base: int) -> None:
     path = two_chunks.chunk_path(base)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.faulty_files import Change, Choose, PowerCut, keep_all, keep_none
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 

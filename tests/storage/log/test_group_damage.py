@@ -19,6 +19,8 @@ from zsq.storage.log.log_format import (
     encode_chunk_header,
 )
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 

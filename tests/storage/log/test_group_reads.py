@@ -19,6 +19,8 @@ from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, chunk_name, index_nam
 from zsq.storage.log.transactions import Transaction
 from zsq.transport.block.block import Block, pack
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 

@@ -18,6 +18,8 @@ from zsq.storage.log.group import StagedPart, placed, plan_group, plan_merge
 from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, STAGING_NAME
 from zsq.storage.log.transactions import StagedFile
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 

@@ -18,6 +18,8 @@ from zsq.storage.errors import DiskFull, StoreFailed
 from zsq.storage.nsq.disk_queue import DiskQueue
 from zsq.storage.nsq.disk_queue_format import data_name, meta_name
 
+pytestmark = pytest.mark.slow
+
 NAME = "jobs"
 Step = tuple[str, int]
 STEPS: tuple[Step, ...] = (

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).resolve().parents[2]
 
 
@@ -28,7 +30,6 @@ def test_some_flipped_bits_are_detected_or_harmless(tmp_path: Path) -> None:
     assert flip(tmp_path, 12_345, 29_989)["bits"] > 12
 
 
-@pytest.mark.slow
 def test_many_flipped_bits_are_detected_or_harmless(tmp_path: Path) -> None:
     found = flip(tmp_path, 3, 1_409)
     assert found["bits"] > 300

@@ -338,6 +338,11 @@ class Soak:
                 f"{said[said.index(b'Traceback') :][:2000].decode()}"
             )
         self.ledger.counts["removed"] = sum(topic.removed for topic in self.topics.values())
+
+    def check_coverage_and_growth(self) -> None:
+        """Raise `Violation` if some event never happened, or if the use of a resource grew. A run
+        of some seconds says nothing of either.
+        """
         if uncovered := [name for name in COVERED if not self.ledger.counts[name]]:
             raise Violation(
                 f"this never happened, so the soak says nothing of it: {', '.join(uncovered)}"

@@ -113,6 +113,7 @@ def soak(options: argparse.Namespace, seed: int) -> int:
     run = Soak(folder, options.soak, seed)
     try:
         run.run()
+        run.check_coverage_and_growth()
     except (soak_run.Violation, AssertionError, subprocess.TimeoutExpired, zsq.ZsqError) as error:
         print(f"VIOLATION after {run.at_s / 60:.1f} minutes, explained to the last message up to {run.clean_s / 60:.1f}: {error!r}\n"
               f"data and log stay in {folder}\n{run.summary()}", flush=True)  # fmt: skip

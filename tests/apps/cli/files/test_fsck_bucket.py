@@ -18,6 +18,8 @@ from zsq.storage.bucket.object_store import open_bucket
 from zsq.storage.cluster.directory import BrokerEntry, TopicEntry, entry_object
 from zsq.storage.cluster.directory_log import DirectoryLog
 
+pytestmark = pytest.mark.slow
+
 BROKER = "b" * 32
 
 

@@ -19,6 +19,8 @@ from zsq.storage.bucket.shipping.rescue_file import BlockFacts, RescueHead, Resc
 from zsq.storage.files import Files
 from zsq.transport.block.block import pack, with_place
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 SECOND = 1_000_000_000
 NOW = 1_790_000_000 * SECOND

@@ -15,6 +15,8 @@ from support.shipping_harness import ARCHIVE, BROKER, ShippingHarness
 from zsq.actors.supervisor.topics.registry_format import TopicRow, decode
 from zsq.storage.bucket.shipping.tick_format import decode_copy, log_object
 
+pytestmark = pytest.mark.slow
+
 S = 1_000_000_000
 
 

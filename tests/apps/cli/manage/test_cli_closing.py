@@ -19,6 +19,8 @@ from zsq.transport.draining import remaining
 from zsq.transport.errors import E_NOT_EMPTY
 from zsq.transport.wire.answers import Moved, Nothing
 
+pytestmark = pytest.mark.slow
+
 CHANNEL: dict[str, Any] = {
     "channel_name": "c", "depth": 0, "in_flight_count": 0, "deferred_count": 0, "client_count": 1, "paused": False, "health": "OK",
 }  # fmt: skip

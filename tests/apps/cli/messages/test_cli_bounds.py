@@ -13,11 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from zsq.apps.cli.app import app
-from zsq.apps.cli.manage import topic as closing
+from zsq.apps.cli.manage import topic as topic_command
 from zsq.apps.cli.messages import delayed, publish
 from zsq.apps.cli.run.serve import check_python
 from zsq.transport.client.blocking import client
 from zsq.transport.errors import UsageError
+
+pytestmark = pytest.mark.slow
 
 
 class Closing:
@@ -126,12 +128,12 @@ def test_a_waiting_command_repeats_its_reason_but_not_at_each_look(
     ]
     looks.append({"depth": 0, "delayed_count": 0, "channels": []})
     told: list[str] = []
-    monkeypatch.setattr(closing, "SAY_S", say_s)
-    monkeypatch.setattr(closing, "_say", told.append)
+    monkeypatch.setattr(topic_command, "SAY_S", say_s)
+    monkeypatch.setattr(topic_command, "_say", told.append)
     admin = SimpleNamespace(
         stats=lambda topic, partial: {"topics": [{"topic_name": topic} | looks.pop(0)]}
     )
-    closing._drain(
+    topic_command._drain(
         cast("Any", admin), "t", cast("Any", SimpleNamespace(wait=lambda seconds: False)), None
     )
     assert told == ["waiting for channel c (7 waiting)"] * said

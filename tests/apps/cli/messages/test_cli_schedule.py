@@ -7,6 +7,8 @@ import json
 import pytest
 from support.zsq_command import Zsq
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_schedule_is_added_listed_paused_resumed_and_removed(zsq: Zsq) -> None:
     assert zsq("topic", "create", "t").returncode == 0

@@ -13,6 +13,8 @@ from zsq.transport.block.block import pack
 from zsq.transport.client.core.message import Fetched
 from zsq.transport.errors import E_TIMEOUT, BrokerUnreachable
 
+pytestmark = pytest.mark.slow
+
 
 class Part:
     """A part with one block. `away`: this many reads fail."""

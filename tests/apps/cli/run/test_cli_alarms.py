@@ -20,6 +20,8 @@ from zsq.apps.cli.run.serve import serve
 from zsq.transport.errors import UsageError
 from zsq.transport.reports import RaisedAlarm
 
+pytestmark = pytest.mark.slow
+
 
 def given(environment: dict[str, str] | None = None, **options: Any) -> AlarmOptions:
     return given_alarms(GivenOptions(**options), {} if environment is None else environment)

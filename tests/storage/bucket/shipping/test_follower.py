@@ -19,6 +19,8 @@ from zsq.storage.bucket.shipping.tick_format import Copy, log_object
 from zsq.storage.bucket.shipping.tick_reader import TickReader
 from zsq.storage.files import Files
 
+pytestmark = pytest.mark.slow
+
 RESERVE = 50
 
 

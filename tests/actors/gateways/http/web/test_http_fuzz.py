@@ -17,6 +17,8 @@ from support.http_fuzz import Requests, check
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.transport import errors
 
+pytestmark = pytest.mark.slow
+
 LIMITS = HttpLimits(max_msg_size=2_000, max_body_size=8_000, body_s=5.0)
 REFUSALS = [name for name in dir(errors) if name.startswith("E_")]
 
