@@ -48,8 +48,7 @@ import lmdb
 from ...transport.block.block import Block
 from ...transport.wire.codec import pack_value, unpack_value
 from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError, StoreFailed
-from ..files import Files
-from ..log.log_format import TEMPORARY_SUFFIX
+from ..files import TEMPORARY_SUFFIX, Files
 from ..row_changes import BATCH_BYTES, Change, RecordingTransaction, Row, row_batches
 from ..state.state import after_commit, says_full
 from ..state.state_rows import SUM_MASK, crc_of

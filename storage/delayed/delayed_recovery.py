@@ -88,9 +88,9 @@ from ..errors import (
     StoreFailed,
     is_full,
 )
-from ..files import Files
+from ..files import TEMPORARY_SUFFIX, Files
 from ..log.log import Log
-from ..log.log_format import BAD_SUFFIX, DELAYED_NAME, TEMPORARY_SUFFIX
+from ..log.log_format import BAD_SUFFIX, DELAYED_NAME
 from ..state.state_check import DATA_NAME, examine
 from ..state.state_rows import SUM_MASK, crc_of
 from ..state.state_transaction import rows_of

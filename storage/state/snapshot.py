@@ -14,7 +14,6 @@ the old one or the new one.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +26,6 @@ from ...transport.wire.codec import pack_value
 from .. import documents
 from ..errors import Damaged, ForeignDirectory, Unreadable
 from ..files import Files
-from ..log.log_format import TEMPORARY_SUFFIX
 from .state_rows import (
     CHANNEL,
     GENERATION,
@@ -210,19 +208,7 @@ def write_snapshot(files: Files, directory: str, data: bytes) -> None:
 
     It is synced when this returns. After an `OSError`, the old snapshot still exists.
     """
-    path = f"{directory}/{SNAPSHOT_NAME}"
-    temporary = path + TEMPORARY_SUFFIX
-    if files.exists(temporary):
-        files.remove(temporary)
-    try:
-        files.write_file(temporary, data)
-    except OSError:
-        # A partial file would take space on a disk that may be full.
-        with contextlib.suppress(OSError):
-            files.remove(temporary)
-        raise
-    files.rename(temporary, path)
-    files.sync_folder(directory)
+    files.replace_file(f"{directory}/{SNAPSHOT_NAME}", data)
 
 
 def read_snapshot(files: Files, directory: str) -> Snapshot | None:
