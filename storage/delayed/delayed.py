@@ -28,8 +28,8 @@ store keeps only its producers in memory.
 
 LMDB's pages have no checksums. So each value contains its key and a checksum, and the meta row has
 the number of all rows and the sum of their checksums. A damaged row is saved to a file, counted as
-lost and reported. The other rows are not affected. `delayed_recovery.py` rescues an environment
-that cannot be opened or read, or that kills the process that reads it. `attempting` notes each
+lost and reported. The other rows are not affected. `delayed_recovery.py` copies the rows of an
+environment that cannot be opened or read, or that kills the process that reads it. `attempting` notes each
 risky step for the next start.
 
 One thread at a time uses the store. Without a lock file, LMDB must not be read while it is written.
@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypedDict
 
@@ -65,6 +65,7 @@ from .delayed_format import (
     decode_row,
     encode_row,
     has_its_size,
+    key_of,
     names_itself,
     parse_producer_key,
     parse_row_key,
@@ -165,6 +166,18 @@ class Rows:
         self.meta["messages"] += row.block.count
         self.meta["bytes"] += row.block.length
 
+    def restore(self, value: bytes) -> None:
+        """Add a row by its value, if it does not exist. Raises `Damaged` if the value is damaged."""
+        key = key_of(value)
+        if self.txn.get(key) is not None:
+            return
+        if key.startswith(ROW):
+            self.add(decode_row(key, value))
+        elif key.startswith(PRODUCER):
+            parse_producer_key(key)
+            unwrap(key, value)
+            self.put_value(key, value)
+
     def take(self, key: bytes, *, known: bool = False) -> None:
         """Remove a row that is no longer needed, if it exists."""
         value = self.delete(key, known=known)
@@ -220,6 +233,11 @@ def read_meta(txn: Any) -> DelayedMeta:
     value = txn.get(META)
     if value is None:
         raise Damaged("the store of delayed messages has no meta row")
+    return decode_meta(value)
+
+
+def decode_meta(value: bytes) -> DelayedMeta:
+    """Return the meta row. Raises `Damaged`, or `ForeignDirectory` for an unknown version."""
     meta: DelayedMeta = unpack_value(unwrap(META, value))
     if meta["version"] != VERSION:
         text = f"the store of delayed messages has format version {meta['version']}"
@@ -622,6 +640,19 @@ class DelayedStore:
 
         self._commit("cancel", work)
         return taken
+
+    def restore(self, values: Sequence[bytes]) -> None:
+        """Add the rows of a damaged environment by their values, which contain their keys.
+
+        Rows that exist already are ignored, and so are values that are damaged.
+        """
+
+        def work(rows: Rows) -> None:
+            for value in values:
+                with suppress(Damaged):
+                    rows.restore(value)
+
+        self._commit("restore", work)
 
     def adjust(self, serial: int, lost: int, commits: int = 0) -> None:
         """Raise the next serial and the number of commits to these values, and add lost messages.

@@ -127,6 +127,11 @@ def unwrap(key: bytes, value: bytes) -> memoryview:
     raise Damaged(f"the delayed row {key[:40]!r} is damaged")
 
 
+def key_of(value: bytes) -> bytes:
+    """Return the key that a value contains. It is not checked."""
+    return bytes(value[_HEAD.size : _HEAD.size + int.from_bytes(value[4:6], "little")])
+
+
 def names_itself(key: bytes, value: bytes) -> bool:
     """Return True if this is the key of a row, and the value contains the same key.
 

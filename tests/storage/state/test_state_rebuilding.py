@@ -12,7 +12,7 @@ from support.faulty_files import PowerCut, keep_none
 
 from tests.storage.conftest import IDENTITY
 from tests.storage.delayed.test_delayed_power import ForgetfulFiles
-from tests.storage.delayed.test_delayed_steps import LOSSES
+from tests.storage.delayed.test_delayed_rescue import LOSSES
 from tests.storage.state.test_state_keeper_rebuild import spoil, table_of, work
 from zsq.storage.state.snapshot import SNAPSHOT_NAME, encode_snapshot, read_snapshot
 from zsq.storage.state.state_keeper import finish_rebuild, rebuild_state
