@@ -29,8 +29,8 @@ store keeps only its producers in memory.
 LMDB's pages have no checksums. So each value contains its key and a checksum, and the meta row has
 the number of all rows and the sum of their checksums. A damaged row is saved to a file, counted as
 lost and reported. The other rows are not affected. `delayed_recovery.py` copies the rows of an
-environment that cannot be opened or read, or that kills the process that reads it. `attempting` notes each
-risky step for the next start.
+environment that cannot be opened or read, or that kills the process that reads it. `attempting`
+notes each risky step for the next start.
 
 One thread at a time uses the store. Without a lock file, LMDB must not be read while it is written.
 """
@@ -50,11 +50,9 @@ from ...transport.wire.codec import pack_value, unpack_value
 from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError, StoreFailed
 from ..files import TEMPORARY_SUFFIX, Files
 from ..row_changes import BATCH_BYTES, Change, RecordingTransaction, Row, row_batches
+from ..rows import META, SUM_MASK, crc_of, key_of, rows_of, unwrap, wrap
 from ..state.state import after_commit, says_full
-from ..state.state_rows import SUM_MASK, crc_of
-from ..state.state_transaction import rows_of
 from .delayed_format import (
-    META,
     PRODUCER,
     ROW,
     VERSION,
@@ -65,15 +63,12 @@ from .delayed_format import (
     decode_row,
     encode_row,
     has_its_size,
-    key_of,
     names_itself,
     parse_producer_key,
     parse_row_key,
     producer_key,
     row_key,
-    unwrap,
     without,
-    wrap,
 )
 
 # The most keys that are compared one by one to find a row that a search misses.
@@ -167,7 +162,7 @@ class Rows:
         self.meta["bytes"] += row.block.length
 
     def restore(self, value: bytes) -> None:
-        """Add a row by its value, if it does not exist. Raises `Damaged` if the value is damaged."""
+        """Add a row by its value, if it does not exist. Raises `Damaged`."""
         key = key_of(value)
         if self.txn.get(key) is not None:
             return

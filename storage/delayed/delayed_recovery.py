@@ -52,8 +52,8 @@ from ..files import TEMPORARY_SUFFIX, Files
 from ..lmdb_pages import PageReader, RowTree
 from ..log.log import Log
 from ..log.log_format import BAD_SUFFIX, DELAYED_NAME
+from ..rows import META, SUM_MASK, crc_of, key_of
 from ..state.state_check import DATA_NAME, examine
-from ..state.state_rows import SUM_MASK, crc_of
 from .delayed import (
     RESCUE,
     DelayedMeta,
@@ -63,7 +63,7 @@ from .delayed import (
     read_meta,
     translated,
 )
-from .delayed_format import META, ROW, DelayedKey, decode_row, key_of
+from .delayed_format import ROW, DelayedKey, decode_row
 
 NOTE_NAME: Final = "commits"
 NOTE_BYTES_MAX: Final = 4_096

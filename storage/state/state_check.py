@@ -30,9 +30,9 @@ import lmdb
 from ..errors import Damaged, ForeignDirectory
 from ..files import Files
 from ..lmdb_pages import wrong_pages
+from ..rows import META, rows_of, unwrap
 from .state import StateStore
-from .state_rows import META, SMALL_RANGES, unwrap, unwrap_meta
-from .state_transaction import rows_of
+from .state_rows import SMALL_RANGES, unwrap_meta
 
 DATA_NAME: Final = "data.mdb"
 COPY_SUFFIX: Final = ".check"

@@ -1,4 +1,4 @@
-"""Tests of the rescue of delayed messages: what damage costs, crashes at every moment, and names."""
+"""Tests of the rescue of delayed messages: what damage costs, crashes at any moment, and names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from tests.storage.delayed.test_delayed_power import (
     waiting,
 )
 from zsq.storage.delayed.delayed import DelayedStore, Progress
-from zsq.storage.delayed.delayed_format import META, producer_key
+from zsq.storage.delayed.delayed_format import producer_key
 from zsq.storage.delayed.delayed_recovery import finish_rescue, note_progress, rescue
 from zsq.storage.errors import StoreFailed
 from zsq.storage.files import Files
 from zsq.storage.lmdb_pages import PageReader
+from zsq.storage.rows import META
 from zsq.transport.block.block import pack
 
 if TYPE_CHECKING:
