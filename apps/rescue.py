@@ -35,7 +35,6 @@ from ..storage.bucket.shipping.rescue_file import (
 from ..storage.bucket.shipping.set_aside import PUBLISHED
 from ..storage.errors import Damaged
 from ..storage.files import Files
-from ..storage.log.log_format import TEMPORARY_SUFFIX
 from ..transport.block.block import Block
 from ..transport.client.blocking.drive import Drive
 from ..transport.client.blocking.stage_writer import StageCommitter, StageWriter
@@ -174,13 +173,8 @@ def _decide(files: Files, path: str, head: RescueHead, plan: PublishPlan) -> _St
         for number, (facts, _) in enumerate(rescued_blocks(files, path))
         if facts.producer and facts.sequence < expected.get(facts.producer, 0)
     )
-    temporary = name + TEMPORARY_SUFFIX
-    if files.exists(temporary):
-        files.remove(temporary)
     row = {"zsq": "publishing", "version": 1, "topic": topic, "known": sorted(known)}
-    files.write_file(temporary, json.dumps(row).encode() + b"\n")
-    files.rename(temporary, name)
-    files.sync_folder(name.rpartition("/")[0] or ".")
+    files.replace_file(name, json.dumps(row).encode() + b"\n")
     return _State(topic, known)
 
 

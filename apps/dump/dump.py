@@ -22,6 +22,7 @@ from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
 from ...storage.log.chunk import ArchivedChunk
 from ...storage.nsq.disk_queue_format import META_BYTES_MAX, decode_meta, decode_nsqd
+from ...storage.rows import META, unwrap
 from ...storage.state import state_rows
 from ...storage.state.snapshot import SNAPSHOT_BYTES_MAX, decode_snapshot
 from ...storage.state.state_rows import DEFERRED, DUE, HOLE, HOLE_ROW, TOTAL, TOTAL_ROW, U64
@@ -128,9 +129,9 @@ def _is_delayed(txn: Any) -> bool:
     Both environments keep a map under the same key, but only the map of delayed messages counts
     bytes. If the map is damaged, the keys of rows decide: delayed messages have due times.
     """
-    value = txn.get(state_rows.META)
+    value = txn.get(META)
     with contextlib.suppress(Damaged, ForeignDirectory, ValueError, TypeError):
-        return "bytes" in unpack_value(state_rows.unwrap(state_rows.META, bytes(value)))
+        return "bytes" in unpack_value(unwrap(META, bytes(value)))
     cursor = txn.cursor()
     return (
         bool(cursor.set_range(delayed_format.ROW))
@@ -141,7 +142,7 @@ def _is_delayed(txn: Any) -> bool:
 
 def _state_row(key: bytes, value: bytes) -> Iterator[Record]:
     try:
-        data = state_rows.unwrap(key, value)
+        data = bytes(unwrap(key, value))
     except Damaged as error:
         yield with_bytes(damaged(error, bytes=len(value)), key=key)
         return
@@ -151,7 +152,7 @@ def _state_row(key: bytes, value: bytes) -> Iterator[Record]:
 def _state_record(key: bytes, data: bytes) -> Record:
     kind, rest = key[:1], key[1:]
     try:
-        if kind == state_rows.META:
+        if kind == META:
             return record("checkpoint", **plain(unpack_value(data)))
         if kind in (HOLE, DEFERRED):
             count, attempts, due_ns = HOLE_ROW.unpack(data)
@@ -219,8 +220,8 @@ def _delayed_row(key: bytes, value: bytes, bodies: bool) -> Iterator[Record]:
                         **message,
                     }
             return
-        data = bytes(delayed_format.unwrap(key, value))
-        if key == delayed_format.META:
+        data = bytes(unwrap(key, value))
+        if key == META:
             yield record("counts", **plain(unpack_value(data)))
         elif key[:1] == delayed_format.PRODUCER:
             producer = delayed_format.DelayedProducer(*unpack_value(data))

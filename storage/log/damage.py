@@ -34,8 +34,8 @@ from crc32c import crc32c
 
 from .. import documents
 from ..errors import ShortWrite
-from ..files import Files
-from .log_format import TEMPORARY_SUFFIX, VERSION, bad_name, chunk_name, parse_bad_name
+from ..files import TEMPORARY_SUFFIX, Files
+from .log_format import VERSION, bad_name, chunk_name, parse_bad_name
 
 BAD_HEAD_BYTES: Final = 512
 # The most `.bad` files in a topic. Further damage is only counted, and each start finds it again.

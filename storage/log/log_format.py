@@ -83,7 +83,6 @@ assert HEADER_BYTES % ALIGNMENT == 0
 CHUNK_SUFFIX: Final = ".chunk"
 INDEX_SUFFIX: Final = ".index"
 BAD_SUFFIX: Final = ".bad"
-TEMPORARY_SUFFIX: Final = ".tmp"
 IDENTITY_NAME: Final = "topic"
 LOCK_NAME: Final = "lock"
 STATE_NAME: Final = "state"

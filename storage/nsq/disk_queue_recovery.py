@@ -36,7 +36,6 @@ from typing import Final
 from ...transport.errors import E_BAD_ARGUMENT, E_TOO_BIG, UsageError
 from ..errors import Damaged
 from ..files import Files
-from ..log.log_format import TEMPORARY_SUFFIX
 from .disk_queue_format import (
     LENGTH_BYTES,
     META_BYTES_MAX,
@@ -136,13 +135,7 @@ class QueueFiles:
 
 def write_meta(place: QueueFiles, meta: Meta) -> None:
     """Write the metadata completely or not at all. They are synced when this returns."""
-    files = place.files
-    temporary = place.meta_path + TEMPORARY_SUFFIX
-    if files.exists(temporary):
-        files.remove(temporary)
-    files.write_file(temporary, encode_meta(meta))
-    files.rename(temporary, place.meta_path)
-    files.sync_folder(place.folder)
+    place.files.replace_file(place.meta_path, encode_meta(meta))
 
 
 def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
