@@ -59,7 +59,7 @@ class StageEngine(Engine):
         self.progress_ns = 0
         beat_ms = heartbeat_ms or self.rotation.present.heartbeat_ms
         self.link = Link(self, self.rotation, target, self, beat_ms, AGAIN | PASSING)
-        self.link.expects = lambda: session.out_bytes > 0 and not session.ended
+        self.link.expects = lambda: session.window.out_bytes > 0 and not session.ended
         self.add(self.link)
         self._push: sockets.Socket | None = None
         self._push_endpoint = ""
@@ -85,7 +85,7 @@ class StageEngine(Engine):
         asked = self.pump(now_ns)
         if (
             asked
-            or session.out_bytes * 2 > session.credit_bytes
+            or session.window.out_bytes * 2 > session.credit_bytes
             or now_ns - self._looked_ns > LOOK_NS
         ):
             self._looked_ns = now_ns
@@ -129,7 +129,7 @@ class StageEngine(Engine):
         super().timers(now_ns)
         session = self.session
         if self.link.up and not session.ended:
-            out_bytes = session.out_bytes
+            out_bytes = session.window.out_bytes
             if session.on_time(now_ns) is Reaction.RENEW:
                 self._stalled = (
                     f"none of the {out_bytes} bytes that were pushed to {self._push_endpoint} "
@@ -224,8 +224,10 @@ class StageEngine(Engine):
         refusal = session.refusal or link.refusal
         where = f"{link.target} at {self.rotation.url}"
         away = self.rotation.refusal()
+        window = session.window
         have = (
-            f"{session.received} of {session.total} blocks have arrived, {session.base} are durable"
+            f"{window.received.blocks} of {window.total.blocks} blocks have arrived, "
+            f"{window.durable.blocks} are durable"
         )
         if refusal is not None and refusal.code in PASSING:
             return Refused(
