@@ -37,11 +37,12 @@ from ...wire.protocol import (
     check_transaction,
 )
 from ..core.asking import Question, ask
-from ..core.lane import Text, pack_many
+from ..core.packing import pack_many
+from ..core.publish_arguments import Text
 from ..core.stage_engine import StageEngine
 from ..core.stage_session import WINDOW_BYTES, StageSession
 from ..core.stage_table import StageState
-from ..link.link import FAR_NS, check_timeout
+from ..link.timeouts import FAR_NS, check_timeout
 from .asker import Asker
 from .drive import Drive, ours
 from .producer import check_times

@@ -31,9 +31,11 @@ from ...wire.address import Address, Target, tcp_endpoint
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Abort, Push, Wire
-from ..link.link import AGAIN, BYE_LINGER_MS, Engine, Link, Steps, so_long
+from ..link.engine import Engine, Steps
+from ..link.link import AGAIN, BYE_LINGER_MS, Link
 from ..link.link_table import LinkState
 from ..link.reaction import Reaction
+from ..link.timeouts import format_timeout
 from .stage_session import PASSING, StageSession
 
 MS: Final = 1_000_000
@@ -222,7 +224,7 @@ class StageEngine(Engine):
         """Return the error for a time-out without progress."""
         session, link = self.session, self.link
         refusal = session.refusal or link.refusal
-        where = f"{link.target} at {self.rotation.url}"
+        where, limit = f"{link.target} at {self.rotation.url}", format_timeout(timeout)
         away = self.rotation.refusal()
         window = session.window
         have = (
@@ -232,12 +234,13 @@ class StageEngine(Engine):
         if refusal is not None and refusal.code in PASSING:
             return Refused(
                 refusal.code,
-                f"{where} accepted no more blocks for {so_long(timeout)}: {refusal.text} ({have})",
+                f"{where} accepted no more blocks for {limit}: {refusal.text} ({have})",
             )
         if away is not None:
-            text = f"{where}: no progress for {so_long(timeout)}: {away.text} ({have})"
+            text = f"{where}: no progress for {limit}: {away.text} ({have})"
             return Refused(away.code, text)
         why = self._stalled or link.why() or ("no answer" if link.up else link.state.value)
         return BrokerUnreachable(
-            E_TIMEOUT, f"{where}: no progress for {so_long(timeout)} ({why}); {have}. {advice()}"
+            E_TIMEOUT,
+            f"{where}: no progress for {limit} ({why}); {have}. {advice()}",
         )

@@ -19,7 +19,7 @@ from ...block.block import Block, Header, encode_header
 from ...wire.protocol import checksum_after
 
 
-class Mark(NamedTuple):
+class StageMark(NamedTuple):
     """A position in a stage: the number of blocks below it, and their bytes."""
 
     blocks: int = 0
@@ -32,7 +32,7 @@ class WindowEntry(NamedTuple):
     header: bytes
     payload: Any
     length: int
-    end: Mark
+    end: StageMark
     checksum: int
 
 
@@ -41,7 +41,7 @@ class StageWindow:
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self.durable = self.received = self.sent = self.total = Mark()
+        self.durable = self.received = self.sent = self.total = StageMark()
         self.messages = self.checksum = 0  # of all blocks
         self._entries: dict[int, WindowEntry] = {}
 
@@ -76,7 +76,7 @@ class StageWindow:
         )
         self.checksum = checksum_after(self.checksum, header.columns_crc)
         self.messages += header.count
-        self.total = Mark(number + 1, self.total.size_bytes + header.length)
+        self.total = StageMark(number + 1, self.total.size_bytes + header.length)
         self._entries[number] = WindowEntry(
             encode_header(packed), block.payload, header.length, self.total, self.checksum
         )
@@ -127,6 +127,6 @@ class StageWindow:
         """Drop all blocks. Their totals stay."""
         self._entries.clear()
 
-    def _mark(self, number: int) -> Mark:
+    def _mark(self, number: int) -> StageMark:
         """Return the mark above the blocks below `number`, which are not below `durable`."""
         return self._entries[number - 1].end if number > self.durable.blocks else self.durable
