@@ -38,15 +38,19 @@ from ..storage.files import Files
 from ..transport.block.block import Block
 from ..transport.client.blocking.drive import Drive
 from ..transport.client.blocking.stage_writer import StageCommitter, StageWriter
-from ..transport.client.core.lane import Lane, ProducerEngine, pack_many
+from ..transport.client.core.lane import Lane
+from ..transport.client.core.packing import pack_many
+from ..transport.client.core.producer_engine import ProducerEngine
 from ..transport.client.core.producer_session import (
     UNKNOWN_OFFSET,
     PendingBlock,
     ProducerEvent,
     ProducerSession,
 )
-from ..transport.client.link.link import Link, Steps, until_ns
+from ..transport.client.link.engine import Steps
+from ..transport.client.link.link import Link
 from ..transport.client.link.reaction import Reaction
+from ..transport.client.link.timeouts import deadline_of
 from ..transport.errors import (
     E_BAD_ARGUMENT,
     E_NOT_FOUND,
@@ -272,7 +276,7 @@ def _ask(engine: ProducerEngine, lane: _FixedLane, timeout: float) -> Steps[int]
     lane.asked += 1
     lane.link.start(time.monotonic_ns())
     session = lane.session
-    met = yield (lambda: session.expected >= 0 or lane.refused is not None, until_ns(timeout))
+    met = yield (lambda: session.expected >= 0 or lane.refused is not None, deadline_of(timeout))
     lane.asked -= 1
     if lane.refused is not None:
         raise lane.refused

@@ -36,8 +36,8 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from wrapt import wrap_function_wrapper
 
 from ... import __version__
-from ...transport.client.core.lane import as_headers
 from ...transport.client.core.message import BatchView, MessageView
+from ...transport.client.core.publish_arguments import as_headers
 from ...transport.errors import UsageError, ZsqError
 
 __all__ = ["ZsqInstrumentor", "context_of"]

@@ -245,7 +245,7 @@ def pub(
     durably, until they are due; see `zsq delayed`.
     """
     from ....transport.client.blocking.client import Producer
-    from ....transport.client.core.lane import as_attributes, as_delay_ms
+    from ....transport.client.core.publish_arguments import as_attributes, as_delay_ms
     from ....transport.names import check_name
     from ....transport.wire.codec import CHANNEL_HEADER
 
