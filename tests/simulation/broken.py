@@ -207,23 +207,26 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a topic ships changes before the log that they mention": Defect(
         "actors/bucket/topic/shipping.py",
-        "        ranges, place, is_full = self._ranges(TOGETHER_BYTES if together else TICK_BYTES)\n",
-        "        ranges, place, is_full = self._ranges(TOGETHER_BYTES if together else TICK_BYTES)\n"
-        "        if self._queue and ranges:\n"
-        "            ranges, place, is_full = [], self._place, False\n",
+        "        begins = not stretch.is_full and base.is_ready\n",
+        "        if self._queue and stretch.ranges:\n"
+        "            cursor = self._cursor\n"
+        "            stretch = stretch._replace(\n"
+        "                ranges=[], place=cursor.place, end=cursor.end_at(cursor.place), is_full=False\n"
+        "            )\n"
+        "        begins = not stretch.is_full and base.is_ready\n",
         faults=("lost_disk",),
         ships=True,
     ),
     "publishes are not held at the bound": Defect(
-        "actors/bucket/topic/shipping.py",
-        "        return oldest > 0 and now_ns - oldest > self._lag_ns\n",
+        "actors/bucket/topic/ship_bound.py",
+        "        return self.oldest_ns > 0 and now_ns - self.oldest_ns > self.lag_ns\n",
         "        return False\n",
         faults=("lost_disk", "bucket_away"),
         ships=True,
     ),
     "offsets are given out that are not reserved": Defect(
-        "actors/bucket/topic/shipping.py",
-        "        runs_out = self._taken_end + messages > self.reserved\n",
+        "actors/bucket/topic/offset_reserve.py",
+        "        runs_out = self._taken_end + messages > self.end\n",
         "        runs_out = False\n",
         faults=("lost_disk", "bucket_away"),
         ships=True,
@@ -272,7 +275,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "the first piece of a topic does not have its rows": Defect(
         "actors/bucket/topic/shipping.py",
-        "        return self._is_first and (not self._has_base() or self._base_needs_upload())\n",
+        "        return self._window.lacks_base and not self._base.is_ready\n",
         "        return False\n",
         faults=("lost_disk",),
         ships=True,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from zsq.actors.bucket.archive import archive_actor, shipper
 from zsq.actors.bucket.standby import takeover
-from zsq.actors.bucket.topic import row_dumps, shipping, topic_lease
+from zsq.actors.bucket.topic import base_dump, topic_bucket, topic_lease
 from zsq.actors.primitives import lease_cell
 from zsq.actors.settings import options
 
@@ -85,12 +85,12 @@ def hasten(plan: ShipPlan) -> None:
     module.socket.gethostname = lambda: "simulated"
     for module in (options, takeover):
         module.SHIP_RESERVE = plan.reserve
-    module = shipping
-    module.CHANGES_BYTES_MAX = plan.changes_max
-    module.WAITING_BYTES_MAX, module.PATIENCE_S = plan.waiting_max, plan.patience_s
+    limits = topic_bucket.LIMITS
+    limits.changes_bytes, limits.waiting_bytes = plan.changes_max, plan.waiting_max
+    limits.inline_bytes = plan.inline_max
+    limits.patience_s, limits.pause_s = plan.patience_s, 0.1
+    module = base_dump
     module.PAUSE_S = 0.1
-    module = row_dumps
-    module.INLINE_BASE_BYTES = plan.inline_max
 
 
 class SimLeaseCell:

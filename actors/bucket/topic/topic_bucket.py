@@ -30,13 +30,14 @@ from ...settings.starts import StorageStart
 from ...storage.extension import Archived, ExtendedStorage, StorageExtension
 from .archive_link import ArchiveLink
 from .archiving import Archiver
-from .shipping import Shipping
+from .shipping import ShipLimits, Shipping
 from .topic_lease import TopicLease
 
 NOT_SHIPPED: Final = (
     "the topic answers publishes when they are in the bucket (--sync bucket), but this broker does "
     "not ship it: start it with --bucket and --bucket-lag, or set the topic's sync mode to always"
 )
+LIMITS: Final = ShipLimits()
 STOP_S: Final = 3.0  # a stop waits this long for the bucket
 _NS: Final = 1_000_000_000
 
@@ -76,8 +77,8 @@ class TopicBucket(StorageExtension):
         if not given.archive or not given.ship_lag_s or given.sync == "never":
             return None
         shipping = Shipping(
-            storage.store, bytes.fromhex(given.uuid).hex(), storage.title, self._link, storage, given.ship_lag_s,
-            self._shipped, storage.roll, is_urgent=self._waits_for_bucket, is_on=given.retention.archive == "on",
+            storage, bytes.fromhex(given.uuid).hex(), self._link, given.ship_lag_s, self._shipped,
+            is_urgent=self._waits_for_bucket, is_on=given.retention.archive == "on", limits=LIMITS,
         )  # fmt: skip
         storage.store.on_delayed_made = shipping.delayed_made
         self._holds_repeats = True
@@ -120,11 +121,11 @@ class TopicBucket(StorageExtension):
         if self._shipping is None:
             return True
         self._shipping.check()
-        return self._shipping.reserve(messages, then)
+        return self._shipping.may_commit(messages, then)
 
     def count_reserved(self, messages: Callable[[], int]) -> None:
         if self._shipping is not None:
-            self._shipping.promised = messages
+            self._shipping.reserve.promised = messages
 
     def check_primary(self) -> None:
         self._lease.watch.check()
@@ -134,7 +135,7 @@ class TopicBucket(StorageExtension):
     def confirmed_end(self) -> int:
         end = self._log.synced_end
         if self._waits_for_bucket and self._shipping is not None and not self._shipping.is_off:
-            return max(self._log.start, min(end, self._shipping.shipped_end))
+            return max(self._log.start, min(end, self._shipping.shipped.end))
         return end
 
     def readers_end(self) -> int:
@@ -284,14 +285,14 @@ class TopicBucket(StorageExtension):
     def stop(self) -> bool:
         """Return True if everything is shipped, or if the bucket did not answer for long."""
         shipping = self._shipping
-        if shipping is not None and not shipping.is_idle():
+        if shipping is not None and shipping.is_active:
             now = time.monotonic_ns()
             self._stop_ns = self._stop_ns or now
             shipping.tick()
             shipping.push()
             if now - self._stop_ns <= STOP_S * _NS:
                 return False
-        self._ended_shipped = shipping is None or shipping.is_idle()
+        self._ended_shipped = shipping is None or not shipping.is_active
         return True
 
     def end(self) -> None:
