@@ -190,18 +190,17 @@ DEFECTS: Final[dict[str, Defect]] = {
         archived=True,
     ),
     "the shipper answers before the tick exists": Defect(
-        "actors/bucket/archive/shipper.py",
-        "        thread.submit(partial(self._created, flight), partial(ship_log.create, tick))\n",
-        "        for one in flight.pieces:\n"
-        "            self._send(one.envelope, p.Done(one.message.request, {}))\n"
-        "        thread.submit(partial(self._created, flight), partial(ship_log.create, tick))\n",
+        "actors/bucket/archive/tick_writer.py",
+        "        thread.submit(partial(self._created, flight), partial(self.ship_log.create, tick))\n",
+        "        self._on_confirmed(flight, flight.began_ns)\n"
+        "        thread.submit(partial(self._created, flight), partial(self.ship_log.create, tick))\n",
         faults=("lost_disk",),
         ships=True,
     ),
     "the shipper answers a tick before an earlier one": Defect(
-        "actors/bucket/archive/shipper.py",
+        "actors/bucket/archive/tick_writer.py",
         "        flight.is_done = True\n",
-        "        self._flights.remove(flight)\n        self._confirm(flight, now)\n",
+        "        self.flights.remove(flight)\n        self._confirm(flight, now)\n",
         faults=("lost_disk",),
         ships=True,
     ),
@@ -239,8 +238,8 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "a boundary does not wait until the topics have shipped again": Defect(
-        "actors/bucket/archive/shipper.py",
-        "        oldest = min([self._last_number, self._registry_number, *needed.values()])\n",
+        "actors/bucket/archive/log_collector.py",
+        "        oldest = min([last, registry_number, *needed.values()])\n",
         "        oldest = target\n",
         faults=("kill_topic",),
         ships=True,
@@ -253,16 +252,15 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "a broker that has lost goes on": Defect(
-        "actors/bucket/archive/shipper.py",
-        "        now = time.monotonic_ns()\n        if isinstance(value, Fenced):\n"
-        "            self._lose(str(value))\n            return\n",
-        "        now = time.monotonic_ns()\n        if isinstance(value, Fenced):\n            value = None\n",
+        "actors/bucket/archive/tick_writer.py",
+        "            self._on_fenced(str(result))\n            return\n",
+        "            result = None\n",
         faults=("lost_disk",),
         ships=True,
     ),
     "a former primary removes what its successor has": Defect(
-        "actors/bucket/archive/shipper.py",
-        "        if chain.last is not None and chain.last.index.epoch > self._epoch:\n",
+        "actors/bucket/archive/log_collector.py",
+        "        if chain.last is not None and chain.last.index.epoch > self._takeover.epoch:\n",
         "        if False and chain.last is not None:\n",
         standby=True,
     ),
@@ -345,7 +343,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a primary has no heartbeats": Defect(
         "actors/bucket/archive/shipper.py",
-        "        if is_wanted and now >= due_ns and not self._flights:\n",
+        "        if (due_ns or not writer.sent_ns) and time.monotonic_ns() >= due_ns:\n",
         "        if False:\n",
         faults=("lost_disk",),
         standby=True,

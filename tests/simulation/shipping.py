@@ -8,11 +8,14 @@ import contextlib
 import io
 import json
 import random
+import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Final
 
-from zsq.actors.bucket.archive import archive_actor, shipper
+from zsq.actors.bucket.archive import archive_actor, shipper, tick_writer
 from zsq.actors.bucket.standby import takeover
 from zsq.actors.bucket.topic import base_dump, topic_bucket, topic_lease
 from zsq.actors.primitives import lease_cell
@@ -77,12 +80,12 @@ def draw_keeping(dice: random.Random, plan: ShipPlan) -> ShipPlan:
 
 def hasten(plan: ShipPlan) -> None:
     """Set the limits of this seed, and let the archive actor act within milliseconds."""
-    module: Any = shipper
-    module.LOG_TICKS, module.LOG_BYTES = plan.log_ticks, plan.log_bytes
-    module.COLLECT_EVERY_NS = 150 * MS
-    module.PAUSE_S, module.PAUSE_S_MAX = 0.05, 0.4
-    module.SHIP_RESERVE = plan.reserve
-    module.socket.gethostname = lambda: "simulated"
+    log_limits = archive_actor.LIMITS
+    log_limits.log_ticks, log_limits.log_bytes = plan.log_ticks, plan.log_bytes
+    log_limits.collect_every_ns = 150 * MS
+    log_limits.pause_s, log_limits.pause_s_max = 0.05, 0.4
+    socket.gethostname = lambda: "simulated"
+    module: Any
     for module in (options, takeover):
         module.SHIP_RESERVE = plan.reserve
     limits = topic_bucket.LIMITS
@@ -144,9 +147,22 @@ def prepare() -> None:
     for module in (archive_actor, lease_cell):
         anything = module
         anything.LeaseCell = SimLeaseCell
-    for module in (shipper, topic_lease, lease_cell):
+    for module in (shipper, tick_writer, topic_lease, lease_cell):
         anything = module
         anything.boot_ns = time.monotonic_ns
     actor: Any = archive_actor.ArchiveActor
     plain = actor.every
     actor.every = lambda self, ms, call: plain(self, 60 if ms == 1_000 else ms, call)
+
+
+def watch_event(event: shipper.ShipperEvent, watch: Callable[[Any, Any], None]) -> None:
+    """Call `watch` with each shipper to which this happens, and the details, before its action."""
+    table: Any = shipper.Shipper.TABLE
+
+    def watched(action: Any, self: Any, detail: Any) -> None:
+        watch(self, detail)
+        action(self, detail)
+
+    for key, (state, action) in list(table.items()):
+        if key[1] is event:
+            table[key] = state, partial(watched, action)

@@ -55,10 +55,11 @@ from ...runtime.worker_thread import WorkerThread
 from ...settings.starts import ArchiveStart
 from .cluster_reader import LOOK_MS, ClusterReader, check_store
 from .primacy import Primacy
-from .shipper import POLL_MS, Shipper, ShipperState
+from .shipper import POLL_MS, Shipper, ShipperLimits, ShipperState
 
 log = logging.getLogger("zsq")
 
+LIMITS: Final = ShipperLimits()
 UPLOAD_THREADS: Final = 2
 FETCH_THREADS: Final = 4
 # At the first start, a call may take this long. The broker starts without a bucket that is slower.
@@ -145,6 +146,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         bucket = self._open(SHIP_CALL_S)
         bucket.counts_of(self._bucket)
         return Shipper(
+            self._files,
             bucket,
             given.data_dir,
             int(given.ship_lag_s * _S),
@@ -155,6 +157,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             lambda uuid: self.supervisor.send((), p.WakeTopic(uuid)),
             Primacy(cell, given.addresses),
             self._forgotten.add,
+            LIMITS,
         )
 
     def _make_cluster(self) -> ClusterReader | None:

@@ -39,12 +39,22 @@ class Encoded(NamedTuple):
 
 
 class TickEncoder:
-    """Encodes the ticks of one epoch. `digest` and `tails` are those of its takeover."""
+    """Encodes the ticks of one epoch. `digest` and `tails` are those of its takeover.
 
-    def __init__(self, files: Files, digest: str, tails: dict[str, Tail]) -> None:
+    Ticks whose numbers are multiples of `tails_every` have the tails of all topics.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        digest: str,
+        tails: dict[str, Tail],
+        tails_every: int = TAILS_EVERY,
+    ) -> None:
         self._files = files
         self._digest = digest
         self._tails = tails
+        self._tails_every = tails_every
         self._broken: dict[str, int] = {}  # the stream of each topic that has lost a piece
 
     def encode(
@@ -70,7 +80,7 @@ class TickEncoder:
             taken.append(piece)
             self._tails[piece.uuid] = advanced(self._tails.get(piece.uuid), piece, index.number)
         index = index._replace(previous=self._digest, pieces=tuple(taken))
-        if index.number % TAILS_EVERY == 0:
+        if index.number % self._tails_every == 0:
             index = index._replace(tails=self._tails)
         tick = encode_tick(index, bodies, registry)
         self._digest = tick.digest

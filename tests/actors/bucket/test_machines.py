@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from zsq.actors.bucket.archive import shipper
 from zsq.actors.bucket.topic import base_dump, shipping
 
 Rows = set[tuple[str, str, str]]
@@ -33,7 +34,11 @@ def rows_that_run(table: Mapping[tuple[Enum, Enum], Any]) -> Rows:
 
 @pytest.mark.parametrize(
     ("module", "table"),
-    [(shipping, shipping.Shipping.TABLE), (base_dump, base_dump.BASE_TABLE)],
+    [
+        (shipping, shipping.Shipping.TABLE),
+        (base_dump, base_dump.BASE_TABLE),
+        (shipper, shipper.Shipper.TABLE),
+    ],
 )
 def test_the_table_in_the_caption_is_the_one_that_runs(
     module: ModuleType, table: Mapping[tuple[Enum, Enum], Any]
@@ -41,7 +46,9 @@ def test_the_table_in_the_caption_is_the_one_that_runs(
     assert rows_of(module.__doc__ or "") == rows_that_run(table)
 
 
-@pytest.mark.parametrize("table", [shipping.Shipping.TABLE, base_dump.BASE_TABLE])
+@pytest.mark.parametrize(
+    "table", [shipping.Shipping.TABLE, base_dump.BASE_TABLE, shipper.Shipper.TABLE]
+)
 def test_each_state_can_be_left_except_the_last_ones(
     table: Mapping[tuple[Enum, Enum], Any],
 ) -> None:
