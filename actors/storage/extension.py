@@ -16,7 +16,6 @@ storage knows the questions, and no extension.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -238,9 +237,6 @@ class StorageExtension:
 @cache
 def extension_class() -> type[StorageExtension]:
     """Return the class that fills the extension point."""
-    names: tuple[str, ...] = filled("STORAGE")
-    assert len(names) <= 1, f"two extensions want the storage of topics: {names}"
-    if not names:
-        return StorageExtension
-    found: type[StorageExtension] = pkgutil.resolve_name(names[0])
-    return found
+    classes: tuple[type[StorageExtension], ...] = filled("STORAGE")
+    assert len(classes) <= 1, f"two extensions want the storage of topics: {classes}"
+    return classes[0] if classes else StorageExtension

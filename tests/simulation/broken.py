@@ -356,7 +356,7 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "a topic does not look at its lease": Defect(
-        "actors/primitives/lease_cell.py",
+        "actors/bucket/lease_cell.py",
         "        if not self._run_dir:\n            return False\n",
         "        if True:\n            return False\n",
         faults=("cut_off", "pause_machine"),

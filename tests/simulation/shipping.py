@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final
 
+from zsq.actors.bucket import lease_cell
 from zsq.actors.bucket.archive import archive_actor, shipper, tick_writer
 from zsq.actors.bucket.standby import takeover
 from zsq.actors.bucket.topic import base_dump, topic_bucket, topic_lease
-from zsq.actors.primitives import lease_cell
 from zsq.actors.settings import options
 
 from .contents import InlineThreads

@@ -15,7 +15,7 @@ from support.ship_bucket import FakeBucket, FakeThread
 
 from zsq.actors.bucket.archive.primacy import Primacy
 from zsq.actors.bucket.archive.shipper import Shipper, ShipperLimits, ShipperState
-from zsq.actors.primitives.lease_cell import LeaseCell
+from zsq.actors.bucket.lease_cell import LeaseCell
 from zsq.storage.bucket.shipping.ship_log import find_chain, replay_tails
 from zsq.storage.bucket.shipping.tick_format import (
     TAKEOVER,

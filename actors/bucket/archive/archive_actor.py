@@ -48,11 +48,11 @@ from ....transport.errors import (
 )
 from ....transport.memory import return_large_memory
 from ....transport.wire import protocol as p
-from ...primitives.lease_cell import LeaseCell
 from ...runtime.actor import Actor, StartFailed
 from ...runtime.port import Envelope, Mail, Port
 from ...runtime.worker_thread import WorkerThread
 from ...settings.starts import ArchiveStart
+from ..lease_cell import LeaseCell
 from .cluster_reader import LOOK_MS, ClusterReader, check_store
 from .primacy import Primacy
 from .shipper import POLL_MS, Shipper, ShipperLimits, ShipperState

@@ -26,7 +26,7 @@ from ....storage.bucket.shipping.standbys import (
     patience_ns,
     terms_of,
 )
-from ...primitives.lease_cell import OVER, LeaseCell
+from ..lease_cell import OVER, LeaseCell
 
 log = logging.getLogger("zsq")
 

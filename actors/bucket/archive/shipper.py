@@ -48,7 +48,7 @@ from ....storage.files import Files
 from ....storage.log.log_format import TEMPORARY_SUFFIX
 from ....transport.errors import E_BUCKET, E_FENCED, Refused
 from ....transport.wire import protocol as p
-from ...primitives.lease_cell import boot_ns
+from ...primitives.boot_clock import boot_ns
 from ...runtime.port import Envelope
 from ...runtime.worker_thread import WorkerThread
 from ...settings import options

@@ -20,7 +20,7 @@ from ....storage.bucket.shipping.ship_log import Fenced, ShipLog, Taken
 from ....storage.bucket.shipping.standbys import NO_STANDBY, Terms
 from ....storage.bucket.shipping.tick_format import TICK, WINDOW, EncodedTick, Index, Tail, after
 from ....storage.errors import StorageError
-from ...primitives.lease_cell import boot_ns
+from ...primitives.boot_clock import boot_ns
 from ...runtime.worker_thread import WorkerThread
 from .primacy import Primacy
 from .registry_watch import Registry, RegistryWatch

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from ....transport.errors import E_STANDBY, Refused
-from ...primitives.lease_cell import LeaseWatch, boot_ns, run_dir_of
+from ...primitives.boot_clock import boot_ns
+from ..lease_cell import LeaseWatch, run_dir_of
 
 RETRY_MS: Final = 20.0
 # Publishes are refused when they have waited for so long.

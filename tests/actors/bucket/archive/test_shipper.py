@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from support.ship_world import ARCHIVE, NS, Topic, World, fake_clock
 
 from zsq.actors.bucket.archive.shipper import ShipperLimits, ShipperState
-from zsq.actors.primitives.lease_cell import OVER, boot_ns
+from zsq.actors.bucket.lease_cell import OVER
+from zsq.actors.primitives.boot_clock import boot_ns
 from zsq.storage.bucket.shipping.ship_log import ShipLog, find_chain
 from zsq.storage.bucket.shipping.standbys import Notice, encode_notice, notice_object
 from zsq.storage.bucket.shipping.tick_format import (

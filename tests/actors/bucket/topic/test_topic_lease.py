@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from zsq.actors.bucket import lease_cell
+from zsq.actors.bucket.lease_cell import OVER, LeaseCell, LeaseWatch
 from zsq.actors.bucket.topic.topic_lease import PATIENCE_S, TopicLease
-from zsq.actors.primitives import lease_cell
-from zsq.actors.primitives.lease_cell import OVER, LeaseCell, LeaseWatch
 from zsq.transport.errors import E_STANDBY, Refused
 
 S = 1_000_000_000
