@@ -73,7 +73,7 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "actors.security": ("actors.runtime", "actors.settings"),
     "actors.topic": ("actors.primitives", "actors.runtime", "actors.settings", "actors.storage"),
     "actors.channel": ("actors.primitives", "actors.runtime", "actors.settings", "actors.statistics"),
-    "actors.bucket": ("actors.channel", "actors.primitives", "actors.settings"),
+    "actors.bucket": ("actors.channel", "actors.primitives", "actors.settings", "actors.statistics"),
     "actors.storage": ("actors.primitives", "actors.runtime", "actors.settings"),
     "actors.bucket.topic": ("actors.bucket", "actors.primitives", "actors.runtime", "actors.settings", "actors.storage"),
     "actors.scan": ("actors.primitives", "actors.runtime", "actors.settings"),

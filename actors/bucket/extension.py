@@ -6,5 +6,6 @@ from typing import Final
 
 STORAGE: Final = f"{__package__}.topic.topic_bucket:TopicBucket"
 ACKNOWLEDGEMENT: Final = f"{__package__}.channel_lease:ChannelLease"
+STATISTICS: Final = f"{__package__}.statistics:STATISTICS"
 COPY: Final = f"{__package__}.data_copy:copy_of"
 DIRECTORIES: Final = f"{__package__}.data_copy:DIRECTORIES"

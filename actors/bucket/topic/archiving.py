@@ -29,7 +29,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ....storage.bucket.archive.chunk_cache import ChunkCache, Segment
 from ....storage.directory.store import Store
@@ -38,7 +38,6 @@ from ....storage.log.index import INDEX_EVERY_BYTES
 from ....storage.log.log_format import chunk_name
 from ....transport.errors import E_CHECKSUM, E_FENCED
 from ....transport.wire import protocol as p
-from ...runtime.pulses import ArchivePulse
 from ...storage.commits import StateCommits
 from .archive_link import ArchiveLink
 
@@ -419,7 +418,7 @@ class Archiver:
             end = row.next_offset
         return end
 
-    def statistics(self) -> ArchivePulse:
+    def statistics(self) -> dict[str, Any]:
         archived = self._store.archived
         facts = self._log.reader.book.facts
         waiting = self._waiting() if self.is_on else []
@@ -427,5 +426,4 @@ class Archiver:
             "archived_chunks": len(archived),
             "archived_bytes": sum(row.size for row in archived.values()),
             "unarchived_bytes": sum(facts[base].bytes for base in waiting if base in facts),
-            "archiving": not self.is_idle(),
         }

@@ -37,7 +37,6 @@ from ....storage.bucket.shipping.tick_format import CHANGES_BYTES_MAX, TICK_BYTE
 from ....storage.row_changes import DELAYED, DELAYED_BEGIN, STATE, Change, encode_frames
 from ....transport.errors import E_BUCKET, E_FENCED, Refused
 from ....transport.wire import protocol as p
-from ...runtime.pulses import ShippingPulse
 from ...storage.extension import ExtendedStorage
 from .archive_link import Answer, ArchiveLink
 from .base_dump import BaseDump
@@ -669,12 +668,10 @@ class Shipping:
             return [f"publishing ended: {self.trouble}"]
         return [self.waiting()] if self._bound.is_alarm else []
 
-    def statistics(self) -> ShippingPulse:
+    def statistics(self) -> dict[str, Any]:
         now, oldest = time.monotonic_ns(), self._oldest_ns
         return {
             "shipping": self.state.value if self.shipped.is_caught_up else "catching up",
-            "is_shipping": self.is_active,
-            "is_shipped_at_end": False,
             "shipped_end": max(self.shipped.end, 0),
             "ship_lag_s": round((now - oldest) / _NS_PER_S, 3) if oldest else 0.0,
         }

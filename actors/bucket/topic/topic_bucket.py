@@ -15,9 +15,9 @@ Without `--bucket-lag` nothing is shipped. There is no lease then, and publishes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ....storage.bucket.archive.chunk_cache import open_cache
 from ....storage.errors import NotHere
@@ -25,7 +25,6 @@ from ....storage.log.log_reader import OpenArchive
 from ....transport.errors import E_BUCKET, Refused
 from ....transport.settings import Retention
 from ....transport.wire import protocol as p
-from ...runtime.pulses import ExtensionPulse
 from ...settings.starts import StorageStart
 from ...storage.extension import Archived, ExtendedStorage, StorageExtension
 from .archive_link import ArchiveLink
@@ -63,7 +62,7 @@ class TopicBucket(StorageExtension):
         self._numbers = 0
         self._unleased: list[Action] = []
         self._stop_ns = 0  # since when a stop waits for the bucket
-        self._ended_shipped = False
+        self._is_settled = False
         self._shipping = self._make_shipping()
         self._archiver = self._make_archiver()
         host.obey_reload(p.ReloadShipping, self._take_bound)
@@ -292,7 +291,7 @@ class TopicBucket(StorageExtension):
             shipping.push()
             if now - self._stop_ns <= STOP_S * _NS:
                 return False
-        self._ended_shipped = shipping is None or not shipping.is_active
+        self._is_settled = shipping is None or not shipping.is_active
         return True
 
     def end(self) -> None:
@@ -341,11 +340,20 @@ class TopicBucket(StorageExtension):
             "and this broker runs without one: start it with --bucket"
         ]
 
-    def statistics(self) -> ExtensionPulse:
-        found = super().statistics()
-        if self._archiver is not None:
-            found = ExtensionPulse(**{**found, **self._archiver.statistics()})
-        if self._shipping is not None:
-            found = ExtensionPulse(**{**found, **self._shipping.statistics()})
-        found["is_shipped_at_end"] = self._ended_shipped
-        return found
+    @property
+    def is_busy(self) -> bool:
+        is_archiving = self._archiver is not None and not self._archiver.is_idle()
+        return is_archiving or (self._shipping is not None and self._shipping.is_active)
+
+    @property
+    def is_settled(self) -> bool:
+        return self._is_settled
+
+    def statistics(self) -> Mapping[str, Any]:
+        parts = (self._archiver, self._shipping)
+        return {
+            name: value
+            for part in parts
+            if part is not None
+            for name, value in part.statistics().items()
+        }

@@ -857,7 +857,7 @@ def test_statistics_and_texts_exist_in_every_state(topic: ShipTopic) -> None:
         topic.shipping.alarms()
         step()
     assert topic.shipping.statistics() == {
-        "shipping": "open", "is_shipping": False, "is_shipped_at_end": False,
+        "shipping": "open",
         "shipped_end": 3, "ship_lag_s": 0.0
     }  # fmt: skip
 
