@@ -72,7 +72,7 @@ class StorageExtension:
         self._log = storage.store.log
 
     @classmethod
-    def open_remote(cls, given: StorageStart) -> OpenArchive | None:
+    def open_remote(cls, start: StorageStart) -> OpenArchive | None:
         """Return what opens the reader of chunks that are not on this disk (`StoreOptions`)."""
         return None
 

@@ -102,17 +102,17 @@ class TickEncoder:
             raise Damaged("the piece does not continue where the topic's pieces so far end")
 
     def _body(self, piece: Piece, message: p.Ship) -> bytes:
-        found: list[bytes] = []
-        for one in piece.ranges:
-            path = f"{message.folder}/{chunk_name(one.base_offset)}"
+        parts: list[bytes] = []
+        for stretch in piece.ranges:
+            path = f"{message.folder}/{chunk_name(stretch.base_offset)}"
             fd = self._files.open_read(path)
             try:
-                data = self._files.pread(fd, one.stop - one.start, one.start)
+                data = self._files.pread(fd, stretch.stop - stretch.start, stretch.start)
             finally:
                 self._files.close(fd)
-            if len(data) != one.stop - one.start:
-                raise Damaged(f"{path} ends before byte {one.stop}, which was synced")
-            found.append(data)
+            if len(data) != stretch.stop - stretch.start:
+                raise Damaged(f"{path} ends before byte {stretch.stop}, which was synced")
+            parts.append(data)
         if message.changes:
-            found.append(message.changes)
-        return found[0] if len(found) == 1 else b"".join(found)
+            parts.append(message.changes)
+        return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -116,7 +116,7 @@ class TickWriter:
     @property
     def oldest_ns(self) -> int:
         """Since when the oldest piece on its way waits, 0 for none."""
-        times = [one.message.oldest_ns for flight in self.flights for one in flight.pieces]
+        times = [waiting.message.oldest_ns for flight in self.flights for waiting in flight.pieces]
         return min(times, default=0)
 
     def retry(self, now_ns: int) -> None:

@@ -38,7 +38,7 @@ NOT_SHIPPED: Final = (
 )
 LIMITS: Final = ShipLimits()
 STOP_S: Final = 3.0  # a stop waits this long for the bucket
-_NS: Final = 1_000_000_000
+_NS_PER_S: Final = 1_000_000_000
 
 Action = Callable[[], object]
 
@@ -48,11 +48,11 @@ class TopicBucket(StorageExtension):
 
     def __init__(self, storage: ExtendedStorage) -> None:
         super().__init__(storage)
-        given, host = storage.given, storage.host
-        self._waits_for_bucket = given.sync == "bucket"
-        self._link = ArchiveLink(lambda: host.open_dealer(given.archive))
+        start, host = storage.given, storage.host
+        self._waits_for_bucket = start.sync == "bucket"
+        self._link = ArchiveLink(lambda: host.open_dealer(start.archive))
         # Without shipping there is no cell, and the topic would look for its file all the time.
-        archive = given.archive if given.ship_lag_s else ""
+        archive = start.archive if start.ship_lag_s else ""
         self._lease = TopicLease(archive, host, self._lease_came)
         self._is_timed = False  # the timer of shipping runs
         self._holds_repeats = False
@@ -68,16 +68,16 @@ class TopicBucket(StorageExtension):
         host.obey_reload(p.ReloadShipping, self._take_bound)
 
     @classmethod
-    def open_remote(cls, given: StorageStart) -> OpenArchive | None:
-        return open_cache(given.cache_bytes) if given.archive else None
+    def open_remote(cls, start: StorageStart) -> OpenArchive | None:
+        return open_cache(start.cache_bytes) if start.archive else None
 
     def _make_shipping(self) -> Shipping | None:
-        storage, given = self.storage, self.storage.given
-        if not given.archive or not given.ship_lag_s or given.sync == "never":
+        storage, start = self.storage, self.storage.given
+        if not start.archive or not start.ship_lag_s or start.sync == "never":
             return None
         shipping = Shipping(
-            storage, bytes.fromhex(given.uuid).hex(), self._link, given.ship_lag_s, self._shipped,
-            is_urgent=self._waits_for_bucket, is_on=given.retention.archive == "on", limits=LIMITS,
+            storage, bytes.fromhex(start.uuid).hex(), self._link, start.ship_lag_s, self._shipped,
+            is_urgent=self._waits_for_bucket, is_on=start.retention.archive == "on", limits=LIMITS,
         )  # fmt: skip
         storage.store.on_delayed_made = shipping.delayed_made
         self._holds_repeats = True
@@ -85,12 +85,12 @@ class TopicBucket(StorageExtension):
         return shipping
 
     def _make_archiver(self) -> Archiver | None:
-        storage, given = self.storage, self.storage.given
-        if not given.archive:
+        storage, start = self.storage, self.storage.given
+        if not start.archive:
             return None
         return Archiver(
-            storage.store, given.name, bytes.fromhex(given.uuid).hex(), storage.title, storage.state, self._link, storage.fetched,
-            self.then, is_on=given.retention.archive == "on",
+            storage.store, start.name, bytes.fromhex(start.uuid).hex(), storage.title, storage.state, self._link, storage.fetched,
+            self.then, is_on=start.retention.archive == "on",
         )  # fmt: skip
 
     # May a publish be accepted?
@@ -243,10 +243,10 @@ class TopicBucket(StorageExtension):
             for action in unshipped.values():
                 self.confirm(action)  # it may have to wait for the lease
 
-    def _take_bound(self, told: p.ReloadShipping) -> None:
+    def _take_bound(self, order: p.ReloadShipping) -> None:
         """Apply another bound of shipping."""
         if self._shipping is not None:
-            self._shipping.set_bound(told.bucket_lag_s)
+            self._shipping.set_bound(order.bucket_lag_s)
             self._tick_shipping()
 
     def turn(self) -> None:
@@ -289,7 +289,7 @@ class TopicBucket(StorageExtension):
             self._stop_ns = self._stop_ns or now
             shipping.tick()
             shipping.push()
-            if now - self._stop_ns <= STOP_S * _NS:
+            if now - self._stop_ns <= STOP_S * _NS_PER_S:
                 return False
         self._is_settled = shipping is None or not shipping.is_active
         return True
