@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self, TypedDict
 
 from ..actors.statistics.cluster import BrokerRow, Report, TopicRow
-from ..actors.statistics.schema import Level, rows_of
+from ..actors.statistics.schema import rows_of
 from ..transport.reports import ProcessStats
 from ..transport.wire.answers import BrokerSummary, OverviewAnswer, OverviewRow
 
@@ -83,7 +83,7 @@ def share(value: Any) -> str:
     return "" if value is None else f"{value:.1f}%"
 
 
-def _plain(level: Level) -> tuple[TableColumn, ...]:
+def _plain(level: str) -> tuple[TableColumn, ...]:
     return tuple(
         TableColumn(row.view, row.top, size if row.unit == "bytes" else count)
         for row in rows_of(level)

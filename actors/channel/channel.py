@@ -20,7 +20,6 @@ from ...transport.errors import (
     E_CLOSED,
     E_CLOSING,
     E_HELLO,
-    E_STANDBY,
     Refused,
     UsageError,
     ZsqError,
@@ -28,7 +27,6 @@ from ...transport.errors import (
 from ...transport.names import is_ephemeral
 from ...transport.settings import ATTEMPTS_MAX, ChannelOptions, NewChannelSettings
 from ...transport.wire import protocol as p
-from ..primitives.lease_cell import LOST, LeaseWatch, run_dir_of
 from ..primitives.ranges import Span, ranges_of
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.link_ends import LinkEnds
@@ -37,6 +35,7 @@ from ..runtime.pulses import ChannelDetails, ChannelPulse
 from ..settings import channel_settings, options
 from ..settings.closing import TO_CONSUMERS
 from ..settings.starts import ChannelStart
+from .ack_policy import ack_policy_class
 from .core import ChannelCore, Peeks, check_ready, consumer_of
 from .dead_letter_sender import DeadLetterSender
 from .due_clock import DueClock
@@ -164,7 +163,6 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
 
 log = logging.getLogger("zsq")
 _MS = 1_000_000
-LEASE_LOOK_MS: Final = 1_000.0  # how often a channel with consumers looks at the lease
 
 
 class ChannelActor(Actor[ChannelStart]):
@@ -191,8 +189,8 @@ class ChannelActor(Actor[ChannelStart]):
         self.skips = Skips(self.supply.deferred)
         self._stop_ns = 0
         self.closed: bool = self.given.closed  # closed for consumers
-        self.lease = LeaseWatch(run_dir_of(self.given.front) if self.given.leased else "")
-        self._looks_at_lease = False
+        self.acks = ack_policy_class()(self.given)
+        self._looks_at_acks = False
         self._fetches: dict[int, int] = {}  # request -> offset whose block a redelivery needs
         self._hinted_ns = 0
         self._corrupt_told = self._corrupt_limit = self._corrupt_until_ns = 0
@@ -258,7 +256,7 @@ class ChannelActor(Actor[ChannelStart]):
     def subscribe(self, port: Port, mail: Mail, message: p.Sub) -> None:
         if self.closed:
             raise Refused(E_CLOSED, TO_CONSUMERS)
-        self.lease.check()
+        self.acks.check()
         if self.last_consumer is not None and self.last_consumer.over:
             text = (
                 f"ephemeral channel {self.name!r} is being removed because it has no consumers; "
@@ -416,7 +414,7 @@ class ChannelActor(Actor[ChannelStart]):
     # Each turn of the loop
 
     def on_turn(self) -> None:
-        self._look_at_lease()
+        self._look_at_acks()
         self.core.rest()
         self.supply.head = self._head
         detach = self.feed.wanted(self.core.is_wanted() and not self.stopping)
@@ -438,23 +436,23 @@ class ChannelActor(Actor[ChannelStart]):
         if self.last_consumer is not None and not self.stopping:
             self._look_for_consumers(self.last_consumer)
 
-    def _look_at_lease(self) -> None:
-        """Turn the consumers away if this broker is not primary any more.
+    def _look_at_acks(self) -> None:
+        """Turn the consumers away if this broker may confirm nothing any more.
 
         A timer looks again while there are consumers, because they may be idle.
         """
-        if not self.given.leased:
+        if not self.acks.look_ms:
             return
-        if self.core.consumers and self.lease.is_lost:
+        if self.core.consumers and (refused := self.acks.refusal()) is not None:
             for peer in list(self.core.consumers):
-                self.front.send(peer, p.Failed(0, E_STANDBY, LOST))
+                self.front.send(peer, p.Failed(0, refused.code, refused.text))
                 self.core.unsubscribe(peer, Departure.SENT_AWAY)
-        if bool(self.core.consumers) != self._looks_at_lease:
-            self._looks_at_lease = not self._looks_at_lease
-            if self._looks_at_lease:
-                self.every(LEASE_LOOK_MS, self._look_at_lease)
+        if bool(self.core.consumers) != self._looks_at_acks:
+            self._looks_at_acks = not self._looks_at_acks
+            if self._looks_at_acks:
+                self.every(self.acks.look_ms, self._look_at_acks)
             else:
-                self.cease(self._look_at_lease)
+                self.cease(self._look_at_acks)
 
     def _turn_away(self, code: str, text: str) -> None:
         """End the links of all consumers with this error, when their finishes are committed.

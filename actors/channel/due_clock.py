@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..primitives.lease_cell import boot_ns
+from ..primitives.boot_clock import boot_ns
 
 
 class DueClock:

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from ...transport.reports import (
-    ArchiveFacts,
     BlockerRow,
     ChannelFacts,
     ConsumerReport,
@@ -27,7 +26,6 @@ from ...transport.reports import (
     PublisherStats,
     Rates,
     RetentionFacts,
-    ShippingFacts,
     StageFacts,
     SupplyFacts,
     UpkeepFacts,
@@ -116,36 +114,17 @@ class StagingPulse(StagesPulse):
     rates: Rates
 
 
-class ArchivePulse(ArchiveFacts):
-    """The archive in a pulse. `archiving` is True while something is left to upload or to list."""
-
-    archiving: bool
-
-
-class ShippingPulse(ShippingFacts):
-    """The shipping in a pulse. `is_shipping` is True while something is left to ship.
-
-    `is_shipped_at_end` is True in the last pulse of a topic that ends with nothing left.
-    """
-
-    is_shipped_at_end: bool
-    is_shipping: bool
-
-
-class ExtensionPulse(ArchivePulse, ShippingPulse):
-    """The part of a storage's pulse that its extension knows."""
-
-
-class StoragePulse(
-    LogFacts, RetentionPulse, UpkeepPulse, ExtensionPulse, DelayedPulse, StagingPulse
-):
+class StoragePulse(LogFacts, RetentionPulse, UpkeepPulse, DelayedPulse, StagingPulse):
     """The storage's part of a topic's pulse.
 
     `gaps` are the spans of offsets that takeovers skipped. They never had a message. `waiting` is
     the offset from which messages wait for a first channel. `oldest_ns` maps each
     channel to the time when its oldest unfinished message was stored. The key "" stands for the
-    whole topic. `backup` is True while a backup of the topic is being made. `ship_refused` is why
-    publishes are refused because of the bucket, or "".
+    whole topic. `backup` is True while a backup of the topic is being made.
+
+    The extension of the storage adds the values of its statistics. `extension_busy` is True while
+    it has something left to do. `extension_settled` is True in the last pulse of a topic that ends
+    with nothing left. `extension_refusal` is why it refuses publishes, or "".
     """
 
     backup: bool
@@ -155,7 +134,9 @@ class StoragePulse(
     channels: int
     producers_known: int
     state_alarm: str
-    ship_refused: str
+    extension_busy: bool
+    extension_settled: bool
+    extension_refusal: str
     disk_full: str
     oldest_ns: Mapping[str, int]
 

@@ -86,8 +86,8 @@ class ChannelStart(ActorStart):
     """Start values of a channel.
 
     `topic`, `storage` and `scan` are endpoints. `made_with` are the settings of a new channel.
-    `closed` means closed to consumers. `leased` is True in a broker that ships to a bucket, so that
-    it may be replaced by a standby.
+    `closed` means closed to consumers. `replaceable` is True in a broker that another
+    one may replace.
     """
 
     topic: str
@@ -97,7 +97,7 @@ class ChannelStart(ActorStart):
     closed: bool
     topic_name: str = ""
     uuid: str = ""
-    leased: bool = False
+    replaceable: bool = False
     made_with: NewChannelSettings = field(default_factory=NewChannelSettings)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.wire import answers
@@ -26,14 +26,14 @@ from .broker_view import (
 )
 from .channel_rows import coming_recent, drain_s, held, said_of, settled_end, waiting
 from .dead_letters import letter_count, senders
-from .schema import ENDS, rows_of
+from .schema import ENDS, SECTIONS, rows_of
 from .statistics import (
     behind_pause,
     broker_health,
-    bucket_row,
     log_head,
     process_rows,
     said_of_topic,
+    section_rows,
     waiting_count,
 )
 
@@ -88,7 +88,7 @@ class Overview:
         """Return an overview.
 
         `since` is the version that the client has. `processes` adds the rows of the processes and
-        of the bucket, and `alarms` those of the alarms.
+        of some sections, and `alarms` those of the alarms.
         """
         since = asked.get("since", 0)
         unknown = asked.keys() - {"since", "processes", "alarms"}
@@ -125,8 +125,7 @@ class Overview:
             found["processes"] = [
                 {"state": "up", **row} for row in process_rows(self._view, memory=False)
             ]
-            if (bucket := bucket_row(self._view)) is not None:
-                found["bucket"] = bucket
+            found.update(cast("Any", self._sections()))
         if asked.get("alarms"):
             alarms = self._view.alarms
             found["alarms"] = {
@@ -135,6 +134,12 @@ class Overview:
                 "receivers": alarms.receivers(),
             }
         return found
+
+    def _sections(self) -> dict[str, Mapping[str, Any]]:
+        """Return the rows of the sections that the overview has."""
+        rows = section_rows(self._view)
+        shown = [section.level for section in SECTIONS if section.in_overview]
+        return {level: rows[level] for level in shown if level in rows}
 
     def rows(self) -> dict[str, tuple[Row, dict[str, Row]]]:
         """Return all rows."""
@@ -232,9 +237,11 @@ class Overview:
 
 
 def _is_clustered(view: BrokerView) -> bool:
-    """Return True if the broker belongs to a cluster, or a standby follows it."""
-    bucket = bucket_row(view)
-    return bucket is not None and bool(bucket["cluster"] or bucket["standbys"])
+    """Return True if other brokers belong to this one."""
+    rows = section_rows(view)
+    return any(
+        section.shows_cluster(rows[section.level]) for section in SECTIONS if section.level in rows
+    )
 
 
 def _is(one: object, other: object) -> bool:

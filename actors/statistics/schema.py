@@ -3,8 +3,8 @@
 A new counter of a channel is one row here and one line where it is counted. The row defines the
 counter itself (`COUNTERS`), its default before the first report, and its place in `zsq stats` and
 `--json`, in the overview (console, `zsq top`), in nsqd's `/stats`, in `/metrics`, and in the tables
-of docs/operations.md and docs/http.md. This module imports nothing of the package, so that each
-process may read it. The shapes of whole rows are in `transport/reports.py`.
+of docs/operations.md and docs/http.md. The shapes of whole rows are in
+`transport/reports.py`. An extension adds its rows (`ExtensionStatistics`).
 
 The rows are in the order of the families in `/metrics`. If NSQ has the same statistic, it has NSQ's
 name here. So the field `nsq` contains only the position of a statistic in nsqd's answer.
@@ -12,95 +12,15 @@ name here. So the field `nsq` contains only the position of a statistic in nsqd'
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
-Level = Literal[
-    "broker",
-    "disk",
-    "bucket",
-    "schedules",
-    "gateway",
-    "process",
-    "topic",
-    "publisher",
-    "channel",
-    "consumer",
-    "request",
-]
+from ..runtime.extensions import filled
+from .statistic import ExtensionStatistics, Section, Statistic
 
-
-class Statistic(NamedTuple):
-    """One statistic of a level."""
-
-    level: Level
-    name: str
-    """The name in `Admin.stats` and `zsq stats --json`; "" if only other views have it."""
-    unit: str
-    counted: str
-    """The file below actors/ that counts or measures it."""
-    help: str
-    """The meaning, in `/metrics` and in the documentation."""
-    metric: str = ""
-    """The Prometheus name; "" if `/metrics` does not have it."""
-    view: str = ""
-    """The name in the overview; rows of one level with the same name are summed there."""
-    nsq: int = 0
-    """The position in nsqd's /stats; 0 if nsqd does not have it."""
-    default: Any = 0
-    """The value before the process has reported."""
-    title: str = ""
-    """The heading of the column in `zsq stats`."""
-    rare: int = 0
-    """The group and position of a rare column, or 0.
-
-    Columns with the same number are shown only if one of them is not 0. They come last, in the
-    order of these numbers.
-    """
-    top: str = ""
-    """The heading of the column in `zsq top`, if that is a plain number."""
-    counter: bool = False
-    """True for a counter of a channel. A channel keeps all of its counters on disk."""
-    ends: bool = False
-    """True for a counter of messages that leave a channel for good."""
-    note: str = ""
-    """The full meaning, for the documentation."""
-    more_labels: tuple[str, ...] = ()
-    """Prometheus labels in addition to those of the level."""
-
-    @property
-    def kind(self) -> str:
-        """The type of the Prometheus family."""
-        return (
-            "counter"
-            if self.metric.endswith("_total")
-            else "histogram"
-            if self.unit == "histogram of s"
-            else "gauge"
-        )
-
-    @property
-    def is_of_storage(self) -> bool:
-        """True for a value that a topic's storage or its extension reports."""
-        return self.level == "topic" and not self.counted.startswith(("statistics/", "topic/"))
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return _LABELS.get(self.level, ()) + self.more_labels
-
-
-_LABELS: Final[dict[str, tuple[str, ...]]] = {
-    "topic": ("topic",),
-    "channel": ("topic", "channel"),
-    "process": ("kind",),
-}
 _S = Statistic
 _VIEW: Final = "statistics/statistics.py"
 _METRICS: Final = "gateways/http/api/metrics.py"
 _RETENTION: Final = "storage/retention.py"
-_ARCHIVE: Final = "bucket/topic/archiving.py"
-_SHIPPING: Final = "bucket/topic/shipping.py"
-_SHIPPER: Final = "bucket/archive/shipper.py"
-_ARCHIVE_ACTOR: Final = "bucket/archive/archive_actor.py"
 _DELAYED: Final = "storage/delayed.py"
 _BOOK: Final = "schedules/book.py"
 _ROW: Final = "statistics/channel_rows.py"
@@ -137,30 +57,7 @@ _BROKER: Final = (
     _S("broker", "gateways", "rows", _VIEW, "NSQ gateways that are up", default=[]),
     _S("broker", "disk", "row", _VIEW, "the file system of the data directory", default={}),
     _S("broker", "clients_left_out", "rows", _VIEW, "rows of clients that the answer had no room for; left out where it is 0"),
-    _S("broker", "bucket", "row", _VIEW, "the bucket; left out without one", default={}),
-    _S("bucket", "url", "text", _ARCHIVE_ACTOR, "URL of the bucket", default=""),
-    _S("bucket", "trouble", "text", _ARCHIVE_ACTOR, "1: the bucket can be used; 0: it cannot", metric="zsq_bucket_healthy", default="",
-       note="why the bucket cannot be used; `\"\"` while it can. In `/metrics` 1 while it can"),
-    _S("bucket", "shipping", "text", _SHIPPER, "`open` while changes are shipped, `closed` or `taking over` before, `lost` after another"
-       " copy of the broker took over, `off` without shipping", default="off"),
-    _S("bucket", "lag_s", "s", _SHIPPER, "age of the oldest change that waits to be shipped", metric="zsq_bucket_lag_seconds",
-       default=0.0),
-    _S("bucket", "cost", "money", _ARCHIVE_ACTOR, "cost of the requests so far, by --bucket-cost; 0 without it",
-       metric="zsq_bucket_cost_total", default=0.0),
-    _S("bucket", "shipped_bytes", "bytes", _SHIPPER, "bytes of ticks that were shipped", metric="zsq_bucket_shipped_bytes_total"),
-    _S("bucket", "shipped_ticks", "ticks", _SHIPPER, "ticks that were shipped", metric="zsq_bucket_shipped_ticks_total"),
-    _S("bucket", "epoch", "number", _SHIPPER, "takeovers and starts of a primary so far", metric="zsq_bucket_epoch", default=0),
-    _S("bucket", "standbys", "standbys", _SHIPPER, "standbys that follow this broker", metric="zsq_bucket_standbys", default=0),
-    _S("bucket", "standby_addresses", "text", _SHIPPER, "addresses of the standbys that follow this broker", default=""),
-    _S("bucket", "addresses", "text", _ARCHIVE_ACTOR, "addresses at which clients reach this broker", default=""),
-    _S("bucket", "cluster", "text", _ARCHIVE_ACTOR, "URL of the cluster's directory; `\"\"` without one", default=""),
-    _S("bucket", "write_requests", "requests", _ARCHIVE_ACTOR,
-       "requests that stored or listed objects, since the archive's process began", metric="zsq_bucket_write_requests_total"),
-    _S("bucket", "read_requests", "requests", _ARCHIVE_ACTOR, "requests that read objects", metric="zsq_bucket_read_requests_total"),
-    _S("bucket", "remove_requests", "requests", _ARCHIVE_ACTOR, "requests that removed objects", metric="zsq_bucket_remove_requests_total"),
-    _S("bucket", "sent_bytes", "bytes", _ARCHIVE_ACTOR, "bytes of stored objects", metric="zsq_bucket_sent_bytes_total"),
-    _S("bucket", "received_bytes", "bytes", _ARCHIVE_ACTOR, "bytes that were read", metric="zsq_bucket_received_bytes_total"),
-    _S("broker", "schedules", "row", _VIEW, "the schedules of all topics; left out without one", default={}),
+    _S("broker", "schedules", "row", "statistics/schema.py", "the schedules of all topics; left out without one", default={}),
     _S("schedules", "count", "schedules", _BOOK, "schedules of all topics", metric="zsq_schedules"),
     _S("schedules", "failing", "schedules", _BOOK, "schedules that cannot publish now", metric="zsq_schedules_failing"),
     _S("schedules", "published_count", "messages", _BOOK, "messages that schedules have published", metric="zsq_schedule_messages_total"),
@@ -186,7 +83,7 @@ _TOPIC: Final = (
     _S("topic", "", "text", _OVERVIEW, "`up`; `asleep` if it was not used for a while; or what its processes wait for", view="state"),
     _S("topic", "health", "text", _VIEW, "`OK`, or all that is wrong with the topic", view="health", default="OK"),
     _S("topic", "write_trouble", "text", _VIEW, "1: what is published is kept; 0: it failed, or cannot write", metric="zsq_topic_healthy",
-       default="", note="why what is published may not be kept now; `\"\"` if it is. `/ping` depends on it. In `/metrics` 1 if it is kept"),
+       is_trouble=True, default="", note="why what is published may not be kept now; `\"\"` if it is. `/ping` depends on it. In `/metrics` 1 if it is kept"),
     _S("topic", "full", "text", _VIEW, "`disk` or `topic` while publishes are refused for lack of space", default=""),
     _S("topic", "sync", "text", _VIEW, "when publishes are synced to disk", view="sync", default=""),
     _S("topic", "message_count", "messages", "topic/topic.py", "messages published", metric="zsq_topic_messages_total", view="messages",
@@ -228,18 +125,6 @@ _TOPIC: Final = (
        "messages from `start` to `head`, without lost ones and without offsets that a takeover skipped", view="kept"),
     _S("topic", "removed_bytes", "bytes", _RETENTION, "bytes of the log that retention removed",
        metric="zsq_topic_removed_bytes_total"),
-    _S("topic", "archived_chunks", "files", _ARCHIVE, "files of the log in the bucket", metric="zsq_topic_archived_chunks",
-       view="archived_chunks"),
-    _S("topic", "archived_bytes", "bytes", _ARCHIVE, "their size", metric="zsq_topic_archived_bytes", view="archived_bytes",
-       title="in bucket", rare=6, top="in bucket"),
-    _S("topic", "unarchived_bytes", "bytes", _ARCHIVE, "full files of the log that are not in the bucket yet; 0 without a bucket",
-       metric="zsq_topic_unarchived_bytes", view="unarchived_bytes", title="not yet", rare=6),
-    _S("topic", "shipping", "text", _SHIPPING, "`open` while the topic is shipped, `catching up` until the bucket has its history, `closed`"
-       " or `opening` while it cannot, `fenced` after another copy of the broker took over, `off` without shipping", default="off"),
-    _S("topic", "shipped_end", "offset", _SHIPPING, "the bucket has all messages below this offset; 0 without shipping",
-       metric="zsq_topic_shipped_end"),
-    _S("topic", "ship_lag_s", "s", _SHIPPING, "age of the oldest change that the bucket does not have; 0 if it has all",
-       metric="zsq_topic_ship_lag_seconds", default=0.0),
     _S("topic", "dropped_count", "messages", _RETENTION, "unfinished messages that retention dropped",
        metric="zsq_topic_dropped_messages_total", view="dropped", title="dropped, up to", rare=1, top="dropped"),
     _S("topic", "refused_count", "publishes", _RETENTION, "publishes refused because the topic was full",
@@ -402,15 +287,23 @@ _PROCESS: Final = (
     _S("request", "", "bytes", _METRICS, "bodies of requests in memory", metric="zsq_http_body_bytes"),
 )  # fmt: skip
 
-STATISTICS: Final[tuple[Statistic, ...]] = (*_BROKER, *_TOPIC, *_CHANNEL, *_CONSUMER, *_PROCESS)
+_EXTENSIONS: Final[tuple[ExtensionStatistics, ...]] = filled("STATISTICS")
+STATISTICS: Final[tuple[Statistic, ...]] = (
+    *_BROKER, *_TOPIC, *_CHANNEL, *_CONSUMER, *_PROCESS,
+    *(row for extension in _EXTENSIONS for row in extension.rows),
+)  # fmt: skip
+SECTIONS: Final[tuple[Section, ...]] = (
+    Section("schedules", "scheduler"),
+    *(section for extension in _EXTENSIONS for section in extension.sections),
+)
 METRICS: Final = tuple(row for row in STATISTICS if row.metric)
 
 
-def rows_of(level: Level) -> tuple[Statistic, ...]:
+def rows_of(level: str) -> tuple[Statistic, ...]:
     return tuple(row for row in STATISTICS if row.level == level)
 
 
-def defaults(level: Level) -> dict[str, Any]:
+def defaults(level: str) -> dict[str, Any]:
     """Return, by name, each statistic of `Admin.stats` before its process has reported."""
     return {row.name: row.default for row in STATISTICS if row.level == level and row.name}
 

@@ -9,21 +9,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from ...storage.errors import REFUSED_TEXT
 from ...transport.names import base_of
 from ...transport.reports import (
     BrokerLists,
     BrokerStats,
-    BucketStats,
     ConsumerStats,
     GatewayStats,
     LeftOut,
     ProcessStats,
     ProducerStats,
     PublisherStats,
-    SchedulesStats,
     StorageFacts,
     TopicStats,
 )
@@ -34,7 +32,6 @@ from ..runtime.process import private_bytes
 from ..runtime.process_table import Child
 from ..runtime.pulses import ChannelDetails, GatewayDetails, NsqClientReport, TopicDetails
 from ..settings import options
-from ..settings.starts import ArchiveStart
 from .broker_view import (
     REPORTED,
     BrokerView,
@@ -48,7 +45,7 @@ from .broker_view import (
 )
 from .channel_rows import age_s, channel_rows, depth, held, said_of, visible_end, waiting
 from .gathering import Details
-from .schema import NSQ_CLIENT, defaults, rows_of
+from .schema import NSQ_CLIENT, SECTIONS, defaults, rows_of
 
 # The fields that are added from the gateway's report. The channel's values stay as they are.
 OF_GATEWAY: Final = tuple(row.name for row in rows_of("consumer") if row.counted == NSQ_CLIENT)
@@ -202,7 +199,7 @@ def write_trouble(group: TopicView, disk: DiskView) -> str:
         down = again or group.state in (GroupState.CLEARING, GroupState.FAILED)
         return f"{group.state.value} {group.failure}".strip() if down else ""
     stats = storage_pulse(group)
-    causes = (stats.get("state_alarm"), stats.get("delayed_full"), stats.get("ship_refused"))
+    causes = (stats.get("state_alarm"), stats.get("delayed_full"), stats.get("extension_refusal"))
     said = [text for text in causes if text]
     if not said and (full := _disk_full(group)):
         said = [_refused_text(group, disk, full)]
@@ -310,13 +307,9 @@ def broker_statistics(view: BrokerView, topic: str, channel: str, details: Detai
         ],
     )
     left_out += sum(one.get("clients_left_out", 0) for one in of_gateways)
-    lists: BrokerLists = {}
+    lists = cast("BrokerLists", {} if topic else section_rows(view))
     if not topic:
         lists["gateways"] = [_gateway(child) for child in gateways if child.state == "up"]
-        if (bucket := bucket_row(view)) is not None:
-            lists["bucket"] = bucket
-        if (schedules := schedules_row(view)) is not None:
-            lists["schedules"] = schedules
         lists["recent_alarms"], lists["alarm_receivers"] = (
             view.alarms.recent(),
             view.alarms.receivers(),
@@ -397,32 +390,18 @@ def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
     return rows
 
 
-def bucket_row(view: BrokerView) -> BucketStats | None:
-    """Return the row of the bucket, or None without one.
-
-    Before the first report, it has what the archive actor was started with. Counts are 0.
-    """
-    archives = [child for child in view.singles.values() if child.spec.kind == "archive"]
-    if not archives:
-        return None
-    stats, missing, start = archives[0].stats, defaults("bucket"), archives[0].spec.start
-    if isinstance(start, ArchiveStart):
-        missing |= {
-            "url": start.url,
-            "addresses": ",".join(start.addresses),
-            "cluster": start.cluster,
-            "shipping": "closed" if start.ship_lag_s else "off",
-        }
-    return cast("BucketStats", {name: stats.get(name, missing[name]) for name in missing})
-
-
-def schedules_row(view: BrokerView) -> SchedulesStats | None:
-    """Return the row of the schedules, or None if the broker has had none since its start."""
-    schedulers = [child for child in view.singles.values() if child.spec.kind == "scheduler"]
-    if not schedulers:
-        return None
-    stats, missing = schedulers[0].stats, defaults("schedules")
-    return cast("SchedulesStats", {name: stats.get(name, missing[name]) for name in missing})
+def section_rows(view: BrokerView) -> dict[str, Mapping[str, Any]]:
+    """Return the row of each section whose process the broker has, by its level."""
+    rows: dict[str, Mapping[str, Any]] = {}
+    for section in SECTIONS:
+        for child in view.singles.values():
+            if child.spec.kind == section.kind:
+                missing = {**defaults(section.level), **section.before(child.spec.start)}
+                rows[section.level] = {
+                    name: child.stats.get(name, value) for name, value in missing.items()
+                }
+                break
+    return rows
 
 
 def _gateway(child: Child) -> GatewayStats:

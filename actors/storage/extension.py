@@ -11,13 +11,12 @@ storage knows the questions, and no extension.
 | When is what is stored confirmed? | `confirmed_end`, `readers_end`, `confirm`, `then`, `holds_...`, `is_over` |
 | What happens on the disk | `synced`, `policy_changed`, `sync_changed`, `turn`, `tick`, `gone`, `stop`, `end` |
 | Which files may leave the disk? | `archives`, `leavable`, `leave`, `keeps_remote`, `archived` |
-| Reports | `refusal`, `alarms`, `statistics` |
+| Reports | `refusal`, `alarms`, `is_busy`, `is_settled`, `statistics` |
 """
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -26,7 +25,6 @@ from ...storage.log.log_reader import OpenArchive
 from ...transport.settings import Retention
 from ..runtime.actor import Actor
 from ..runtime.extensions import filled
-from ..runtime.pulses import ExtensionPulse
 from ..settings.starts import StorageStart
 from .commits import StateCommits
 
@@ -74,7 +72,7 @@ class StorageExtension:
         self._log = storage.store.log
 
     @classmethod
-    def open_remote(cls, given: StorageStart) -> OpenArchive | None:
+    def open_remote(cls, start: StorageStart) -> OpenArchive | None:
         """Return what opens the reader of chunks that are not on this disk (`StoreOptions`)."""
         return None
 
@@ -220,27 +218,24 @@ class StorageExtension:
         """Return the alarms that last as long as their causes."""
         return []
 
-    def statistics(self) -> ExtensionPulse:
-        """Return the part of the storage's pulse that only an extension has."""
-        return {
-            "archived_chunks": 0,
-            "archived_bytes": 0,
-            "unarchived_bytes": 0,
-            "archiving": False,
-            "shipping": "off",
-            "is_shipping": False,
-            "is_shipped_at_end": False,
-            "shipped_end": 0,
-            "ship_lag_s": 0.0,
-        }
+    @property
+    def is_busy(self) -> bool:
+        """True while something is left to do, so that the topic must not sleep."""
+        return False
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the topic has stopped with nothing left to do."""
+        return False
+
+    def statistics(self) -> Mapping[str, Any]:
+        """Return the values of the extension's statistics (`ExtensionStatistics`)."""
+        return {}
 
 
 @cache
 def extension_class() -> type[StorageExtension]:
     """Return the class that fills the extension point."""
-    names: tuple[str, ...] = filled("STORAGE")
-    assert len(names) <= 1, f"two extensions want the storage of topics: {names}"
-    if not names:
-        return StorageExtension
-    found: type[StorageExtension] = pkgutil.resolve_name(names[0])
-    return found
+    classes: tuple[type[StorageExtension], ...] = filled("STORAGE")
+    assert len(classes) <= 1, f"two extensions want the storage of topics: {classes}"
+    return classes[0] if classes else StorageExtension

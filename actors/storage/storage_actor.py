@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from ...storage.directory.store import (
     Store,
@@ -717,7 +717,7 @@ class StorageActor:
         floors = tuple(self._channels.floors())
         holders = [floor for floor in floors if floor.channel and floor.offset < floor.end]
         holder = min(holders, key=lambda floor: floor.offset, default=None)
-        return {
+        pulse: StoragePulse = {
             "backup": self._backup.state is not BackupState.IDLE,
             "start": self._log.start,
             "head": self._log.synced_end,
@@ -729,9 +729,10 @@ class StorageActor:
             "channels": len(self._channels.rows),
             "producers_known": len(self._producers),
             **self._upkeep.statistics(self._troubles()),
-            **self.extension.statistics(),
+            "extension_busy": self.extension.is_busy,
+            "extension_settled": self.extension.is_settled,
+            "extension_refusal": self.extension.refusal(),
             "state_alarm": self.state.alarm(),
-            "ship_refused": self.extension.refusal(),
             "disk_full": self._disk_full(),
             "disk_refused_count": self._shortage.refused_count,
             **self._retention.statistics(),
@@ -739,3 +740,4 @@ class StorageActor:
             **self._stages.statistics(),
             "oldest_ns": self._oldest.refresh(floors),
         }
+        return cast("StoragePulse", {**self.extension.statistics(), **pulse})

@@ -22,7 +22,7 @@ class Handover:
 
     def noted(self, key: int, stats: Mapping[str, Any]) -> None:
         """Note a pulse."""
-        if stats.get("storage", {}).get("is_shipped_at_end"):
+        if stats.get("storage", {}).get("extension_settled"):
             self._missing.discard(key)
 
     @property

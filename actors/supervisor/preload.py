@@ -9,6 +9,7 @@ import multiprocessing.popen_forkserver  # noqa: F401
 import os
 import pkgutil
 
+from ..channel.ack_policy import ack_policy_class
 from ..runtime import process_table as _process_table  # noqa: F401
 from ..storage.extension import extension_class
 from .actor_table import ACTORS, NOT_PRELOADED
@@ -16,6 +17,7 @@ from .actor_table import ACTORS, NOT_PRELOADED
 for _kind in ACTORS.keys() - NOT_PRELOADED:
     pkgutil.resolve_name(ACTORS[_kind])
 extension_class()
+ack_policy_class()
 
 if "ZSQ_SUPERVISOR_PID" in os.environ:
     gc.collect()

@@ -202,10 +202,10 @@ def _short(text: str) -> str:
     if any(address in text for address in METADATA):
         return NO_CREDENTIALS
     text = _USER.sub("//", text)
-    found = _XML_CODE.search(text)
+    match = _XML_CODE.search(text)
     first = text.split("\n", 1)[0]
     first = first.partition(": <?xml")[0]
-    code = f" ({found.group(1)})" if found else ""
+    code = f" ({match.group(1)})" if match else ""
     return first[:ERROR_CHARACTERS_MAX] + code
 
 
@@ -253,10 +253,10 @@ def open_bucket(url: BucketUrl, *, call_s: float = CALL_S) -> Bucket:
     common = {"prefix": url.prefix or None, "client_options": client, "retry_config": retry}
     classes = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
     try:
-        made: Any = classes[url.scheme](url.bucket, **common)
+        store: Any = classes[url.scheme](url.bucket, **common)
     except Exception as error:  # the library raises several classes for wrong settings
         raise BucketRefuses(f"{url}: {_short(str(error))}") from None
-    return ObjectStore(url, obstore, made)
+    return ObjectStore(url, obstore, store)
 
 
 def server_of(url: BucketUrl) -> str:

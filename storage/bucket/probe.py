@@ -86,11 +86,11 @@ class _Probe:
             self._create(name)
             creates.append(self._clock() - begun)
             begun = self._clock()
-            found = self._bucket.read(name)
+            data = self._bucket.read(name)
             reads.append(self._clock() - begun)
-            if found != name.encode():
+            if data != name.encode():
                 raise BucketUnfit(
-                    f"{self._bucket.url} returned {len(found)} other bytes than the {len(name)} "
+                    f"{self._bucket.url} returned {len(data)} other bytes than the {len(name)} "
                     "that were just written; ZSQ needs a store whose reads see every earlier write"
                 )
         return ProbeReport(sorted(creates)[SAMPLES // 2] * 1e3, sorted(reads)[SAMPLES // 2] * 1e3)
@@ -132,7 +132,7 @@ class _Probe:
             won = list(pool.map(attempt, range(self._writers)))
         winners = [number for number in range(self._writers) if won[number]]
         try:
-            found = self._bucket.read(name)
+            data = self._bucket.read(name)
         except ObjectMissing:
             raise BucketUnfit(
                 f"{self._bucket.url} let none of {self._writers} writers create an object whose "
@@ -144,7 +144,7 @@ class _Probe:
                 "object: it claims conditional writes and does not have them"
             )
         # No winner is possible: a reply was lost, and the repeated request found the own object.
-        if winners and found != b"%d" % winners[0]:
+        if winners and data != b"%d" % winners[0]:
             raise BucketUnfit(f"{self._bucket.url} kept the object of a writer that was refused")
 
     def _parts(self, name: str) -> None:
@@ -157,10 +157,10 @@ class _Probe:
             raise BucketUnfit(f"{self._bucket.url} returns wrong parts of an object")
 
     def _list(self, wanted: list[str]) -> None:
-        found = sorted(self._bucket.names(self.below))
-        if found != wanted:
+        names = sorted(self._bucket.names(self.below))
+        if names != wanted:
             raise BucketUnfit(
-                f"{self._bucket.url} listed {len(found)} of {len(wanted)} objects that were just "
+                f"{self._bucket.url} listed {len(names)} of {len(wanted)} objects that were just "
                 "written; ZSQ needs a store whose lists see every earlier write"
             )
 
@@ -176,9 +176,9 @@ class _Probe:
         self._bucket.remove_folder(f"{FOLDER}/")
 
     def removed(self) -> None:
-        if found := list(self._bucket.names(self.below)):
+        if names := list(self._bucket.names(self.below)):
             raise BucketUnfit(
-                f"{self._bucket.url} lists {len(found)} objects that were just removed"
+                f"{self._bucket.url} lists {len(names)} objects that were just removed"
             )
         try:
             self._bucket.read(self.names[0])

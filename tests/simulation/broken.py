@@ -190,40 +190,42 @@ DEFECTS: Final[dict[str, Defect]] = {
         archived=True,
     ),
     "the shipper answers before the tick exists": Defect(
-        "actors/bucket/archive/shipper.py",
-        "        thread.submit(partial(self._created, flight), partial(ship_log.create, tick))\n",
-        "        for one in flight.pieces:\n"
-        "            self._send(one.envelope, p.Done(one.message.request, {}))\n"
-        "        thread.submit(partial(self._created, flight), partial(ship_log.create, tick))\n",
+        "actors/bucket/archive/tick_writer.py",
+        "        thread.submit(partial(self._created, flight), partial(self.ship_log.create, tick))\n",
+        "        self._on_confirmed(flight, flight.began_ns)\n"
+        "        thread.submit(partial(self._created, flight), partial(self.ship_log.create, tick))\n",
         faults=("lost_disk",),
         ships=True,
     ),
     "the shipper answers a tick before an earlier one": Defect(
-        "actors/bucket/archive/shipper.py",
+        "actors/bucket/archive/tick_writer.py",
         "        flight.is_done = True\n",
-        "        self._flights.remove(flight)\n        self._confirm(flight, now)\n",
+        "        self.flights.remove(flight)\n        self._confirm(flight, now)\n",
         faults=("lost_disk",),
         ships=True,
     ),
     "a topic ships changes before the log that they mention": Defect(
         "actors/bucket/topic/shipping.py",
-        "        ranges, place, is_full = self._ranges(TOGETHER_BYTES if together else TICK_BYTES)\n",
-        "        ranges, place, is_full = self._ranges(TOGETHER_BYTES if together else TICK_BYTES)\n"
-        "        if self._queue and ranges:\n"
-        "            ranges, place, is_full = [], self._place, False\n",
+        "        begins = not stretch.is_full and base.is_ready\n",
+        "        if self._queue and stretch.ranges:\n"
+        "            cursor = self._cursor\n"
+        "            stretch = stretch._replace(\n"
+        "                ranges=[], place=cursor.place, end=cursor.end_at(cursor.place), is_full=False\n"
+        "            )\n"
+        "        begins = not stretch.is_full and base.is_ready\n",
         faults=("lost_disk",),
         ships=True,
     ),
     "publishes are not held at the bound": Defect(
-        "actors/bucket/topic/shipping.py",
-        "        return oldest > 0 and now_ns - oldest > self._lag_ns\n",
+        "actors/bucket/topic/ship_bound.py",
+        "        return self.oldest_ns > 0 and now_ns - self.oldest_ns > self.lag_ns\n",
         "        return False\n",
         faults=("lost_disk", "bucket_away"),
         ships=True,
     ),
     "offsets are given out that are not reserved": Defect(
-        "actors/bucket/topic/shipping.py",
-        "        runs_out = self._taken_end + messages > self.reserved\n",
+        "actors/bucket/topic/offset_reserve.py",
+        "        runs_out = self._taken_end + messages > self.end\n",
         "        runs_out = False\n",
         faults=("lost_disk", "bucket_away"),
         ships=True,
@@ -236,8 +238,8 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "a boundary does not wait until the topics have shipped again": Defect(
-        "actors/bucket/archive/shipper.py",
-        "        oldest = min([self._last_number, self._registry_number, *needed.values()])\n",
+        "actors/bucket/archive/log_collector.py",
+        "        oldest = min([last, registry_number, *needed.values()])\n",
         "        oldest = target\n",
         faults=("kill_topic",),
         ships=True,
@@ -250,16 +252,15 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "a broker that has lost goes on": Defect(
-        "actors/bucket/archive/shipper.py",
-        "        now = time.monotonic_ns()\n        if isinstance(value, Fenced):\n"
-        "            self._lose(str(value))\n            return\n",
-        "        now = time.monotonic_ns()\n        if isinstance(value, Fenced):\n            value = None\n",
+        "actors/bucket/archive/tick_writer.py",
+        "            self._on_fenced(str(result))\n            return\n",
+        "            result = None\n",
         faults=("lost_disk",),
         ships=True,
     ),
     "a former primary removes what its successor has": Defect(
-        "actors/bucket/archive/shipper.py",
-        "        if chain.last is not None and chain.last.index.epoch > self._epoch:\n",
+        "actors/bucket/archive/log_collector.py",
+        "        if chain.last is not None and chain.last.index.epoch > self._takeover.epoch:\n",
         "        if False and chain.last is not None:\n",
         standby=True,
     ),
@@ -272,7 +273,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "the first piece of a topic does not have its rows": Defect(
         "actors/bucket/topic/shipping.py",
-        "        return self._is_first and (not self._has_base() or self._base_needs_upload())\n",
+        "        return self._window.lacks_base and not self._base.is_ready\n",
         "        return False\n",
         faults=("lost_disk",),
         ships=True,
@@ -342,7 +343,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a primary has no heartbeats": Defect(
         "actors/bucket/archive/shipper.py",
-        "        if is_wanted and now >= due_ns and not self._flights:\n",
+        "        if (due_ns or not writer.sent_ns) and time.monotonic_ns() >= due_ns:\n",
         "        if False:\n",
         faults=("lost_disk",),
         standby=True,
@@ -355,7 +356,7 @@ DEFECTS: Final[dict[str, Defect]] = {
         ships=True,
     ),
     "a topic does not look at its lease": Defect(
-        "actors/primitives/lease_cell.py",
+        "actors/bucket/lease_cell.py",
         "        if not self._run_dir:\n            return False\n",
         "        if True:\n            return False\n",
         faults=("cut_off", "pause_machine"),

@@ -44,7 +44,7 @@ from .disk import Disk
 from .former import Former
 from .former import watch as watch_formers
 from .losses import Losses, watch_log
-from .shipping import ShipPlan, SimLeaseCell
+from .shipping import ShipPlan, SimLeaseCell, watch_event
 from .shipping import prepare as prepare_shipping
 from .sockets import Descriptor
 from .standby import StandbyMachine
@@ -402,8 +402,6 @@ def prepare() -> None:
     module = archive_actor
     module.Files = lambda: the_world().disk.of(the_world().current.process)  # type: ignore[union-attr]
     module.open_bucket = lambda url, call_s: the_world().bucket
-    module = shipper
-    module.Files = lambda: the_world().disk.of(the_world().current.process)  # type: ignore[union-attr]
     module = archive_actor
     module.probe = lambda bucket, files: None
     module.CHECK_PAUSE_S = 0.1
@@ -453,35 +451,34 @@ def watch_shipper() -> None:
     """Tell the broker if its shipper has lost. Check that no copy from before a takeover confirms
     anything after it.
     """
-    module: Any = shipper.Shipper
-    lose, taken, confirm = module._lose, module._taken, module._confirm
 
     def lost(self: Any, why: str) -> None:
         world = the_world()
         assert world.current is not None
         world.note("the shipper has lost")
-        lose(self, why)
         if not world.current.process.exiled:
             world.after(MS, world.broker.fenced)
 
-    def took(self: Any, value: Any) -> None:
-        taken(self, value)
-        if self.state is shipper.ShipperState.OPEN:
-            the_world().note(f"taken over at {self._takeover}, epoch {self._epoch}")
-            world = the_world()
-            world.epochs[self._epoch] = self._takeover
+    def took_over(self: Any, takeover: Any) -> None:
+        index, world = takeover.taken.takeover, the_world()
+        world.note(f"taken over at {index.number}, epoch {index.epoch}")
+        world.epochs[index.epoch] = index.number
 
     def confirmed(self: Any, flight: Any, now: int) -> None:
         world = the_world()
-        later = [number for epoch, number in world.epochs.items() if epoch > self._epoch]
+        later = [number for epoch, number in world.epochs.items() if epoch > self.epoch]
         if any(flight.number >= number for number in later):
             world.violation(
-                f"epoch {self._epoch} confirmed tick {flight.number}, after a takeover at "
+                f"epoch {self.epoch} confirmed tick {flight.number}, after a takeover at "
                 f"{min(later)}"
             )
         confirm(self, flight, now)
 
-    module._lose, module._taken, module._confirm = lost, took, confirmed
+    watch_event(shipper.ShipperEvent.FENCED, lost)
+    watch_event(shipper.ShipperEvent.TAKEN, took_over)
+    module: Any = shipper.Shipper
+    confirm = module.confirm
+    module.confirm = confirmed
 
 
 def hasten_archive() -> None:

@@ -22,6 +22,7 @@ from zsq.actors.bucket.archive import shipper
 from zsq.actors.topic.topic import TopicActor
 from zsq.transport.wire import protocol as p
 
+from .shipping import watch_event
 from .world import MS, Process, S, World, the_world
 
 if TYPE_CHECKING:
@@ -154,7 +155,6 @@ def watch() -> None:
     """Record what the topics of former primaries acknowledge, and when their shippers have lost."""
     module: Any = TopicActor
     send, delayed_stored = module._send, module.delayed_stored
-    lose = shipper.Shipper._lose
 
     def sent(self: Any, replies: list[Any]) -> None:
         former = former_now()
@@ -178,8 +178,6 @@ def watch() -> None:
         former = former_now()
         if former is not None:
             former.lost = True
-        lose(self, why)
 
     module._send, module.delayed_stored = sent, delayed
-    module = shipper.Shipper
-    module._lose = lost
+    watch_event(shipper.ShipperEvent.FENCED, lost)

@@ -5,14 +5,17 @@ that boundaries, bases and waits for offsets happen within seconds.
 from __future__ import annotations
 
 import random
+import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Final
 
-from zsq.actors.bucket.archive import archive_actor, shipper
+from zsq.actors.bucket import lease_cell
+from zsq.actors.bucket.archive import archive_actor, shipper, tick_writer
 from zsq.actors.bucket.standby import takeover
-from zsq.actors.bucket.topic import row_dumps, shipping, topic_lease
-from zsq.actors.primitives import lease_cell
+from zsq.actors.bucket.topic import base_dump, topic_bucket, topic_lease
 from zsq.actors.settings import options
 
 from .contents import InlineThreads
@@ -74,20 +77,20 @@ def draw_keeping(dice: random.Random, plan: ShipPlan) -> ShipPlan:
 
 def hasten(plan: ShipPlan) -> None:
     """Set the limits of this seed, and let the archive actor act within milliseconds."""
-    module: Any = shipper
-    module.LOG_TICKS, module.LOG_BYTES = plan.log_ticks, plan.log_bytes
-    module.COLLECT_EVERY_NS = 150 * MS
-    module.PAUSE_S, module.PAUSE_S_MAX = 0.05, 0.4
-    module.SHIP_RESERVE = plan.reserve
-    module.socket.gethostname = lambda: "simulated"
+    log_limits = archive_actor.LIMITS
+    log_limits.log_ticks, log_limits.log_bytes = plan.log_ticks, plan.log_bytes
+    log_limits.collect_every_ns = 150 * MS
+    log_limits.pause_s, log_limits.pause_s_max = 0.05, 0.4
+    socket.gethostname = lambda: "simulated"
+    module: Any
     for module in (options, takeover):
         module.SHIP_RESERVE = plan.reserve
-    module = shipping
-    module.CHANGES_BYTES_MAX = plan.changes_max
-    module.WAITING_BYTES_MAX, module.PATIENCE_S = plan.waiting_max, plan.patience_s
+    limits = topic_bucket.LIMITS
+    limits.changes_bytes, limits.waiting_bytes = plan.changes_max, plan.waiting_max
+    limits.inline_bytes = plan.inline_max
+    limits.patience_s, limits.pause_s = plan.patience_s, 0.1
+    module = base_dump
     module.PAUSE_S = 0.1
-    module = row_dumps
-    module.INLINE_BASE_BYTES = plan.inline_max
 
 
 class SimLeaseCell:
@@ -132,9 +135,22 @@ def prepare() -> None:
     for module in (archive_actor, lease_cell):
         anything = module
         anything.LeaseCell = SimLeaseCell
-    for module in (shipper, topic_lease, lease_cell):
+    for module in (shipper, tick_writer, topic_lease, lease_cell):
         anything = module
         anything.boot_ns = time.monotonic_ns
     actor: Any = archive_actor.ArchiveActor
     plain = actor.every
     actor.every = lambda self, ms, call: plain(self, 60 if ms == 1_000 else ms, call)
+
+
+def watch_event(event: shipper.ShipperEvent, watch: Callable[[Any, Any], None]) -> None:
+    """Call `watch` with each shipper to which this happens, and the details, before its action."""
+    table: Any = shipper.Shipper.TABLE
+
+    def watched(action: Any, self: Any, detail: Any) -> None:
+        watch(self, detail)
+        action(self, detail)
+
+    for key, (state, action) in list(table.items()):
+        if key[1] is event:
+            table[key] = state, partial(watched, action)

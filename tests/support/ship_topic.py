@@ -16,8 +16,7 @@ from support.archive_harness import ArchiveHarness
 from support.storage_harness import IDENTITY
 
 from zsq.actors.bucket.topic.archive_link import ArchiveLink
-from zsq.actors.bucket.topic.ship_parts import ShippingState
-from zsq.actors.bucket.topic.shipping import Shipping
+from zsq.actors.bucket.topic.shipping import ShipLimits, Shipping, ShippingState
 from zsq.storage.bucket.shipping.tick_format import Piece, Range, Tail, advanced
 from zsq.storage.bucket.shipping.tick_reader import ShippedTopic
 from zsq.storage.delayed.delayed_format import due_block
@@ -73,11 +72,16 @@ class Port:
         self.routes[type(message)](cast("Any", None), cast("Any", None), message)
 
 
-class Threads:
-    """The threads of the stores. A job runs, and its result arrives, when the test says so."""
+class Storage:
+    """The storage of the topic. A job of its threads runs, and its result arrives, when the test
+    says so.
+    """
+
+    title = "topic clicks"
 
     def __init__(self, harness: ArchiveHarness) -> None:
         self._harness = harness
+        self.store = harness.opened
         self.jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
         self.results: deque[tuple[Callable[[Any], None], Any]] = deque()
 
@@ -89,6 +93,9 @@ class Threads:
             then(job(None))
         else:
             self.jobs.append((lambda: job(self._harness.opened.delayed), then))
+
+    def roll(self) -> None:
+        self._harness.log.roll(self._harness.now_ns)
 
     def run(self) -> bool:
         """Run the next job. Return False if there is none."""
@@ -243,16 +250,22 @@ class ShipTopic:
     """A topic, its shipping, and the log of ticks."""
 
     def __init__(
-        self, root: Path, now: list[int], *, urgent: bool = False, lag_s: float = 1.0
+        self,
+        root: Path,
+        now: list[int],
+        *,
+        urgent: bool = False,
+        lag_s: float = 1.0,
+        limits: ShipLimits | None = None,
     ) -> None:
         self.now = now
         self.urgent = urgent
         self.lag_s = lag_s
+        self.limits = limits or ShipLimits()
         self.harness = ArchiveHarness(root)
         (root / "ticks").mkdir()
         self.ticks = Ticks(root / "ticks")
         self.shipped = 0
-        self.rolled = 0
         self.delayed_sequence = 0
         self.channels = 0
         self._shipping: Shipping | None = None
@@ -269,22 +282,18 @@ class ShipTopic:
 
     def begin(self, *, is_on: bool = True) -> ShipTopic:
         """Begin to ship, as the topic's process does at its start."""
-        self.threads = Threads(self.harness)
+        self.threads = Storage(self.harness)
         self.port = Port()
         self.link = ArchiveLink(cast("Any", lambda: self.port))
         self._shipping = Shipping(
-            self.store, UUID, "topic clicks", self.link, self.threads, self.lag_s,
-            self._shipped, self._roll, is_urgent=self.urgent, is_on=is_on,
+            cast("Any", self.threads), UUID, self.link, self.lag_s, self._shipped,
+            is_urgent=self.urgent, is_on=is_on, limits=self.limits,
         )  # fmt: skip
         self.store.on_delayed_made = self.shipping.delayed_made
         return self
 
     def _shipped(self) -> None:
         self.shipped += 1
-
-    def _roll(self) -> None:
-        self.rolled += 1
-        self.harness.log.roll(self.harness.now_ns)
 
     # What the topic does
 
@@ -401,7 +410,7 @@ class ShipTopic:
                 self.port.hand(p.Done(asked.request, self.ticks.answer()))
             self.upload()
             self.ship()
-            if self.shipping.is_idle() and self.shipping.state is ShippingState.OPEN:
+            if not self.shipping.is_active and self.shipping.state is ShippingState.OPEN:
                 return
         raise AssertionError("the topic is never shipped completely")
 
@@ -424,7 +433,7 @@ class ShipTopic:
         tail = self.ticks.tail
         assert tail is not None
         assert mentioned <= tail.end
-        assert tail.end == log.synced_end == self.shipping.shipped_end
+        assert tail.end == log.synced_end == self.shipping.shipped.end
         assert state == dict(row for batch in self.store.state.dump() for row in batch)
         store = self.store.delayed
         if store is None:

@@ -14,11 +14,20 @@ import pytest
 from support.ship_bucket import FakeBucket, FakeThread
 
 from zsq.actors.bucket.archive.primacy import Primacy
-from zsq.actors.bucket.archive.shipper import Shipper, ShipperState
-from zsq.actors.primitives.lease_cell import LeaseCell
+from zsq.actors.bucket.archive.shipper import Shipper, ShipperLimits, ShipperState
+from zsq.actors.bucket.lease_cell import LeaseCell
 from zsq.storage.bucket.shipping.ship_log import find_chain, replay_tails
-from zsq.storage.bucket.shipping.tick_format import Tail, decode_index, log_object
+from zsq.storage.bucket.shipping.tick_format import (
+    TAKEOVER,
+    TICK,
+    Tail,
+    after,
+    decode_index,
+    encode_tick,
+    log_object,
+)
 from zsq.storage.bucket.shipping.tick_reader import TickReader
+from zsq.storage.files import Files
 from zsq.storage.log.log_format import chunk_name
 from zsq.transport.errors import Refused
 from zsq.transport.wire import protocol as p
@@ -110,10 +119,11 @@ class Topic:
 class World:
     """A broker's data directory, its topics, its shipper and its bucket."""
 
-    def __init__(self, root: Path, now: list[int], lag_s: float = 1.0) -> None:
+    def __init__(self, root: Path, now: list[int], limits: ShipperLimits | None = None) -> None:
         self.root = root
         self.now = now
-        self.lag_s = lag_s
+        self.lag_s = 1.0
+        self.limits = limits or ShipperLimits()
         self.random = random.Random(1)
         self.bucket = FakeBucket()
         self.requests = 0
@@ -132,9 +142,10 @@ class World:
         self.made: list[FakeThread] = []
         self.cell = LeaseCell(str(self.root), make=True)
         self.shipper = Shipper(
-            cast("Any", self.bucket), str(self.root), int(self.lag_s * NS),
+            Files(), cast("Any", self.bucket), str(self.root), int(self.lag_s * NS),
             cast("Any", self.control), cast("Any", self.uploads), cast("Any", self._threads),
             self._send, self.woken.append, Primacy(self.cell, ("tcp://one:4153",)),
+            limits=self.limits,
         )  # fmt: skip
         self.encoder, *self.creators = self.made
 
@@ -220,6 +231,14 @@ class World:
     def tick(self, seconds: float = 1.0) -> None:
         self.now[0] += int(seconds * NS)
         self.shipper.tick()
+
+    def intrude(self) -> None:
+        """Let another copy of the broker create the first tick after the takeover."""
+        logs = [data for name, data in self.bucket.objects.items() if name.startswith("log/")]
+        indexes = [decode_index(data).index for data in logs]
+        takeover = max((one for one in indexes if one.kind == TAKEOVER), key=lambda one: one.number)
+        foreign = takeover._replace(kind=TICK, number=after(takeover), copy="f" * 32, tails={})
+        self.bucket.objects[log_object(foreign.number)] = encode_tick(foreign, ()).data
 
     # What is found
 

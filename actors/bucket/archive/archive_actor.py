@@ -48,17 +48,18 @@ from ....transport.errors import (
 )
 from ....transport.memory import return_large_memory
 from ....transport.wire import protocol as p
-from ...primitives.lease_cell import LeaseCell
 from ...runtime.actor import Actor, StartFailed
 from ...runtime.port import Envelope, Mail, Port
 from ...runtime.worker_thread import WorkerThread
 from ...settings.starts import ArchiveStart
+from ..lease_cell import LeaseCell
 from .cluster_reader import LOOK_MS, ClusterReader, check_store
 from .primacy import Primacy
-from .shipper import POLL_MS, Shipper, ShipperState
+from .shipper import POLL_MS, Shipper, ShipperLimits, ShipperState
 
 log = logging.getLogger("zsq")
 
+LIMITS: Final = ShipperLimits()
 UPLOAD_THREADS: Final = 2
 FETCH_THREADS: Final = 4
 # At the first start, a call may take this long. The broker starts without a bucket that is slower.
@@ -69,7 +70,7 @@ HELD_MAX: Final = 1_000  # requests that wait for the check
 SHIP_CALL_S: Final = 15.0
 CLUSTER_CALL_S: Final = 10.0
 RELEASE_S: Final = 5.0  # a handover that takes longer is given up
-_S: Final = 1_000_000_000
+_NS_PER_S: Final = 1_000_000_000
 DirectoryOrder = TypeVar("DirectoryOrder", p.ReadDirectory, p.AppendEntry)
 _Shape = Callable[[Any], dict[str, Any]]
 
@@ -78,7 +79,7 @@ class ArchiveActor(Actor[ArchiveStart]):
     """The process that talks to the bucket of this broker."""
 
     def on_start(self) -> dict[str, Any]:
-        given = self.given
+        start = self.given
         return_large_memory()
         self._files = Files()
         self._trouble = ""
@@ -99,22 +100,22 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._cluster_threads: list[WorkerThread] = []
         self._taker: list[WorkerThread] = []
         self._copier: list[WorkerThread] = []
-        self._bucket = self._open(FIRST_CALL_S if given.first else CALL_S)
-        if given.first:
+        self._bucket = self._open(FIRST_CALL_S if start.first else CALL_S)
+        if start.first:
             self._check_first()
         counts = self._bucket.counts
         self._bucket = self._open(CALL_S)
         self._bucket.counts = counts  # the check at the start costs requests too
         place = self._claimed.claim.place if self._claimed is not None else 0
         self._objects = ChunkObjects(self._files, self._bucket, place)
-        self._ahead = CopiesAhead(self._files, self._bucket, given.run_dir, self._forgotten)
+        self._ahead = CopiesAhead(self._files, self._bucket, start.run_dir, self._forgotten)
         self._manifests = Manifests(self._bucket)
         self._uploads = self._threads("upload", UPLOAD_THREADS)
         self._fetches = self._threads("fetch", FETCH_THREADS)
         (self._control,) = self._threads("control", 1)
         self._shipper = self._make_shipper()
         self._cluster = self._make_cluster()
-        self.front = self.open_router(given.front)
+        self.front = self.open_router(start.front)
         self.front.route(p.OpenArchive, self.tell_archive)
         self.front.route(p.UploadChunk, self.upload)
         self.front.route(p.FetchSegment, self.fetch)
@@ -132,29 +133,31 @@ class ArchiveActor(Actor[ArchiveStart]):
         self.obey_reload(p.ReloadShipping, self._take_bound)
         self.every(1_000, self._tick)
         self._tick()
-        return {"bucket": given.url}
+        return {"bucket": start.url}
 
     def _make_shipper(self) -> Shipper | None:
-        given = self.given
-        if not given.ship_lag_s:
+        start = self.given
+        if not start.ship_lag_s:
             return None
         try:
-            cell = LeaseCell(given.run_dir, make=True)
+            cell = LeaseCell(start.run_dir, make=True)
         except OSError as error:
-            raise StartFailed(f"{given.run_dir}: the lease cannot be written: {error}") from error
+            raise StartFailed(f"{start.run_dir}: the lease cannot be written: {error}") from error
         bucket = self._open(SHIP_CALL_S)
         bucket.counts_of(self._bucket)
         return Shipper(
+            self._files,
             bucket,
-            given.data_dir,
-            int(given.ship_lag_s * _S),
+            start.data_dir,
+            int(start.ship_lag_s * _NS_PER_S),
             self._control,
             self._uploads,
             self._threads,
             self.front_send,
             lambda uuid: self.supervisor.send((), p.WakeTopic(uuid)),
-            Primacy(cell, given.addresses),
+            Primacy(cell, start.addresses),
             self._forgotten.add,
+            LIMITS,
         )
 
     def _make_cluster(self) -> ClusterReader | None:
@@ -162,28 +165,28 @@ class ArchiveActor(Actor[ArchiveStart]):
 
         Raises `StartFailed` at the first start if the store refuses or is not fit.
         """
-        given = self.given
-        if not given.cluster:
+        start = self.given
+        if not start.cluster:
             return None
-        own = parse_bucket_url(given.url)
-        is_fit = given.is_probed
-        if given.first and not is_fit:
+        url = parse_bucket_url(start.url)
+        is_fit = start.is_probed
+        if start.first and not is_fit:
             try:
-                check_store(self._open(FIRST_CALL_S, given.cluster), own)
+                check_store(self._open(FIRST_CALL_S, start.cluster), url)
                 is_fit = True
             except BucketAway as error:
                 log.error("the directory of the cluster cannot be read: %s", error)
             except StorageError as error:
                 raise StartFailed(f"the store of the cluster cannot be used: {error}") from error
-        bucket = self._open(CLUSTER_CALL_S, given.cluster)
+        bucket = self._open(CLUSTER_CALL_S, start.cluster)
         bucket.counts_of(self._bucket)
         self._cluster_threads = self._threads("cluster", 1)
-        check = (lambda: None) if is_fit else partial(check_store, bucket, own)
+        check = (lambda: None) if is_fit else partial(check_store, bucket, url)
         reader = ClusterReader(
             bucket,
-            given.broker,
-            given.addresses,
-            str(own),
+            start.broker,
+            start.addresses,
+            str(url),
             self._cluster_threads[0],
             partial(self.supervisor.send, ()),
             check,
@@ -209,10 +212,10 @@ class ArchiveActor(Actor[ArchiveStart]):
         if self._shipper is None:
             raise UsageError(E_UNSUPPORTED, "this broker ships nothing to a bucket")
 
-        def told(tick: int) -> None:
+        def shipped(tick: int) -> None:
             self.supervisor.send((), p.Done(order.request, {"tick": tick}))
 
-        self._shipper.wait_for(order.uuid, order.end, told)
+        self._shipper.wait_for(order.uuid, order.end, shipped)
 
     def _take_part(self, order: p.TakePart) -> None:
         if not self._may_write() or self._claimed is None:
@@ -260,12 +263,12 @@ class ArchiveActor(Actor[ArchiveStart]):
         # If this fails, the next attempt copies everything. So it does not depend on this process.
         copied = self._ahead.take(wanted.log)
         source = self._open_other(url)
-        row, found = take_part(self._files, source, self._bucket, wanted, copied)
+        row, part = take_part(self._files, source, self._bucket, wanted, copied)
         return {
             "row": dict(row),
-            "start": found.start,
-            "end": found.end,
-            "archived": found.archived_messages,
+            "start": part.start,
+            "end": part.end,
+            "archived": part.archived_messages,
         }
 
     def _took_part(self, request: int, value: object) -> None:
@@ -285,9 +288,9 @@ class ArchiveActor(Actor[ArchiveStart]):
             return False
         return self._shipper is None or self._shipper.state is ShipperState.OPEN
 
-    def _take_bound(self, told: p.ReloadShipping) -> None:
+    def _take_bound(self, order: p.ReloadShipping) -> None:
         if self._shipper is not None:
-            self._shipper.set_bound(told.bucket_lag_s)
+            self._shipper.set_bound(order.bucket_lag_s)
 
     def _ship_now(self, port: Port, mail: Mail, message: p.ShipNow) -> None:
         if self._shipper is None:
@@ -295,7 +298,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._shipper.ship_now()
         if message.is_last:
             self._shipper.release()
-            self._release_ns = time.monotonic_ns() + int(RELEASE_S * _S)
+            self._release_ns = time.monotonic_ns() + int(RELEASE_S * _NS_PER_S)
 
     def on_stop(self) -> bool:
         """Return True when a handover is in the bucket, or does not get there in time."""
@@ -324,10 +327,10 @@ class ArchiveActor(Actor[ArchiveStart]):
 
     def _check(self) -> Claimed:
         """Raise a `BucketError` if the store is not fit, or the prefix is another broker's."""
-        given = self.given
-        if not given.is_probed:
+        start = self.given
+        if not start.is_probed:
             probe(self._bucket, self._files)
-        return claim(self._bucket, given.broker, given.known, given.fresh)
+        return claim(self._bucket, start.broker, start.known, start.fresh)
 
     def _threads(self, name: str, count: int) -> list[WorkerThread]:
         threads = [WorkerThread(self.context, f"{name}-{number}") for number in range(count)]
@@ -375,7 +378,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         if self._shipper is not None and (self._claimed is None or self._claimed.writes):
             self._shipper.check()
             epoch = self._shipper.epoch
-        made = Manifest(
+        manifest = Manifest(
             topic=message.topic,
             uuid=message.uuid,
             broker=self.given.broker,
@@ -387,7 +390,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             epoch=epoch,
         )
         gone = [ArchivedChunk(*row) for row in message.gone]
-        job = partial(self._manifests.write, made, gone, message.removable)
+        job = partial(self._manifests.write, manifest, gone, message.removable)
         self._submit([self._control], mail.envelope, message.request, job, _as_number)
 
     def _ships(
@@ -459,7 +462,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             return
         if self._claimed is None:
             raise Refused(E_BUCKET, self._trouble or "the bucket is being checked")
-        thread = min(threads, key=lambda one: one.pending)
+        thread = min(threads, key=lambda candidate: candidate.pending)
         thread.submit(partial(self._answer, envelope, request, shape), job)
 
     def _results(self, thread: WorkerThread) -> None:
@@ -513,7 +516,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             self._forgotten.discard(uuid)
             self._forget_next()
         elif isinstance(value, StorageError):
-            self._forget_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * _S)
+            self._forget_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * _NS_PER_S)
             log.warning("the objects of a deleted topic cannot be removed: %s", value)
         else:
             raise value
@@ -557,12 +560,12 @@ class ArchiveActor(Actor[ArchiveStart]):
         if not self._trouble:
             log.error("the bucket cannot be used, and is tried again every 10 s: %s", error)
         self._trouble = str(error)
-        self._check_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * _S)
+        self._check_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * _NS_PER_S)
 
     # The end
 
     def _idle(self) -> bool:
-        return not any(one.pending for one in self._all_threads())
+        return not any(thread.pending for thread in self._all_threads())
 
     def _all_threads(self) -> list[WorkerThread]:
         shipping = self._shipper.threads() if self._shipper is not None else ()

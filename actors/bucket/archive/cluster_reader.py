@@ -45,7 +45,7 @@ EARLIER_MAX: Final = 4  # addresses of earlier processes in the broker's own ent
 MESSAGE_ENTRIES: Final = 1_000
 MESSAGE_BYTES: Final = 1024 * 1024
 _LOOPBACK: Final = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
-_NS: Final = 1_000_000_000
+_NS_PER_S: Final = 1_000_000_000
 
 
 class Outcome(NamedTuple):
@@ -61,22 +61,22 @@ class Outcome(NamedTuple):
         return self.error is None or isinstance(self.error, VoidEntry)
 
 
-def check_store(bucket: Bucket, own: BucketUrl) -> None:
+def check_store(bucket: Bucket, bucket_url: BucketUrl) -> None:
     """Find out whether the cluster's store is fit. Raises a `BucketError` if it is not.
 
     The store of the broker's `own` bucket was probed. So if it is the same, this only reads.
     """
     url = bucket.url
-    if url.scheme != "file" and (url.scheme, url.bucket) == (own.scheme, own.bucket):
+    if url.scheme != "file" and (url.scheme, url.bucket) == (bucket_url.scheme, bucket_url.bucket):
         next(iter(bucket.names(f"{FOLDER}/")), "")
     else:
         probe(bucket, Files())
 
 
-def merged(own: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+def merged(addresses: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
     """Return the addresses of the broker's entry: its own, and the first ones of those before."""
-    earlier = [one for one in known if one not in own]
-    return (*own, *earlier[:EARLIER_MAX])
+    earlier = [address for address in known if address not in addresses]
+    return (*addresses, *earlier[:EARLIER_MAX])
 
 
 class ClusterReader:
@@ -201,15 +201,15 @@ class ClusterReader:
         except BucketError as error:
             failure = error
             if not self._is_checked:
-                self._retry_ns = time.monotonic_ns() + int(PAUSE_S * _NS)
+                self._retry_ns = time.monotonic_ns() + int(PAUSE_S * _NS_PER_S)
         return Outcome(self._log.take(), number, failure)
 
     def _read(self) -> int:
         self._log.read_on()
-        found = self._log.directory.broker(self._broker)
-        known = found.addresses if found is not None else ()
+        entry = self._log.directory.broker(self._broker)
+        known = entry.addresses if entry is not None else ()
         right = merged(self._addresses, known)
-        is_same = found is not None and found.bucket == self._own
+        is_same = entry is not None and entry.bucket == self._own
         if self._is_announced and is_same and set(self._addresses) <= set(known):
             return -1
         if known != right or not is_same:

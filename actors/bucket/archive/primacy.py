@@ -26,11 +26,11 @@ from ....storage.bucket.shipping.standbys import (
     patience_ns,
     terms_of,
 )
-from ...primitives.lease_cell import OVER, LeaseCell
+from ..lease_cell import OVER, LeaseCell
 
 log = logging.getLogger("zsq")
 
-_NS: Final = 1_000_000_000
+_NS_PER_S: Final = 1_000_000_000
 
 
 class Primacy:
@@ -50,8 +50,8 @@ class Primacy:
     @property
     def standby_addresses(self) -> str:
         """The addresses of all standbys that are known, with commas between them."""
-        found = (url for _, notice in sorted(self.notices.items()) for url in notice.addresses)
-        return ",".join(dict.fromkeys(found))
+        urls = (url for _, notice in sorted(self.notices.items()) for url in notice.addresses)
+        return ",".join(dict.fromkeys(urls))
 
     def watch_for(self, copy: str) -> StandbyWatch:
         """Return the watch of a primary with this identity."""
@@ -67,16 +67,16 @@ class Primacy:
         if self._soon_looks:
             self._soon_looks -= 1
             pause_s = SOON_LOOK_S
-        self._look_ns = now_ns + int(pause_s * _NS)
+        self._look_ns = now_ns + int(pause_s * _NS_PER_S)
         return True
 
     def looked(self, notices: Mapping[str, Notice]) -> bool:
         """Adopt the terms for these standbys. Return True if a tick must tell new terms."""
         for copy in notices.keys() - self.notices.keys():
-            found = notices[copy]
+            notice = notices[copy]
             log.info(
                 "a standby on host %s takes over when this broker is gone for %g s",
-                found.host, found.patience_s,
+                notice.host, notice.patience_s,
             )  # fmt: skip
         for copy in self.notices.keys() - notices.keys():
             log.warning("the standby on host %s is gone", self.notices[copy].host)

@@ -39,12 +39,22 @@ class Encoded(NamedTuple):
 
 
 class TickEncoder:
-    """Encodes the ticks of one epoch. `digest` and `tails` are those of its takeover."""
+    """Encodes the ticks of one epoch. `digest` and `tails` are those of its takeover.
 
-    def __init__(self, files: Files, digest: str, tails: dict[str, Tail]) -> None:
+    Ticks whose numbers are multiples of `tails_every` have the tails of all topics.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        digest: str,
+        tails: dict[str, Tail],
+        tails_every: int = TAILS_EVERY,
+    ) -> None:
         self._files = files
         self._digest = digest
         self._tails = tails
+        self._tails_every = tails_every
         self._broken: dict[str, int] = {}  # the stream of each topic that has lost a piece
 
     def encode(
@@ -70,7 +80,7 @@ class TickEncoder:
             taken.append(piece)
             self._tails[piece.uuid] = advanced(self._tails.get(piece.uuid), piece, index.number)
         index = index._replace(previous=self._digest, pieces=tuple(taken))
-        if index.number % TAILS_EVERY == 0:
+        if index.number % self._tails_every == 0:
             index = index._replace(tails=self._tails)
         tick = encode_tick(index, bodies, registry)
         self._digest = tick.digest
@@ -92,17 +102,17 @@ class TickEncoder:
             raise Damaged("the piece does not continue where the topic's pieces so far end")
 
     def _body(self, piece: Piece, message: p.Ship) -> bytes:
-        found: list[bytes] = []
-        for one in piece.ranges:
-            path = f"{message.folder}/{chunk_name(one.base_offset)}"
+        parts: list[bytes] = []
+        for stretch in piece.ranges:
+            path = f"{message.folder}/{chunk_name(stretch.base_offset)}"
             fd = self._files.open_read(path)
             try:
-                data = self._files.pread(fd, one.stop - one.start, one.start)
+                data = self._files.pread(fd, stretch.stop - stretch.start, stretch.start)
             finally:
                 self._files.close(fd)
-            if len(data) != one.stop - one.start:
-                raise Damaged(f"{path} ends before byte {one.stop}, which was synced")
-            found.append(data)
+            if len(data) != stretch.stop - stretch.start:
+                raise Damaged(f"{path} ends before byte {stretch.stop}, which was synced")
+            parts.append(data)
         if message.changes:
-            found.append(message.changes)
-        return found[0] if len(found) == 1 else b"".join(found)
+            parts.append(message.changes)
+        return parts[0] if len(parts) == 1 else b"".join(parts)

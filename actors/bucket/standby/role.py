@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final, NoReturn
 
 from ....storage.bucket.archive.archive_format import BROKER_NAME
@@ -83,7 +84,7 @@ _OWN: Final = (
 
 
 def run_broker(
-    given: ServeOptions,
+    options: ServeOptions,
     read_again: Callable[[], Fresh] | None,
     environment: Mapping[str, str],
     *,
@@ -96,12 +97,12 @@ def run_broker(
     is still empty is the primary of a new broker.
     """
     if is_standby or environment.get(ROLE) == STANDBY:
-        standing = _Standing(given, is_first)
-        code = standing.run()
+        term = StandbyTerm(options, is_first)
+        code = term.run()
         if code is not None:
             return code
-        given = replace(given, is_probed=standing.is_probed)
-    code = serve(given, read_again)
+        options = replace(options, is_probed=term.is_probed)
+    code = serve(options, read_again)
     if code == EXIT_NOT_PRIMARY:
         _restart(environment)
     return code
@@ -117,16 +118,41 @@ def _restart(environment: Mapping[str, str]) -> NoReturn:
     os.execve(sys.executable, arguments, {**environment, ROLE: STANDBY})
 
 
-class _Standing:
+def remove_old(files: Files, data_dir: Path) -> None:
+    """Remove what a broker or an unfinished takeover has left.
+
+    Raises `ForeignDirectory` if it may be a broker that has lost its registry.
+    """
+    has_registry = files.exists(f"{data_dir}/{REGISTRY_NAME}")
+    is_marked = files.exists(f"{data_dir}/{UNFINISHED_NAME}")
+    if not has_registry and not is_marked and files.exists(f"{data_dir}/{TOPICS}"):
+        raise ForeignDirectory(
+            f"{data_dir} has topics, but no {REGISTRY_NAME}; a standby would remove them: "
+            "start zsq serve, which makes the registry again, or use another directory"
+        )
+    if has_registry:  # what the bucket does not have of it was set aside
+        mark_unfinished(files, data_dir)
+    for name in (*_OWN, UNFINISHED_NAME):
+        path = f"{data_dir}/{name}"
+        if not files.exists(path):
+            continue
+        if files.is_folder(path):
+            files.remove_tree(path)
+        else:
+            files.remove(path)
+        files.sync_folder(str(data_dir))
+
+
+class StandbyTerm:
     """One run as a standby."""
 
-    def __init__(self, given: ServeOptions, is_first: bool) -> None:
-        self._given = given
+    def __init__(self, options: ServeOptions, is_first: bool) -> None:
+        self._options = options
         self._is_first = is_first
         self.is_probed = False
         self._files = Files()
-        self._data_dir = given.data_dir.absolute()
-        self._ends = SignalFlag()  # a signal came, or the thread has ended
+        self._data_dir = options.data_dir.absolute()
+        self.ends = SignalFlag()  # a signal came, or the thread has ended
         self._is_told = False
         self._told_s = 0.0
         # The variables must stay in the environment: the supervisor needs them later.
@@ -134,8 +160,8 @@ class _Standing:
 
     def run(self) -> int | None:
         """Return the exit code, or None if this broker is primary now."""
-        given = self._given
-        logs.set_up(given.log_level, given.log_format, logs.SUPERVISOR)
+        options = self._options
+        logs.set_up(options.log_level, options.log_format, logs.SUPERVISOR)
         lock = self._lock()
         if lock is None:
             return 1
@@ -168,7 +194,7 @@ class _Standing:
             self._service.tick(time.monotonic_ns(), "finding out who is primary")
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
-        logs.say(text, self._given.log_format, level)
+        logs.say(text, self._options.log_format, level)
 
     def _fail(self, text: str) -> int:
         self._say(f"zsq: {text}", logging.ERROR)
@@ -198,10 +224,10 @@ class _Standing:
             os._exit(1)
         self._told_s = self._told_s if self._is_told else now_s
         self._is_told = True
-        self._ends.set()
+        self.ends.set()
 
     def _stand_by(self) -> int | None:
-        bucket = open_bucket(parse_bucket_url(self._given.bucket), call_s=CALL_S)
+        bucket = open_bucket(parse_bucket_url(self._options.bucket), call_s=CALL_S)
         files, data_dir = self._files, self._data_dir
         if files.exists(f"{data_dir}/{REGISTRY_NAME}"):
             is_primary = self._look_back(bucket)
@@ -214,13 +240,13 @@ class _Standing:
         elif self._is_first and not self._is_there(bucket):
             if files.exists(f"{data_dir}/{STANDBY_NAME}"):
                 raise ForeignDirectory(
-                    f"{self._given.bucket} is empty, and {data_dir} is the directory of a standby: "
+                    f"{self._options.bucket} is empty, and {data_dir} is the directory of a standby: "
                     "if the store is not mounted, mount it; to begin a new broker in this bucket, "
                     "use an empty directory"
                 )
-            self._say(f"{self._given.bucket} is empty: this broker is the primary of a new one")
+            self._say(f"{self._options.bucket} is empty: this broker is the primary of a new one")
             return None
-        self._remove_old()
+        remove_old(files, data_dir)
         return self._follow(bucket)
 
     def _is_there(self, bucket: Bucket) -> bool:
@@ -245,97 +271,74 @@ class _Standing:
         Return None if a signal came.
         """
         data_dir = self._data_dir
-        own = read_copy(self._files, f"{data_dir}/{COPY_NAME}")
-        if own is None and not self._has_topics():
+        copy = read_copy(self._files, f"{data_dir}/{COPY_NAME}")
+        if copy is None and not self._has_topics():
             return False  # it was started once, and was never used
-        if own is None:
+        if copy is None:
             raise ForeignDirectory(
                 f"{data_dir} is the data directory of a broker that has shipped nothing to a "
                 "bucket; a standby would remove its messages: use another directory"
             )
         begun_ns = time.monotonic_ns()
-        while (found := self._standing(bucket, own)) is not None:
+        while (standing := self._standing(bucket, copy)) is not None:
             waited_s = (time.monotonic_ns() - begun_ns) / 1e9
-            if found.is_newest and (not found.is_released or waited_s > self._given.patience_s):
+            if standing.is_newest and (
+                not standing.is_released or waited_s > self._options.patience_s
+            ):
                 return True
-            if not found.is_newest:
-                return False if self._set_aside(bucket, found) else None
-            if self._ends.wait(HANDED_S):
+            if not standing.is_newest:
+                return False if self.set_aside(bucket, standing) else None
+            if self.ends.wait(HANDED_S):
                 return None
         return None
 
-    def _set_aside(self, bucket: Bucket, found: Standing) -> bool:
+    def set_aside(self, bucket: Bucket, standing: Standing) -> bool:
         """Set aside what the bucket does not have. Try until the bucket answers. Return False if a
         signal came before that.
         """
         while True:
             try:
-                said = set_aside_broker(self._files, bucket, str(self._data_dir)).sentence
+                sentence = set_aside_broker(self._files, bucket, str(self._data_dir)).sentence
             except BucketError as error:
                 log.error(
                     "cannot find out what the bucket does not have: %s; it is tried again", error
                 )
-                if self._ends.wait(PAUSE_S):
+                if self.ends.wait(PAUSE_S):
                     return False
             else:
-                self._say(said)
-                self._say(f"this broker is a standby now: {found.who} has taken over")
+                self._say(sentence)
+                self._say(f"this broker is a standby now: {standing.who} has taken over")
                 return True
 
-    def _standing(self, bucket: Bucket, own: Copy) -> Standing | None:
+    def _standing(self, bucket: Bucket, copy: Copy) -> Standing | None:
         """Ask the bucket until it answers. Return None if a signal came."""
         while True:
             try:
-                return standing(bucket, own)
+                return standing(bucket, copy)
             except BucketError as error:
                 log.error("cannot find out who is primary: %s; it is tried again", error)
-                if self._ends.wait(PAUSE_S):
+                if self.ends.wait(PAUSE_S):
                     return None
 
-    def _remove_old(self) -> None:
-        """Remove what a broker or an unfinished takeover has left.
-
-        Raises `ForeignDirectory` if it may be a broker that has lost its registry.
-        """
-        data_dir, files = self._data_dir, self._files
-        has_registry = files.exists(f"{data_dir}/{REGISTRY_NAME}")
-        is_marked = files.exists(f"{data_dir}/{UNFINISHED_NAME}")
-        if not has_registry and not is_marked and files.exists(f"{data_dir}/{TOPICS}"):
-            raise ForeignDirectory(
-                f"{data_dir} has topics, but no {REGISTRY_NAME}; a standby would remove them: "
-                "start zsq serve, which makes the registry again, or use another directory"
-            )
-        if has_registry:  # what the bucket does not have of it was set aside
-            mark_unfinished(files, data_dir)
-        for name in (*_OWN, UNFINISHED_NAME):
-            path = f"{self._data_dir}/{name}"
-            if not self._files.exists(path):
-                continue
-            if self._files.is_folder(path):
-                self._files.remove_tree(path)
-            else:
-                self._files.remove(path)
-            self._files.sync_folder(str(self._data_dir))
-
     def _follow(self, bucket: Bucket) -> int | None:
-        given = self._given
-        addresses = advertised(given.gateway, given.advertise)
+        options = self._options
+        addresses = advertised(options.gateway, options.advertise)
         make = partial(
-            StandbyLoop, self._files, bucket, self._data_dir, given.patience_s, addresses
+            StandbyLoop, self._files, bucket, self._data_dir, options.patience_s, addresses
         )
-        thread = StandbyThread(make, self._ends.set)
-        gateway = StandbyGateway(given, thread.loop.status)
+        thread = StandbyThread(make, self.ends.set)
+        gateway = StandbyGateway(options, thread.loop.status)
         gateway.open()
         from .... import __version__
 
         self._say(
-            f"zsq {__version__} is a standby of {given.bucket}: {', '.join(gateway.places)} (pid "
+            f"zsq {__version__} is a standby of {options.bucket}: {', '.join(gateway.places)} (pid "
             f"{os.getpid()})"
         )
-        self._service.ready(f"standby of {given.bucket}")
+        self._service.ready(f"standby of {options.bucket}")
         try:
             thread.start()
-            self._ends.wait()
+            self.ends.wait()
             thread.stop()
             # A call to a bucket that does not answer must not delay the end.
             if not thread.join(END_S if self._is_told else NEVER_S):

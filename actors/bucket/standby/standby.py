@@ -62,7 +62,7 @@ LOOK_S: Final = 10.0  # how often a quiet standby looks whether the log has move
 PAUSE_S: Final = 0.5
 PAUSE_S_MAX: Final = 5.0
 AGAIN_S_MAX: Final = 60.0
-_NS: Final = 1_000_000_000
+_NS_PER_S: Final = 1_000_000_000
 
 
 class StandbyState(Enum):
@@ -92,9 +92,9 @@ class StandbyLoop:
         self._data_dir = data_dir
         self._addresses = addresses
         self._pause = pause
-        self._follower = Follower(files, bucket, f"{data_dir}/{FOLLOWED}")
+        self.follower = Follower(files, bucket, f"{data_dir}/{FOLLOWED}")
         self.copy = self._read_or_make_copy()
-        self._patience = Patience(patience_s, time.monotonic_ns())
+        self.patience = Patience(patience_s, time.monotonic_ns())
         self._poll_s = min(POLL_S_MAX, max(POLL_S_MIN, patience_s / POLLS))
         self._announce_ns = self._unknown_ns = 0
         self._look_ns = 0
@@ -109,11 +109,11 @@ class StandbyLoop:
     def _read_or_make_copy(self) -> str:
         """Return the identity of this standby, which it keeps from its first start on."""
         path = f"{self._data_dir}/{STANDBY_NAME}"
-        found = read_copy(self._files, path)
-        if found is None:
-            found = Copy("", uuid.uuid4().hex)
-            self._files.replace_file(path, encode_copy(found))
-        return found.copy
+        copy = read_copy(self._files, path)
+        if copy is None:
+            copy = Copy("", uuid.uuid4().hex)
+            self._files.replace_file(path, encode_copy(copy))
+        return copy.copy
 
     # The loop
 
@@ -123,13 +123,13 @@ class StandbyLoop:
         Raises `TakeoverFailed` or an error of a file.
         """
         while True:
-            wait_s = self._turn()
+            wait_s = self.turn()
             if wait_s is None:
                 return True
             if self._pause(wait_s):
                 return False
 
-    def _turn(self) -> float | None:
+    def turn(self) -> float | None:
         """Do one thing. Return how long to wait before the next, or None if this is primary."""
         try:
             if self.state is StandbyState.STARTING:
@@ -139,21 +139,21 @@ class StandbyLoop:
         except BucketError as error:
             return self._failed(error)
         except StorageError as error:
-            return self._begin_again(str(error))
+            return self.begin_again(str(error))
 
     def _begin(self) -> None:
         if not self._is_probed:  # now, because there is no time for it at a takeover
             probe(self._bucket, self._files)
             self._is_probed = True
-        self._follower.begin()
-        last = self._follower.last
+        self.follower.begin()
+        last = self.follower.last
         assert last is not None
         log.info(
             "follows %s: applied %.1f MiB up to tick %d, written by host %s",
-            self._bucket.url, self._follower.applied_bytes / 2**20, last.index.number,
+            self._bucket.url, self.follower.applied_bytes / 2**20, last.index.number,
             last.index.host,
         )  # fmt: skip
-        self._patience.saw(last.index, time.monotonic_ns())
+        self.patience.saw(last.index, time.monotonic_ns())
         self._look_at_registry()
         self._announce()
         self._now_follows()
@@ -167,31 +167,31 @@ class StandbyLoop:
         now_ns = time.monotonic_ns()
         if self.state is StandbyState.AWAY:
             log.warning("the bucket answers again")
-            if now_ns - self._away_ns > self._patience.patience_s / 2 * _NS:
-                self._patience.waits_from(now_ns)
+            if now_ns - self._away_ns > self.patience.patience_s / 2 * _NS_PER_S:
+                self.patience.waits_from(now_ns)
         self.state, self.trouble = StandbyState.FOLLOWING, ""
 
     def _follow(self) -> float | None:
         asked_ns = time.monotonic_ns()
-        is_new = self._follower.step()
+        is_new = self.follower.step()
         self._now_follows()
         self._pause_s = self._again_s = PAUSE_S
-        last = self._follower.last
+        last = self.follower.last
         assert last is not None
         if is_new:
-            self._patience.saw(last.index, time.monotonic_ns())
+            self.patience.saw(last.index, time.monotonic_ns())
             self._look_at_registry()
             return 0.0
         # The last tick is this standby's own takeover if its answer was lost, or if the process
         # ended before the data directory was complete.
-        if self._patience.is_over(asked_ns) or last.index.copy == self.copy:
+        if self.patience.is_over(asked_ns) or last.index.copy == self.copy:
             return self._take_over()
         if asked_ns >= (self._announce_ns if last.index.lease_ms else self._unknown_ns):
             self._announce()
         if asked_ns >= self._look_ns:
-            self._look_ns = asked_ns + int(LOOK_S * _NS)
-            if not self._follower.look():
-                return self._begin_again("ticks that it has not applied were removed")
+            self._look_ns = asked_ns + int(LOOK_S * _NS_PER_S)
+            if not self.follower.look():
+                return self.begin_again("ticks that it has not applied were removed")
         return self._poll_s
 
     def _failed(self, error: BucketError) -> float:
@@ -200,7 +200,7 @@ class StandbyLoop:
         A takeover that was begun is begun again too: its directories are half made.
         """
         if self.state is StandbyState.TAKING:
-            return self._begin_again(str(error))
+            return self.begin_again(str(error))
         if isinstance(error, BucketAway) or self.state is StandbyState.STARTING:
             if not self.trouble:
                 log.error("cannot follow: %s; it is tried again", error)
@@ -209,9 +209,9 @@ class StandbyLoop:
                 self.state, self._away_ns = StandbyState.AWAY, time.monotonic_ns()
             pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_S_MAX)
             return pause_s
-        return self._begin_again(str(error))
+        return self.begin_again(str(error))
 
-    def _begin_again(self, why: str) -> float:
+    def begin_again(self, why: str) -> float:
         log.warning("applies the log of ticks again: %s", why)
         self.state = StandbyState.STARTING
         # It reads the whole log of ticks again, so not too often.
@@ -223,37 +223,37 @@ class StandbyLoop:
         sooner while the ticks have no lease, so that the primary knows no standby.
         """
         notice = Notice(
-            self.copy, socket.gethostname(), self._addresses, self._patience.patience_s,
+            self.copy, socket.gethostname(), self._addresses, self.patience.patience_s,
             time.time_ns(),
         )  # fmt: skip
         announce(self._bucket, notice)
         now_ns = time.monotonic_ns()
-        self._announce_ns = now_ns + int(ANNOUNCE_S * _NS)
-        self._unknown_ns = now_ns + int(UNKNOWN_S * _NS)
+        self._announce_ns = now_ns + int(ANNOUNCE_S * _NS_PER_S)
+        self._unknown_ns = now_ns + int(UNKNOWN_S * _NS_PER_S)
 
     def _look_at_registry(self) -> None:
-        registry = self._follower.registry
+        registry = self.follower.registry
         if registry is self._registry or not registry:
             return
         self._registry = registry
         content = decode(registry, f"{self._bucket.url}, its registry")
-        self._follower.keep_only(frozenset(row.uuid for row in content.topics.values()))
+        self.follower.keep_only(frozenset(row.uuid for row in content.topics.values()))
         self._topics = len(content.topics)
 
     # The takeover
 
     def _take_over(self) -> float | None:
-        last = self._follower.last
+        last = self.follower.last
         assert last is not None
         index = last.index
-        quiet_s = self._patience.quiet_s(time.monotonic_ns())
-        if not self._follower.registry:
-            self._patience.waits_from(time.monotonic_ns())
+        quiet_s = self.patience.quiet_s(time.monotonic_ns())
+        if not self.follower.registry:
+            self.patience.waits_from(time.monotonic_ns())
             log.warning("does not take over: the log of ticks has no registry of topics yet")
             return self._poll_s
-        lease_ms = terms_for(self._patience.patience_s).lease_ns // 1_000_000
+        lease_ms = terms_for(self.patience.patience_s).lease_ns // 1_000_000
         try:
-            fence(self._bucket, self._follower, self.copy, self._addresses, lease_ms)
+            fence(self._bucket, self.follower, self.copy, self._addresses, lease_ms)
         except Fenced:
             return 0.0  # there is a new tick
         self.state = StandbyState.TAKING
@@ -261,7 +261,7 @@ class StandbyLoop:
         log.warning("takes over from copy %s on host %s: %s", index.copy[:8], index.host, why)
         begun_ns = time.monotonic_ns()
         restored = make_primary(
-            self._files, self._data_dir, self._follower, self.copy, str(self._bucket.url)
+            self._files, self._data_dir, self.follower, self.copy, str(self._bucket.url)
         )
         try:
             withdraw(self._bucket, self.copy)
@@ -270,13 +270,13 @@ class StandbyLoop:
         messages = sum(topic.log_messages + topic.archived_messages for topic in restored)
         log.warning(
             "is primary: %d topics with %d messages, made ready in %.2f s",
-            len(restored), messages, (time.monotonic_ns() - begun_ns) / _NS,
+            len(restored), messages, (time.monotonic_ns() - begun_ns) / _NS_PER_S,
         )  # fmt: skip
         return None
 
     def end(self) -> None:
         """Close the stores, and say that this standby is gone."""
-        self._follower.close()
+        self.follower.close()
         if self.state is not StandbyState.STARTING:
             try:
                 withdraw(self._bucket, self.copy)
@@ -288,21 +288,21 @@ class StandbyLoop:
     def status(self) -> StandbyStatus:
         """Return what this standby does. Any thread may call it."""
         now_ns = time.monotonic_ns()
-        last = self._follower.last
+        last = self.follower.last
         index = last.index if last is not None else None
-        due_s = max(0, self._patience.due_ns() - now_ns) / _NS
+        due_s = max(0, self.patience.due_ns() - now_ns) / _NS_PER_S
         # While it starts again, the follower still has the registry of the log before.
-        may_take_over = self.state is not StandbyState.STARTING and self._follower.registry
+        may_take_over = self.state is not StandbyState.STARTING and self.follower.registry
         return StandbyStatus(
             state=self.state.value,
             bucket=str(self._bucket.url),
             number=index.number if index is not None else -1,
             epoch=index.epoch if index is not None else 0,
-            quiet_s=round(self._patience.quiet_s(now_ns), 3),
+            quiet_s=round(self.patience.quiet_s(now_ns), 3),
             takes_over_in_s=round(due_s, 3) if may_take_over else -1.0,
-            patience_s=self._patience.patience_s,
+            patience_s=self.patience.patience_s,
             topics=self._topics,
-            applied_bytes=self._follower.applied_bytes,
+            applied_bytes=self.follower.applied_bytes,
             primary=index.addresses if index is not None else (),
             primary_host=index.host if index is not None else "",
             trouble=self.trouble,

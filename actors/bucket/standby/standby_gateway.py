@@ -79,8 +79,8 @@ class StandbyStatus:
     def sentence(self) -> str:
         """Return the text of E_STANDBY."""
         where = " or ".join(self.primary) or self.primary_host
-        told = f"the primary is {where}" if where else "the primary is not known yet"
-        return f"this broker is a standby of {self.bucket}, and {told}"
+        hint = f"the primary is {where}" if where else "the primary is not known yet"
+        return f"this broker is a standby of {self.bucket}, and {hint}"
 
 
 class _HttpServer(ThreadingHTTPServer):
@@ -189,10 +189,10 @@ class StandbyGateway:
             poller.register(port.socket, zmq.POLLIN)
         try:
             while not self._ends.is_set():
-                found = dict(poller.poll(POLL_MS))
-                if zap is not None and zap.socket in found:
+                ready = dict(poller.poll(POLL_MS))
+                if zap is not None and zap.socket in ready:
                     doors.answer(zap)
-                if front.socket in found:
+                if front.socket in ready:
                     self._answer_all(front)
         finally:
             for port in filter(None, (front, zap)):

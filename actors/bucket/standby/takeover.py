@@ -58,12 +58,12 @@ def choose(registry: bytes, shipped: Mapping[str, ShippedTopic], archive: str, n
     kept: dict[str, TopicRow] = {}
     left_out: dict[str, str] = {}
     for topic, row in content.topics.items():
-        found = shipped.get(row.uuid)
+        shipped_topic = shipped.get(row.uuid)
         if row.retention.get("archive") == "off":
             left_out[topic] = "it is kept only on the disk (--archive off)"
         elif row.state == "deleting":
             left_out[topic] = "it was being deleted"
-        elif found is None or found.begins < 0:
+        elif shipped_topic is None or shipped_topic.begins < 0:
             left_out[topic] = "the bucket has nothing of it"
         else:
             row.state = GIVEN if row.state == GIVEN else "live"
@@ -85,9 +85,9 @@ def fence(
     """
     assert follower.last is not None
     archive = follower.last.index.archive
-    own = Copy(archive, copy, follower.number, follower.last.digest)
+    copy_before = Copy(archive, copy, follower.number, follower.last.digest)
     ship_log = ShipLog(bucket, archive, copy, socket.gethostname(), addresses)
-    ship_log.take_over(own, time.time_ns(), SHIP_RESERVE, lease_ms, follower.recent)
+    ship_log.take_over(copy_before, time.time_ns(), SHIP_RESERVE, lease_ms, follower.recent)
 
 
 def make_primary(
@@ -155,7 +155,7 @@ class Standing(NamedTuple):
     who: str
 
 
-def standing(bucket: Bucket, own: Copy) -> Standing:
+def standing(bucket: Bucket, copy: Copy) -> Standing:
     """Return whether a former primary may go on.
 
     Raises `BucketError`, or `ForeignDirectory` if the bucket has the log of another broker.
@@ -164,11 +164,11 @@ def standing(bucket: Bucket, own: Copy) -> Standing:
     if last is None:
         return Standing(True, False, "")
     index = last.index
-    if index.copy != own.copy and index.archive != own.archive:
+    if index.copy != copy.copy and index.archive != copy.archive:
         raise ForeignDirectory(
             f"{bucket.url} belongs to another broker (archive {index.archive[:8]}), and this data "
-            f"directory was shipped to another bucket (archive {own.archive[:8]}): check the URL, "
+            f"directory was shipped to another bucket (archive {copy.archive[:8]}): check the URL, "
             "or use an empty directory"
         )
     who = f"copy {index.copy[:8]} on host {index.host}"
-    return Standing(index.copy == own.copy, index.is_released, who)
+    return Standing(index.copy == copy.copy, index.is_released, who)

@@ -29,7 +29,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ....storage.bucket.archive.chunk_cache import ChunkCache, Segment
 from ....storage.directory.store import Store
@@ -38,7 +38,6 @@ from ....storage.log.index import INDEX_EVERY_BYTES
 from ....storage.log.log_format import chunk_name
 from ....transport.errors import E_CHECKSUM, E_FENCED
 from ....transport.wire import protocol as p
-from ...runtime.pulses import ArchivePulse
 from ...storage.commits import StateCommits
 from .archive_link import ArchiveLink
 
@@ -49,7 +48,7 @@ UPLOADS_MAX: Final = 2
 PAUSE_S: Final = 2.0
 PAUSE_S_MAX: Final = 60.0
 MANIFEST_S: Final = 5.0  # the shortest time between two manifests
-_S: Final = 1_000_000_000
+_NS_PER_S: Final = 1_000_000_000
 
 
 class Archiver:
@@ -158,7 +157,7 @@ class Archiver:
                 "%s: chunks cannot be archived: %s; the broker tries again", self._title, text
             )
         self.trouble = f"chunks cannot be archived: {text}"
-        self._retry_ns = time.monotonic_ns() + int(self._pause_s * _S)
+        self._retry_ns = time.monotonic_ns() + int(self._pause_s * _NS_PER_S)
         self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
 
     def _succeeded(self) -> None:
@@ -275,7 +274,7 @@ class Archiver:
         if not self._manifest_due or self._manifest_out or now < self._manifest_ns:
             return
         self._manifest_due, self._manifest_out = False, True
-        self._manifest_ns = now + int(MANIFEST_S * _S)
+        self._manifest_ns = now + int(MANIFEST_S * _NS_PER_S)
         rows = [
             (base, row)
             for base, row in sorted(self._store.archived.items())
@@ -391,23 +390,23 @@ class Archiver:
         )
 
     def alarms(self) -> list[str]:
-        found = [*filter(None, [self.trouble]), *list(self._unfit.values())[:10]]
+        alarms = [*filter(None, [self.trouble]), *list(self._unfit.values())[:10]]
         if self._fenced:
-            found.append(f"nothing more is archived: {self._fenced}")
+            alarms.append(f"nothing more is archived: {self._fenced}")
         elif self._place and not self._writes:
-            found.append(
+            alarms.append(
                 "the bucket is the archive of another broker, and this broker's data is a copy of "
                 "that one's: it reads from the bucket, and archives nothing"
             )
         remote = self._log.reader.remote.values()
         elsewhere = [row for row in remote if row.place != self._place] if self._place else []
         if elsewhere:
-            found.append(
+            alarms.append(
                 f"the messages from offset {min(elsewhere).base_offset} to "
                 f"{max(elsewhere).next_offset} are only in another bucket, which the broker used "
                 "before: start it with that one to read them"
             )
-        return found
+        return alarms
 
     def listed_end(self) -> int:
         """Return the offset up to which the manifest in the bucket lists all kept messages."""
@@ -419,7 +418,7 @@ class Archiver:
             end = row.next_offset
         return end
 
-    def statistics(self) -> ArchivePulse:
+    def statistics(self) -> dict[str, Any]:
         archived = self._store.archived
         facts = self._log.reader.book.facts
         waiting = self._waiting() if self.is_on else []
@@ -427,5 +426,4 @@ class Archiver:
             "archived_chunks": len(archived),
             "archived_bytes": sum(row.size for row in archived.values()),
             "unarchived_bytes": sum(facts[base].bytes for base in waiting if base in facts),
-            "archiving": not self.is_idle(),
         }

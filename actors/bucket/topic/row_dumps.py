@@ -8,47 +8,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
+from ....storage.delayed.delayed import DelayedStore
 from ....storage.files import Files
-from ....storage.row_changes import DELAYED, STATE, Row, encode_frames
+from ....storage.row_changes import DELAYED, STATE, encode_frames
+from ....storage.state.state import StateStore
+from .change_queue import Entry
 
-INLINE_BASE_BYTES: Final = 1024 * 1024
+INLINE_BYTES: Final = 1024 * 1024
 BASE_NAME: Final = "shipping.base"
 _READ_BYTES: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The frames of one commit, or of a dump of all rows. `kind` is STATE or DELAYED.
+class RowDumps:
+    """The dumps of one topic. `joined_path` is the file with the rows of both stores.
 
-    A dump may be in a file, at `path`. `serial` is the entry's place among those in the queue.
+    Rows of more than `inline_bytes` go to a file.
     """
 
-    kind: int
-    frames: tuple[bytes, ...]
-    time_ns: int
-    begins: bool = False
-    path: str = ""
-    serial: int = 0
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.frames))
-
-
-class Dumped(Protocol):
-    """A store whose rows can be dumped."""
-
-    def dump(self) -> Iterator[list[Row]]: ...
-
-
-class RowDumps:
-    """The dumps of one topic. `joined_path` is the file with the rows of both stores."""
-
-    def __init__(self, files: Files, directory: str) -> None:
+    def __init__(self, files: Files, directory: str, inline_bytes: int = INLINE_BYTES) -> None:
         self._files = files
+        self._inline_bytes = inline_bytes
         self.joined_path = f"{directory}/{BASE_NAME}"
 
     def _path(self, kind: int) -> str:
@@ -66,7 +47,9 @@ class RowDumps:
             if self._files.exists(path):
                 self._files.remove(path)
 
-    def dump(self, kind: int, begin: int, store: Dumped) -> tuple[tuple[bytes, ...], str]:
+    def dump(
+        self, kind: int, begin: int, store: StateStore | DelayedStore
+    ) -> tuple[tuple[bytes, ...], str]:
         """Return the frames with all rows, or no frames and the path of the file with them.
 
         The first frame has the kind `begin`, and the others `kind`. Raises `OSError` if the file
@@ -74,25 +57,25 @@ class RowDumps:
         """
         path = self._path(kind)
         self._remove((path,))
-        found: list[bytes] = []
+        frames: list[bytes] = []
         size = position = 0
         with contextlib.ExitStack() as stack:
             fd = -1
             for batch in store.dump():
-                made = encode_frames(kind if found or position else begin, batch)
-                found += made
-                size += sum(map(len, made))
-                if size > INLINE_BASE_BYTES:
+                batch_frames = encode_frames(kind if frames or position else begin, batch)
+                frames += batch_frames
+                size += sum(map(len, batch_frames))
+                if size > self._inline_bytes:
                     if fd < 0:
                         fd = self._files.open_new(path)
                         stack.callback(self._files.close, fd)
-                    self._files.writev(fd, found, position)
+                    self._files.writev(fd, frames, position)
                     position += size
-                    found, size = [], 0
+                    frames, size = [], 0
             if fd < 0:
-                return tuple(found), ""
-            if found:
-                self._files.writev(fd, found, position)
+                return tuple(frames), ""
+            if frames:
+                self._files.writev(fd, frames, position)
         return (), path
 
     def join(self, dumps: Mapping[int, Entry]) -> None:

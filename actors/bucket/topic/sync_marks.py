@@ -41,8 +41,8 @@ class SyncMarks:
     def __init__(self) -> None:
         self._marks: deque[Mark] = deque()
 
-    def __bool__(self) -> bool:
-        return bool(self._marks)
+    def __len__(self) -> int:
+        return len(self._marks)
 
     def note(self, mark: Mark, known: int, *, force: bool = False) -> None:
         """Add a mark if it is beyond the last one, and beyond the offset `known`."""
@@ -72,16 +72,16 @@ class SyncMarks:
 
     def since_ns(self, beyond: int = -1) -> int:
         """Return since when the first part beyond an offset is synced, 0 if there is none."""
-        return next((one.time_ns for one in self._marks if one.offset > beyond), 0)
+        return next((mark.time_ns for mark in self._marks if mark.offset > beyond), 0)
 
     def last_within(self, begin: tuple[int, int], end: tuple[int, int]) -> tuple[int, int] | None:
         """Return the last marked place behind `begin` that is not behind `end`."""
-        fitting = [one.place for one in self._marks if begin < one.place <= end]
-        return fitting[-1] if fitting else None
+        places = [mark.place for mark in self._marks if begin < mark.place <= end]
+        return places[-1] if places else None
 
     def offset_at(self, place: tuple[int, int]) -> int:
         """Return the largest offset that is known to be before this place, -1 for none."""
-        return max((one.offset for one in self._marks if one.place <= place), default=-1)
+        return max((mark.offset for mark in self._marks if mark.place <= place), default=-1)
 
 
 class ShipPace:

@@ -15,9 +15,9 @@ Without `--bucket-lag` nothing is shipped. There is no lease then, and publishes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ....storage.bucket.archive.chunk_cache import open_cache
 from ....storage.errors import NotHere
@@ -25,20 +25,20 @@ from ....storage.log.log_reader import OpenArchive
 from ....transport.errors import E_BUCKET, Refused
 from ....transport.settings import Retention
 from ....transport.wire import protocol as p
-from ...runtime.pulses import ExtensionPulse
 from ...settings.starts import StorageStart
 from ...storage.extension import Archived, ExtendedStorage, StorageExtension
 from .archive_link import ArchiveLink
 from .archiving import Archiver
-from .shipping import Shipping
+from .shipping import ShipLimits, Shipping
 from .topic_lease import TopicLease
 
 NOT_SHIPPED: Final = (
     "the topic answers publishes when they are in the bucket (--sync bucket), but this broker does "
     "not ship it: start it with --bucket and --bucket-lag, or set the topic's sync mode to always"
 )
+LIMITS: Final = ShipLimits()
 STOP_S: Final = 3.0  # a stop waits this long for the bucket
-_NS: Final = 1_000_000_000
+_NS_PER_S: Final = 1_000_000_000
 
 Action = Callable[[], object]
 
@@ -48,11 +48,11 @@ class TopicBucket(StorageExtension):
 
     def __init__(self, storage: ExtendedStorage) -> None:
         super().__init__(storage)
-        given, host = storage.given, storage.host
-        self._waits_for_bucket = given.sync == "bucket"
-        self._link = ArchiveLink(lambda: host.open_dealer(given.archive))
+        start, host = storage.given, storage.host
+        self._waits_for_bucket = start.sync == "bucket"
+        self._link = ArchiveLink(lambda: host.open_dealer(start.archive))
         # Without shipping there is no cell, and the topic would look for its file all the time.
-        archive = given.archive if given.ship_lag_s else ""
+        archive = start.archive if start.ship_lag_s else ""
         self._lease = TopicLease(archive, host, self._lease_came)
         self._is_timed = False  # the timer of shipping runs
         self._holds_repeats = False
@@ -62,22 +62,22 @@ class TopicBucket(StorageExtension):
         self._numbers = 0
         self._unleased: list[Action] = []
         self._stop_ns = 0  # since when a stop waits for the bucket
-        self._ended_shipped = False
+        self._is_settled = False
         self._shipping = self._make_shipping()
         self._archiver = self._make_archiver()
         host.obey_reload(p.ReloadShipping, self._take_bound)
 
     @classmethod
-    def open_remote(cls, given: StorageStart) -> OpenArchive | None:
-        return open_cache(given.cache_bytes) if given.archive else None
+    def open_remote(cls, start: StorageStart) -> OpenArchive | None:
+        return open_cache(start.cache_bytes) if start.archive else None
 
     def _make_shipping(self) -> Shipping | None:
-        storage, given = self.storage, self.storage.given
-        if not given.archive or not given.ship_lag_s or given.sync == "never":
+        storage, start = self.storage, self.storage.given
+        if not start.archive or not start.ship_lag_s or start.sync == "never":
             return None
         shipping = Shipping(
-            storage.store, bytes.fromhex(given.uuid).hex(), storage.title, self._link, storage, given.ship_lag_s,
-            self._shipped, storage.roll, is_urgent=self._waits_for_bucket, is_on=given.retention.archive == "on",
+            storage, bytes.fromhex(start.uuid).hex(), self._link, start.ship_lag_s, self._shipped,
+            is_urgent=self._waits_for_bucket, is_on=start.retention.archive == "on", limits=LIMITS,
         )  # fmt: skip
         storage.store.on_delayed_made = shipping.delayed_made
         self._holds_repeats = True
@@ -85,12 +85,12 @@ class TopicBucket(StorageExtension):
         return shipping
 
     def _make_archiver(self) -> Archiver | None:
-        storage, given = self.storage, self.storage.given
-        if not given.archive:
+        storage, start = self.storage, self.storage.given
+        if not start.archive:
             return None
         return Archiver(
-            storage.store, given.name, bytes.fromhex(given.uuid).hex(), storage.title, storage.state, self._link, storage.fetched,
-            self.then, is_on=given.retention.archive == "on",
+            storage.store, start.name, bytes.fromhex(start.uuid).hex(), storage.title, storage.state, self._link, storage.fetched,
+            self.then, is_on=start.retention.archive == "on",
         )  # fmt: skip
 
     # May a publish be accepted?
@@ -120,11 +120,11 @@ class TopicBucket(StorageExtension):
         if self._shipping is None:
             return True
         self._shipping.check()
-        return self._shipping.reserve(messages, then)
+        return self._shipping.may_commit(messages, then)
 
     def count_reserved(self, messages: Callable[[], int]) -> None:
         if self._shipping is not None:
-            self._shipping.promised = messages
+            self._shipping.reserve.promised = messages
 
     def check_primary(self) -> None:
         self._lease.watch.check()
@@ -134,7 +134,7 @@ class TopicBucket(StorageExtension):
     def confirmed_end(self) -> int:
         end = self._log.synced_end
         if self._waits_for_bucket and self._shipping is not None and not self._shipping.is_off:
-            return max(self._log.start, min(end, self._shipping.shipped_end))
+            return max(self._log.start, min(end, self._shipping.shipped.end))
         return end
 
     def readers_end(self) -> int:
@@ -243,10 +243,10 @@ class TopicBucket(StorageExtension):
             for action in unshipped.values():
                 self.confirm(action)  # it may have to wait for the lease
 
-    def _take_bound(self, told: p.ReloadShipping) -> None:
+    def _take_bound(self, order: p.ReloadShipping) -> None:
         """Apply another bound of shipping."""
         if self._shipping is not None:
-            self._shipping.set_bound(told.bucket_lag_s)
+            self._shipping.set_bound(order.bucket_lag_s)
             self._tick_shipping()
 
     def turn(self) -> None:
@@ -284,14 +284,14 @@ class TopicBucket(StorageExtension):
     def stop(self) -> bool:
         """Return True if everything is shipped, or if the bucket did not answer for long."""
         shipping = self._shipping
-        if shipping is not None and not shipping.is_idle():
+        if shipping is not None and shipping.is_active:
             now = time.monotonic_ns()
             self._stop_ns = self._stop_ns or now
             shipping.tick()
             shipping.push()
-            if now - self._stop_ns <= STOP_S * _NS:
+            if now - self._stop_ns <= STOP_S * _NS_PER_S:
                 return False
-        self._ended_shipped = shipping is None or shipping.is_idle()
+        self._is_settled = shipping is None or not shipping.is_active
         return True
 
     def end(self) -> None:
@@ -340,11 +340,20 @@ class TopicBucket(StorageExtension):
             "and this broker runs without one: start it with --bucket"
         ]
 
-    def statistics(self) -> ExtensionPulse:
-        found = super().statistics()
-        if self._archiver is not None:
-            found = ExtensionPulse(**{**found, **self._archiver.statistics()})
-        if self._shipping is not None:
-            found = ExtensionPulse(**{**found, **self._shipping.statistics()})
-        found["is_shipped_at_end"] = self._ended_shipped
-        return found
+    @property
+    def is_busy(self) -> bool:
+        is_archiving = self._archiver is not None and not self._archiver.is_idle()
+        return is_archiving or (self._shipping is not None and self._shipping.is_active)
+
+    @property
+    def is_settled(self) -> bool:
+        return self._is_settled
+
+    def statistics(self) -> Mapping[str, Any]:
+        parts = (self._archiver, self._shipping)
+        return {
+            name: value
+            for part in parts
+            if part is not None
+            for name, value in part.statistics().items()
+        }

@@ -12,31 +12,26 @@ bucket only if no standby has taken over before.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final
 
 from ....transport.errors import E_STANDBY, Refused
-from ...primitives.lease_cell import LeaseWatch, boot_ns, run_dir_of
+from ...primitives.boot_clock import boot_ns
+from ...runtime.actor import Actor
+from ..lease_cell import LeaseWatch, run_dir_of
 
 RETRY_MS: Final = 20.0
 # Publishes are refused when they have waited for so long.
 PATIENCE_S: Final = 5.0
-_NS: Final = 1_000_000_000
-
-
-class Timers(Protocol):
-    """The timers of an actor."""
-
-    def every(self, interval_ms: float, function: Callable[[], None]) -> None: ...
-    def cease(self, function: Callable[[], None]) -> None: ...
+_NS_PER_S: Final = 1_000_000_000
 
 
 class TopicLease:
     """The lease as one topic sees it. `retry` is called from time to time while it is over.
 
-    `archive` is the endpoint of the archive actor, "" without a bucket.
+    `timers` has the timers. `archive` is the endpoint of the archive actor, "" without a bucket.
     """
 
-    def __init__(self, archive: str, timers: Timers, retry: Callable[[], None]) -> None:
+    def __init__(self, archive: str, timers: Actor[Any], retry: Callable[[], None]) -> None:
         self.watch = LeaseWatch(run_dir_of(archive))
         self._timers = timers
         self._retry = retry
@@ -60,7 +55,7 @@ class TopicLease:
         return self.withholds() and not self._is_overdue()
 
     def _is_overdue(self) -> bool:
-        return self._retries and boot_ns() - self._over_ns > PATIENCE_S * _NS
+        return self._retries and boot_ns() - self._over_ns > PATIENCE_S * _NS_PER_S
 
     def check(self) -> None:
         """Raise `Refused` if publishes have waited too long."""

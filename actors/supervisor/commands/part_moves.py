@@ -167,7 +167,7 @@ class PartMoves:
 
     def noted(self, key: int, stats: Mapping[str, Any]) -> None:
         """Note a pulse of a topic."""
-        if self._busy and stats.get("storage", {}).get("is_shipped_at_end"):
+        if self._busy and stats.get("storage", {}).get("extension_settled"):
             self._shipped.add(key)
             self._look(time.monotonic_ns())
 

@@ -31,7 +31,7 @@ RETENTION_NS: Final = 3_600 * _NS
 NEVER: Final = 1 << 62
 _RATES: Final = frozenset({"rates", "rates_recent"})
 _OF_PROCESS: Final = frozenset({
-    "appends", "alarms", "state_alarm", "delayed_alarm", "delayed_full", "disk_full", "topic_full", "ship_refused",
+    "appends", "alarms", "state_alarm", "delayed_alarm", "delayed_full", "disk_full", "topic_full", "extension_refusal",
     "dead_letter_alarm", "deferred_full",
 })  # fmt: skip
 
@@ -49,7 +49,7 @@ def is_unused(
         return False
     if topic["producers"] or topic["pending_appends"] or topic["queued_blocks"]:
         return False
-    if storage["archiving"] or storage["is_shipping"] or _troubled(storage):
+    if storage["extension_busy"] or _troubled(storage):
         return False
     if storage["stage_links"] or storage["stages"] or storage["backup"]:
         return False

@@ -483,7 +483,7 @@ class TopicGroup:
             topic=of_topic.front,
             storage=of_topic.storage.front,
             scan=self._processes.scan_endpoint,
-            leased=bool(given.bucket and given.bucket_lag_s),
+            replaceable=bool(given.bucket and given.bucket_lag_s),
             made_with=self._new_settings.get(channel, {}),
             closed=to_consumers(self.row.closed),
         )

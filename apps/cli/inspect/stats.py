@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ....actors.statistics.schema import Level, rows_of
+from ....actors.statistics.schema import rows_of
 from ....storage.errors import REFUSED_TEXT
 from ....transport.reports import (
     BrokerStats,
@@ -300,7 +300,7 @@ def _ship_lag(topic: TopicStats) -> str:
     return f"{_age(topic['ship_lag_s'])}, {topic['shipping']}"
 
 
-def _rare(level: Level, of: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
+def _rare(level: str, of: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
     """Return the rare statistics that are not 0 in one of these rows.
 
     If one statistic of a group is not 0, the whole group is returned.
@@ -310,7 +310,7 @@ def _rare(level: Level, of: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
     return tuple(row.name for row in rows if row.rare in shown)
 
 
-def _titles(level: Level, fields: Sequence[str]) -> list[str]:
+def _titles(level: str, fields: Sequence[str]) -> list[str]:
     titles = {row.name: row.title for row in rows_of(level)}
     return [titles[field] for field in fields]
 

@@ -94,15 +94,15 @@ class SegmentIndex(NamedTuple):
     entries: bytes
 
 
-def encode_segment_index(found: SegmentIndex) -> bytes:
-    rest = b"".join(_CRC.pack(one) for one in found.sums) + found.entries
+def encode_segment_index(index: SegmentIndex) -> bytes:
+    rest = b"".join(_CRC.pack(one) for one in index.sums) + index.entries
     head = _HEAD.pack(
         INDEX_OBJECT_MAGIC,
         VERSION,
         0,
         SEGMENT_BYTES,
-        len(found.sums),
-        len(found.entries),
+        len(index.sums),
+        len(index.entries),
         crc32c(rest),
         b"",
     )
@@ -145,8 +145,8 @@ class Manifest(NamedTuple):
     epoch: int = 0
 
 
-def encode_manifest(found: Manifest) -> bytes:
-    return documents.encode_line("manifest", VERSION, found._asdict())
+def encode_manifest(manifest: Manifest) -> bytes:
+    return documents.encode_line("manifest", VERSION, manifest._asdict())
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -208,9 +208,9 @@ class Claim(NamedTuple):
         return crc32c(self.archive.encode()) << 24 | crc32c(self.archive.encode()[::-1]) >> 8 | 1
 
 
-def encode_claim(found: Claim) -> bytes:
+def encode_claim(claim: Claim) -> bytes:
     return documents.encode_line(
-        "broker", VERSION, {"uuid": found.broker, "archive": found.archive}
+        "broker", VERSION, {"uuid": claim.broker, "archive": claim.archive}
     )
 
 

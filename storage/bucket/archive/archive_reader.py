@@ -125,9 +125,9 @@ class ArchiveReader:
         # Times ascend in a log, unless the machine's clock was set back.
         at = bisect_left(self._chunks, time_ns, key=lambda row: row.last_time_ns)
         for row in self._chunks[at:]:
-            found = self._open(row).offset_at(time_ns)
-            if found is not None:
-                return found
+            offset = self._open(row).offset_at(time_ns)
+            if offset is not None:
+                return offset
         return None
 
     # Segments
@@ -202,5 +202,5 @@ def topics_of(bucket: Bucket) -> dict[str, Manifest]:
     uuids = sorted({name.split("/")[1] for name in names})
     with ThreadPoolExecutor(_LOOKERS, thread_name_prefix="zsq-bucket") as threads:
         manifests = threads.map(lambda uuid: newest_manifest(bucket, uuid), uuids)
-        found = sorted(filter(None, manifests), key=lambda one: one.time_ns)
-    return {one.topic: one for one in found}
+        newest = sorted(filter(None, manifests), key=lambda one: one.time_ns)
+    return {one.topic: one for one in newest}

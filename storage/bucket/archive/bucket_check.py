@@ -99,7 +99,7 @@ def _check_topic(
     topic: str,
     advance: Callable[[int], object],
 ) -> ArchiveReport | None:
-    own = [name for name in objects if name.startswith(f"{CHUNKS}/{uuid}/")]
+    chunk_names = [name for name in objects if name.startswith(f"{CHUNKS}/{uuid}/")]
     numbers = sorted(
         manifest_number(name) for name in names if name.startswith(f"{MANIFESTS}/{uuid}/")
     )
@@ -109,7 +109,9 @@ def _check_topic(
         return None
     if manifest is None:
         report.findings.append(
-            BucketFinding(NOTE, f"{CHUNKS}/{uuid}/", f"{len(own)} objects that no manifest lists")
+            BucketFinding(
+                NOTE, f"{CHUNKS}/{uuid}/", f"{len(chunk_names)} objects that no manifest lists"
+            )
         )
         return report
     report.name, report.chunks = manifest.topic, len(manifest.chunks)
@@ -119,8 +121,8 @@ def _check_topic(
     if numbers[:-1]:
         text = f"{len(numbers) - 1} older manifests: the broker has not finished a removal"
         report.findings.append(BucketFinding(NOTE, f"{MANIFESTS}/{uuid}/", text))
-    _check_chunks(bucket, manifest, set(own), report, advance)
-    unlisted = set(own) - objects_of(uuid, manifest.chunks)
+    _check_chunks(bucket, manifest, set(chunk_names), report, advance)
+    unlisted = set(chunk_names) - objects_of(uuid, manifest.chunks)
     if unlisted:
         text = f"{len(unlisted)} objects that the manifest does not list, such as {min(unlisted)}"
         report.findings.append(

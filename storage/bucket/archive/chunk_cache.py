@@ -232,12 +232,12 @@ class ChunkCache:
         if not self._wanted:
             return []
         places = max(self._bytes_max // SEGMENT_BYTES // 2 - len(self._fetching), 0)
-        found = [segment for segment in self._wanted if segment not in self._kept][:places]
-        for segment in found:
+        segments = [segment for segment in self._wanted if segment not in self._kept][:places]
+        for segment in segments:
             del self._wanted[segment]
-        self._fetching.update(found)
+        self._fetching.update(segments)
         self._make_room()
-        return found
+        return segments
 
     def _make_room(self) -> None:
         """Remove what was used least recently. What is being fetched counts as whole segments."""

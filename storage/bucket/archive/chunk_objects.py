@@ -97,7 +97,7 @@ class ChunkObjects:
         """
         name = chunk_object(uuid, row.base_offset, row.crc)
         number = row.crc % len(sums)
-        found = self._segment(name, number)
+        data = self._segment(name, number)
         size = self._bucket.size(name)
         ends = (
             self._bucket.read(name, 0, CHUNK_HEADER_BYTES),
@@ -107,7 +107,7 @@ class ChunkObjects:
             self._files.pread(chunk.fd, CHUNK_HEADER_BYTES, 0),
             self._files.pread(chunk.fd, FOOTER_BYTES, row.size - FOOTER_BYTES),
         )
-        if size != row.size or ends != wanted or crc32c(found) != sums[number]:
+        if size != row.size or ends != wanted or crc32c(data) != sums[number]:
             raise BucketUnfit(
                 f"{self._bucket.url}/{name} is not what was uploaded ({size} of {row.size} bytes)"
             )
@@ -137,8 +137,8 @@ class ChunkObjects:
     def _segment_index(self, uuid: str, row: ArchivedChunk) -> SegmentIndex:
         name = index_object(uuid, row.base_offset, row.crc)
         try:
-            found = decode_segment_index(self._bucket.read(name))
-            if crc_of_sums(found.sums) != row.crc or len(found.sums) != segments_of(row.size):
+            index = decode_segment_index(self._bucket.read(name))
+            if crc_of_sums(index.sums) != row.crc or len(index.sums) != segments_of(row.size):
                 raise Damaged("its checksums do not match the chunk's")
         except Damaged as error:
             raise SegmentDamaged(f"{self._bucket.url}/{name}: {error}") from error
@@ -149,10 +149,10 @@ class ChunkObjects:
                 f"{error}: it has the checksums of the chunk, which cannot be read without them"
             ) from error
         with self._lock:
-            self._sums[name] = found.sums
+            self._sums[name] = index.sums
             while len(self._sums) > SUMS_KEPT:
                 self._sums.popitem(last=False)
-        return found
+        return index
 
     def read_segment(self, uuid: str, row: ArchivedChunk, number: int) -> bytes:
         """Return a segment's bytes, or the chunk's index for the number INDEX.
@@ -160,21 +160,21 @@ class ChunkObjects:
         Raises `SegmentDamaged`, or `BucketError`.
         """
         if number == INDEX:
-            found = self._segment_index(uuid, row).entries
+            data = self._segment_index(uuid, row).entries
         else:
             name = chunk_object(uuid, row.base_offset, row.crc)
-            found = self._segment(name, number)
+            data = self._segment(name, number)
             wanted = min(SEGMENT_BYTES, row.size - number * SEGMENT_BYTES)
-            if len(found) != wanted:
+            if len(data) != wanted:
                 raise SegmentDamaged(
-                    f"{self._bucket.url}/{name}: segment {number} has {len(found)} bytes, not "
+                    f"{self._bucket.url}/{name}: segment {number} has {len(data)} bytes, not "
                     f"{wanted}: the object is not whole"
                 )
-            if crc32c(found) != self.sums(uuid, row)[number]:
+            if crc32c(data) != self.sums(uuid, row)[number]:
                 raise SegmentDamaged(
                     f"{self._bucket.url}/{name}: the checksum of segment {number} is wrong"
                 )
-        return found
+        return data
 
     def _segment(self, name: str, number: int) -> bytes:
         return self._bucket.read(name, number * SEGMENT_BYTES, SEGMENT_BYTES)

@@ -32,7 +32,7 @@ def claim(bucket: Bucket, broker: str, known: str, fresh: str) -> Claimed:
     of a new one. Raises `BucketRefuses`, or another `BucketError`.
     """
     try:
-        found = decode_claim(bucket.read(BROKER_NAME))
+        stored = decode_claim(bucket.read(BROKER_NAME))
     except ObjectMissing:
         if known:
             raise BucketRefuses(
@@ -43,16 +43,16 @@ def claim(bucket: Bucket, broker: str, known: str, fresh: str) -> Claimed:
         try:
             bucket.create(BROKER_NAME, encode_claim(Claim(broker, fresh)))
         except ObjectExists:
-            found = decode_claim(bucket.read(BROKER_NAME))
+            stored = decode_claim(bucket.read(BROKER_NAME))
         else:
             return Claimed(Claim(broker, fresh), True)
     except Damaged as error:
         raise BucketRefuses(f"{bucket.url}/{BROKER_NAME}: {error}") from error
-    if found.broker == broker:
-        return Claimed(found, True)
-    if found.archive == known:
-        return Claimed(found, False)
+    if stored.broker == broker:
+        return Claimed(stored, True)
+    if stored.archive == known:
+        return Claimed(stored, False)
     raise BucketRefuses(
-        f"{bucket.url} belongs to another broker, with uuid {found.broker}; this broker has uuid "
+        f"{bucket.url} belongs to another broker, with uuid {stored.broker}; this broker has uuid "
         f"{broker}: give each broker a prefix of its own, such as {bucket.url}/{broker[:8]}"
     )

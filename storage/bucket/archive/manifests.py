@@ -129,7 +129,7 @@ class Manifests:
         return _Known(numbers[-1] if numbers else 0, numbers)
 
     def write(
-        self, found: Manifest, gone: Sequence[ArchivedChunk] = (), removable: int | None = None
+        self, manifest: Manifest, gone: Sequence[ArchivedChunk] = (), removable: int | None = None
     ) -> int:
         """Write the next manifest, then remove what expired. Return its number.
 
@@ -139,79 +139,79 @@ class Manifests:
         Raises `Superseded` if another broker writes here, or `BucketError`. If it fails after the
         new manifest was created, the next call goes on.
         """
-        number = self._create(found)
+        number = self._create(manifest)
         if gone:
-            self._bucket.remove(sorted(objects_of(found.uuid, gone)))
-        below = found.start if removable is None else min(removable, found.start)
-        if below == found.start:
-            self._sweep(found)
-        self._clear(found, below)
+            self._bucket.remove(sorted(objects_of(manifest.uuid, gone)))
+        below = manifest.start if removable is None else min(removable, manifest.start)
+        if below == manifest.start:
+            self._sweep(manifest)
+        self._clear(manifest, below)
         return number
 
-    def _create(self, found: Manifest) -> int:
-        data = encode_manifest(found)
+    def _create(self, manifest: Manifest) -> int:
+        data = encode_manifest(manifest)
         for _ in range(ATTEMPTS_MAX):
-            known = self._topics.get(found.uuid)
+            known = self._topics.get(manifest.uuid)
             if known is None:
-                known = self._known(found)
+                known = self._known(manifest)
             if known.lost:
                 raise Superseded(known.lost)
             try:
-                self._bucket.create(manifest_object(found.uuid, known.number + 1), data)
+                self._bucket.create(manifest_object(manifest.uuid, known.number + 1), data)
             except ObjectExists:
-                self._taken(known, found)
+                self._taken(known, manifest)
                 continue
             known.number += 1
             known.older.append(known.number)
             known.written = True
             return known.number
         raise BucketError(
-            f"{self._bucket.url}: the next manifest of topic {found.topic} was taken "
+            f"{self._bucket.url}: the next manifest of topic {manifest.topic} was taken "
             f"{ATTEMPTS_MAX} times"
         )
 
-    def _known(self, found: Manifest) -> _Known:
-        known = self._look(found.uuid)
+    def _known(self, manifest: Manifest) -> _Known:
+        known = self._look(manifest.uuid)
         if known.number:
-            newest = self._read(found.uuid, known.number)
-            if newest.epoch > found.epoch > 0:
+            newest = self._read(manifest.uuid, known.number)
+            if newest.epoch > manifest.epoch > 0:
                 known.lost = (
                     f"{self._bucket.url}: another copy of broker {newest.broker} has taken over, "
-                    f"and writes the manifests of topic {found.topic}"
+                    f"and writes the manifests of topic {manifest.topic}"
                 )
-            elif why := conflict(newest, found):
+            elif why := conflict(newest, manifest):
                 known.lost = (
                     f"{why}: the data directory is an older copy, or another broker with a copy "
                     "uses this prefix (see docs/bucket.md, Copies of a data directory)"
                 )
-        self._topics[found.uuid] = known
+        self._topics[manifest.uuid] = known
         return known
 
-    def _sweep(self, found: Manifest) -> None:
+    def _sweep(self, manifest: Manifest) -> None:
         """Remove objects below the start that no manifest named before their process was killed.
 
         This is done once. All chunks below the start are removable.
         """
-        known = self._topics[found.uuid]
+        known = self._topics[manifest.uuid]
         if known.swept:
             return
-        kept = objects_of(found.uuid, found.chunks)
+        kept = objects_of(manifest.uuid, manifest.chunks)
         left = [
             name
-            for name in self._bucket.names(f"{CHUNKS}/{found.uuid}/")
-            if name not in kept and 0 <= chunk_offset(name) < found.start
+            for name in self._bucket.names(f"{CHUNKS}/{manifest.uuid}/")
+            if name not in kept and 0 <= chunk_offset(name) < manifest.start
         ]
         if left:
             self._bucket.remove(sorted(left))
         known.swept = True
 
-    def _taken(self, known: _Known, found: Manifest) -> None:
-        name = manifest_object(found.uuid, known.number + 1)
+    def _taken(self, known: _Known, manifest: Manifest) -> None:
+        name = manifest_object(manifest.uuid, known.number + 1)
         if not known.written:
-            del self._topics[found.uuid]  # look again
+            del self._topics[manifest.uuid]  # look again
             return
-        other = self._read(found.uuid, known.number + 1)
-        if other.writer != found.writer and not 0 < other.epoch < found.epoch:
+        other = self._read(manifest.uuid, known.number + 1)
+        if other.writer != manifest.writer and not 0 < other.epoch < manifest.epoch:
             known.lost = (
                 f"{self._bucket.url}/{name} was written by another run of broker {other.broker}; "
                 "two brokers with the same data use this prefix: stop one of them (see "
@@ -221,22 +221,24 @@ class Manifests:
         known.number += 1
         known.older.append(known.number)
 
-    def _clear(self, found: Manifest, below: int) -> None:
+    def _clear(self, manifest: Manifest, below: int) -> None:
         """Remove the expired objects that older manifests name, then these manifests.
 
         A manifest stays while it names an object that expired and is not removable yet.
         """
-        known = self._topics[found.uuid]
+        known = self._topics[manifest.uuid]
         for number in [one for one in known.older if one != known.number]:
-            name = manifest_object(found.uuid, number)
+            name = manifest_object(manifest.uuid, number)
             try:
                 old = decode_manifest(self._bucket.read(name))
             except (ObjectMissing, Damaged, ForeignDirectory):
                 old = None  # the next process removes what it named (`_sweep`)
-            expired = [one for one in old.chunks if one.next_offset <= found.start] if old else []
+            expired = (
+                [one for one in old.chunks if one.next_offset <= manifest.start] if old else []
+            )
             removable = [one for one in expired if one.next_offset <= below]
             if removable:
-                self._bucket.remove(sorted(objects_of(found.uuid, removable)))
+                self._bucket.remove(sorted(objects_of(manifest.uuid, removable)))
             if len(removable) == len(expired):
                 self._bucket.remove([name])
                 known.older.remove(number)

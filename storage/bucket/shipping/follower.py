@@ -130,17 +130,17 @@ class Follower:
         except ObjectMissing:
             return False
         try:
-            found = decode_index(data)
+            decoded = decode_index(data)
         except (Damaged, ForeignDirectory) as error:
             raise BucketRefuses(f"{self._bucket.url}/{name}: {error}") from error
-        self._check.take(found, self.number)
-        if found.index.kind == TAKEOVER and newest_boundary(self._bucket).number > self.number:
+        self._check.take(decoded, self.number)
+        if decoded.index.kind == TAKEOVER and newest_boundary(self._bucket).number > self.number:
             raise LogMoved(f"{self._bucket.url}/{name} was removed before: begin again")
-        self._apply(found, memoryview(data))
-        if found.index.tails is not None:
+        self._apply(decoded, memoryview(data))
+        if decoded.index.tails is not None:
             self.recent = {}
-        self.recent[self.number] = found
-        self.last, self.number = found, after(found.index)
+        self.recent[self.number] = decoded
+        self.last, self.number = decoded, after(decoded.index)
         self.applied_bytes += len(data)
         return True
 
@@ -187,15 +187,15 @@ class Follower:
         """
         return newest_boundary(self._bucket).number <= self.number
 
-    def _apply(self, found: DecodedIndex, data: memoryview) -> None:
-        index = found.index
+    def _apply(self, decoded: DecodedIndex, data: memoryview) -> None:
+        index = decoded.index
         name = f"{self._bucket.url}/{log_object(index.number)}"
         for uuid, tail in (index.tails or {}).items():
             if uuid in self._topics:
                 shipped = self._topics[uuid].shipped
                 shipped.reserved = max(shipped.reserved, tail.reserved)
         for piece in index.pieces:
-            start = found.body + piece.position
+            start = decoded.body + piece.position
             body = data[start : start + piece.size]
             if len(body) != piece.size or crc32c(body) != piece.crc:
                 raise BucketRefuses(f"{name}: the piece of topic {piece.uuid} is damaged")
@@ -214,7 +214,7 @@ class Follower:
                 topic.settle()
         if index.registry:
             position, size, crc = index.registry
-            registry = bytes(data[found.body + position : found.body + position + size])
+            registry = bytes(data[decoded.body + position : decoded.body + position + size])
             if len(registry) != size or crc32c(registry) != crc:
                 raise BucketRefuses(f"{name}: its registry of topics is damaged")
             self.registry = registry

@@ -46,8 +46,8 @@ def stored_ns(log: Log, offset: int) -> int:
     """
     now_ns = time.monotonic_ns()
     try:
-        found = next(iter(log.headers(offset)), None)
+        header = next(iter(log.headers(offset)), None)
     except (StorageError, OSError):
         return now_ns
-    age_ns = time.time_ns() - found[0].time_ns if found is not None else 0
+    age_ns = time.time_ns() - header[0].time_ns if header is not None else 0
     return max(1, now_ns - max(0, age_ns))

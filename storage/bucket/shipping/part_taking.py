@@ -141,12 +141,12 @@ class CopiesAhead:
         reader = TickReader(source)
         try:
             reader.read()
-            found = uuid_of(loads(reader.registry())["topics"][name]["uuid"])
+            log_uuid = uuid_of(loads(reader.registry())["topics"][name]["uuid"])
         except (ValueError, KeyError, TypeError) as error:
             raise BucketAway(f"{source.url} does not have part {name} yet") from error
         finally:
             reader.close()
-        return found
+        return log_uuid
 
 
 def take_part(
@@ -178,18 +178,18 @@ def take_part(
         # Its broker gives out no more offsets, and all that it gave out are in its bucket.
         reader.topics[wanted.log].reserved = 0
         identity = TopicIdentity(wanted.name, wanted.log, int(row["base_offset"]))
-        (found,) = restore_topics(files, source, reader, {wanted.log: Target(identity, partial)})
+        (restored,) = restore_topics(files, source, reader, {wanted.log: Target(identity, partial)})
     finally:
         reader.close()
-    if found.problems:
-        raise Damaged(f"{source.url}: part {wanted.name}: {'; '.join(found.problems)}")
+    if restored.problems:
+        raise Damaged(f"{source.url}: part {wanted.name}: {'; '.join(restored.problems)}")
     copier = ChunkCopier(files, source, target, wanted.log, f"{partial}/")
     if copied:
         copier.copied.update(copied & set(target.names(f"{CHUNKS}/{wanted.log}/")))
     _take_archive(copier, partial, wanted.place)
     files.rename(partial, wanted.directory)
     files.sync_folder(wanted.directory.rpartition("/")[0])
-    return row, found
+    return row, restored
 
 
 def _row(source: Bucket, reader: TickReader, wanted: Wanted) -> Mapping[str, Any]:

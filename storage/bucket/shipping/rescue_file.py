@@ -250,21 +250,21 @@ def _without_kind(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_rescue(files: Files, path: str) -> Rescue:
     """Read the whole file, and compare it with its checksum. Raises as `read_rescue`."""
-    found = read_rescue(files, path)
+    rescue = read_rescue(files, path)
     fd = files.open_read(path)
     crc = position = 0
     try:
-        while position < found.end_line:
-            data = files.pread(fd, min(READ_BYTES, found.end_line - position), position)
+        while position < rescue.end_line:
+            data = files.pread(fd, min(READ_BYTES, rescue.end_line - position), position)
             if not data:
                 break
             crc = crc32c(data, crc)
             position += len(data)
     finally:
         files.close(fd)
-    if crc != found.checksum:
+    if crc != rescue.checksum:
         raise Damaged(f"{path} is damaged: its checksum is wrong")
-    return found
+    return rescue
 
 
 def rescued_blocks(files: Files, path: str) -> Iterator[RescuedBlock]:
@@ -282,19 +282,19 @@ def rescued_blocks(files: Files, path: str) -> Iterator[RescuedBlock]:
         yield RescuedBlock(facts, messages)
 
 
-def _lines(files: Files, path: str, found: Rescue) -> Iterator[dict[str, Any]]:
+def _lines(files: Files, path: str, rescue: Rescue) -> Iterator[dict[str, Any]]:
     fd = files.open_read(path)
-    position = found.first_line
+    position = rescue.first_line
     rest: list[bytes] = []
     size = 0
     try:
-        while position < found.end_line:
-            data = files.pread(fd, min(READ_BYTES, found.end_line - position), position)
+        while position < rescue.end_line:
+            data = files.pread(fd, min(READ_BYTES, rescue.end_line - position), position)
             if not data:
                 raise Damaged(f"{path} is damaged: it is cut off")
             position += len(data)
-            *whole, last = data.split(b"\n")
-            for part in whole:
+            *complete, last = data.split(b"\n")
+            for part in complete:
                 line = b"".join((*rest, part))
                 rest, size = [], 0
                 try:

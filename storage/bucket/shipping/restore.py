@@ -329,8 +329,8 @@ class TopicRestore:
                 crc = crc32c(rest, crc)
                 position += len(rest)
                 self._advance(len(rest))
-            found, rest = rest[:size], rest[size:]
-            return found
+            data, rest = rest[:size], rest[size:]
+            return data
 
         yield from read_frames(read)
         if not name.endswith(f".{crc:08x}"):
@@ -342,9 +342,9 @@ class TopicRestore:
 
         def read(size: int) -> bytes:
             nonlocal position
-            found = self._files.pread(fd, size, position)
-            position += len(found)
-            return found
+            data = self._files.pread(fd, size, position)
+            position += len(data)
+            return data
 
         try:
             yield from read_frames(read)
@@ -600,29 +600,29 @@ class TopicRestore:
         store.state.commit(StateBatch(applied_offset=end, synced_end=end, start=start))
 
     def _count(self, store: Store, table: Table) -> None:
-        found = self.restored
-        found.start, found.end = max(store.log.start, table.start), store.log.end
+        restored = self.restored
+        restored.start, restored.end = max(store.log.start, table.start), store.log.end
         remote = store.log.reader.remote
-        found.archived_messages = sum(
-            row.next_offset - max(row.base_offset, found.start)
+        restored.archived_messages = sum(
+            row.next_offset - max(row.base_offset, restored.start)
             for row in remote.values()
-            if row.next_offset > found.start
+            if row.next_offset > restored.start
         )
         gaps = sum(
-            gap.next_offset - max(gap.first_offset, found.start)
+            gap.next_offset - max(gap.first_offset, restored.start)
             for gap in self.restored.gaps
-            if gap.next_offset > found.start
+            if gap.next_offset > restored.start
         )
-        found.log_messages = (
-            found.end
-            - found.start
-            - found.archived_messages
+        restored.log_messages = (
+            restored.end
+            - restored.start
+            - restored.archived_messages
             - gaps
             - store.log.reader.damage.messages
         )
-        found.channels = len(table.channels)
+        restored.channels = len(table.channels)
         if store.delayed is not None:
-            found.delayed_messages = store.delayed.summary.messages
+            restored.delayed_messages = store.delayed.summary.messages
 
 
 def _complete(chunk: Chunk, unfinished: int) -> tuple[int, int, int]:
@@ -631,12 +631,12 @@ def _complete(chunk: Chunk, unfinished: int) -> tuple[int, int, int]:
     A block with the flags `unfinished` is not the last one of a group. The offset is 0 if there is
     no complete one.
     """
-    found = CHUNK_HEADER_BYTES, 0, 0
+    last = CHUNK_HEADER_BYTES, 0, 0
     for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=True):
         header = stretch.header
         if stretch.good and header is not None and not header.flags & unfinished:
-            found = stretch.end, header.next_offset, header.time_ns
-    return found
+            last = stretch.end, header.next_offset, header.time_ns
+    return last
 
 
 def _behind(offset: int, gaps: Sequence[Hole]) -> int:

@@ -119,18 +119,18 @@ class Rescued:
             return "no other broker has taken over: nothing is set aside"
         files = [topic for topic in self.topics if topic.counts.messages]
         kept = [topic for topic in self.topics if topic.why_kept]
-        said = []
+        parts = []
         if files:
             names = ", ".join(f"{one.name} {one.counts.messages}" for one in files)
-            what = "1 message" if self.messages == 1 else f"{self.messages} messages"
-            said.append(f"{what} that the bucket does not have ({names})")
+            noun = "1 message" if self.messages == 1 else f"{self.messages} messages"
+            parts.append(f"{noun} that the bucket does not have ({names})")
         if kept:
-            what = "the directory of 1 topic"
-            said.append(what if len(kept) == 1 else f"the directories of {len(kept)} topics")
-        if not said:
+            noun = "the directory of 1 topic"
+            parts.append(noun if len(kept) == 1 else f"the directories of {len(kept)} topics")
+        if not parts:
             return f"the bucket has all messages that this broker stored before {self.taken_by}"
         return (
-            f"set aside in {self.folder}: {' and '.join(said)}; zsq rescue shows them, and can "
+            f"set aside in {self.folder}: {' and '.join(parts)}; zsq rescue shows them, and can "
             "publish them"
         )
 
@@ -159,12 +159,12 @@ def set_aside(
     `StorageError` or `OSError`. Damage of one topic is only a problem of that topic.
     """
     rescued = Rescued(f"{data_dir}/{FOLDER_NAME}")
-    own = read_copy(files, data_dir)
-    found = find_takeover(bucket, own) if own is not None else None
-    if own is None or found is None:
+    copy = read_copy(files, data_dir)
+    takeover = find_takeover(bucket, copy) if copy is not None else None
+    if copy is None or takeover is None:
         return rescued
-    rescued.takeover, rescued.taken_by = found.tick.number, found.tick.host
-    folder = f"{rescued.folder}/{found.tick.number:020d}"
+    rescued.takeover, rescued.taken_by = takeover.tick.number, takeover.tick.host
+    folder = f"{rescued.folder}/{takeover.tick.number:020d}"
     for one in (rescued.folder, folder, f"{folder}/{KEPT_NAME}"):
         if not files.exists(one):
             files.make_folder(one)
@@ -172,8 +172,8 @@ def set_aside(
     delays = [
         topic.identity.uuid for topic in topics if files.exists(f"{topic.directory}/{DELAYED_NAME}")
     ]
-    serials = known_serials(bucket, found, delays)
-    work = _SetAside(files, folder, found, serials, own, broker, file_bytes_max)
+    serials = known_serials(bucket, takeover, delays)
+    work = _SetAside(files, folder, takeover, serials, copy, broker, file_bytes_max)
     rescued.topics = [work.topic(topic) for topic in topics]
     return rescued
 
@@ -423,22 +423,22 @@ class Found(NamedTuple):
 def find_rescued(files: Files, data_dir: str) -> list[Found]:
     """Return what was set aside in a data directory, the oldest takeover first."""
     folder = f"{data_dir}/{FOLDER_NAME}"
-    found: list[Found] = []
+    directories: list[Found] = []
     for number in sorted(files.list(folder)) if files.exists(folder) else ():
         one = f"{folder}/{number}"
         if not files.is_folder(one):
             continue
         for name in sorted(files.list(one)):
             if name.endswith((SUFFIX, SUFFIX + PUBLISHED)):
-                found.append(Found(f"{one}/{name}", is_published=name.endswith(PUBLISHED)))
+                directories.append(Found(f"{one}/{name}", is_published=name.endswith(PUBLISHED)))
         kept = f"{one}/{KEPT_NAME}"
         names = sorted(files.list(kept)) if files.exists(kept) else []
-        found += [
+        directories += [
             Found(f"{kept}/{name}", is_kept=True)
             for name in names
             if files.exists(f"{kept}/{name}/{DIRECTORY_NAME}")
         ]
-    return found
+    return directories
 
 
 def read_note(files: Files, kept: str) -> str:

@@ -92,16 +92,16 @@ class _LogCheck:
         self._live: frozenset[str] | None = None  # the topics in the newest registry
 
     def run(self) -> ShipReport:
-        there = sorted(map(number_of, self._bucket.names(f"{LOG}/")))
+        numbers = sorted(map(number_of, self._bucket.names(f"{LOG}/")))
         bases = set(self._bucket.names(f"{STATES}/"))
         try:
             chain = find_chain(self._bucket)
         except BucketRefuses as error:
-            if there or any(True for _ in self._bucket.names(f"{BOUNDARIES}/")):
+            if numbers or any(True for _ in self._bucket.names(f"{BOUNDARIES}/")):
                 self._add(DAMAGE, f"{LOG}/", self._inner(error))
             return self._report
         self._check_ticks(chain)
-        self._check_names(chain, there)
+        self._check_names(chain, numbers)
         self._check_bases(bases)
         self._report.topics = len(self._topics)
         return self._report
@@ -116,7 +116,7 @@ class _LogCheck:
     def _check_ticks(self, chain: Chain) -> None:
         report = self._report
         check = ChainCheck(self._bucket, chain.boundary)
-        found: DecodedIndex | None = None
+        decoded: DecodedIndex | None = None
         for number in chain.numbers:
             name = log_object(number)
             try:
@@ -128,21 +128,21 @@ class _LogCheck:
                 continue
             self._advance(len(data))
             try:
-                found = decode_index(data)
+                decoded = decode_index(data)
             except (Damaged, ForeignDirectory) as error:
                 self._add(DAMAGE, name, str(error))
                 continue
             try:
-                check.take(found, number)
+                check.take(decoded, number)
             except BucketRefuses as error:
                 self._add(DAMAGE, name, self._inner(error).removeprefix(f"{name}: "))
-                check.go_on(found)
-            self._check_pieces(name, found, data)
+                check.go_on(decoded)
+            self._check_pieces(name, decoded, data)
             report.ticks += 1
             report.bytes += len(data)
             report.first = report.first if report.ticks > 1 else number
-            report.last, report.time_ns = number, found.index.time_ns
-        registry = -1 if found is None else found.index.registry_number
+            report.last, report.time_ns = number, decoded.index.time_ns
+        registry = -1 if decoded is None else decoded.index.registry_number
         if report.ticks and registry >= 0 and registry not in self._registries:
             self._add(DAMAGE, log_object(registry), "the newest registry is missing")
         self._live = self._registries.get(registry)
@@ -156,12 +156,12 @@ class _LogCheck:
         """
         return self._live is None or topic.uuid in self._live
 
-    def _check_pieces(self, name: str, found: DecodedIndex, data: bytes) -> None:
-        index = found.index
-        size = found.body
+    def _check_pieces(self, name: str, decoded: DecodedIndex, data: bytes) -> None:
+        index = decoded.index
+        size = decoded.body
         if index.registry:
             position, length, crc = index.registry
-            registry = data[found.body + position : found.body + position + length]
+            registry = data[decoded.body + position : decoded.body + position + length]
             self._registries[index.number] = None
             size += length
             if len(registry) != length or crc32c(registry) != crc:
@@ -173,17 +173,17 @@ class _LogCheck:
             if wrong := topic.take(piece, index.number):
                 self._add(DAMAGE, name, f"topic {piece.uuid}: {wrong}")
             size += piece.size
-            start = found.body + piece.position
+            start = decoded.body + piece.position
             if text := _wrong_piece(piece, data[start : start + piece.size]):
                 self._add(DAMAGE, name, f"topic {piece.uuid}: {text}")
         if size != len(data):
             self._add(DAMAGE, name, f"it has {len(data)} bytes instead of {size}")
 
-    def _check_names(self, chain: Chain, there: list[int]) -> None:
+    def _check_names(self, chain: Chain, numbers: list[int]) -> None:
         """Report the objects that do not belong to the chain."""
         chained = set(chain.numbers)
         below = 0
-        for number in there:
+        for number in numbers:
             if number in chained:
                 continue
             name = log_object(number)
@@ -242,8 +242,8 @@ class _LogCheck:
                 position += len(rest)
                 crc = crc32c(rest, crc)
                 self._advance(len(rest))
-            found, rest = rest[:size], rest[size:]
-            return found
+            data, rest = rest[:size], rest[size:]
+            return data
 
         try:
             for _ in read_frames(read):

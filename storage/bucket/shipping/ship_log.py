@@ -125,10 +125,10 @@ def find_chain(bucket: Bucket) -> Chain:
     """
     boundary = newest_boundary(bucket)
     for _ in range(ATTEMPTS_MAX):
-        found: Chain | None = None
+        chain: Chain | None = None
         failure: BucketError | None = None
         try:
-            found = _chain_from(bucket, boundary)
+            chain = _chain_from(bucket, boundary)
         except BucketError as error:
             failure = error
         before, boundary = boundary, newest_boundary(bucket)
@@ -136,13 +136,13 @@ def find_chain(bucket: Bucket) -> Chain:
             continue
         if failure is not None:
             raise failure
-        assert found is not None
-        return found
+        assert chain is not None
+        return chain
     raise BucketError(f"{bucket.url}: the boundary moved {ATTEMPTS_MAX} times")
 
 
 def _chain_from(bucket: Bucket, boundary: Boundary) -> Chain:
-    there = {
+    listed = {
         number for name in bucket.names(f"{LOG}/") if (number := number_of(name)) >= boundary.number
     }
     numbers: list[int] = []
@@ -150,7 +150,7 @@ def _chain_from(bucket: Bucket, boundary: Boundary) -> Chain:
     last: DecodedIndex | None = None
     while True:
         run: list[int] = []
-        while number in there:
+        while number in listed:
             run.append(number)
             number += 1
         takeover = None
@@ -161,7 +161,7 @@ def _chain_from(bucket: Bucket, boundary: Boundary) -> Chain:
                 break  # what follows directly does not count
         if takeover is None:
             numbers += run
-            if any(one >= number + WINDOW for one in there):
+            if any(one >= number + WINDOW for one in listed):
                 raise BucketError(
                     f"{bucket.url}/{log_object(number)} is missing, although later ticks exist: "
                     "the log is damaged, or the list of its objects was incomplete"
@@ -176,11 +176,11 @@ def _chain_from(bucket: Bucket, boundary: Boundary) -> Chain:
         number = after(takeover.index)
 
 
-def check_follows(bucket: Bucket, found: DecodedIndex, previous: str) -> None:
+def check_follows(bucket: Bucket, decoded: DecodedIndex, previous: str) -> None:
     """Raise `BucketRefuses` if this tick does not follow the one with the digest `previous`."""
-    if found.index.previous != previous:
+    if decoded.index.previous != previous:
         raise BucketRefuses(
-            f"{bucket.url}/{log_object(found.index.number)} does not follow the tick before it: "
+            f"{bucket.url}/{log_object(decoded.index.number)} does not follow the tick before it: "
             "the log is damaged; check it with zsq fsck"
         )
 
@@ -194,11 +194,11 @@ def replay_tails(
     """
     behind: list[DecodedIndex] = []
     for number in chain.numbers[::-1][:TAILS_READ_MAX]:
-        found = recent.get(number) or read_index(bucket, number)
+        decoded = recent.get(number) or read_index(bucket, number)
         if behind:
-            check_follows(bucket, behind[-1], found.digest)
-        behind.append(found)
-        if found.index.tails is not None:
+            check_follows(bucket, behind[-1], decoded.digest)
+        behind.append(decoded)
+        if decoded.index.tails is not None:
             break
     else:
         if len(behind) == TAILS_READ_MAX:
@@ -208,8 +208,8 @@ def replay_tails(
             )
     tails: dict[str, Tail] = {}
     registry = -1
-    for found in behind[::-1]:
-        index = found.index
+    for decoded in behind[::-1]:
+        index = decoded.index
         if index.tails is not None:
             tails = dict(index.tails)
         else:
@@ -219,20 +219,20 @@ def replay_tails(
     return tails, registry
 
 
-def may_continue(chain: Chain, own: Copy | None, archive: str) -> str:
+def may_continue(chain: Chain, copy: Copy | None, archive: str) -> str:
     """Return why this data directory may not continue the log, or ""."""
     if chain.last is None:
         return ""
     index = chain.last.index
     who = f"copy {index.copy[:8]} on host {index.host}"
-    if own is not None and own.archive == archive:
-        if own.copy == index.copy:
+    if copy is not None and copy.archive == archive:
+        if copy.copy == index.copy:
             return ""
-        if own.after == chain.number and own.digest == chain.last.digest:
+        if copy.after == chain.number and copy.digest == chain.last.digest:
             return ""
-        if own.after >= 0:
+        if copy.after >= 0:
             return (
-                f"this data directory was restored when the log ended at number {own.after}, and "
+                f"this data directory was restored when the log ended at number {copy.after}, and "
                 f"{who} has continued it up to number {chain.number} since then: restore again"
             )
     return (
@@ -258,7 +258,7 @@ class ShipLog:
 
     def take_over(
         self,
-        own: Copy | None,
+        copy: Copy | None,
         time_ns: int,
         reserve: int,
         lease_ms: int = 0,
@@ -271,7 +271,7 @@ class ShipLog:
         """
         for _ in range(ATTEMPTS_MAX):
             chain = find_chain(self._bucket)
-            if why := may_continue(chain, own, self.archive):
+            if why := may_continue(chain, copy, self.archive):
                 raise Fenced(f"{self._bucket.url}: {why}")
             tails, registry = replay_tails(self._bucket, chain, recent)
             tails = {
@@ -300,8 +300,8 @@ class ShipLog:
             try:
                 self._bucket.create(log_object(chain.number), encoded.data)
             except ObjectExists:
-                found = read_index(self._bucket, chain.number)
-                if found.digest != encoded.digest:
+                decoded = read_index(self._bucket, chain.number)
+                if decoded.digest != encoded.digest:
                     continue
             # This name may have been free only because its object was removed.
             if newest_boundary(self._bucket).number > chain.number:
@@ -333,7 +333,7 @@ class ShipLog:
                 self._bucket.create(log_object(number), tick.data)
             except ObjectExists:
                 try:
-                    found = read_index(self._bucket, number)
+                    decoded = read_index(self._bucket, number)
                 except ObjectMissing:
                     # S3 says so while an earlier request for this name is under way, also if that
                     # one fails then.
@@ -342,10 +342,10 @@ class ShipLog:
                     raise
             else:
                 return
-            if found.digest != tick.digest:
+            if decoded.digest != tick.digest:
                 raise Fenced(
-                    f"{self._bucket.url}: copy {found.index.copy[:8]} of this broker on host "
-                    f"{found.index.host} has taken over at number {number} of the log"
+                    f"{self._bucket.url}: copy {decoded.index.copy[:8]} of this broker on host "
+                    f"{decoded.index.host} has taken over at number {number} of the log"
                 )
             return
 
@@ -384,9 +384,9 @@ class ShipLog:
         Takeovers stay. A boundary at or above `number` must exist.
         """
         below = sorted(
-            found
+            old_number
             for name in self._bucket.names(f"{LOG}/")
-            if 0 <= (found := number_of(name)) < number and found not in self._kept
+            if 0 <= (old_number := number_of(name)) < number and old_number not in self._kept
         )[:numbers_max]
         gone = [log_object(one) for one in below if self._is_ordinary(one)]
         self._bucket.remove(gone)

@@ -43,29 +43,29 @@ class Takeover(NamedTuple):
     chain: Chain
 
 
-def find_takeover(bucket: Bucket, own: Copy) -> Takeover | None:
+def find_takeover(bucket: Bucket, copy: Copy) -> Takeover | None:
     """Return the first takeover by another copy after the last epoch of `own`.
 
     None if there is none: this copy is the newest one. Raises `BucketError`.
     """
     chain = find_chain(bucket)
-    if chain.last is None or chain.last.index.copy == own.copy:
+    if chain.last is None or chain.last.index.copy == copy.copy:
         return None
     index = chain.last.index
-    if index.archive != own.archive:
+    if index.archive != copy.archive:
         raise BucketRefuses(
             f"{bucket.url} belongs to archive {index.archive[:8]}, and the data directory to "
-            f"{own.archive[:8]}: it was shipped to another bucket"
+            f"{copy.archive[:8]}: it was shipped to another bucket"
         )
     number = index.number if index.kind == TAKEOVER else index.takeover
-    found: Index | None = None
+    newest: Index | None = None
     # A restored copy that has not taken over yet has what was there when it was restored.
-    while number >= max(0, own.after):
+    while number >= max(0, copy.after):
         one = read_index(bucket, number).index
-        if one.copy == own.copy:
+        if one.copy == copy.copy:
             break
-        found, number = one, one.takeover
-    return None if found is None else Takeover(found, chain)
+        newest, number = one, one.takeover
+    return None if newest is None else Takeover(newest, chain)
 
 
 def shipped_end(store: Store, tail: Tail) -> int:
@@ -104,17 +104,17 @@ def _complete_end(chunk: Chunk, end: int, limit: int) -> int:
 # Delayed messages
 
 
-def known_serials(bucket: Bucket, found: Takeover, wanted: Collection[str]) -> dict[str, int]:
+def known_serials(bucket: Bucket, takeover: Takeover, wanted: Collection[str]) -> dict[str, int]:
     """Return the next serials of delayed messages that the successor knew, by topic.
 
     Reads the ticks before the takeover backwards. A topic is missing in the result if its ticks
     were removed since then. Raises `BucketAway`.
     """
-    tails = found.tick.tails or {}
+    tails = takeover.tick.tails or {}
     serials = {uuid: 0 for uuid in wanted if uuid not in tails}
     left = set(wanted) - serials.keys()
     first = min((tails[uuid].needed for uuid in left), default=0)
-    numbers = [one for one in found.chain.numbers if first <= one < found.tick.number][::-1]
+    numbers = [one for one in takeover.chain.numbers if first <= one < takeover.tick.number][::-1]
     for index in _indexes(bucket, numbers):
         if not left:
             break
@@ -144,13 +144,13 @@ def _indexes(bucket: Bucket, numbers: list[int]) -> Iterator[DecodedIndex]:
                 return
 
 
-def _serial_in(bucket: Bucket, found: DecodedIndex, piece: Piece) -> int | None:
+def _serial_in(bucket: Bucket, decoded: DecodedIndex, piece: Piece) -> int | None:
     """Return the last serial that a piece tells, or None."""
     serial: int | None = None
     if piece.change_bytes:
         data = bucket.read(
-            log_object(found.index.number),
-            found.body + piece.position + piece.range_bytes,
+            log_object(decoded.index.number),
+            decoded.body + piece.position + piece.range_bytes,
             piece.change_bytes,
         )
         serial = _last_serial(decode_frames(data))
@@ -168,8 +168,8 @@ def _base_frames(bucket: Bucket, name: str) -> Iterator[Frame]:
         if not rest:
             rest = bucket.read(name, position, READ_BYTES)
             position += len(rest)
-        found, rest = rest[:size], rest[size:]
-        return found
+        data, rest = rest[:size], rest[size:]
+        return data
 
     return read_frames(read)
 

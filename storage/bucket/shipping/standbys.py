@@ -94,7 +94,7 @@ def announce(bucket: Bucket, notice: Notice) -> None:
     Raises `BucketError`. It may be repeated.
     """
     older = {name: parse_notice(name) for name in bucket.names(f"{STANDBYS}/")}
-    older = {name: found for name, found in older.items() if found[0] == notice.copy}
+    older = {name: earlier for name, earlier in older.items() if earlier[0] == notice.copy}
     first = max((count for _, count in older.values()), default=0) + 1
     for count in range(first, first + CREATES_MAX):
         name = notice_object(notice.copy, count)

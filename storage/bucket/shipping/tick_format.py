@@ -413,8 +413,8 @@ class Boundary(NamedTuple):
     time_ns: int
 
 
-def encode_boundary(found: Boundary) -> bytes:
-    return documents.encode_line("boundary", VERSION, found._asdict())
+def encode_boundary(boundary: Boundary) -> bytes:
+    return documents.encode_line("boundary", VERSION, boundary._asdict())
 
 
 def decode_boundary(data: bytes) -> Boundary:
@@ -447,8 +447,8 @@ COPY_NAME: Final = "shipping.json"
 STANDBY_NAME: Final = "standby.json"  # the same file in the directory of a standby
 
 
-def encode_copy(found: Copy) -> bytes:
-    return documents.encode_line("shipping", VERSION, found._asdict())
+def encode_copy(copy: Copy) -> bytes:
+    return documents.encode_line("shipping", VERSION, copy._asdict())
 
 
 def decode_copy(data: bytes) -> Copy:

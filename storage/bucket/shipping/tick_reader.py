@@ -167,10 +167,10 @@ class ChainCheck:
         self._epoch = 0
         self._archive = ""
 
-    def take(self, found: DecodedIndex, number: int) -> None:
+    def take(self, decoded: DecodedIndex, number: int) -> None:
         """Raise `BucketRefuses` if this tick cannot be the next one."""
-        index = found.index
-        check_follows(self._bucket, found, self._previous)
+        index = decoded.index
+        check_follows(self._bucket, decoded, self._previous)
         wrong = ""
         if index.number != number:
             wrong = f"it is tick {index.number}"
@@ -180,12 +180,12 @@ class ChainCheck:
             wrong = f"it belongs to archive {index.archive}, and the one before to {self._archive}"
         if wrong:
             raise BucketRefuses(f"{self._bucket.url}/{log_object(number)}: {wrong}")
-        self.go_on(found)
+        self.go_on(decoded)
 
-    def go_on(self, found: DecodedIndex) -> None:
+    def go_on(self, decoded: DecodedIndex) -> None:
         """Expect that the next tick follows this one."""
-        self._previous = found.digest
-        self._epoch, self._archive = found.index.epoch, found.index.archive
+        self._previous = decoded.digest
+        self._epoch, self._archive = decoded.index.epoch, decoded.index.archive
 
 
 class TickReader:
@@ -226,12 +226,12 @@ class TickReader:
         self._check_end()
         check = ChainCheck(self._bucket, self.boundary)
         times: list[int] = []
-        for number, found in self._in_order(self._index, self.numbers):
-            check.take(found, number)
-            times.append(found.index.time_ns)
-            self.last = found
+        for number, decoded in self._in_order(self._index, self.numbers):
+            check.take(decoded, number)
+            times.append(decoded.index.time_ns)
+            self.last = decoded
             if at_ns is None:
-                self._take(found.index)
+                self._take(decoded.index)
         if at_ns is not None:
             self._end_at(at_ns, times)
         for uuid, topic in self.topics.items():
@@ -275,9 +275,9 @@ class TickReader:
                 f"to any time from {time_text(first)} to {time_text(times[-1])}"
             )
         self.numbers = self.numbers[: fits[-1] + 1]
-        for _, found in self._in_order(self._index, self.numbers):
-            self._take(found.index)
-            self.last = found
+        for _, decoded in self._in_order(self._index, self.numbers):
+            self._take(decoded.index)
+            self.last = decoded
 
     def _take(self, index: Index) -> None:
         for uuid, tail in (index.tails or {}).items():
@@ -299,14 +299,14 @@ class TickReader:
             size = decode_head(data).body
             if size > len(data):
                 data = self._read(name, 0, size)
-            found = decode_index(data)
+            decoded = decode_index(data)
         except (Damaged, ForeignDirectory) as error:
             raise BucketRefuses(f"{self._bucket.url}/{name}: {error}") from error
-        self._bodies[number] = found.body
+        self._bodies[number] = decoded.body
         if len(data) < INDEX_READ_BYTES and self._kept_bytes + len(data) <= KEPT_BYTES:
             self._kept[number] = data
             self._kept_bytes += len(data)
-        return found
+        return decoded
 
     # The second pass
 
@@ -325,21 +325,21 @@ class TickReader:
             default=self.numbers[-1],
         )
         numbers = [number for number in self.numbers if number >= first]
-        for _, found in self._in_order(lambda number: self._load(number, wanted), numbers):
-            yield from found
+        for _, loaded in self._in_order(lambda number: self._load(number, wanted), numbers):
+            yield from loaded
 
     def registry(self) -> bytes:
         """Return the newest registry. Raises `BucketRefuses` if there is none."""
         number = self.last.index.registry_number
         if number < 0:
             raise BucketRefuses(f"{self._bucket.url}: the log has no registry of topics yet")
-        found = self._index(number)
+        decoded = self._index(number)
         name = log_object(number)
         try:
-            position, size, crc = found.index.registry
+            position, size, crc = decoded.index.registry
         except ValueError:
             raise BucketRefuses(f"{self._bucket.url}/{name} has no registry of topics") from None
-        data = self._read(name, found.body + position, size)
+        data = self._read(name, decoded.body + position, size)
         if len(data) != size or crc32c(data) != crc:
             raise BucketRefuses(f"{self._bucket.url}/{name}: its registry of topics is damaged")
         return data
@@ -349,16 +349,16 @@ class TickReader:
         data = self._kept.get(number)
         if data is None:
             data = self._read(name, 0, max(self._bodies[number], INDEX_READ_BYTES))
-        found = decode_index(data)
+        decoded = decode_index(data)
         self._kept.pop(number, None)
         pieces = [
             piece
-            for piece in found.index.pieces
+            for piece in decoded.index.pieces
             if piece.uuid in wanted and wanted[piece.uuid].needs(piece, number)
         ]
         return [
             LoadedPiece(number, piece, self._verified(name, piece, body))
-            for piece, body in self._parts(name, found.body, pieces, data)
+            for piece, body in self._parts(name, decoded.body, pieces, data)
         ]
 
     def _parts(

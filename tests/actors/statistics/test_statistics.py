@@ -67,7 +67,7 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
             {"delayed_alarm": "2 delayed messages are lost because of damage", "delayed_full": ""},
             "",
         ),
-        (GroupState.UP, "", {"ship_refused": "publishing waits"}, "publishing waits"),
+        (GroupState.UP, "", {"extension_refusal": "publishing waits"}, "publishing waits"),
         (GroupState.UP, "sync failed", {}, ""),
         (GroupState.STARTING, "", {}, ""),
         (GroupState.STARTING, "it died before", {}, "starting it died before"),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from zsq.actors.supervisor.handover import WAIT_NS, Handover
 
-SHIPPED = {"storage": {"is_shipped_at_end": True}}
+SHIPPED = {"storage": {"extension_settled": True}}
 
 
 def test_each_topic_must_have_ended_with_nothing_left() -> None:
     handover = Handover([3, 4])
     handover.noted(3, SHIPPED)
     assert not handover.is_complete
-    handover.noted(4, {"storage": {"is_shipped_at_end": False}})
-    handover.noted(4, {"storage": {"is_shipping": False}})
+    handover.noted(4, {"storage": {"extension_settled": False}})
+    handover.noted(4, {"storage": {"extension_busy": False}})
     handover.noted(4, {})
     assert not handover.is_complete, "an earlier pulse says nothing about the end"
     handover.noted(4, SHIPPED)

@@ -21,7 +21,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from .....transport.reports import BrokerStats, ChannelStats
-from ....statistics.schema import METRICS, Statistic
+from ....statistics.schema import METRICS, SECTIONS
+from ....statistics.statistic import Statistic
 
 Labels = tuple[str, ...]
 Samples = Iterable[tuple[Labels, float | None]]
@@ -102,12 +103,6 @@ class _Broker(Collector):
             "zsq_healthy": [((), float(self._healthy))],
             "zsq_scrape_duration_seconds": [((), self._took_s)],
             "zsq_channel_processing_latency_seconds": _latencies(channels),
-            "zsq_bucket_healthy": [
-                ((), 0.0 if row["trouble"] else 1.0) for row in [stats.get("bucket")] if row
-            ],
-            "zsq_topic_healthy": [
-                (labels, 0.0 if row.get("write_trouble") else 1.0) for labels, row in topics
-            ],
             "zsq_channel_healthy": [
                 (labels, 1.0 if row.get("health", "OK") == "OK" else 0.0)
                 for labels, row in channels
@@ -124,10 +119,7 @@ class _Broker(Collector):
             elif statistic.level != "request":
                 yield _filled(
                     statistic,
-                    (
-                        (labels, _value(row.get(statistic.name)))
-                        for labels, row in rows[statistic.level]
-                    ),
+                    ((labels, _value(statistic, row)) for labels, row in rows[statistic.level]),
                 )
 
 
@@ -140,6 +132,7 @@ def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, o
     gateways: list[Mapping[str, Any]] = [
         row for row in stats.get("gateways", ()) if row["kind"] == "nsq_gateway"
     ]
+    sections: Mapping[str, Any] = {**stats}
     counted = (
         [statistic.name for statistic in METRICS if statistic.level == "gateway"]
         if gateways
@@ -155,18 +148,21 @@ def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, o
     return {
         "broker": [((), stats)],
         "disk": [((), stats.get("disk") or {})],
-        "bucket": [((), stats.get("bucket") or {})],
-        "schedules": [((), stats.get("schedules") or {})],
+        **{level: [((), sections.get(level) or {})] for level, *_ in SECTIONS},
         "gateway": [((), {name: sum(row[name] for row in gateways) for name in counted})],
         "process": [((kind,), sums) for kind, sums in sorted(kinds.items())],
     }
 
 
-def _value(value: Any) -> float | None:
+def _value(statistic: Statistic, row: Mapping[str, Any]) -> float | None:
     """Return a statistic as a number, or None if it is not known.
 
-    A list becomes its length. A text becomes 1 if it is not empty, else 0.
+    A list becomes its length. A text becomes 1 if it is not empty, else 0. For a trouble it is the
+    other way round.
     """
+    value = row.get(statistic.name)
+    if statistic.is_trouble:
+        return float(not value) if row else None
     if isinstance(value, str | list | tuple):
         return float(bool(value) if isinstance(value, str) else len(value))
     return None if value is None else float(value)

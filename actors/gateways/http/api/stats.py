@@ -29,7 +29,7 @@ from .....transport.reports import (
     PubCount,
     TopicStats,
 )
-from ....statistics.schema import LATENCY, Level, rows_of
+from ....statistics.schema import LATENCY, rows_of
 
 _APART: Final = {"authed", "auth_identity", "auth_identity_url", "pub_counts", LATENCY}
 
@@ -98,7 +98,7 @@ class NsqStats(NsqMemory):
     producers: list[NsqClient]
 
 
-def _fields(level: Level) -> dict[str, Any]:
+def _fields(level: str) -> dict[str, Any]:
     """Return nsqd's statistics of a level in nsqd's order, as names with defaults."""
     rows = sorted((row for row in rows_of(level) if row.nsq), key=lambda row: row.nsq)
     return {row.name: row.default for row in rows if row.name not in _APART}

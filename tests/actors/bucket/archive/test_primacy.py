@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zsq.actors.bucket.archive.primacy import Primacy
-from zsq.actors.primitives.lease_cell import OVER, LeaseCell
+from zsq.actors.bucket.lease_cell import OVER, LeaseCell
 from zsq.storage.bucket.shipping.standbys import (
     LOOK_S,
     NO_STANDBY,

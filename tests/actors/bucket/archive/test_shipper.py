@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ship_world import ARCHIVE, NS, Topic, World, fake_clock
 
-from zsq.actors.bucket.archive import shipper as shipper_module
-from zsq.actors.bucket.archive import tick_encoder
-from zsq.actors.bucket.archive.shipper import ShipperState
-from zsq.actors.primitives.lease_cell import OVER, boot_ns
+from zsq.actors.bucket.archive.shipper import ShipperLimits, ShipperState
+from zsq.actors.bucket.lease_cell import OVER
+from zsq.actors.primitives.boot_clock import boot_ns
 from zsq.storage.bucket.shipping.ship_log import ShipLog, find_chain
 from zsq.storage.bucket.shipping.standbys import Notice, encode_notice, notice_object
 from zsq.storage.bucket.shipping.tick_format import (
@@ -45,8 +44,13 @@ def now() -> Iterator[list[int]]:
 
 
 @pytest.fixture
-def world(tmp_path: Path, now: list[int]) -> World:
-    return World(tmp_path, now).open()
+def limits() -> ShipperLimits:
+    return ShipperLimits()
+
+
+@pytest.fixture
+def world(tmp_path: Path, now: list[int], limits: ShipperLimits) -> World:
+    return World(tmp_path, now, limits).open()
 
 
 def ticks(world: World) -> list[int]:
@@ -118,7 +122,7 @@ def test_a_caller_waits_until_the_bucket_has_a_topic_up_to_an_offset(world: Worl
     assert not told, "the bucket has the registry only"
     topic.ship(age_s=1)
     world.settle()
-    end = world.shipper._tails[topic.uuid].end
+    end = world.shipper.tails[topic.uuid].end
     world.shipper.wait_for(topic.uuid, end, told.append)
     assert told
     told.clear()
@@ -201,13 +205,7 @@ def test_a_foreign_tick_refuses_everything_waiting_and_later(world: World) -> No
     topic, other = world.topic("clicks"), world.topic("orders")
     piece = topic.ship(age_s=1)
     world.encode()
-    name = log_object(world.shipper._next_number - 1)
-    foreign = World(world.root / "clicks", world.now)
-    foreign.bucket = world.bucket
-    taken = find_chain(world.bucket).last
-    assert taken is not None
-    changed = taken.index._replace(number=number_of(name), copy="f" * 32, tails={})
-    world.bucket.objects[name] = encode_tick(changed, ()).data
+    world.intrude()
     waiting = other.ship()
     asked = topic.open()
     world.run(*world.creators)
@@ -234,8 +232,10 @@ def test_results_that_arrive_after_the_loss_change_nothing(world: World) -> None
     world.encoder.run()
     first, second = (thread for thread in world.creators if thread.jobs)
     second.run()
-    world.shipper._lose("lost by the test")
-    world.run(first, second, world.encoder)
+    world.intrude()
+    world.run(first)
+    assert world.shipper.state is ShipperState.LOST
+    world.run(second, world.encoder)
     assert world.answered() == []
     assert set(world.failed().values()) == {E_FENCED}
 
@@ -290,7 +290,7 @@ def test_a_takeover_waits_for_the_registry(tmp_path: Path, now: list[int]) -> No
     assert "registry" in world.shipper.trouble
     path.write_text(text)
     world.open()
-    assert set(world.shipper._tails) == {world.topics["clicks"].uuid}
+    assert set(world.shipper.tails) == {world.topics["clicks"].uuid}
 
 
 def test_another_directory_may_not_continue_the_log(
@@ -355,7 +355,7 @@ def test_a_deleted_topic_does_not_stop_the_others(world: World) -> None:
     world.settle()
     assert world.failed() == {lost.request: E_BUCKET}
     assert {first.request, second.request} <= set(world.answered())
-    assert set(world.shipper._tails) == {well.uuid}
+    assert set(world.shipper.tails) == {well.uuid}
 
 
 def test_a_topic_whose_setting_turns_the_archive_off_is_forgotten(world: World) -> None:
@@ -366,7 +366,7 @@ def test_a_topic_whose_setting_turns_the_archive_off_is_forgotten(world: World) 
     world.write_registry()
     world.tick()
     world.settle()
-    assert not world.shipper._tails
+    assert not world.shipper.tails
     request = topic.open()
     assert world.done(request) == {}
 
@@ -440,7 +440,7 @@ def test_tails_in_the_log_equal_the_replay(world: World) -> None:
         if last.tails is not None and last.number % TAILS_EVERY == 0:
             found.append(last.number)
             moved = {piece.uuid for piece in last.pieces}
-            assert dict(last.tails) == world.shipper._tails
+            assert dict(last.tails) == world.shipper.tails
             assert {one for one in before if last.tails[one] != before[one]} == moved
     assert len(found) == 2
 
@@ -509,9 +509,8 @@ def test_a_file_with_all_rows_becomes_an_object(world: World) -> None:
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipper_module, "LOG_TICKS", 10)
-    monkeypatch.setattr(tick_encoder, "TAILS_EVERY", 2)
+def short(limits: ShipperLimits) -> None:
+    limits.log_ticks, limits.tails_every = 10, 2
 
 
 def fill(world: World, topic: Topic, count: int) -> None:
@@ -547,9 +546,9 @@ def test_objects_of_a_deleted_topic_may_go_when_the_bucket_knows_it(world: World
 
 def collect(world: World) -> None:
     """Let the collection run."""
-    world.tick(shipper_module.COLLECT_EVERY_NS / NS + 1)
+    world.tick(world.limits.collect_every_ns / NS + 1)
     world.settle()
-    world.tick(shipper_module.COLLECT_EVERY_NS / NS + 1)
+    world.tick(world.limits.collect_every_ns / NS + 1)
     world.run(world.control)
 
 
@@ -586,10 +585,8 @@ def test_only_topics_that_need_old_ticks_are_asked(world: World) -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_a_few_sleeping_topics_are_woken_at_once(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shipper_module, "WAKES_AT_ONCE", 2)
+def test_a_few_sleeping_topics_are_woken_at_once(world: World) -> None:
+    world.limits.wakes_at_once = 2
     for number in range(5):
         world.topic(f"topic-{number}").ship()
         world.sleeping.add(f"topic-{number}")
@@ -609,11 +606,10 @@ def test_a_boundary_is_created_when_nobody_needs_older_ticks(world: World) -> No
     topic.roll()
     topic.ship(begins=True)
     world.settle()
-    needed = world.shipper._tails[topic.uuid].needed
+    needed = world.shipper.tails[topic.uuid].needed
     collect(world)
     (boundary,) = world.bucket.names("boundary/")
-    oldest = min(needed, world.shipper._registry_number)
-    assert oldest - 2 < number_of(boundary) <= oldest
+    assert number_of(boundary) <= needed
     first = decode_index(world.bucket.objects[log_object(number_of(boundary))]).index
     assert first.tails is not None, "a successor must find the tails of all topics"
     kept = sorted(map(number_of, world.bucket.names("log/")))
@@ -644,7 +640,7 @@ def test_a_removal_that_failed_is_tried_again(world: World) -> None:
     world.bucket.is_away = True
     world.tick(40)
     world.run(world.control)
-    assert not world.shipper._collecting
+    assert world.bucket.names("boundary/")
     world.bucket.is_away = False
     before = len(list(world.bucket.names("log/")))
     collect(world)
@@ -664,7 +660,7 @@ def test_a_removal_after_a_takeover_removes_nothing_of_the_successor(world: Worl
     topic.roll()
     topic.ship(begins=True)
     world.settle()
-    assert world.shipper._boundary <= 0, "nothing is removed yet"
+    assert not list(world.bucket.names("boundary/")), "nothing is removed yet"
     last = find_chain(world.bucket).last
     assert last is not None
     successor = ShipLog(world.bucket, ARCHIVE, "9" * 32, "other")
@@ -680,8 +676,8 @@ def test_a_removal_after_a_takeover_removes_nothing_of_the_successor(world: Worl
     before = sorted(world.bucket.names("log/"))
     assert log_object(taken.takeover.number) in before
     late = topic.ship()
-    world.tick(shipper_module.COLLECT_EVERY_NS / NS + 1)
-    assert world.shipper._collecting
+    world.tick(world.limits.collect_every_ns / NS + 1)
+    assert world.control.jobs
     world.run(world.control)
     assert world.shipper.state is ShipperState.LOST
     assert sorted(world.bucket.names("log/")) == before
@@ -767,7 +763,8 @@ def test_statistics_exist_in_every_state(tmp_path: Path, now: list[int]) -> None
         lambda: world.run(world.control),
         lambda: topic.ship(age_s=3),
         world.encode,
-        lambda: world.shipper._lose("lost by the test"),
+        lambda: world.intrude(),
+        lambda: world.run(*world.creators),
     ]
     for step in steps:
         step()
@@ -776,7 +773,7 @@ def test_statistics_exist_in_every_state(tmp_path: Path, now: list[int]) -> None
         if step is world.encode:
             assert found["lag_s"] == 3.0
         assert world.shipper.pending >= 0
-    assert seen == ["closed", "taking over", "open", "open", "open", "lost"]
+    assert seen == ["closed", "taking over", "open", "open", "open", "open", "lost"]
 
 
 # Everything together
@@ -801,10 +798,8 @@ STEPS = st.lists(
 @settings(max_examples=150)
 @given(steps=STEPS)
 def test_what_is_answered_is_always_in_the_log(steps: list[tuple[str, int | str]]) -> None:
-    with TemporaryDirectory() as root, fake_clock() as now, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shipper_module, "LOG_TICKS", 8)
-        patch.setattr(tick_encoder, "TAILS_EVERY", 3)
-        world = World(Path(root), now).open()
+    with TemporaryDirectory() as root, fake_clock() as now:
+        world = World(Path(root), now, limits=ShipperLimits(log_ticks=8, tails_every=3)).open()
         topics = [world.topic(f"topic-{number}") for number in range(3)]
         confirmed: set[tuple[str, int, int]] = set()
         removed: set[tuple[str, int, int]] = set()
@@ -822,15 +817,15 @@ def test_what_is_answered_is_always_in_the_log(steps: list[tuple[str, int | str]
             removed |= before - set(there)
             assert confirmed <= set(there) | removed
             oldest = find_chain(world.bucket).boundary.number
-            for tail in world.shipper._tails.values():
+            for tail in world.shipper.tails.values():
                 assert tail.needed >= oldest
         _bring_back(world)
         world.settle()
         world.check()
         tails = world.replay()
         for topic in topics:
-            if topic.uuid in world.shipper._tails:
-                assert tails[topic.uuid] == world.shipper._tails[topic.uuid]
+            if topic.uuid in world.shipper.tails:
+                assert tails[topic.uuid] == world.shipper.tails[topic.uuid]
                 assert log_object(tails[topic.uuid].needed) in world.bucket.objects
         tried: dict[str, set[bytes]] = {}
         for name, data in world.bucket.tried:

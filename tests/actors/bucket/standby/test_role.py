@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from zsq.actors.bucket.standby import role
-from zsq.actors.bucket.standby.role import _Standing
+from zsq.actors.bucket.standby.role import StandbyTerm, remove_old
 from zsq.actors.bucket.standby.takeover import UNFINISHED_NAME, mark_unfinished
 from zsq.actors.settings.options import ServeOptions
 from zsq.actors.supervisor.topics.registry import OLD_NAME, REGISTRY_NAME
@@ -28,10 +28,6 @@ def data_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def remove_old(data_dir: Path) -> None:
-    _Standing(ServeOptions(data_dir), is_first=False)._remove_old()
-
-
 @pytest.mark.parametrize("names", [(), (OLD_NAME,)])
 def test_the_topics_of_a_broker_without_a_registry_are_not_removed(
     data_dir: Path, names: tuple[str, ...]
@@ -39,13 +35,13 @@ def test_the_topics_of_a_broker_without_a_registry_are_not_removed(
     for name in names:
         (data_dir / name).touch()
     with pytest.raises(ForeignDirectory, match="has topics, but no"):
-        remove_old(data_dir)
+        remove_old(Files(), data_dir)
     assert (data_dir / "topics" / "000001" / "0.chunk").exists()
 
 
 def test_what_an_unfinished_takeover_left_is_removed(data_dir: Path) -> None:
     mark_unfinished(Files(), data_dir)
-    remove_old(data_dir)
+    remove_old(Files(), data_dir)
     assert sorted(path.name for path in data_dir.iterdir()) == ["lock", "rescue"]
 
 
@@ -57,13 +53,11 @@ def test_a_removal_that_was_interrupted_goes_on(data_dir: Path) -> None:
         def remove_tree(self, path: str) -> None:
             raise KeyboardInterrupt
 
-    one = _Standing(ServeOptions(data_dir), is_first=False)
-    one._files = Interrupted()
     with pytest.raises(KeyboardInterrupt):
-        one._remove_old()
+        remove_old(Interrupted(), data_dir)
     assert not (data_dir / REGISTRY_NAME).exists()
     assert (data_dir / UNFINISHED_NAME).exists()
-    remove_old(data_dir)
+    remove_old(Files(), data_dir)
     assert sorted(path.name for path in data_dir.iterdir()) == ["lock", "rescue"]
 
 
@@ -81,14 +75,14 @@ def test_a_former_primary_waits_for_a_bucket_that_fails(
 
     monkeypatch.setattr(role, "PAUSE_S", 0.0)
     monkeypatch.setattr(role, "set_aside_broker", set_aside)
-    one = _Standing(ServeOptions(data_dir), is_first=False)
-    assert one._set_aside(cast("Any", None), cast("Any", SimpleNamespace(who="copy 1")))
+    term = StandbyTerm(ServeOptions(data_dir), is_first=False)
+    assert term.set_aside(cast("Any", None), cast("Any", SimpleNamespace(who="copy 1")))
     assert len(tries) == 3
     assert "set aside 7 messages" in capfd.readouterr().err
 
     tries.clear()
-    one._ends.set()
-    assert not one._set_aside(cast("Any", None), cast("Any", SimpleNamespace(who="copy 1")))
+    term.ends.set()
+    assert not term.set_aside(cast("Any", None), cast("Any", SimpleNamespace(who="copy 1")))
     assert len(tries) == 1, "a signal ends it"
 
 
@@ -104,7 +98,7 @@ def test_a_standby_that_finds_an_empty_bucket_does_not_begin_a_new_broker(
         data_dir.mkdir(mode=0o700)
         if has_followed:
             (data_dir / STANDBY_NAME).touch()
-        code = _Standing(ServeOptions(data_dir, bucket=url), is_first=True).run()
+        code = StandbyTerm(ServeOptions(data_dir, bucket=url), is_first=True).run()
         assert code == (1 if has_followed else None)
     said = capfd.readouterr().err
     assert said.count("this broker is the primary of a new one") == 1

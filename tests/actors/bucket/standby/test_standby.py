@@ -63,7 +63,7 @@ def loop_in(harness: ShippingHarness, folder: Path) -> StandbyLoop:
 def loop(harness: ShippingHarness, now: list[int], tmp_path: Path) -> Iterator[StandbyLoop]:
     made = loop_in(harness, tmp_path / "two")
     yield made
-    made._follower.close()
+    made.follower.close()
 
 
 def ship(harness: ShippingHarness, blocks: int = 1) -> None:
@@ -74,7 +74,7 @@ def ship(harness: ShippingHarness, blocks: int = 1) -> None:
 
 def follow(loop: StandbyLoop) -> None:
     """Let the standby apply what is there."""
-    while loop._turn() == 0.0:
+    while loop.turn() == 0.0:
         pass
 
 
@@ -88,7 +88,7 @@ def test_a_standby_waits_until_there_is_something_to_follow(
             return iter(()) if below == f"{LOG}/" else names(below)
 
         patch.setattr(harness.bucket, "names", without_log)
-        assert loop._turn()
+        assert loop.turn()
         assert loop.status().state == "starting"
         assert loop.status().takes_over_in_s == -1
         assert "no broker has shipped" in loop.trouble
@@ -97,7 +97,7 @@ def test_a_standby_waits_until_there_is_something_to_follow(
     assert loop.status().state == "following"
     assert not loop.trouble
     assert loop.status().takes_over_in_s >= 0
-    loop._begin_again("the log is gone")
+    loop.begin_again("the log is gone")
     assert loop.status().takes_over_in_s == -1, "it has only what it followed before"
 
 
@@ -125,19 +125,19 @@ def test_it_announces_itself_again_sooner_if_the_primary_does_not_know_it(
 ) -> None:
     ship(harness)
     follow(loop)
-    last = loop._follower.last
+    last = loop.follower.last
     assert last is not None
     known = replace(last, index=last.index._replace(lease_ms=lease_ms))
-    monkeypatch.setattr(loop._follower, "last", known)
-    monkeypatch.setattr(loop._patience, "is_over", lambda now_ns: False)
+    monkeypatch.setattr(loop.follower, "last", known)
+    monkeypatch.setattr(loop.patience, "is_over", lambda now_ns: False)
     (first,) = harness.bucket.names(f"{STANDBYS}/")
     for name in list(harness.bucket.names(f"{STANDBYS}/")):  # a store that lost it
         harness.bucket.remove([name])
     now[0] += int(after_s * S) - 1
-    assert loop._turn()
+    assert loop.turn()
     assert not list(harness.bucket.names(f"{STANDBYS}/"))
     now[0] += 1
-    assert loop._turn()
+    assert loop.turn()
     assert list(harness.bucket.names(f"{STANDBYS}/")) == [first]
 
 
@@ -147,10 +147,10 @@ def test_it_takes_over_when_nothing_came_for_its_patience(
     ship(harness, 3)
     follow(loop)
     now[0] += int(STRANGER_S * S) - 1  # the harness knows no standby
-    assert loop._turn()
+    assert loop.turn()
     assert find_chain(harness.bucket).number == harness.number
     now[0] += 1
-    assert loop._turn() is None
+    assert loop.turn() is None
     folder = tmp_path / "two"
     content = decode((folder / REGISTRY_NAME).read_bytes(), "registry")
     assert content.uuid == harness.content.uuid
@@ -173,17 +173,17 @@ def test_it_does_not_take_over_if_a_tick_came_meanwhile(
     ship(harness)
     follow(loop)
     now[0] += int(STRANGER_S * S)
-    step = loop._follower.step
+    step = loop.follower.step
 
     def late() -> bool:
         found = step()
         if not found:
-            monkeypatch.setattr(loop._follower, "step", step)
+            monkeypatch.setattr(loop.follower, "step", step)
             ship(harness)  # after the standby has looked
         return found
 
-    monkeypatch.setattr(loop._follower, "step", late)
-    assert loop._turn() == 0.0
+    monkeypatch.setattr(loop.follower, "step", late)
+    assert loop.turn() == 0.0
     follow(loop)
     assert loop.status().state == "following"
     assert loop.status().number == harness.number - 1
@@ -203,16 +203,16 @@ def test_after_an_absence_of_the_bucket_its_patience_begins_anew(
 
     with monkeypatch.context() as patch:
         patch.setattr(harness.bucket, "read", away)
-        assert loop._turn()
+        assert loop.turn()
         assert loop.status().state == "away"
         assert "503" in loop.status().trouble
         now[0] += int(2 * STRANGER_S * S)
-        assert loop._turn()
-    assert loop._turn()
+        assert loop.turn()
+    assert loop.turn()
     assert loop.status().state == "following"
     assert find_chain(harness.bucket).number == harness.number
     now[0] += int(STRANGER_S * S)
-    assert loop._turn() is None
+    assert loop.turn() is None
 
 
 def test_a_request_that_fails_now_and_then_does_not_begin_the_patience_anew(
@@ -228,9 +228,9 @@ def test_a_request_that_fails_now_and_then_does_not_begin_the_patience_anew(
         now[0] += S // 2
         with monkeypatch.context() as patch:
             patch.setattr(harness.bucket, "read", away)
-            assert loop._turn()
+            assert loop.turn()
         now[0] += S // 2
-        if loop._turn() is None:
+        if loop.turn() is None:
             return
     raise AssertionError("it does not take over")
 
@@ -245,8 +245,8 @@ def test_a_standby_that_cannot_use_the_log_reads_it_again_less_and_less_often(
         raise BucketRefuses("the log is damaged")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop._follower, "step", refuse)
-        pauses = [loop._turn() for _ in range(6)]
+        patch.setattr(loop.follower, "step", refuse)
+        pauses = [loop.turn() for _ in range(6)]
     assert pauses == [0.5, 0.0, 1.0, 0.0, 2.0, 0.0]
     ship(harness)
     follow(loop)
@@ -267,10 +267,10 @@ def test_a_takeover_whose_answer_was_lost_is_finished(
 
     with monkeypatch.context() as patch:
         patch.setattr(harness.bucket, "create", lose_answer)
-        assert loop._turn()
+        assert loop.turn()
     assert loop.status().state == "away"
-    assert loop._turn() == 0.0, "it sees its own takeover"
-    assert loop._turn() is None, "and does not wait for its patience again"
+    assert loop.turn() == 0.0, "it sees its own takeover"
+    assert loop.turn() is None, "and does not wait for its patience again"
 
 
 def test_a_takeover_that_the_bucket_interrupts_begins_again(
@@ -280,18 +280,18 @@ def test_a_takeover_that_the_bucket_interrupts_begins_again(
     ship(harness)
     follow(loop)
     now[0] += int(STRANGER_S * S)
-    finish = loop._follower.finish
+    finish = loop.follower.finish
 
     def interrupted(identities: Any) -> list[Any]:
         finish(identities)
         raise BucketAway("503 SlowDown")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop._follower, "finish", interrupted)
-        assert loop._turn()
+        patch.setattr(loop.follower, "finish", interrupted)
+        assert loop.turn()
     assert loop.status().state == "starting"
-    assert loop._turn() == 0.0
-    assert loop._turn() is None
+    assert loop.turn() == 0.0
+    assert loop.turn() is None
 
 
 def test_a_standby_that_was_killed_after_its_takeover_goes_on_at_once(
@@ -306,14 +306,14 @@ def test_a_standby_that_was_killed_after_its_takeover_goes_on_at_once(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop._follower, "finish", killed)
+        patch.setattr(loop.follower, "finish", killed)
         with pytest.raises(KeyboardInterrupt):
-            loop._turn()
-    loop._follower.close()
+            loop.turn()
+    loop.follower.close()
     again = loop_in(harness, tmp_path / "two")
     assert again.copy == loop.copy
-    assert again._turn() == 0.0
-    assert again._turn() is None
+    assert again.turn() == 0.0
+    assert again.turn() is None
 
 
 def test_a_handover_is_taken_at_once(
@@ -326,8 +326,8 @@ def test_a_handover_is_taken_at_once(
         lambda *given: Index(*given)._replace(is_released=True),
     )
     harness.tick(empty=True)
-    assert loop._turn() == 0.0
-    assert loop._turn() is None
+    assert loop.turn() == 0.0
+    assert loop.turn() is None
 
 
 def test_what_a_new_primary_has_of_the_registry(harness: ShippingHarness) -> None:
@@ -351,9 +351,9 @@ def test_a_registry_that_cannot_be_read_fails_the_takeover(
     ship(harness)
     follow(loop)
     now[0] += int(STRANGER_S * S)
-    loop._follower.registry = b"{}"
+    loop.follower.registry = b"{}"
     with pytest.raises(TakeoverFailed):
-        loop._turn()
+        loop.turn()
 
 
 def test_a_former_primary_finds_out_where_it_stands(harness: ShippingHarness) -> None:

@@ -186,7 +186,7 @@ def test_a_failure_is_an_alarm_and_tried_again_after_growing_pauses(
     place: Place, clock: list[int]
 ) -> None:
     place.begin()
-    place.archiver._upload()
+    place.archiver.tick()
     for pause_s in (2, 4, 8, 16, 32, 60, 60):
         place.archiver.tick()
         for asked in place.link.take(p.UploadChunk)[:1]:

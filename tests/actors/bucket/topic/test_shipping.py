@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ship_topic import NS, ShipTopic, fake_clock
 
-from zsq.actors.bucket.topic import row_dumps
-from zsq.actors.bucket.topic import shipping as shipping_module
-from zsq.actors.bucket.topic.ship_parts import ShippingState
-from zsq.actors.bucket.topic.shipping import PATIENCE_S, PIECES_MAX
+from zsq.actors.bucket.topic.log_cursor import LogCursor
+from zsq.actors.bucket.topic.offset_reserve import OffsetReserve
+from zsq.actors.bucket.topic.piece_window import PIECES_MAX, Shipped
+from zsq.actors.bucket.topic.shipping import ShipLimits, ShippingState
+from zsq.actors.bucket.topic.sync_marks import SyncMarks
 from zsq.actors.settings.options import SHIP_RESERVE
 from zsq.storage.log.log_format import chunk_name
 from zsq.storage.state.state import StateBatch
@@ -40,9 +41,9 @@ def topic(tmp_path: Path, now: list[int]) -> Iterator[ShipTopic]:
 
 
 @pytest.fixture
-def large_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+def large_bases(topic: ShipTopic) -> None:
     """Let all dumps go by file and object."""
-    monkeypatch.setattr(row_dumps, "INLINE_BASE_BYTES", 0)
+    topic.limits.inline_bytes = 0
 
 
 # What is shipped
@@ -106,11 +107,9 @@ def test_the_rest_of_a_log_file_that_was_archived_is_left_out(topic: ShipTopic) 
     assert topic.ticks.tail.end == topic.harness.log.synced_end
 
 
-def test_a_piece_with_many_bytes_is_divided(
-    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_piece_with_many_bytes_is_divided(topic: ShipTopic) -> None:
     topic.start()
-    monkeypatch.setattr(shipping_module, "TICK_BYTES", 500)
+    topic.limits.piece_bytes = 500
     for _ in range(20):
         topic.harness.publish(blocks=2)
     topic.sync()
@@ -168,14 +167,12 @@ def test_the_first_needed_offset_follows_although_nothing_else_is_new(topic: Shi
     assert topic.ticks.topic.kept_from == topic.harness.log.chunks[-1]
 
 
-def test_log_files_count_as_archived_only_with_their_rows(
-    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_files_count_as_archived_only_with_their_rows(topic: ShipTopic) -> None:
     """A restore of a piece before these rows would find neither the file nor the row."""
     topic.start()
     topic.publish()
     topic.settle()
-    monkeypatch.setattr(shipping_module, "TICK_BYTES", 100)
+    topic.limits.piece_bytes = 100
     while len(topic.harness.log.chunks) < 3:
         topic.harness.publish()
     topic.harness.sync()
@@ -194,7 +191,7 @@ def test_log_files_count_as_archived_only_with_their_rows(
 
 def test_the_end_is_never_inside_a_group(topic: ShipTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restore keeps what is below the end, so a part of a transaction would be visible."""
-    monkeypatch.setattr(shipping_module, "TICK_BYTES", 400)
+    topic.limits.piece_bytes = 400
     monkeypatch.setattr(topic.harness.log, "_options", _group_options(topic))
     topic.start()
     topic.publish()
@@ -219,10 +216,8 @@ def _group_options(topic: ShipTopic) -> object:
     return replace(topic.harness.log._options, adopt_bytes=100, group_append_bytes=200)
 
 
-def test_rows_never_mention_messages_that_are_not_shipped(
-    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shipping_module, "TICK_BYTES", 300)
+def test_rows_never_mention_messages_that_are_not_shipped(topic: ShipTopic) -> None:
+    topic.limits.piece_bytes = 300
     topic.start()
     for _ in range(10):
         topic.harness.publish(blocks=2)
@@ -354,14 +349,12 @@ def test_a_request_to_ship_again_does_not_replace_rows_that_are_uploaded(topic: 
 
 
 @pytest.mark.usefixtures("large_bases")
-def test_an_upload_that_ends_after_changes_were_dropped_does_not_count(
-    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_that_ends_after_changes_were_dropped_does_not_count(topic: ShipTopic) -> None:
     topic.begin()
     topic.open()
     topic.threads.finish()
     topic.pass_time(1)
-    monkeypatch.setattr(shipping_module, "WAITING_BYTES_MAX", BIG)
+    topic.limits.waiting_bytes = BIG
     for _ in range(5):
         topic.commit(1000)
     topic.shipping.tick()
@@ -387,7 +380,7 @@ def test_an_upload_is_repeated_after_the_death_of_the_archive_actor(topic: ShipT
 def test_rows_that_cannot_be_written_to_a_file_are_dumped_again_later(
     topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_dumps, "INLINE_BASE_BYTES", 0)
+    topic.limits.inline_bytes = 0
     topic.begin()
     topic.open()
 
@@ -403,11 +396,9 @@ def test_rows_that_cannot_be_written_to_a_file_are_dumped_again_later(
     topic.check()
 
 
-def test_changes_that_are_too_many_are_replaced_by_a_dump(
-    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_that_are_too_many_are_replaced_by_a_dump(topic: ShipTopic) -> None:
     topic.start()
-    monkeypatch.setattr(shipping_module, "WAITING_BYTES_MAX", BIG)
+    topic.limits.waiting_bytes = BIG
     for _ in range(PIECES_MAX):  # the window is full
         topic.publish()
         topic.commit()
@@ -417,7 +408,6 @@ def test_changes_that_are_too_many_are_replaced_by_a_dump(
         topic.commit(1000)
         topic.pass_time(0.1)
         topic.threads.finish()
-        assert topic.shipping._queue_bytes <= 4 * BIG + 2000
     topic.settle()
     topic.check()
     assert sum(piece.begins for piece, _ in topic.ticks.pieces) == begun + 1
@@ -600,28 +590,25 @@ def test_a_waiter_is_not_called_before_the_first_base_of_a_process(topic: ShipTo
 
 
 def test_a_waiter_is_not_called_before_a_commit_that_a_full_piece_leaves_out(
-    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
+    topic: ShipTopic,
 ) -> None:
     topic.delay()
     topic.start()
     topic.port.hand(p.ShipAgain(True, 0))
     topic.threads.run()
-    topic.commit()  # behind the dump of the state
-    topic.delay()  # before the dump of the delayed messages
-    topic.shipping._drain()
+    topic.commit(2000)  # behind the dump of the state
     called: list[int] = []
-    serial = topic.shipping._serial - 1
-    topic.shipping._waiters.append((0, serial, lambda: called.append(1)))
-    monkeypatch.setattr(shipping_module, "EAGER_BYTES", 1)  # the base fills the piece
-    monkeypatch.setattr(topic.shipping, "_goes_together", lambda: False)
+    topic.shipping.then(lambda: called.append(1))
+    topic.delay()  # before the dump of the delayed messages
+    topic.limits.changes_bytes = len(topic.ticks.pieces[0][1]) + 500  # all rows fill the piece
     topic.threads.finish()
     topic.pass_time(1)
     (first,) = topic.ship(1)
     assert first.begins
     state, _, _ = topic.ticks.rows()
-    is_there = state == dict(row for batch in topic.store.state.dump() for row in batch)
-    assert not is_there
+    assert state != dict(row for batch in topic.store.state.dump() for row in batch)
     assert not called
+    topic.limits.changes_bytes = ShipLimits().changes_bytes
     topic.settle()
     assert called == [1]
 
@@ -638,7 +625,7 @@ def test_publishes_wait_at_the_bound_and_are_refused_after_the_patience(topic: S
     topic.pass_time(0.02)
     assert topic.shipping.holds(1)
     topic.shipping.check()
-    topic.pass_time(PATIENCE_S - 0.1)
+    topic.pass_time(ShipLimits().patience_s - 0.1)
     assert topic.shipping.holds(1)
     topic.pass_time(0.2)
     assert not topic.shipping.holds(1)
@@ -672,11 +659,11 @@ def test_finishes_do_not_count_for_the_bound(topic: ShipTopic) -> None:
 
 def test_publishes_wait_at_the_reserved_offsets(topic: ShipTopic) -> None:
     topic.start()
-    assert topic.shipping.reserved >= SHIP_RESERVE
-    assert not topic.shipping.holds(topic.shipping.reserved - topic.harness.log.end)
-    assert topic.shipping.holds(topic.shipping.reserved - topic.harness.log.end + 1)
+    assert topic.shipping.reserve.end >= SHIP_RESERVE
+    assert not topic.shipping.holds(topic.shipping.reserve.end - topic.harness.log.end)
+    assert topic.shipping.holds(topic.shipping.reserve.end - topic.harness.log.end + 1)
     assert topic.ship(), "more offsets are reserved at once"
-    assert not topic.shipping.holds(topic.shipping.reserved - topic.harness.log.end)
+    assert not topic.shipping.holds(topic.shipping.reserve.end - topic.harness.log.end)
 
 
 def test_what_an_earlier_process_stored_does_not_count_for_the_next_reservation(
@@ -685,10 +672,9 @@ def test_what_an_earlier_process_stored_does_not_count_for_the_next_reservation(
     """A restored topic begins behind what was reserved. If that counted, each restore would skip
     twice as many offsets as the one before.
     """
-    topic.start()
-    topic.shipping.shipped_end = 0
-    topic.shipping._begun_end = end = 1 << 40  # as if the log had been restored up to here
-    assert topic.shipping._wanted_reserve(0) < end + 2 * SHIP_RESERVE
+    topic.harness.publish()
+    reserve = OffsetReserve(topic.harness.log, Shipped(end=0))
+    assert reserve.ask(0) <= topic.harness.log.end + SHIP_RESERVE
 
 
 def test_the_footer_of_an_archived_log_file_is_shipped_if_its_beginning_is(
@@ -701,18 +687,18 @@ def test_the_footer_of_an_archived_log_file_is_shipped_if_its_beginning_is(
     topic.harness.log.roll(topic.harness.now_ns)
     row = topic.harness.upload(0)
     topic.store.archived[0] = row
-    topic.shipping.shipped_end = row.next_offset
-    assert not topic.shipping._is_in_archive(0, 100)
-    assert topic.shipping._is_in_archive(0, 0)
+    cursor = LogCursor(topic.store, SyncMarks(), Shipped(end=row.next_offset))
+    assert not cursor.is_archived(0, 100)
+    assert cursor.is_archived(0, 0)
 
 
 def test_a_commit_waits_for_offsets_and_goes_on(topic: ShipTopic) -> None:
     topic.start()
     tried: list[bool] = []
-    needed = 2 * topic.shipping.reserved
+    needed = 2 * topic.shipping.reserve.end
 
     def again() -> None:
-        tried.append(topic.shipping.reserve(needed, again))
+        tried.append(topic.shipping.may_commit(needed, again))
 
     again()
     assert tried == [False]
@@ -732,8 +718,8 @@ def test_a_commit_that_waits_for_offsets_is_tried_again_after_the_patience(
         except Refused as error:
             refused.append(error.code)
 
-    topic.shipping.reserve(2 * topic.shipping.reserved, again)
-    topic.pass_time(PATIENCE_S - 1)
+    topic.shipping.may_commit(2 * topic.shipping.reserve.end, again)
+    topic.pass_time(ShipLimits().patience_s - 1)
     assert not refused
     topic.pass_time(2)
     assert refused == [E_BUCKET]
@@ -743,10 +729,10 @@ def test_a_commit_that_waits_for_offsets_is_tried_again_after_the_patience(
 def test_delayed_messages_do_not_move_when_publishes_are_refused(topic: ShipTopic) -> None:
     """Their offsets may be beyond those that are reserved."""
     topic.start()
-    beyond = topic.shipping.reserved + 1
+    beyond = topic.shipping.reserve.end + 1
     assert topic.shipping.may_move(10)
     assert not topic.shipping.may_move(beyond)
-    topic.now[0] += int((PATIENCE_S + 1) * NS)
+    topic.now[0] += int((ShipLimits().patience_s + 1) * NS)
     assert not topic.shipping.holds(beyond)
     assert not topic.shipping.may_move(beyond)
 
@@ -764,9 +750,7 @@ def test_an_old_topic_is_not_held_before_it_was_caught_up(topic: ShipTopic) -> N
     assert topic.shipping.holds(1)
 
 
-def test_an_old_topic_waits_for_its_archive(
-    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_topic_waits_for_its_archive(topic: ShipTopic) -> None:
     while len(topic.harness.log.chunks) < 7:
         topic.harness.publish(blocks=2)
     topic.harness.sync()
@@ -794,7 +778,7 @@ def test_a_fenced_topic_refuses_at_once(topic: ShipTopic) -> None:
     topic.pass_time(1)
     topic.publish()
     topic.pass_time(1)
-    topic.shipping.reserve(1 << 40, again)
+    topic.shipping.may_commit(1 << 40, again)
     topic.refuse(E_FENCED)
     assert topic.shipping.state is ShippingState.FENCED
     assert not topic.shipping.holds(1)
@@ -803,7 +787,7 @@ def test_a_fenced_topic_refuses_at_once(topic: ShipTopic) -> None:
     assert caught.value.code == E_FENCED
     assert tried == [E_FENCED], "a commit that waits for offsets is refused"
     assert not topic.shipping.may_move(1)
-    assert topic.shipping.is_idle()
+    assert not topic.shipping.is_active
     assert topic.shipping.alarms()
 
 
@@ -816,7 +800,8 @@ def test_a_fenced_topic_keeps_no_changes_in_memory(topic: ShipTopic) -> None:
         topic.commit()
         topic.delay()
         topic.pass_time(1)
-    assert len(topic.shipping._arrived) + len(topic.shipping._queue) <= 1
+    assert topic.store.state.on_changes is None
+    assert topic.store.delayed is None or topic.store.delayed.on_changes is None
 
 
 def test_a_topic_whose_data_is_a_copy_is_not_shipped_and_not_held(topic: ShipTopic) -> None:
@@ -824,7 +809,7 @@ def test_a_topic_whose_data_is_a_copy_is_not_shipped_and_not_held(topic: ShipTop
     called: list[int] = []
     topic.publish()
     topic.shipping.then(lambda: called.append(1))
-    topic.shipping.reserve(1 << 40, lambda: called.append(2))
+    topic.shipping.may_commit(1 << 40, lambda: called.append(2))
     topic.shipping.tick()
     (asked,) = topic.port.take(p.OpenShipping)
     topic.port.hand(p.Done(asked.request, {"writes": False}))
@@ -832,12 +817,12 @@ def test_a_topic_whose_data_is_a_copy_is_not_shipped_and_not_held(topic: ShipTop
     topic.commit()
     topic.pass_time(100)
     assert topic.shipping.is_off
-    assert topic.shipping.is_idle()
+    assert not topic.shipping.is_active
     assert not topic.shipping.holds(1 << 40)
-    assert topic.shipping.reserve(1 << 40, lambda: None)
+    assert topic.shipping.may_commit(1 << 40, lambda: None)
     topic.shipping.check()
     assert not topic.port.sent
-    assert not topic.shipping._arrived
+    assert topic.store.state.on_changes is None
 
 
 # The end
@@ -845,13 +830,13 @@ def test_a_topic_whose_data_is_a_copy_is_not_shipped_and_not_held(topic: ShipTop
 
 def test_a_topic_is_idle_only_when_all_of_it_is_shipped(topic: ShipTopic) -> None:
     topic.begin()
-    assert not topic.shipping.is_idle()
+    assert topic.shipping.is_active
     topic.open()
-    assert not topic.shipping.is_idle()
+    assert topic.shipping.is_active
     topic.settle()
     for happen in (topic.publish, topic.commit, topic.delay):
         happen()
-        assert not topic.shipping.is_idle(), happen
+        assert topic.shipping.is_active, happen
         topic.settle()
 
 
@@ -859,7 +844,7 @@ def test_messages_that_a_new_log_file_has_synced_are_shipped(topic: ShipTopic) -
     topic.start()
     topic.harness.publish()
     topic.harness.log.roll(topic.harness.now_ns)  # it syncs, and nobody calls `synced`
-    assert not topic.shipping.is_idle()
+    assert topic.shipping.is_active
     topic.settle()
     topic.check()
 
@@ -872,7 +857,7 @@ def test_statistics_and_texts_exist_in_every_state(topic: ShipTopic) -> None:
         topic.shipping.alarms()
         step()
     assert topic.shipping.statistics() == {
-        "shipping": "open", "is_shipping": False, "is_shipped_at_end": False,
+        "shipping": "open",
         "shipped_end": 3, "ship_lag_s": 0.0
     }  # fmt: skip
 
@@ -929,12 +914,11 @@ def test_a_restore_finds_the_same_topic_whatever_happens(
     with (
         TemporaryDirectory() as root,
         fake_clock() as now,
-        pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(shipping_module, "TICK_BYTES", piece)
-        patch.setattr(shipping_module, "WAITING_BYTES_MAX", BIG)
-        patch.setattr(row_dumps, "INLINE_BASE_BYTES", 4000 if inline else 0)
-        topic = ShipTopic(Path(root), now, urgent=urgent)
+        limits = ShipLimits(
+            piece_bytes=piece, waiting_bytes=BIG, inline_bytes=4000 if inline else 0
+        )
+        topic = ShipTopic(Path(root), now, urgent=urgent, limits=limits)
         topic.start()
         called: list[int] = []
         for number, step in enumerate(steps):
@@ -965,7 +949,7 @@ def _step(topic: ShipTopic, step: str | tuple[str, int], called: list[int], numb
         "delay": topic.delay,
         "undelay": topic.undelay,
         "move": topic.move,
-        "roll": topic._roll,
+        "roll": topic.threads.roll,
         "tick": lambda: topic.pass_time(0.3),
         "run": topic.threads.run,
         "deliver": topic.threads.deliver,

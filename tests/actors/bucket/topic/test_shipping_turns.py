@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from support.ship_topic import NS, ShipTopic, fake_clock
 
-from zsq.actors.bucket.topic import row_dumps
-from zsq.actors.bucket.topic import shipping as shipping_module
+from zsq.actors.bucket.topic.piece_window import PIECES_MAX
 from zsq.actors.settings.options import SHIP_RESERVE
 from zsq.storage.state.state import StateBatch
 from zsq.transport.wire import protocol as p
@@ -50,10 +49,10 @@ def test_a_topic_that_is_turned_off_ships_nothing_and_holds_nobody_up(topic: Shi
         topic.delay()
         topic.pass_time(5)
     assert not topic.shipping.holds(1 << 40)
-    assert topic.shipping.reserve(1 << 40, lambda: None)
+    assert topic.shipping.may_commit(1 << 40, lambda: None)
     topic.shipping.check()
     assert not topic.port.sent
-    assert topic.shipping.is_idle()
+    assert not topic.shipping.is_active
     found = topic.shipping.statistics()
     assert (found["shipping"], found["ship_lag_s"]) == ("off", 0.0)
     assert not topic.shipping.waiting()
@@ -91,7 +90,7 @@ def test_a_topic_that_begins_off_can_be_turned_on(topic: ShipTopic) -> None:
     topic.shipping.end()
     topic.harness.restart()
     topic.begin(is_on=False)
-    assert topic.shipping.is_idle()
+    assert not topic.shipping.is_active
     topic.publish()
     topic.delay()
     topic.commit()
@@ -163,11 +162,9 @@ def test_the_log_waits_for_the_rows_of_delayed_messages_at_the_start(topic: Ship
     topic.check()
 
 
-def test_a_piece_has_the_log_and_the_rows_of_delayed_messages_together(
-    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_piece_has_the_log_and_the_rows_of_delayed_messages_together(topic: ShipTopic) -> None:
     topic.start()
-    monkeypatch.setattr(shipping_module, "TICK_BYTES", 200)
+    topic.limits.piece_bytes = 200
     topic.publish(blocks=3)
     topic.delay()
     topic.move()
@@ -183,14 +180,14 @@ def test_a_piece_has_the_log_and_the_rows_of_delayed_messages_together(
 
 
 def test_what_follows_expired_messages_goes_only_with_the_rows_that_say_so(
-    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
+    topic: ShipTopic,
 ) -> None:
     """A broker that is restored without these rows would miss the messages."""
     topic.start()
     topic.publish(blocks=3)
     topic.pass_time(1)
     topic.refuse()  # all rows are shipped again
-    monkeypatch.setattr(shipping_module, "TICK_BYTES", 200)
+    topic.limits.piece_bytes = 200
     topic.harness.log.roll(topic.harness.now_ns)
     topic.publish(blocks=20)
     start = topic.harness.log.chunks[-1]
@@ -217,17 +214,17 @@ def test_what_follows_expired_messages_goes_only_with_the_rows_that_say_so(
 
 def test_publishes_do_not_use_the_offsets_that_commits_will_use(topic: ShipTopic) -> None:
     topic.start()
-    free = topic.shipping.reserved - topic.harness.log.end
+    free = topic.shipping.reserve.end - topic.harness.log.end
     merging = [60]
-    topic.shipping.promised = lambda: merging[0]
+    topic.shipping.reserve.promised = lambda: merging[0]
     assert not topic.shipping.holds(free - 60)
     assert topic.shipping.holds(free - 59)
     assert topic.ship()
     assert not topic.shipping.holds(free - 59), "more offsets are reserved"
-    merging[0] = topic.shipping.reserved - topic.harness.log.end
-    assert not topic.shipping.reserve(1, lambda: None)
+    merging[0] = topic.shipping.reserve.end - topic.harness.log.end
+    assert not topic.shipping.may_commit(1, lambda: None)
     merging[0] = 0
-    assert topic.shipping.reserve(1, lambda: None)
+    assert topic.shipping.may_commit(1, lambda: None)
 
 
 def test_a_large_publish_is_no_longer_reserved_for_once_it_may_go(topic: ShipTopic) -> None:
@@ -238,29 +235,29 @@ def test_a_large_publish_is_no_longer_reserved_for_once_it_may_go(topic: ShipTop
     assert not topic.shipping.holds(10 * SHIP_RESERVE)
     topic.publish()
     topic.settle()
-    assert topic.shipping.reserved - topic.harness.log.end < 20 * SHIP_RESERVE
-    before = topic.shipping.reserved
+    assert topic.shipping.reserve.end - topic.harness.log.end < 20 * SHIP_RESERVE
+    before = topic.shipping.reserve.end
     topic.publish()
     topic.settle()
-    assert topic.shipping.reserved <= before + SHIP_RESERVE, "it is not asked for again"
+    assert topic.shipping.reserve.end <= before + SHIP_RESERVE, "it is not asked for again"
 
 
 def test_rows_that_are_in_no_piece_are_uploaded_again_after_the_death_of_the_archive_actor(
-    topic: ShipTopic, monkeypatch: pytest.MonkeyPatch
+    topic: ShipTopic,
 ) -> None:
     """The next process does not know that their object is needed, and may remove it."""
-    monkeypatch.setattr(row_dumps, "INLINE_BASE_BYTES", 0)
+    topic.limits.inline_bytes = 0
     topic.begin()
     topic.open()
     topic.threads.finish()
     topic.settle()
-    topic.shipping._needs_base = True
-    with monkeypatch.context() as patch:
-        patch.setattr(topic.shipping, "_push_one", lambda: False)  # no piece may be sent yet
+    for _ in range(PIECES_MAX):  # no more pieces may be sent
+        topic.publish()
         topic.pass_time(1)
-        topic.threads.finish()
-        topic.pass_time(1)
-        (name,) = topic.upload()
+    topic.port.hand(p.ShipAgain(True, 0))
+    topic.threads.finish()
+    topic.pass_time(1)
+    (name,) = topic.upload()
     topic.die()
     del topic.ticks.objects[name]
     topic.commit()
@@ -284,7 +281,7 @@ def test_an_answer_also_stands_for_earlier_ones_that_were_lost(topic: ShipTopic)
     assert topic.ticks.accept(lost)
     assert topic.ticks.accept(answered)
     topic.port.hand(p.Done(answered.request, {}))
-    assert topic.shipping.shipped_end == topic.harness.log.end
+    assert topic.shipping.shipped.end == topic.harness.log.end
     topic.port.hand(p.Done(lost.request, {}))  # it comes after all, and nobody waits for it
     topic.publish()
     topic.settle()

@@ -45,7 +45,7 @@ def test_the_number_of_marks_is_bounded_and_their_ends_stay() -> None:
     marks = SyncMarks()
     for offset in range(1, 3 * MARKS_MAX):
         marks.note(mark(offset, offset), 0)
-    assert len(marks._marks) <= MARKS_MAX
+    assert len(marks) <= MARKS_MAX
     assert marks.since_ns() == 1
     assert marks.offset_at((1, 0)) == 3 * MARKS_MAX - 1
 

@@ -15,8 +15,8 @@ import pytest
 from support.fake_storage import STORAGE
 from support.storage_harness import SMALL, StorageHarness
 
+from zsq.actors.bucket.lease_cell import OVER, LeaseCell
 from zsq.actors.bucket.topic.topic_bucket import TopicBucket
-from zsq.actors.primitives.lease_cell import OVER, LeaseCell
 from zsq.storage.bucket.archive.chunk_cache import open_cache
 from zsq.transport.errors import E_BUCKET, Refused
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from zsq.actors.bucket import lease_cell
+from zsq.actors.bucket.lease_cell import OVER, LeaseCell, LeaseWatch
 from zsq.actors.bucket.topic.topic_lease import PATIENCE_S, TopicLease
-from zsq.actors.primitives import lease_cell
-from zsq.actors.primitives.lease_cell import OVER, LeaseCell, LeaseWatch
 from zsq.transport.errors import E_STANDBY, Refused
 
 S = 1_000_000_000
@@ -39,16 +40,16 @@ def retry() -> None:
 
 
 def test_without_a_bucket_nothing_is_withheld() -> None:
-    assert not TopicLease("", Timers(), retry).withholds()
+    assert not TopicLease("", cast("Any", Timers()), retry).withholds()
 
 
 def test_without_a_cell_nothing_is_withheld(tmp_path: Path) -> None:
-    assert not TopicLease(f"ipc://{tmp_path}/7", Timers(), retry).withholds()
+    assert not TopicLease(f"ipc://{tmp_path}/7", cast("Any", Timers()), retry).withholds()
 
 
 def test_answers_wait_while_the_lease_is_over(tmp_path: Path, now: list[int]) -> None:
     cell, timers = LeaseCell(str(tmp_path), make=True), Timers()
-    lease = TopicLease(f"ipc://{tmp_path}/7", timers, retry)
+    lease = TopicLease(f"ipc://{tmp_path}/7", cast("Any", timers), retry)
     assert not lease.withholds()
     cell.write(11 * S)
     assert not lease.withholds()
@@ -63,7 +64,7 @@ def test_answers_wait_while_the_lease_is_over(tmp_path: Path, now: list[int]) ->
 
 def test_publishes_wait_and_are_refused_then(tmp_path: Path, now: list[int]) -> None:
     cell = LeaseCell(str(tmp_path), make=True)
-    lease = TopicLease(f"ipc://{tmp_path}/7", Timers(), retry)
+    lease = TopicLease(f"ipc://{tmp_path}/7", cast("Any", Timers()), retry)
     cell.write(OVER)
     assert lease.holds_publishes()
     lease.check()

@@ -55,7 +55,7 @@ PARTED = PartedTopic("t", TOPIC, (1,), {})
 TAKE = Take(NAME, PARTED, Hold(1, -1, False, 0, LOG, 9), "s3://b/0")
 GIVE = Give(NAME, GiveEntry("", TOPIC, 0, 1, 1, LOG, 0))
 CONFIRM = Confirm(NAME, TakenEntry("", TOPIC, 0, 1))
-SHIPPED = {"storage": {"is_shipped_at_end": True}}
+SHIPPED = {"storage": {"extension_settled": True}}
 ROW = {
     "number": 3,
     "uuid": LOG,
@@ -177,7 +177,7 @@ def test_a_part_is_released_when_the_bucket_has_all_of_it(world: World, order: s
     steps = [lambda: world.moves.noted(KEY, SHIPPED), group.end]
     for step in steps if order == "pulse first" else reversed(steps):
         assert not world.results
-        world.moves.noted(KEY, {"storage": {"is_shipped_at_end": False}})
+        world.moves.noted(KEY, {"storage": {"extension_settled": False}})
         world.moves.noted(KEY + 1, SHIPPED)
         world.moves.tick(world.now_ns)
         step()

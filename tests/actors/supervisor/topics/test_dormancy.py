@@ -26,7 +26,7 @@ WALL = 1_700_000_000 * S
 
 def a_storage(**changes: Any) -> dict[str, Any]:
     return {
-        "stage_links": 0, "stages": 0, "backup": False, "archiving": False, "is_shipping": False, "alarms": (),
+        "stage_links": 0, "stages": 0, "backup": False, "extension_busy": False, "alarms": (),
         "state_alarm": "", "delayed_alarm": "",
         "delayed_full": "", "disk_full": "", "topic_full": "", "delayed_count": 0, "delayed_next_due_ns": 0, "start": 0,
         "head": 7, "gaps": (), "kept_count": 7, "waiting": 7,

@@ -18,10 +18,11 @@ MODULE: Final = "support.torture.bucket.serve"
 
 
 def shorten_log() -> None:
-    """Change the constants of the archive actor, in the process from which it is forked."""
-    from zsq.actors.bucket.archive import shipper
+    """Change the limits of the archive actor, in the process from which it is forked."""
+    from zsq.actors.bucket.archive import archive_actor
 
-    vars(shipper).update(LOG_TICKS=LOG_TICKS, COLLECT_EVERY_NS=COLLECT_EVERY_NS)
+    limits = archive_actor.LIMITS
+    limits.log_ticks, limits.collect_every_ns = LOG_TICKS, COLLECT_EVERY_NS
 
 
 def main(host: str, arguments: list[str]) -> None:

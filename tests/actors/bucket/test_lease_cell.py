@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zsq.actors.primitives.lease_cell import OVER, LeaseCell
+from zsq.actors.bucket.lease_cell import OVER, LeaseCell
 
 
 def test_without_a_lease_everything_holds(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_lease_ends(tmp_path: Path) -> None:
 def test_another_process_sees_it_at_once_and_a_successor_finds_it(tmp_path: Path) -> None:
     reader = LeaseCell(str(tmp_path), make=True)
     code = (
-        "import sys; from zsq.actors.primitives.lease_cell import LeaseCell; "
+        "import sys; from zsq.actors.bucket.lease_cell import LeaseCell; "
         "LeaseCell(sys.argv[1]).write(1 << 61)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

@@ -17,10 +17,10 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import time
 from typing import Final
 
 from ...transport.errors import E_STANDBY, Refused
+from ..primitives.boot_clock import boot_ns
 
 FILE: Final = "lease"
 OVER: Final = 1  # a time that is over
@@ -30,16 +30,6 @@ LOST: Final = (
     "this broker has not reached the bucket for so long that its standby has taken over, or does "
     "not reach the bucket either"
 )
-_BOOT_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
-
-
-def boot_ns() -> int:
-    """Return the time in nanoseconds since the machine started.
-
-    It goes on while the machine is suspended, and `time.monotonic_ns` does not on Linux. (If a
-    hypervisor pauses a virtual machine, all clocks of the machine may stand still.)
-    """
-    return time.monotonic_ns() if _BOOT_CLOCK is None else time.clock_gettime_ns(_BOOT_CLOCK)
 
 
 def run_dir_of(endpoint: str) -> str:

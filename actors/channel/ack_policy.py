@@ -1,0 +1,41 @@
+"""Extension point of a channel: may this broker still confirm what consumers finish?
+
+`AckPolicy` is the channel without an extension: it may, as soon as the storage has committed it. A
+room of `actors/` fills the point with a subclass, which it names in `ACKNOWLEDGEMENT`. The storage
+asks its own extension when a commit is confirmed (`actors/storage/extension.py`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ...transport.errors import Refused
+from ..runtime.extensions import filled
+from ..settings.starts import ChannelStart
+
+
+class AckPolicy:
+    """The answer without an extension."""
+
+    look_ms = 0.0
+    """How often a channel with consumers asks for `refusal`, 0 for never."""
+
+    def __init__(self, start: ChannelStart) -> None:
+        """Take the start message of the channel."""
+
+    def refusal(self) -> Refused | None:
+        """Return the error with which consumers are turned away, or None."""
+        return None
+
+    def check(self) -> None:
+        """Raise `Refused` if consumers are turned away."""
+        if (refused := self.refusal()) is not None:
+            raise refused
+
+
+@cache
+def ack_policy_class() -> type[AckPolicy]:
+    """Return the class that fills the extension point."""
+    classes: tuple[type[AckPolicy], ...] = filled("ACKNOWLEDGEMENT")
+    assert len(classes) <= 1, f"two extensions want to confirm for channels: {classes}"
+    return classes[0] if classes else AckPolicy
