@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple, cast
 
 from ...storage.state.channel_row import ChannelRow
-from ...transport.client.core.asking import END
 from ...transport.errors import (
     E_BAD_ARGUMENT,
     E_CLOSED,
@@ -28,6 +27,7 @@ from ...transport.errors import (
 from ...transport.names import is_ephemeral
 from ...transport.settings import ATTEMPTS_MAX, ChannelOptions, NewChannelSettings
 from ...transport.wire import protocol as p
+from ...transport.wire.admin_requests import END
 from ..primitives.lease_cell import LOST, LeaseWatch, run_dir_of
 from ..primitives.ranges import Span, ranges_of
 from ..runtime.actor import Actor, StartFailed

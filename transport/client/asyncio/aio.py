@@ -36,7 +36,8 @@ from ..core.lane import (
 from ..core.message import Delay, Fetched
 from ..core.producer_session import PendingBlock
 from ..core.reading import Archive, Measured
-from .aio_asker import Admin, Reader, Turner
+from .aio_asker import Turner
+from .aio_client import Admin, Reader
 from .aio_consumer import Batch, Consumer, Message
 
 __all__ = [
