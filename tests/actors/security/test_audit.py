@@ -420,7 +420,7 @@ def test_two_orders_with_the_same_number_have_each_their_line_and_answer() -> No
     sent: list[Any] = []
     management, requests = commands(cast("AuditLog", noted), sent)
     waiting: list[Any] = []
-    management._manage = waiting.append  # type: ignore[method-assign]
+    management._manage = waiting.append  # type: ignore[method-assign, assignment]
     for action in ("delete", "pause"):
         management.on_mail(Mail((b"me",), Manage(7, action, "t", "", {}), []))
     delete, pause = waiting

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
-from ...reports import BrokerStats
 from ...settings import ChannelOptions, NewChannelOptions, RetentionSettings
 from ...wire.admin_requests import Side
 from ...wire.answers import (
@@ -367,18 +366,6 @@ class AdminCalls(Asker):
         This asks only the supervisor.
         """
         return await self._carry_out(administration.topics())
-
-    async def stats(
-        self, topic: str | None = None, channel: str | None = None, *, partial: bool = False
-    ) -> BrokerStats:
-        """Return current statistics of everything, of one topic, or of one channel.
-
-        A topic with parts has a row in "topics" for each part. If the broker of a part does not
-        answer, this raises its error. With `partial`, the rows of such parts are missing instead,
-        and "unanswered" has their names, each with the reason. Each part then has at most 2 s to
-        answer.
-        """
-        return await self._carry_out(administration.stats(topic, channel, partial=partial))
 
     async def unfinished(self, topic: str, channel: str) -> int:
         """Return the number of messages that a channel has not finished.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ...reports import BrokerStats
 from ..blocking.client import AdminBase, ReaderBase
 from ..core import peeking, reading
+from ..core.asking import ask_stats
 from ..core.message import Fetched, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek
 from ..core.reading import BYTES_ANY, Archive, Measured
@@ -18,6 +20,19 @@ class Admin(AdminBase, AdminCalls):
         async with Reader(topic, timeout=self._timeout, **self._same_place()) as reader:
             held = await self._carry_out(peeking.place_of(topic, channel, count))
             return await reader._carry_out(peeking.look(topic, channel, held, count))
+
+    async def stats(
+        self, topic: str | None = None, channel: str | None = None, *, partial: bool = False
+    ) -> BrokerStats:
+        """Return current statistics of everything, of one topic, or of one channel.
+
+        A topic with parts has a row in "topics" for each part. If the broker of a part does not
+        answer, this raises its error. With `partial`, the rows of such parts are missing instead,
+        and "unanswered" has their names, each with the reason. Each part then has at most 2 s to
+        answer.
+        """
+        stats: BrokerStats = await self._carry_out(ask_stats(topic, channel, partial=partial))
+        return stats
 
 
 class Reader(ReaderBase, Asker):

@@ -6,13 +6,14 @@ A client sends requests to one target: one request at a time for each thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...names import check_name, part_name
 from ...wire.address import Target
 from ...wire.addresses import Url
 from ...wire.credentials import KeyFile
 from ..core import peeking, reading
+from ..core.asking import ask_stats
 from ..core.message import Batch, Fetched, Message, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek, Peeked
 from ..core.reading import BYTES_ANY, Archive, Measured, OnDataLoss
@@ -91,6 +92,19 @@ class Admin(AdminBase, AdminCalls):
         with Reader(topic, timeout=self._timeout, **self._same_place()) as reader:
             held = self._carry_out(peeking.place_of(topic, channel, count))
             return reader._carry_out(peeking.look(topic, channel, held, count))
+
+    def stats(
+        self, topic: str | None = None, channel: str | None = None, *, partial: bool = False
+    ) -> dict[str, Any]:
+        """Return current statistics of everything, of one topic, or of one channel.
+
+        A topic with parts has a row in "topics" for each part. If the broker of a part does not
+        answer, this raises its error. With `partial`, the rows of such parts are missing instead,
+        and "unanswered" has their names, each with the reason. Each part then has at most 2 s to
+        answer.
+        """
+        stats: dict[str, Any] = self._carry_out(ask_stats(topic, channel, partial=partial))
+        return stats
 
 
 class Reader(ReaderBase, Asker):

@@ -20,7 +20,6 @@ from ...errors import (
     UsageError,
 )
 from ...names import PARTS_MAX, base_of, check_name, part_name, part_of
-from ...reports import BrokerStats
 from ...settings import SYNC_MODES, ChannelOptions, NewChannelOptions, RetentionSettings
 from ...wire.admin_requests import (
     AddPartsRequest,
@@ -86,9 +85,8 @@ from ...wire.answers import (
     TopicConfigured,
 )
 from ...wire.codec import HeaderValue
-from ...wire.protocol import Stats
 from ...wire.spread import HasParts, parts_of_keys
-from .asking import Asking, Place, Question, ask, ask_admin, carried, on_wire, seek_place
+from .asking import Asking, Place, ask_admin, ask_stats, carried, on_wire, seek_place
 from .lane import as_attributes, as_body
 
 
@@ -373,7 +371,7 @@ def delayed_cancel(topic: str, keys: Sequence[str]) -> Asking[list[bool]]:
     longer waits. The cancellation is durable when this returns.
     """
     answer = yield from ask_admin(CancelDelayedRequest(check_name(topic), keys=tuple(keys)))
-    return list(cast("Sequence[bool]", answer["cancelled"]))
+    return [*cast("Sequence[bool]", answer["cancelled"])]
 
 
 def delayed_cancel_all(topic: str) -> Asking[int]:
@@ -513,22 +511,6 @@ def topics() -> Asking[dict[str, list[str]]]:
     return {name: sorted(channels) for name, channels in sorted(answer["topics"].items())}
 
 
-def stats(
-    topic: str | None = None, channel: str | None = None, *, partial: bool = False
-) -> Asking[BrokerStats]:
-    """Return current statistics of everything, of one topic, or of one channel.
-
-    A topic with parts has a row in "topics" for each part. If the broker of a part does not
-    answer, this raises its error. With `partial`, the rows of such parts are missing instead,
-    and "unanswered" has their names, each with the reason. Each part then has at most 2 s to
-    answer.
-    """
-    if channel is not None and topic is None:
-        raise UsageError(E_BAD_ARGUMENT, "a channel needs its topic: give topic, too")
-    names = ("", "") if topic is None else _names(topic, channel)
-    return ask(Question(lambda number: Stats(number, *names), partial=partial))
-
-
 def unfinished(topic: str, channel: str) -> Asking[int]:
     """Return the number of messages that a channel has not finished.
 
@@ -538,7 +520,7 @@ def unfinished(topic: str, channel: str) -> Asking[int]:
     the topic, and do not count (`delayed_count` of `stats`). Raises `Refused` while the channel
     is being started.
     """
-    answer = yield from stats(topic, channel)
+    answer = yield from ask_stats(topic, channel)
     total = 0
     for row in answer["topics"]:
         for counts in row["channels"]:
@@ -643,7 +625,7 @@ def ended(topic: str) -> Asking[int | None]:
 
 def ping() -> Asking[str]:
     """Return the health of the broker: "OK", or a description of the fault."""
-    answer = yield from stats()
+    answer = yield from ask_stats()
     return str(answer.get("health", "OK"))
 
 

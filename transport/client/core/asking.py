@@ -19,7 +19,7 @@ from ...errors import (
     UsageError,
     ZsqError,
 )
-from ...names import is_channel_missing, part_name, part_of, parts_text
+from ...names import check_name, is_channel_missing, part_name, part_of, parts_text
 from ...settings import CHANNEL
 from ...wire.admin_codec import manage_of, request_of
 from ...wire.admin_requests import END, ROW_OF, AdminRequest
@@ -69,6 +69,19 @@ def ask_admin(request: AdminRequest[_T]) -> Asking[_T]:
             ROW_OF[type(request)].is_repeatable,
         )
     )
+
+
+def ask_stats(
+    topic: str | None = None, channel: str | None = None, *, partial: bool = False
+) -> Asking[Any]:
+    """Ask the supervisor for statistics (`BrokerStats`). `partial`: see `Question`."""
+    if channel is not None and topic is None:
+        raise UsageError(E_BAD_ARGUMENT, "a channel needs its topic: give topic, too")
+    names = (
+        "" if topic is None else check_name(topic),
+        "" if channel is None else check_name(channel, "channel"),
+    )
+    return ask(Question(lambda number: Stats(number, *names), partial=partial))
 
 
 # Requests about a topic with parts

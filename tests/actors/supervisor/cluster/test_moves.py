@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given

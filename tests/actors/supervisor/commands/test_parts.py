@@ -69,7 +69,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[p.Wire] = []
         self.orders_sent: list[Any] = []
-        self.carried: list[p.Wire] = []
+        self.carried: list[Any] = []
         self.audited: list[tuple[str, str]] = []
         self.log: list[bytes] = []
         self.told = 0
