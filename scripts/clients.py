@@ -73,12 +73,12 @@ def _imports(functions: list[ast.FunctionDef]) -> list[str]:
 
 def _method(function: ast.FunctionDef, *, is_asyncio: bool) -> str:
     """Return the method for a call: its signature, its docstring, and one line."""
-    given = function.args
-    passed = [argument.arg for argument in given.args]
-    passed += [f"{argument.arg}={argument.arg}" for argument in given.kwonlyargs]
-    if given.kwarg is not None:
-        passed.append(f"**{given.kwarg.arg}")
-    parameters = ast.unparse(given)
+    arguments = function.args
+    passed = [argument.arg for argument in arguments.args]
+    passed += [f"{argument.arg}={argument.arg}" for argument in arguments.kwonlyargs]
+    if arguments.kwarg is not None:
+        passed.append(f"**{arguments.kwarg.arg}")
+    parameters = ast.unparse(arguments)
     returns = function.returns
     assert isinstance(returns, ast.Subscript), f"{function.name} must return Asking[...]"
     answer = ast.unparse(returns.slice)

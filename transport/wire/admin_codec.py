@@ -67,14 +67,14 @@ def options_of(request: AdminRequest[Any]) -> dict[str, Any]:
     """Return the options of a request in the form of `Manage`, without those that have their
     default values.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, option in _OPTIONS[type(request)].items():
         value = getattr(request, name)
         if name == SETTINGS:
-            found |= value
+            options |= value
         elif value != option.default:
-            found[name] = value
-    return found
+            options[name] = value
+    return options
 
 
 def manage_of(request: AdminRequest[Any]) -> Manage:
@@ -160,7 +160,7 @@ def _fits(value: object, hint: Any) -> bool:
         kinds = (args[0],) * len(value) if args[-1] is Ellipsis else args
         return len(value) == len(kinds) and all(map(_fits, value, kinds))
     if args:  # a union
-        return any(_fits(value, one) for one in args)
+        return any(_fits(value, member) for member in args)
     return type(value) is hint
 
 
@@ -174,5 +174,5 @@ def _type_text(hint: Any) -> str:
         size = "" if args[-1] is Ellipsis else f" of {len(args)} items"
         return f"a list{size}, each item {_type_text(args[0])}"
     if args:
-        return _type_text(next(one for one in args if one is not NoneType))
+        return _type_text(next(member for member in args if member is not NoneType))
     return _TYPE_NAMES[hint]

@@ -19,6 +19,7 @@ from ....transport.errors import (
     E_CLOSING,
     E_NOT_FOUND,
     E_TOPIC_FAILED,
+    E_UNSUPPORTED,
     NotFound,
     Refused,
     UsageError,
@@ -29,6 +30,7 @@ from ....transport.settings import ChannelOptions, RetentionSettings
 from ....transport.wire import protocol as p
 from ....transport.wire.admin_codec import request_of
 from ....transport.wire.admin_requests import (
+    ROW_OF,
     AdminRequest,
     AuditRequest,
     ConfigureChannelRequest,
@@ -320,7 +322,11 @@ class Commands:
     # Administrative requests
 
     def _manage(self, message: AdminRequest[Any]) -> None:
-        self._handlers[type(message)](message)
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            text = f"this broker does not carry out {ROW_OF[type(message)].name!r}"
+            raise UsageError(E_UNSUPPORTED, text)
+        handler(message)
 
     def _waking(self, handler: Handler) -> Handler:
         """Return a handler that carries out a request when the topic that it names is awake."""
